@@ -21,13 +21,13 @@ LAUNCH = """
     from sparsepipe import InputError
     from sparsepipe.cluster import Cluster
     from sparsepipe.launchers import launch
-    from sparsepipe.plan import Plan
+    from sparsepipe.pipelines import load_any
     from sparsepipe.runtime import RunConfig
     for told in json.loads(sys.argv[1]):
         cluster = Cluster.load(told["cluster"]) if told["cluster"] else None
         try:
             job = launch(
-                Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"],
+                load_any(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"],
                 resume=told["resume"], launcher="ssh" if cluster else "local", cluster=cluster,
                 **({"forward_only": told["forward_only"]} if told["forward_only"] else {}),
             )

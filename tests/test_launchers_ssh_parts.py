@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sparsepipe.cluster import Cluster
 from sparsepipe.errors import InputError
+from sparsepipe.files import write_json
 from sparsepipe.launchers.going_on import tell_going_on, went_on
 from sparsepipe.launchers.ssh.controller import controlled
 from sparsepipe.launchers.ssh.facts import check_alike, facts_here, interface_of
@@ -225,6 +226,26 @@ def test_shards_are_found_when_they_are_whole(tmp_path):
     assert [found.name.rpartition("/")[2] for found in leading.news()] == ["stage0.safetensors", "manifest.json"]
     whole.rename(tmp_path / "elsewhere")
     assert list(leading.news()) == [("checkpoints/minibatch-1", None)]
+
+
+def test_a_checkpoint_of_the_same_name_is_sent_again_and_stays_while_the_one_before_is_forgotten(tmp_path):
+    """A pipeline that closes an epoch with nothing more to train writes one after so many minibatches, as it closes the
+    run: the second one's shards were not sent, and whoever waited for them did so until its deadline."""
+    partial, shards = tmp_path / "checkpoints" / ".minibatch-1", Shards(tmp_path, leads=False)
+
+    def written(content):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / "stage1.safetensors").write_text(content)
+        write_json(partial / "stage1.json", {"stage1.safetensors": {}})
+
+    written("at the end of an epoch")
+    assert len(list(shards.news())) == 2 and not list(shards.news())
+    written("at the end of the run")
+    shards.forget(".minibatch-1")
+    assert [found.path.read_text() for found in shards.news()][0] == "at the end of the run"
+    shards.forget(".minibatch-1")
+    assert not partial.exists() and not list(shards.news())
 
 
 def test_ranks_go_to_the_hosts_of_their_devices(tmp_path):

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from ..cluster import Cluster
-from ..errors import InputError
 from ..launchers.slurm import sbatch_script, submit
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -16,10 +15,8 @@ def for_slurm(
 ) -> Answer:
     """The script that runs this command in a job, with `--submit` the job too. Nothing of the run is begun here.
 
-    Raises InputError for what Slurm cannot give, and for several pipelines.
+    Raises InputError for what Slurm cannot give.
     """
-    if isinstance(plan, Pipelines):
-        raise InputError("several pipelines are launched on one machine alone: run them within a job of one host")
     script = sbatch_script(options.words, run_dir=run_dir, num_ranks=len(plan.ranks), cluster=cluster, gpus=gpus)
     document = {"script": script, "run_dir": str(run_dir)}
     if not options.submit:

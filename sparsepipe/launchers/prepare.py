@@ -34,19 +34,24 @@ def for_hosts(
 
     Raises InputError for what one machine alone does, or takes.
     """
-    if port is not None:
-        raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
+    check_for_hosts(config, port=port)
     if isinstance(plan, Pipelines):
-        raise InputError("several pipelines run on one machine; use --launcher local, or a plan of one pipeline")
+        raise InputError("several pipelines run on one machine, or on hosts that are reached over ssh: --launcher ssh")
     count = num_processes(Path(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not set(plan.ranks) <= set(range(count)):
         raise InputError(
             f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
             "give it another plan, which one that runs can change"
         )
+    return plan, count
+
+
+def check_for_hosts(config: RunConfig, *, port: int | None) -> None:
+    """Raise InputError for settings that go with one machine alone."""
+    if port is not None:
+        raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
     if not workload_facts(config.engine).trains:
         raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
-    return plan, count
 
 
 def prepare(

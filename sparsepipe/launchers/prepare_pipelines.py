@@ -35,14 +35,18 @@ def prepare_pipelines(
     profile: Profile | None = None,
     cluster: Cluster | None = None,
     campaign: str | None = None,
+    elsewhere: bool = False,
 ) -> tuple[RunRecord, list[int]]:
     """Write the records of a run of several pipelines; return that of the whole run, and the locks of all.
 
+    `elsewhere`: the workers are on other hosts, which know how many threads each has.
     Raises InputError where the pipelines cannot run, alone or together, or the folder is another run's.
     """
     if profile is not None:
         plan.check(profile.graph, cluster)
     configs = [_of_one(plan, k, config, profile, cluster) for k in range(len(plan.pipelines))]
+    if not elsewhere:
+        configs = [_sharing_cores(own, num_ranks=len(plan.ranks)) for own in configs]
     _check_together(plan, configs[0])
     folder = Path(run_dir).resolve()
     check_name(folder)
@@ -68,16 +72,16 @@ def prepare_pipelines(
 
 
 def _of_one(plan: Pipelines, k: int, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> RunConfig:
-    """Return the settings of one pipeline's workers, which share the machine with those of the others.
-
-    Raises InputError that names the pipeline where it cannot run.
-    """
+    """Return the settings of one pipeline's workers. Raises InputError that names it where it cannot run."""
     try:
-        own = checked(plan.local(k), config, profile=profile, cluster=cluster)
+        return checked(plan.local(k), config, profile=profile, cluster=cluster)
     except InputError as error:
         raise InputError(f"pipeline {k}: {error}") from None
-    cores = len(os.sched_getaffinity(0))
-    return own.replace(threads=own.threads or max(1, cores // len(plan.ranks)))
+
+
+def _sharing_cores(config: RunConfig, *, num_ranks: int) -> RunConfig:
+    """Return a pipeline's settings with the threads of its workers, where all ranks share this machine."""
+    return config.replace(threads=config.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks))
 
 
 def _check_together(plan: Pipelines, config: RunConfig) -> None:

@@ -22,6 +22,7 @@ from ...runtime.encryption import Encryption
 from ...runtime.rendezvous.server import StoreServer
 from .facts import check_ways, facts_here, interface_of
 from .frames import Frame, FrameReader, FrameWriter
+from .hosted_coordinator import HostedCoordinator
 from .hosted_run import HostedRun
 from .pieces import Arrivals
 
@@ -40,6 +41,7 @@ class Agent:
         self._run: HostedRun | None = None
         self._store: StoreServer | None = None
         self._encryption: Encryption | None = None
+        self._coordinator: HostedCoordinator | None = None
         self._interface, self._address = "", ""
         self._arrivals: Arrivals | None = None
 
@@ -87,9 +89,19 @@ class Agent:
             case "start":
                 check_ways(frame.head["job"]["addresses"])
                 self._opened.start(frame.head["job"], interface=self._interface)
+            case "coordinate":
+                self._coordinator = HostedCoordinator(self._opened)
+                self._coordinator.start(frame.head["job"], interface=self._interface, address=self._address)
+            case "leave":
+                if self._coordinator:
+                    self._coordinator.tell_gone(int(frame.head["pipeline"]), frame.head["attempt"])
+            case "ask":
+                self._opened.ask(str(frame.head["command"]))
             case "forget":
                 self._opened.forget(str(frame.head["checkpoint"]))
             case "stop":
+                if self._coordinator:
+                    self._coordinator.end()
                 self._opened.end()
                 self._opened.tell(self._writer)
                 self._writer.send("stopped")
@@ -101,11 +113,12 @@ class Agent:
         self._silence = float(told["silence"])
         self._interface, self._address = interface_of(str(told["address"]), alone=bool(told.get("alone")))
         with self._closing:
-            self._run = HostedRun()
+            self._run = HostedRun(told.get("pipeline"))
         if certificate := str(told.get("certificate", "")):
-            self._encryption = Encryption.write(self._run.folder, certificate)
+            self._encryption = Encryption.write(self._run.run_dir, certificate)
         self._arrivals = Arrivals(self._run.folder)
-        self._writer.send("hello", facts=facts_here(), folder=str(self._run.folder), address=self._address)
+        told = {"facts": facts_here(), "folder": str(self._run.folder), "address": self._address}
+        self._writer.send("hello", **told, now=time.time())
 
     @property
     def _opened(self) -> HostedRun:
@@ -123,6 +136,8 @@ class Agent:
         if self._run is not None and self._run.running:
             status = self._run.ended()
             self._run.tell(self._writer)
+            if self._coordinator and (where := self._coordinator.listens()):
+                self._writer.send("coordinator", **where)
             if status is not None:
                 self._writer.send("status", status=status)
 

@@ -1,18 +1,22 @@
 """The controller's end of the connection to a host: what its agent is told and says, and why the connection ended."""
 
+import json
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ...cluster import Node
 from ...errors import InputError
 from ...host.python_path import python_on_host, this_python
 from ...host.ssh import ssh_command, ssh_failure
+from ...record.record_files import CLOCK, read_fields
 from .frames import Frame, FrameReader, FrameWriter
 from .placement import HostedRanks
 
@@ -90,6 +94,7 @@ class Connection:
             thread.start()
         self.alive = True
         self.folder = ""  # of the run, there
+        self.ahead = 0.0  # seconds by which its clock is ahead of the one here, to what a word from there takes
         self._writer = FrameWriter(self._input.fileno())
         self._ending = threading.Event()
         threading.Thread(target=self._keep_alive, daemon=True).start()
@@ -102,6 +107,10 @@ class Connection:
         """Send a message; where the host is gone, its end is an event of its own."""
         with suppress(OSError):
             self._writer.send(kind, **facts)
+
+    def clock_there(self, path: Path) -> bytes:
+        """Return a run's clock.json, kept in `path` by the clock of this machine, by that of the host."""
+        return json.dumps({"started": read_fields(path, CLOCK, what="run's clock")["started"] + self.ahead}).encode()
 
     def why_it_ended(self) -> str:
         """Return in a line why the connection ended, with the remedy. It has."""
@@ -156,6 +165,8 @@ class Connection:
         reader = FrameReader(self._output.fileno())
         try:
             while (frame := reader.read()) is not None:
+                if isinstance(now := frame.head.get("now"), float):
+                    self.ahead = now - time.time()
                 self._events.put(Event(self.number, frame))
         except InputError as error:
             self._said.append(str(error))

@@ -22,6 +22,7 @@ from ...errors import InputError
 from ...files import write_atomic
 from ...host.limits import limit_met
 from ...host.ssh import ssh_command
+from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
@@ -32,7 +33,7 @@ from ..failure_cause import FailureCause, clear
 from ..going_on import went_on
 from ..supervisor import tell_status
 from .connection import OverSsh
-from .placement import HOSTS, HostedRanks, hosted_ranks
+from .placement import HOSTS, HostedPipeline, HostedRanks, hosted_pipelines, hosted_ranks
 from .restarting import Restarting, Taken
 
 if TYPE_CHECKING:  # it brings planners
@@ -67,11 +68,33 @@ class HostsOfFile:
 
     def back(self, lost: Sequence[HostedRanks]) -> str | None:
         """See `Place`: once `ssh` gets to them all."""
-        nodes = [hosted.node for hosted in lost]
-        for node in nodes:
-            if subprocess.run(ssh_command(node.ssh_destination, ["true"]), check=False, **_SILENT).returncode:
-                return None
-        return f"{', '.join(node.name for node in nodes)} {'is' if len(nodes) == 1 else 'are'} back"
+        return _back(lost)
+
+
+class HostsOfPipeline:
+    """The hosts of one of several pipelines, which does without none of them."""
+
+    def __init__(self, pipeline: HostedPipeline) -> None:
+        self._pipeline = pipeline
+
+    @contextmanager
+    def taken(self, plan: Plan) -> Iterator[Taken]:
+        yield Taken(self._pipeline.hosts, OverSsh())
+
+    def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
+        raise InputError("one of several pipelines is not planned anew")
+
+    def back(self, lost: Sequence[HostedRanks]) -> str | None:
+        return _back(lost)
+
+
+def _back(lost: Sequence[HostedRanks]) -> str | None:
+    """Return in a few words that `ssh` gets to all of these hosts; None while it does not."""
+    nodes = [hosted.node for hosted in lost]
+    for node in nodes:
+        if subprocess.run(ssh_command(node.ssh_destination, ["true"]), check=False, **_SILENT).returncode:
+            return None
+    return f"{', '.join(node.name for node in nodes)} {'is' if len(nodes) == 1 else 'are'} back"
 
 
 def main(options: Sequence[str]) -> int:
@@ -79,9 +102,11 @@ def main(options: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m sparsepipe.launchers.ssh", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--pipeline", type=int, help="which of several it is: the hosts are those of the whole run")
+    parser.add_argument("--first-attempt", type=int, default=0, help="from which its attempts are counted")
     arguments = parser.parse_args(options)
     watch()
-    return controlled(arguments.run_dir, lambda record, plan: _launch(record, plan, resume=arguments.resume))
+    return controlled(arguments.run_dir, lambda record, plan: _launch(record, plan, arguments))
 
 
 def controlled(folder: Path, launch: Callable[[RunRecord, Plan], FailureCause | None]) -> int:
@@ -98,15 +123,21 @@ def controlled(folder: Path, launch: Callable[[RunRecord, Plan], FailureCause | 
         traceback.print_exc()
         what = limit_met(error, where=folder) or f"{type(error).__name__}: {error}"
         cause = FailureCause(f"the launcher: {what}; its log is logs/launcher.log", None, None)
-    return _finish(folder, cause)
+    return finish(folder, cause)
 
 
-def _launch(record: RunRecord, plan: Plan, *, resume: bool) -> FailureCause | None:
-    place = HostsOfFile(record.folder, Cluster.load(record.folder / HOSTS))
-    return Restarting(record, plan, place, resume=resume).run()
+def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> FailureCause | None:
+    if arguments.pipeline is None:
+        place = HostsOfFile(record.folder, Cluster.load(record.folder / HOSTS))
+        return Restarting(record, plan, place, resume=arguments.resume).run()
+    run = record.folder.parents[1]
+    all_of_them = hosted_pipelines(Pipelines.load(run / "plan.json"), Cluster.load(run / HOSTS))
+    pipeline = all_of_them[arguments.pipeline]
+    options: dict[str, Any] = {"resume": arguments.resume, "first_attempt": arguments.first_attempt}
+    return Restarting(record, plan, HostsOfPipeline(pipeline), pipeline=pipeline, **options).run()
 
 
-def _finish(folder: Path, cause: FailureCause | None) -> int:
+def finish(folder: Path, cause: FailureCause | None) -> int:
     """Write the final status; return the exit code."""
     remove_partial(folder)
     lost = {"went_on": told} if (told := went_on(folder)) else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
+from ...files import cut_torn_row
 from ...host.python_path import python_command
 from ...record import RunRecord
 from ...runtime import RunConfig, commands
@@ -23,16 +24,15 @@ from ..lock import hold, is_held
 from .frames import FrameWriter
 from .mirror import Mirror
 from .pieces import send_file
+from .placement import own_prefix
 from .requests import ANSWERS
-from .rows import OwnRows
+from .rows import METRICS, OwnRows
 from .shards import Shards
 
 _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
 _STALE_SECONDS = 60.0
-_OF_EACH = (
-    *("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
-    *ANSWERS,  # of the lowest rank of the plan, which may change with it
-)
+_OF_EACH = (*("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),)
+_OF_ONE = ANSWERS  # of the lowest rank of the plan, which may change with it; several pipelines are asked as one
 _OF_RANK_0 = ("logs/clock.json",)
 _OF_WRITER = (PREDICTIONS,)  # where the last stage's first rank is
 
@@ -43,21 +43,28 @@ def runs_folder() -> Path:
 
 
 class HostedRun:
-    """The folder is there from the beginning; workers are from `start` to `end`. Nothing is left after `close`."""
+    """The folder is there from the beginning; workers are from `start` to `end`. Nothing is left after `close`.
 
-    def __init__(self) -> None:
-        """Raises InputError where the host has no room for it."""
+    Of one of several pipelines the folder is that of the whole run, in which `run_dir` is the pipeline's.
+    """
+
+    def __init__(self, pipeline: int | None = None) -> None:
+        """`pipeline`: which of several it is of. Raises InputError where the host has no room for it."""
+        self._own = own_prefix(pipeline)
         try:
             runs_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
             _remove_stale()
             self.folder = Path(tempfile.mkdtemp(prefix="run-", dir=runs_folder())).resolve()
+            self.run_dir = self.folder / self._own
             for name in ("logs", "checkpoints", "control"):
-                (self.folder / name).mkdir(mode=0o700)
+                (self.run_dir / name).mkdir(mode=0o700, parents=True)
+            (self.folder / "checkpoints").mkdir(mode=0o700, exist_ok=True)
             self._lock = hold(self.folder)
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}; make room on its disk") from None
         self.shards = Shards(self.folder, leads=False)
-        self._mirror, self._rows = Mirror(self.folder, ()), OwnRows(self.folder)
+        self._mirror = Mirror(self.folder, ())
+        self._rows: OwnRows | None = None  # of workers
         self._process: subprocess.Popen | None = None
         self._lifeline = -1
 
@@ -70,31 +77,38 @@ class HostedRun:
         hosts = [tuple(map(int, ranks)) for ranks in job["hosts"]]
         ranks = hosts[int(job["host"])]
         StoreAddress(job["store"]["host"], int(job["store"]["port"]), bytes.fromhex(job["store"]["secret"])).write(
-            self.folder
+            self.run_dir
         )
-        config = RunConfig.from_json(RunRecord.load(self.folder).config)
-        environment = environment_of(config, len(ranks), interface=interface) | {
+        config = RunConfig.from_json(RunRecord.load(self.run_dir).config)
+        others = job.get("pipeline")
+        num_here = int(others["of_all"]) if others else len(ranks)
+        environment = environment_of(config, num_here, interface=interface) | {
             "SPARSEPIPE_HOSTS": ";".join(",".join(map(str, own)) for own in hosts),
             "SPARSEPIPE_FIRST_ATTEMPT": str(int(job["attempt"])),
             "SPARSEPIPE_RECORD": str(job["record"]),
+            **(_among_pipelines(others) if others else {}),
         }
-        options = ["--run-dir", str(self.folder), "--ranks", ",".join(map(str, ranks))]
+        options = ["--run-dir", str(self.run_dir), "--ranks", ",".join(map(str, ranks))]
         options += ["--resume"] if job["resume"] else []
-        patterns = _OF_EACH + (_OF_RANK_0 if 0 in ranks else ()) + (_OF_WRITER if job["writer"] in ranks else ())
-        self._mirror, self.shards = Mirror(self.folder, patterns), Shards(self.folder, leads=0 in ranks)
-        self._rows = OwnRows(self.folder)
-        self._mirror.skip()
+        of_one = () if others else _OF_ONE + (_OF_RANK_0 if 0 in ranks else ())
+        patterns = _OF_EACH + of_one + (_OF_WRITER if job["writer"] in ranks else ())
+        if others and (self.run_dir / METRICS).exists():
+            cut_torn_row(self.run_dir / METRICS)  # of workers that were killed: its ranks do no minibatch again
+        self.shards, self._rows = Shards(self.folder, leads=0 in ranks), OwnRows(self.run_dir)
         self.shards.skip()
-        (self.folder / supervisor.STATUS).unlink(missing_ok=True)
-        commands.clear(self.folder)  # what was not answered is asked again
-        self._begin(python_command("sparsepipe.launchers.local", *options), environment)
+        commands.clear(self.run_dir)  # what was not answered is asked again
+        self.begin(python_command("sparsepipe.launchers.local", *options), environment, patterns)
 
-    def _begin(self, command: list[str], environment: dict[str, str]) -> None:
+    def begin(self, command: list[str], environment: dict[str, str], patterns: tuple[str, ...]) -> None:
+        """Start a command under a supervisor. What grows from now on and matches any of `patterns` is told."""
+        self._mirror = Mirror(self.folder, tuple(f"{self._own}{pattern}" for pattern in patterns))
+        self._mirror.skip()
+        (self.run_dir / supervisor.STATUS).unlink(missing_ok=True)
         reading, self._lifeline = os.pipe()
         try:
-            with (self.folder / "logs" / "launcher.log").open("ab") as log:
+            with (self.run_dir / "logs" / "launcher.log").open("ab") as log:
                 self._process = subprocess.Popen(
-                    supervisor.command(reading, str(self.folder), command),
+                    supervisor.command(reading, str(self.run_dir), command),
                     pass_fds=[self._lock, reading],
                     start_new_session=True,
                     stdin=subprocess.DEVNULL,
@@ -112,19 +126,20 @@ class HostedRun:
         self._process = None
         self._close_lifeline()
         try:
-            status = supervisor.read_status(self.folder)
+            status = supervisor.read_status(self.run_dir)
             if status["state"] not in supervisor.GOING_ON:
                 return status
             if code < 0:
                 return {"state": "failed", "reason": "its supervisor was killed", "precedence": KILLED}
-            told = f"how it ended could not be written to {self.folder}; make room on its disk"
+            told = f"how it ended could not be written to {self.run_dir}; make room on its disk"
             return {"state": "failed", "reason": told, "precedence": KILLED, "lasting": True, "limit": True}
         except (OSError, ValueError) as error:
             return {"state": "failed", "reason": f"how it ended cannot be read ({error})"}
 
     def tell(self, writer: FrameWriter) -> None:
         """Send what has been written since the last call: rows before the checkpoint that has what they tell of."""
-        self._rows.tell(writer)
+        if self._rows is not None:
+            self._rows.tell(writer)
         for growth in self._mirror.changes():
             facts = growth._asdict()
             writer.send("grown", facts.pop("data"), **facts)
@@ -135,9 +150,12 @@ class HostedRun:
             with suppress(OSError):  # a checkpoint that was removed again: a newer one follows
                 send_file(writer, found.path, found.name, kind="shard")
 
+    def ask(self, command: str) -> None:
+        """Leave a command for the coordinator of several pipelines."""
+        commands.ask(self.run_dir, command)
+
     def forget(self, checkpoint: str) -> None:
         """Remove what is left here of a checkpoint that is whole elsewhere."""
-        shutil.rmtree(self.folder / "checkpoints" / Path(checkpoint).name, ignore_errors=True)
         self.shards.forget(Path(checkpoint).name)
 
     def end(self) -> None:
@@ -151,6 +169,12 @@ class HostedRun:
                 self._process.wait()
             self._process = None
 
+    def wait(self, seconds: float) -> None:
+        """Wait until what was started has ended, so many seconds at most."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+
     def close(self) -> None:
         """End the workers and remove the folder."""
         self.end()
@@ -160,6 +184,16 @@ class HostedRun:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+
+
+def _among_pipelines(told: Mapping[str, Any]) -> dict[str, str]:
+    """Return what workers are told of their pipeline, as the controller describes it, in the environment."""
+    return {
+        "SPARSEPIPE_PIPELINE": str(int(told["number"])),
+        "SPARSEPIPE_RANKS": ",".join(str(int(rank)) for rank in told["ranks"]),
+        "SPARSEPIPE_NUM_RANKS": str(int(told["of_all"])),
+        "SPARSEPIPE_FIRST_RANK": str(int(told["before"])),
+    }
 
 
 def _remove_stale() -> None:

@@ -1,6 +1,5 @@
 """Launch on the hosts of a cluster: a supervisor here, under it the controller, which reaches the hosts by `ssh`."""
 
-import shutil
 from pathlib import Path
 from typing import Unpack
 
@@ -15,8 +14,8 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
-from ..prepare import for_hosts, prepare
-from .certificate import check_openssl
+from ..prepare import check_for_hosts, for_hosts, prepare
+from .launch_pipelines import check_tools, launch_pipelines
 from .placement import HOSTS, hosted_ranks
 
 __all__ = ["attach", "launch"]
@@ -42,14 +41,16 @@ def launch(
     cluster = asked.get("cluster")
     if cluster is None:
         raise InputError("launcher ssh needs the hosts: name their file, --cluster FILE")
+    check_tools(config)
+    if isinstance(plan, Pipelines):
+        check_for_hosts(config, port=port)
+        if forward_only is not None:
+            raise InputError("forward_only goes with a plan of one pipeline; each of several has the whole network")
+        return launch_pipelines(plan, config, detach=detach, **asked)
     resume = asked.get("resume", False)
     plan, count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
-    if shutil.which("ssh") is None:
-        raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
     if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(count, cluster)]):
         raise InputError(wrong[0])
-    if config.encrypt:
-        check_openssl()
     check_current_folder()
     record, lock = prepare(plan, config, forward_only=forward_only, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets

@@ -1,11 +1,19 @@
 """Which ranks of a plan run on which host: a device's place among all devices of the cluster is its rank."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...cluster import Cluster, Node
 from ...errors import InputError
+from ...pipelines import Pipelines
 
 HOSTS = "hosts.toml"  # in the run's folder: the cluster that it was launched on
+
+
+def own_prefix(pipeline: int | None) -> str:
+    """Return what names of a pipeline's files begin with in the folder of the whole run; nothing where it is all."""
+    return "" if pipeline is None else f"pipelines/{pipeline}/"
 
 
 @dataclass(frozen=True)
@@ -33,12 +41,53 @@ def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
             f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, or name "
             "more hosts in its file"
         )
+    return _on_hosts(range(count), cluster)
+
+
+@dataclass(frozen=True)
+class HostedPipeline:
+    """One of several pipelines: the hosts of its ranks, and who else is there."""
+
+    number: int
+    ranks: tuple[int, ...]  # what its own ranks, from 0, are called among those of all
+    hosts: tuple[HostedRanks, ...]  # with its own ranks, that of rank 0 first
+    before: Mapping[str, int]  # by host: ranks of the pipelines before it there
+    of_all: Mapping[str, int]  # by host: ranks of all pipelines there
+
+
+def hosted_pipelines(plan: Pipelines, cluster: Cluster) -> tuple[HostedPipeline, ...]:
+    """Return where the ranks of each pipeline run, of which several may share a host.
+
+    Raises InputError for ranks that the cluster has no device for, or that two pipelines have, and for hosts of one
+    address.
+    """
+    ranks = sorted(plan.ranks)
+    if ranks[-1] >= len(cluster.devices):
+        raise InputError(
+            f"the plan uses rank {ranks[-1]}, the cluster has {len(cluster.devices)} devices; plan for this cluster, "
+            "or name more hosts in its file"
+        )
+    if twice := [rank for rank, count in Counter(ranks).items() if count > 1]:
+        raise InputError(f"rank {twice[0]} is in more than one pipeline: give each devices of its own")
+    _on_hosts(ranks, cluster)  # all addresses
+    of_all = Counter(cluster.devices[rank].node.name for rank in ranks)
+    found, before = list[HostedPipeline](), Counter[str]()
+    for k in range(len(plan.pipelines)):
+        own = plan.ranks_of(k)
+        hosts = _on_hosts(own, cluster)
+        found.append(HostedPipeline(k, own, hosts, dict(before), of_all))
+        before.update({hosted.node.name: len(hosted.ranks) for hosted in hosts})
+    return tuple(found)
+
+
+def _on_hosts(ranks: Iterable[int], cluster: Cluster) -> tuple[HostedRanks, ...]:
+    """Return the hosts of ranks, each of which is called by its place among them."""
     own: dict[str, list[int]] = {}
-    for device in cluster.devices[:count]:
-        own.setdefault(device.node.name, []).append(device.rank)
+    for place, rank in enumerate(ranks):
+        own.setdefault(cluster.devices[rank].node.name, []).append(place)
     nodes = {node.name: node for node in cluster.nodes}
     addresses = [nodes[name].address for name in own]
     for name in own:
         if len(own) > 1 and addresses.count(nodes[name].address) > 1:
             raise InputError(f"{nodes[name].address} is the address of more than one host; give each its own")
-    return tuple(HostedRanks(nodes[name], tuple(ranks)) for name, ranks in own.items())
+    return tuple(HostedRanks(nodes[name], tuple(places)) for name, places in own.items())

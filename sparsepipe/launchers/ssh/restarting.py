@@ -24,8 +24,9 @@ from ...runtime import RunConfig, commands
 from ...runtime.training_state.partial_checkpoints import remove_partial
 from ..failure_cause import KILLED, FailureCause, clear
 from ..going_on import tell_going_on
+from ..pipelines_parent import awaiting
 from .connection import Reach
-from .placement import HostedRanks
+from .placement import HostedPipeline, HostedRanks
 from .session import HostLost, HostUnreached, Session
 
 if TYPE_CHECKING:  # it brings planners, for which no launch waits
@@ -63,10 +64,21 @@ class Place(Protocol):
 class Restarting:
     """Runs the plan of a record, from the newest checkpoint where it resumes."""
 
-    def __init__(self, record: RunRecord, plan: Plan, place: Place, *, resume: bool) -> None:
-        self.record, self.plan, self.place, self.resume = record, plan, place, resume
-        self._attempt, self._allowed = 0, int(record.config["max_restarts"])
-        self._waits = record.config.get("on_lost_host") == "wait"
+    def __init__(
+        self,
+        record: RunRecord,
+        plan: Plan,
+        place: Place,
+        *,
+        resume: bool,
+        pipeline: HostedPipeline | None = None,
+        first_attempt: int = 0,
+    ) -> None:
+        """`pipeline`: which of several it is; it waits for a host that it has lost, while others go on. Its attempts
+        are counted from `first_attempt`."""
+        self.record, self.plan, self.place, self.resume, self._pipeline = record, plan, place, resume, pipeline
+        self._attempt, self._allowed = first_attempt, first_attempt + int(record.config["max_restarts"])
+        self._waits = record.config.get("on_lost_host") == "wait" or pipeline is not None
         self._begun = False
 
     def run(self) -> FailureCause | None:
@@ -82,15 +94,19 @@ class Restarting:
                 if not self._waits:
                     self._go_on_without(cause, lost)
                 elif not self._await_hosts(cause, lost):
-                    return replace(cause, reason=f"{cause.reason}; it was waited for until the run was asked to stop")
+                    return replace(cause, reason=f"{cause.reason}; it was waited for until {self._end_of_wait}")
             except InputError as error:
                 return replace(cause, reason=f"{cause.reason}; it cannot go on: {error}")
+
+    @property
+    def _end_of_wait(self) -> str:
+        return "no other pipeline was at work" if self._pipeline else "the run was asked to stop"
 
     def _session(self) -> tuple[FailureCause | None, tuple[HostedRanks, ...]]:
         """Work with the hosts there are. Returns why that failed, and the hosts that were lost."""
         with (
             self.place.taken(self.plan) as (hosts, reach),
-            Session(self.record, self.plan, hosts, resume=self.resume, reach=reach) as session,
+            Session(self.record, self.plan, hosts, resume=self.resume, reach=reach, pipeline=self._pipeline) as session,
         ):
             try:
                 session.greet()
@@ -135,7 +151,12 @@ class Restarting:
     def _await_hosts(self, cause: FailureCause, lost: Sequence[HostedRanks]) -> bool:
         """Wait until hosts can be worked with again; return False where the run is asked to stop meanwhile."""
         names = ", ".join(hosted.node.name for hosted in lost)
-        _say(f"{cause.reason}; waiting for {names}, to go on from the last checkpoint then")
+        going_on = "to join the others again" if self._pipeline else "to go on from the last checkpoint"
+        _say(f"{cause.reason}; waiting for {names}, {going_on} then")
+        with awaiting(self.record.folder, names, attempt=self._attempt - 1):
+            return self._are_back(lost)
+
+    def _are_back(self, lost: Sequence[HostedRanks]) -> bool:
         while (told := self.place.back(lost)) is None:
             if commands.requested(self.record.folder) == commands.STOP:
                 return False

@@ -15,10 +15,13 @@ from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import PROCESSES
 from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
+from ...runtime.pipelines.address import ADDRESS
+from ..prepare_pipelines import RESUME
 from .connection import Connection
 from .frames import Frame
 from .mirror import Copy, Growth
 from .pieces import Arrivals, place, send_content, send_file
+from .placement import own_prefix
 from .rows import METRICS, RowsOfHosts
 from .shards import MANIFEST
 
@@ -30,23 +33,31 @@ _OF_HOSTS = (  # what hosts may write in the record
     *("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
     *("logs/clock.json", PREDICTIONS),
 )
+CLOCK = "logs/clock.json"
 _OF_CHECKPOINTS = ("checkpoints/.minibatch-*/*.safetensors", "checkpoints/.minibatch-*/*.json")
 
 
 @dataclass
 class RunFiles:
-    """What hosts have of the record of a run, and what comes back from them."""
+    """What hosts have of the record of a run, and what comes back from them.
+
+    Of one of several pipelines both have the folder of the whole run, with the pipeline's own within (`pipelines/K/`).
+    """
 
     record: RunRecord
     connections: Sequence[Connection]  # that of rank 0's host first
     rows: RowsOfHosts
+    pipeline: int | None = None  # which of several it is
+    allowed: tuple[str, ...] = _OF_HOSTS  # what hosts may write
     _copies: dict[int, Copy] = field(default_factory=dict)
     _sent: set[tuple[int, str, str]] = field(default_factory=set)  # host, name, SHA-256
-
-    _finishing: list[Path] = field(default_factory=list)  # checkpoints that wait for rows
+    _arrived: dict[Path, str] = field(default_factory=dict)  # shards of checkpoints that are not whole yet → SHA-256
+    _finishing: list[tuple[Path, str]] = field(default_factory=list)  # checkpoints that wait for rows
 
     def __post_init__(self) -> None:
-        self._arrivals = Arrivals(self.record.folder)
+        self._own = own_prefix(self.pipeline)
+        self._root = self.record.folder.parents[1] if self._own else self.record.folder
+        self._arrivals = Arrivals(self._root)
 
     def begin(self) -> None:
         """Begin an attempt: what hosts have written before has come, and what waits for more is not finished."""
@@ -60,29 +71,48 @@ class RunFiles:
 
         `first`: they begin there for the first time in this session.
         """
-        folder, ranks = self.record.folder, connection.hosted.ranks
+        folder, ranks, own = self.record.folder, connection.hosted.ranks, self._own
         for name in ("plan.json", PROCESSES):
             if (folder / name).exists():
-                self._send_content(connection, (folder / name).read_bytes(), name)
+                self._send_content(connection, (folder / name).read_bytes(), f"{own}{name}")
         if first:
-            self._send_content(connection, self._config_of(connection), "config.json")
+            self._send_content(connection, self._config_of(connection), f"{own}config.json")
             if forwards := ForwardOnly.of_run(folder):
                 self._bring_weights(connection, plan, forwards)
+            if own:
+                self._bring_of_all(connection, plan)
         if not resume:
             return
-        own = ("logs/clock.json", *(f"trace-rank{rank}.jsonl" for rank in ranks)) if first else ()
-        for name in (METRICS, *own):  # rows of metrics may have been written on another host
+        clock = () if own else (CLOCK,)  # of several it was brought
+        of_first = (*clock, *(f"trace-rank{rank}.jsonl" for rank in ranks)) if first else ()
+        for name in (METRICS, *of_first):  # rows of metrics may have been written on another host
             if (folder / name).exists():
-                send_file(connection.writer, folder / name, name)
+                send_file(connection.writer, folder / name, f"{own}{name}")
         self._bring_checkpoint(connection, plan)
 
     def _bring_checkpoint(self, connection: Connection, plan: Plan) -> None:
         """Send a host the newest checkpoint, as far as its ranks need it; rank 0's has all of it."""
         from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
 
-        if found := checkpoint.latest(self.record.folder):
+        if found := checkpoint.latest(self.record.folder):  # several pipelines have none of their own
             needed = set(found.manifest["files"]) if connection.number == 0 else _needed(found, connection, plan)
             self._send_checkpoint(connection, found, needed, f"checkpoints/{found.folder.name.lstrip('.')}")
+
+    def _bring_of_all(self, connection: Connection, plan: Plan) -> None:
+        """Send a host what its pipeline shares with others: all plans, the coordinator's address, where they go on."""
+        root, clock = self._root, f"{self._own}{CLOCK}"
+        for name in ("plan.json", str(ADDRESS)):
+            self._send_content(connection, (root / name).read_bytes(), name)
+        self._send_content(connection, connection.clock_there(root / clock), clock)
+        if not (root / RESUME).exists():
+            return
+        from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
+
+        self._send_content(connection, (root / RESUME).read_bytes(), str(RESUME))
+        name = f"checkpoints/{read_json(root / RESUME)['checkpoint']}"
+        if (root / name).exists():  # newer ones may have taken its place
+            found = checkpoint.load(root / name)
+            self._send_checkpoint(connection, found, _needed(found, connection, plan), name)
 
     def _bring_weights(self, connection: Connection, plan: Plan, forwards: ForwardOnly) -> None:
         """Send a host the weights that its ranks compute outputs with, and where they are there."""
@@ -126,10 +156,10 @@ class RunFiles:
         if frame.kind == "rows":
             self._take_rows(host, frame.payload)
         elif frame.kind == "grown":
-            path = place(self.record.folder, name)
-            if not _matches(name, _OF_HOSTS):
+            path, own = place(self._root, name), name.removeprefix(self._own)
+            if not name.startswith(self._own) or not _matches(own, self.allowed):
                 raise InputError(f"{self._named(host)} wrote {name[:100]!r}, which is not its own")
-            if name == "logs/launcher.log":
+            if own == "logs/launcher.log":
                 path = path.with_name(f"launcher-{self.connections[host].hosted.node.name}.log".replace("/", "-"))
             growth = Growth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
             self._copies.setdefault(host, Copy()).take(growth, path)
@@ -138,7 +168,7 @@ class RunFiles:
         elif frame.kind == "shard":
             self._take_shard(host, frame, name)
         else:
-            shutil.rmtree(place(self.record.folder, name), ignore_errors=True)
+            shutil.rmtree(place(self._root, name), ignore_errors=True)
 
     def _take_rows(self, host: int, data: bytes) -> None:
         try:
@@ -146,34 +176,53 @@ class RunFiles:
         except InputError as error:
             raise InputError(f"{self._named(host)} {error}") from None
         waiting, self._finishing = self._finishing, []
-        for partial in waiting:
-            self._finish(partial)
+        for partial, name in waiting:
+            self._finish(partial, name)
 
     def _take_shard(self, host: int, frame: Frame, name: str) -> None:
         if host != 0:  # rank 0 makes the checkpoint whole
             with suppress(OSError):
                 self.connections[0].writer.send("file", frame.payload, **_facts(frame.head))
-        path = self._arrivals.take(frame)
-        if path is not None and path.name == MANIFEST:
-            self._finish(path.parent)
-
-    def _finish(self, partial: Path) -> None:
-        """Make a checkpoint of the record whole, whose manifest has come last, once the rows are there that it has."""
-        manifest = read_json(partial / MANIFEST)
-        missing = [name for name in manifest["files"] if not (partial / name).exists()]
-        if missing:
-            return  # a host was lost meanwhile
-        if not self.rows.has_all(int(manifest["minibatches"])):
-            self._finishing.append(partial)  # of a host that has none of its files
+        path = self._arrivals.take(Frame({**frame.head, "name": self._gathered(name)}, frame.payload))
+        if path is None:
             return
-        for path in partial.glob("*.json"):
-            if path.name != MANIFEST:
-                path.unlink()
-        whole = partial.with_name(partial.name.lstrip("."))
+        self._arrived[path] = str(frame.head["sha256"])
+        if path.name == MANIFEST:
+            self._finish(path.parent, PurePosixPath(name).parent.name)
+
+    def _gathered(self, name: str) -> str:
+        """Where a shard is kept until its checkpoint is whole: two pipelines may write one of a name at a time."""
+        if self.pipeline is None:
+            return name
+        folder, _, file = name.rpartition("/")
+        return f"{folder}-of-{self.pipeline}/{file}"
+
+    def _finish(self, partial: Path, name: str) -> None:
+        """Make a checkpoint of the record whole, whose manifest has come last, once the rows are there that it has.
+
+        `name` is that of its folder while it is not whole.
+        """
+        manifest = read_json(partial / MANIFEST)
+        files = manifest["files"]
+        if any(self._arrived.get(partial / file) != facts["sha256"] for file, facts in files.items()):
+            return  # a host was lost meanwhile, or another of the same name is on its way
+        if not self.rows.has_all(int(manifest["minibatches"])):
+            self._finishing.append((partial, name))  # of a host that has none of its files
+            return
+        staged, whole = partial.with_name(f"{partial.name}-whole"), partial.with_name(name.lstrip("."))
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
+        for file in (*files, MANIFEST):
+            (partial / file).replace(staged / file)
+            self._arrived.pop(partial / file, None)
         shutil.rmtree(whole, ignore_errors=True)
-        partial.rename(whole)
+        staged.rename(whole)
+        for path in partial.glob("*.json"):
+            path.unlink()
+        with suppress(OSError):  # of another of the same name something has come
+            partial.rmdir()
         for connection in self.connections[1:]:
-            connection.send("forget", checkpoint=partial.name)
+            connection.send("forget", checkpoint=name)
 
     def _named(self, host: int) -> str:
         return self.connections[host].hosted.named

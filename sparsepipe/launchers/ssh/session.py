@@ -11,18 +11,19 @@ from ...errors import InputError
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.plans import went_back
+from ...runtime.encryption import CERTIFICATE
 from ..failure_cause import KILLED, FailureCause
 from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
-from .placement import HostedRanks
+from .placement import HostedPipeline, HostedRanks
 from .requests import ANSWERS, Requests
 from .rows import RowsOfHosts
 from .run_files import RunFiles
 
-_TO_CONNECT = 60.0  # seconds for an agent to say who it is: Python's start on a busy host
+TO_CONNECT = 60.0  # seconds for an agent to say who it is: Python's start on a busy host
 _TO_AGREE = 3.0  # seconds after a failure for the other hosts to say what they met
-_TO_STOP = 30.0
+TO_STOP = 30.0
 _SILENCE = 5.0, 60.0  # within which the run's own timeout is how long an agent waits for a word
 _MOST_EVENTS = 256  # not taken up yet: a host that says more waits
 _LOOK_SECONDS = 0.1
@@ -45,23 +46,32 @@ class Session:
     """The hosts of a plan, each with its agent. Within `with`; at its end, so is all that was started on them."""
 
     def __init__(
-        self, record: RunRecord, plan: Plan, hosts: Sequence[HostedRanks], *, resume: bool, reach: Reach
+        self,
+        record: RunRecord,
+        plan: Plan,
+        hosts: Sequence[HostedRanks],
+        *,
+        resume: bool,
+        reach: Reach,
+        pipeline: HostedPipeline | None = None,
     ) -> None:
+        """`pipeline`: which of several the plan is, where it is one."""
         self.record, self.hosts, self.resume, self._reach = record, hosts, resume, reach
         self.plan = plan  # the one that the run is under: another one, once the run was asked for that
         self.lost: set[int] = set()  # hosts that cannot be worked with any more
         self.limited: set[int] = set()  # hosts whose workers met a limit, such as a full disk
         self._events: queue.Queue[Event] = queue.Queue(_MOST_EVENTS)
         self._secret = secrets.token_bytes(_SECRET_BYTES)
-        self._certificate = new_certificate() if record.config.get("encrypt") else ""
+        self._pipeline = pipeline
+        self._certificate = _certificate(record, pipeline) if record.config.get("encrypt") else ""
         self._store: dict[str, Any] = {}
         self._addresses: dict[str, str] = {}  # in numbers, by the hosts' names
         self._ended: dict[int, Mapping[str, Any]] = {}
         self._requests = Requests(record, sum(len(hosted.ranks) for hosted in hosts))
-        self._silence = min(max(float(record.config["timeout_seconds"]), _SILENCE[0]), _SILENCE[1])
+        self._silence = silence(record.config)
         self.connections: list[Connection] = []
-        rows = RowsOfHosts(record.folder, several=len(hosts) > 1)
-        self.files = RunFiles(record, self.connections, rows)
+        rows = RowsOfHosts(record.folder, several=len(hosts) > 1 and pipeline is None)
+        self.files = RunFiles(record, self.connections, rows, pipeline.number if pipeline else None)
 
     def __enter__(self) -> Self:
         return self
@@ -80,9 +90,10 @@ class Session:
         for number, hosted in enumerate(self.hosts):
             self.connections.append(Connection(number, hosted, self._events, self._reach))
         for connection in self.connections:
-            told = {"silence": self._silence, "alone": len(self.connections) == 1, "certificate": self._certificate}
+            told = {"silence": self._silence, "alone": self._alone, "certificate": self._certificate}
+            told |= {"pipeline": self._pipeline.number} if self._pipeline else {}
             connection.send("open", address=connection.hosted.node.address, **told)
-        here, hellos = facts_here(), self._await("hello", range(len(self.connections)), seconds=_TO_CONNECT)
+        here, hellos = facts_here(), self._await("hello", range(len(self.connections)), seconds=TO_CONNECT)
         names: dict[str, str] = {}
         for number, hello in sorted(hellos.items()):
             connection = self.connections[number]
@@ -97,8 +108,14 @@ class Session:
             names[own] = connection.hosted.named
         self._addresses = {self.hosts[number].node.name: str(hello["address"]) for number, hello in hellos.items()}
         self.connections[0].send("store", secret=self._secret.hex())
-        told = self._await("store", [0], seconds=_TO_CONNECT)[0]
+        told = self._await("store", [0], seconds=TO_CONNECT)[0]
         self._store = {"host": told["host"], "port": told["port"], "secret": self._secret.hex()}
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no other host has ranks of the run."""
+        of_all = self._pipeline.of_all if self._pipeline else self.connections
+        return len(of_all) == 1
 
     def _await(self, kind: str, hosts: Sequence[int], *, seconds: float) -> dict[int, dict[str, Any]]:
         """Return what each of the hosts says of one kind. Raises HostLost for one that does not."""
@@ -126,7 +143,7 @@ class Session:
         self._ended.clear()
         self.files.begin()
         self._requests.forget()
-        if resume:
+        if resume and not self._pipeline:  # those keep their plans
             self._go_back()
         for connection in self.connections:
             with suppress(OSError):
@@ -137,8 +154,7 @@ class Session:
         try:
             while len(self._ended) < len(self.connections):
                 self._take(self._next())
-                with suppress(OSError):  # the end of a connection is an event of its own
-                    self._requests.forward(self.connections[self._host_of(min(self.plan.ranks))])
+                self._forward_request()
                 if failed_at is None and any(status["state"] == "failed" for status in self._ended.values()):
                     failed_at = time.monotonic()
                 if failed_at is not None and time.monotonic() > failed_at + _TO_AGREE:
@@ -152,7 +168,7 @@ class Session:
         """Have every host end its workers, before they are started again. Raises HostLost for one that does not."""
         for connection in self.connections:
             connection.send("stop")
-        self._await("stopped", range(len(self.connections)), seconds=_TO_STOP)
+        self._await("stopped", range(len(self.connections)), seconds=TO_STOP)
 
     def _go_back(self) -> None:
         """Note where the run goes on, which may be before the newest plan began."""
@@ -160,6 +176,12 @@ class Session:
 
         found = checkpoint.latest(self.record.folder)
         went_back(self.record.folder, found.minibatches if found else 0)
+
+    def _forward_request(self) -> None:
+        """Hand on what the run is asked for; several pipelines are asked as one, through their coordinator."""
+        if not self._pipeline:
+            with suppress(OSError):  # the end of a connection is an event of its own
+                self._requests.forward(self.connections[self._host_of(min(self.plan.ranks))])
 
     def _host_of(self, rank: int) -> int:
         return next(number for number, hosted in enumerate(self.hosts) if rank in hosted.ranks)
@@ -174,7 +196,14 @@ class Session:
             "attempt": attempt,
             "record": str(self.record.folder),
             "resume": resume,
+            "pipeline": self._among_pipelines(self.hosts[number].node.name) if self._pipeline else None,
         }
+
+    def _among_pipelines(self, host: str) -> dict[str, Any]:
+        own = self._pipeline
+        assert own is not None
+        told = {"before": own.before.get(host, 0), "of_all": own.of_all[host]}
+        return {"number": own.number, "ranks": own.ranks, **told}
 
     def _causes(self) -> list[FailureCause]:
         """Why the hosts' workers failed, of those that did."""
@@ -230,12 +259,23 @@ class Session:
         self.lost.add(host)
         if not connection.folder:
             raise HostUnreached(connection.why_it_did_not_begin())
-        ranks = ", ".join(map(str, connection.hosted.ranks))
+        own, of_all = connection.hosted.ranks, self._pipeline.ranks if self._pipeline else None
+        ranks = ", ".join(str(of_all[rank] if of_all else rank) for rank in own)
         raise HostLost(f"{connection.why_it_ended()} (it has rank {ranks})")
 
     def _losing(self, host: int, reason: str) -> HostLost:
         self.lost.add(host)
         return HostLost(f"{self.connections[host].hosted.named}: {reason}")
+
+
+def silence(config: Mapping[str, Any]) -> float:
+    """Return the seconds without a word after which an agent takes its controller for lost."""
+    return min(max(float(config["timeout_seconds"]), _SILENCE[0]), _SILENCE[1])
+
+
+def _certificate(record: RunRecord, pipeline: HostedPipeline | None) -> str:
+    """Return a new certificate, or that of all pipelines, which their parent has made."""
+    return (record.folder.parents[1] / CERTIFICATE).read_text() if pipeline else new_certificate()
 
 
 def _precedence(cause: FailureCause) -> int:

@@ -1,15 +1,19 @@
 """Shards of checkpoints that a host has written, found as they become whole, to be sent to the run's record.
 
 On the host of rank 0, which makes checkpoints whole, they are sent with the manifest, and what was removed is told.
+Two may have one name, as of a pipeline that has nothing more to train and averages before it closes the run: each is
+sent, since what describes it is another file.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _FOLDER = "checkpoints"
+_NONE = (-1, -1)
 MANIFEST = "manifest.json"
 
 
@@ -25,7 +29,7 @@ class Shards:
 
     def __init__(self, folder: Path, *, leads: bool) -> None:
         self._folder, self._leads = folder, leads
-        self._told: set[str] = set()  # names of files and of whole checkpoints
+        self._told: dict[str, tuple[int, int]] = {}  # names of files and of whole checkpoints, with which they were
         self.arrived: set[str] = set()  # names of shards that other hosts wrote
 
     def skip(self) -> None:
@@ -39,22 +43,32 @@ class Shards:
         if self._leads:
             whole = {path.name: path for path in sorted(place.glob("minibatch-*"))}
             for name, path in whole.items():
-                if name not in self._told:
-                    self._told.add(name)
+                if self._is_new(name, path / MANIFEST):
                     yield from self._whole(path)
-            for name in sorted(self._told - whole.keys()):
-                self._told.discard(name)
+            for name in sorted(self._told.keys() - whole.keys()):
+                del self._told[name]
                 yield Found(f"{_FOLDER}/{name}", None)
         else:
             for path in sorted(place.glob(".minibatch-*/*.json")):
                 name = f"{_FOLDER}/{path.parent.name}/{path.name}"
-                if path.name != MANIFEST and name not in self._told:
-                    self._told.add(name)
+                if path.name != MANIFEST and self._is_new(name, path):
                     yield from self._partial(path, name)
 
     def forget(self, checkpoint: str) -> None:
-        """Know nothing of a checkpoint any more: another of the same name may be written."""
-        self._told = {name for name in self._told if f"/{checkpoint}/" not in name}
+        """Remove what is left of a checkpoint that is whole elsewhere; another of its name that is begun stays."""
+        folder = self._folder / _FOLDER / checkpoint
+        own = {name for name in self._told if f"/{checkpoint}/" in name}
+        if all(_which(self._folder / name) == self._told[name] for name in own):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._told = {name: which for name, which in self._told.items() if name not in own}
+
+    def _is_new(self, name: str, path: Path) -> bool:
+        """Whether what a file describes was not told yet; from now on it was."""
+        which = _which(path)
+        if which == _NONE or self._told.get(name) == which:
+            return False
+        self._told[name] = which
+        return True
 
     def _whole(self, folder: Path) -> Iterator[Found]:
         """A checkpoint's own shards, then what makes it whole."""
@@ -71,3 +85,12 @@ class Shards:
             for file in json.loads(description.read_bytes()):
                 yield Found(f"{_FOLDER}/{description.parent.name}/{Path(file).name}", description.parent / file)
             yield Found(name, description)
+
+
+def _which(path: Path) -> tuple[int, int]:
+    """Tell a file from others that have its name before and after it; none is there: _NONE."""
+    try:
+        status = path.stat()
+    except OSError:
+        return _NONE
+    return status.st_ino, status.st_mtime_ns

@@ -71,11 +71,15 @@ class Coordinator(Protocol):
     pipeline: int
     num_pipelines: int
 
-    def begin(self, *, whole: int, epoch_minibatches: int, total_minibatches: int, num_holders: int) -> None:
+    def begin(
+        self, *, whole: int, epoch_minibatches: int, total_minibatches: int, num_holders: int, data: str = ""
+    ) -> None:
         """Say what is to be trained, first of all: each rank does. The run's numbers must be the same in all.
 
         `whole`: minibatches of a unit, after which every update is complete (Horizon.whole). `num_holders`: how many
-        times this pipeline's ranks are going to `register`, all together.
+        times this pipeline's ranks are going to `register`, all together. `data`: a digest of the training data, which
+        must be the same in all as well.
+        Raises InputError where a pipeline has other data, or minibatches, than those before it.
         """
         ...
 
@@ -133,8 +137,8 @@ class Coordinator(Protocol):
     def progress(self) -> Mapping[str, Any]:
         """Return what a run that resumes here has still to do, for a checkpoint's manifest.
 
-        `{"done": minibatches done, "left": {epoch: [minibatches that are not]}}`: epochs that are not named and come
-        after those are whole.
+        `{"done": minibatches done, "left": {epoch: [minibatches that are not]}, "closed": whether the run is}`: epochs
+        that are not named and come after those are whole.
         """
         ...
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ...errors import InputError
 from ...replication.base import Merge
+from ..encryption import Encryption
 from ..failures import DeadlinePassed, PeerLost, seconds_left
 from .address import CoordinatorAddress
 from .base import Holder, Task
@@ -111,12 +112,23 @@ class CoordinatorClient:
     A request takes a connection that no other thread uses, or a new one.
     """
 
-    def __init__(self, run_dir: Path, *, pipeline: int, rank: int, attempt: int, timeout: float) -> None:
-        """`timeout`: seconds for which a coordinator is looked for. `rank` -1 is a pipeline's launcher.
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        pipeline: int,
+        rank: int,
+        attempt: int,
+        timeout: float,
+        encryption: Encryption | None = None,
+    ) -> None:
+        """`timeout`: seconds for which a coordinator is looked for. `rank` -1 is a pipeline's launcher. `encryption`:
+        what is said goes through TLS.
 
         Raises DeadlinePassed where none is found.
         """
         self.pipeline, self._rank = pipeline, rank
+        self._tls = encryption.context(server_side=False) if encryption else None
         self._run_dir, self._timeout = run_dir, timeout
         self._hello = {"pipeline": pipeline, "rank": rank, "attempt": attempt}
         self._lock = threading.Lock()
@@ -138,8 +150,10 @@ class CoordinatorClient:
 
     # --- the calls ---------------------------------------------------------------------------------------------------
 
-    def begin(self, *, whole: int, epoch_minibatches: int, total_minibatches: int, num_holders: int) -> None:
-        given = {"whole": whole, "num_holders": num_holders}
+    def begin(
+        self, *, whole: int, epoch_minibatches: int, total_minibatches: int, num_holders: int, data: str = ""
+    ) -> None:
+        given: dict[str, Any] = {"whole": whole, "num_holders": num_holders, "data": data}
         self._ask("begin", **given, epoch_minibatches=epoch_minibatches, total_minibatches=total_minibatches)
 
     def register(self, holder: Holder) -> None:
@@ -259,7 +273,7 @@ class CoordinatorClient:
                 raise RuntimeError("the way to the coordinator is closed")
             if self._idle:
                 return self._idle.pop()
-        return Connection(CoordinatorAddress.read(self._run_dir), self._hello, deadline=deadline)
+        return Connection(CoordinatorAddress.read(self._run_dir), self._hello, deadline=deadline, tls=self._tls)
 
     def _give_back(self, connection: Connection) -> None:
         with self._lock:
@@ -285,6 +299,9 @@ class CoordinatorClient:
         time.sleep(_PAUSE)
 
 
-def connect(run_dir: Path, *, pipeline: int, rank: int, attempt: int, timeout: float) -> CoordinatorClient:
+def connect(
+    run_dir: Path, *, pipeline: int, rank: int, attempt: int, timeout: float, encryption: Encryption | None = None
+) -> CoordinatorClient:
     """Return the coordinator of the run in `run_dir` as a rank sees it. Raises DeadlinePassed where there is none."""
-    return CoordinatorClient(run_dir, pipeline=pipeline, rank=rank, attempt=attempt, timeout=timeout)
+    who = {"pipeline": pipeline, "rank": rank, "attempt": attempt}
+    return CoordinatorClient(run_dir, **who, timeout=timeout, encryption=encryption)

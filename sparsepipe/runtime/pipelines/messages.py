@@ -44,7 +44,11 @@ def _holder(value: Any, what: str) -> Holder:
 
 
 _GIVEN: Mapping[str, Mapping[str, Check]] = {
-    "begin": dict.fromkeys(("whole", "epoch_minibatches", "total_minibatches"), _positive) | {"num_holders": _count},
+    "begin": {
+        **dict.fromkeys(("whole", "epoch_minibatches", "total_minibatches"), _positive),
+        "num_holders": _count,
+        "data": text,
+    },
     "register": {"holder": _holder},
     "holders": {"pipeline": _pipeline},
     "live": {},

@@ -22,6 +22,7 @@ from ...errors import InputError
 from ...files import read_json
 from ...replication import rule_from_json
 from .. import commands
+from ..encryption import Encryption
 from ..processes.lifeline import watch
 from ..processes.run_folder import RunFolder
 from .address import CoordinatorAddress
@@ -185,17 +186,20 @@ class Service:
         self._journal.flush()
 
 
-async def serve(run_dir: Path, journal: Journal, state: RunState, *, host: str, port: int) -> None:
+async def serve(
+    run_dir: Path, journal: Journal, state: RunState, *, host: str, port: int, encryption: Encryption | None = None
+) -> None:
     """Serve until SIGTERM. The address is in the run's folder, for its owner alone to read, before anybody is served.
 
-    Raises OSError where the address cannot be had.
+    `encryption`: what follows the greeting goes through TLS. Raises OSError where the address cannot be had.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     loop.set_exception_handler(_fail)
     service = Service(run_dir, journal, state, origin=journal.origin())
-    server = await loop.create_server(Switchboard(journal.secret, service), host, port)
+    tls = encryption.context(server_side=True) if encryption else None
+    server = await loop.create_server(Switchboard(journal.secret, service, tls=tls), host, port)
     where = server.sockets[0].getsockname()
     CoordinatorAddress(where[0], where[1], journal.secret, state.run.num_pipelines).write(run_dir)
     looking = loop.create_task(service.keep_looking())
@@ -225,6 +229,7 @@ def main() -> int:
     parser.add_argument("--resume", type=Path, help="JSON of what an earlier launch left to do")
     parser.add_argument("--host", default="127.0.0.1", help="the interface to listen at")
     parser.add_argument("--port", type=int, default=0, help="0: any")
+    parser.add_argument("--encrypt", action="store_true", help="by the certificate in the run's folder")
     arguments = parser.parse_args()
     watch()
     try:
@@ -244,8 +249,9 @@ def _run(arguments: argparse.Namespace) -> None:
     journal, state = Journal.open(run_dir, arguments.launch, run)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    encryption = Encryption.of_run(run_dir) if arguments.encrypt else None
     try:
-        asyncio.run(serve(run_dir, journal, state, host=arguments.host, port=arguments.port))
+        asyncio.run(serve(run_dir, journal, state, host=arguments.host, port=arguments.port, encryption=encryption))
     finally:
         journal.close()
 

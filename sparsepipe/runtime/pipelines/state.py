@@ -66,6 +66,8 @@ class RunState:
         self.work: Work | None = None  # until the first rank says how long the run is
         self._server: list[Holder] = []
         self._server_attempt = 0
+        self._data: str | None = None  # the digest that the first rank gave
+        self._summed_up = False  # a pipeline has closed the run, and told of it
         self._started = False  # minibatches are handed out
         self._ready_since: float | None = None  # when the first pipeline asked for some
 
@@ -129,6 +131,13 @@ class RunState:
             raise InputError(
                 f"pipeline {member.number} has {length[0]} minibatches an epoch and {length[1]} in all, others have "
                 f"{known[0]} and {known[1]}; give all the same data, batch size and epochs"
+            )
+        data = given.get("data", "")
+        self._data = data if self._data is None else self._data
+        if data != self._data:
+            raise InputError(
+                f"pipeline {member.number} has other training data than those that came before it; bring the same data "
+                "to all hosts, or name a manifest, which checks them"
             )
         if not member.whole:
             member.whole, member.num_holders = given["whole"], given["num_holders"]
@@ -238,7 +247,7 @@ class RunState:
         self._work.close_epoch(member, request.given["epoch"], request.given["row"])
 
     def _progress(self, member: Member, request: Request) -> dict[str, Any]:
-        return self._work.queue.progress()
+        return {**self._work.queue.progress(), "closed": self._summed_up}
 
     @property
     def _work(self) -> Work:
@@ -282,6 +291,7 @@ class RunState:
             return
         member.told.add(event)
         if event == "summary":
+            self._summed_up = True
             row |= {"minibatches": self._work.queue.num_done, "samples_per_second": self._work.tallies.pace}
             row |= {"train": train} if (train := self._work.tallies.latest.get("train")) else {}
             row |= {"replication": self.replication} if self.run.rule else {}

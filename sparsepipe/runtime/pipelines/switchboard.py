@@ -5,11 +5,13 @@ after a while, or when too many do so. Lines are bounded, and so is what a peer 
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Protocol
 
 from ...errors import InputError
+from ...host.keep_alive import keep_alive
 from .messages import MOST_BYTES, read_hello
 from .proof import REPLY_BYTES, confirmation, nonce, proves
 
@@ -97,6 +99,9 @@ class Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        connection = transport.get_extra_info("socket")
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            keep_alive(connection)
         self._board.await_word(self)
         transport.write(self._nonce)
 

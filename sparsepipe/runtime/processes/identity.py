@@ -28,7 +28,7 @@ class Identity:
     interface: str | None = None  # the network interface by which the other ranks are reached; None: the usual one
     pipeline: int | None = None  # which of the run's pipelines the job is; None: it is all of the run
     ranks: tuple[int, ...] = ()  # of several pipelines: what the job's ranks are called among those of all
-    num_ranks: int | None = None  # of several pipelines: how many there are of all
+    num_ranks: int | None = None  # of several pipelines: how many there are of all, on this host
     hosts: tuple[tuple[int, ...], ...] = ()  # of a job on several hosts: the ranks of each, which meet in a keyed store
     record: str = ""  # what the run's folder is called in its summary, where it is another than the worker's own
 

@@ -26,6 +26,7 @@ from ..transport import encrypted_group
 from .gloo_listeners import gloo_connects
 
 NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits
+_ALONE = "127.0.0.1"  # where a process without others is
 _TO_START = 60.0  # seconds that importing torch may take on a busy machine, however short the run's own deadlines are
 
 
@@ -46,16 +47,19 @@ def joined(
     Raises InputError for a device that is not there, and DeadlinePassed with the rank that did not come.
     """
     rank, world_size = identity.rank, identity.world_size
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // identity.local_world_size))
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // _ranks_of_host(identity)))
     where = _device(device, identity)
     if where.type == "cuda":  # Triton's kernels run on the current one, whichever their tensors are on
         torch.cuda.set_device(where)
         tell_gpu(run_dir / "logs", rank, where)
+    encryption = _encryption(run_dir, identity) if encrypt and (world_size > 1 or identity.hosts) else None
     if world_size == 1:
-        yield Process(rank, world_size, where, timeout, record=identity.record)
+        address = identity.address if identity.pipeline is not None else _ALONE  # others of its run may call it
+        yield Process(
+            *(rank, world_size, where, timeout), address=address, record=identity.record, encryption=encryption
+        )
         return
     heartbeats = Heartbeats(run_dir / "logs" / ".whereabouts", world_size, rank, here=_ranks_here(identity))
-    encryption = _encryption(run_dir, identity) if encrypt else None
     store = _store(run_dir, identity, timeout, encryption)
     _meet(store, rank, world_size, timeout)  # from then on what heartbeats say is of this attempt
     carrier = backend(device, identity, encrypted=encryption is not None)
@@ -86,12 +90,16 @@ def backend(device: str, identity: Identity, *, encrypted: bool = False) -> str:
     """
     if encrypted:
         return encrypted_group.BACKEND
-    num_ranks = identity.num_ranks or identity.local_world_size
-    if device != "cuda" or torch.cuda.device_count() < num_ranks or not dist.is_nccl_available():
+    if device != "cuda" or torch.cuda.device_count() < _ranks_of_host(identity) or not dist.is_nccl_available():
         return "gloo"
     if identity.hosts:  # what NCCL opens between hosts asks nobody who they are
         return "gloo"
     return "cpu:gloo,cuda:nccl"
+
+
+def _ranks_of_host(identity: Identity) -> int:
+    """Return how many ranks of the run there are on this host, those of other pipelines among them."""
+    return identity.num_ranks or identity.local_world_size
 
 
 def _blamed(error: DeadlinePassed, heartbeats: Heartbeats) -> DeadlinePassed:

@@ -12,6 +12,7 @@ from typing import Any
 from ...files import read_json
 from ...pipelines import Pipelines
 from ...replication.base import Rule
+from ..encryption import Encryption
 from ..pipelines.base import Coordinator
 from ..pipelines.client import connect
 from ..processes.identity import Identity
@@ -30,20 +31,25 @@ class Member:
     coordinator: Coordinator
 
     @classmethod
-    def of(cls, identity: Identity, run_dir: Path, *, timeout: float) -> "Member":
+    def of(cls, identity: Identity, run_dir: Path, *, timeout: float, encryption: Encryption | None = None) -> "Member":
         """Find the run that `run_dir` is a pipeline of, and its coordinator. Raises DeadlinePassed where none comes."""
         assert identity.pipeline is not None, "it is one of several"
         folder = run_dir.parent.parent
         rule = Pipelines.load(folder / "plan.json").replication
         place = {"pipeline": identity.pipeline, "rank": identity.rank, "attempt": identity.attempt}
-        return cls(folder, identity, rule, connect(folder, **place, timeout=timeout))
+        return cls(folder, identity, rule, connect(folder, **place, timeout=timeout, encryption=encryption))
 
     def checkpoint(self) -> checkpoint.Checkpoint | None:
-        """Return what the whole run goes on from; None where it began anew."""
+        """Return what the whole run goes on from; None where it began anew.
+
+        None, too, where this pipeline was started again and newer checkpoints have taken that one's place: a live
+        pipeline has weights to give then.
+        """
         path = self.run_of_all / RESUME
         if not path.exists():
             return None
-        return checkpoint.load(self.run_of_all / "checkpoints" / read_json(path)["checkpoint"])
+        folder = self.run_of_all / "checkpoints" / read_json(path)["checkpoint"]
+        return None if self.identity.attempt and not folder.exists() else checkpoint.load(folder)
 
     def parts(self) -> dict[str, Any]:
         """What a worker of this pipeline needs besides what any worker does."""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ...plan import Plan
-from ...record.record_files import read_metrics
 from ...replication.base import Rule
 from ...schedule import check_runs
 from ..config import RunConfig
@@ -91,13 +90,15 @@ class PipelineWorker(Worker):
             epoch_minibatches=workload.epoch_minibatches,
             total_minibatches=workload.total_minibatches,
             num_holders=len(self.plan.stages),
+            data=workload.data_digest if self.process.record else "",  # on one machine all read the same files
         )
         if resume_from:
             self._resume(resume_from)
         joins = self.attempt > 0 and self._joins(resume_from)
         found = {k: self._fetched(k) if joins else None for k in self.replicas}
         replicas = list(self.replicas.values())
-        opened = open_averagers(coordinator, self.rule, replicas, timeout=self.config.timeout_seconds)
+        options: dict[str, Any] = {"timeout": self.config.timeout_seconds, "encryption": self.process.encryption}
+        opened = open_averagers(coordinator, self.rule, replicas, **options)
         for (k, replica), averager in zip(self.replicas.items(), opened, strict=True):
             replica.averager = averager
             if resume_from and not found[k]:
@@ -127,9 +128,9 @@ class PipelineWorker(Worker):
         found = torch.zeros(3, dtype=torch.float64)
         if self.rank == 0:
             found[0] = self._sees_another()
-            found[1] = self.coordinator.progress()["done"] > (resumed_from.minibatches if resumed_from else 0)
-            metrics = self.run_of_all / "metrics.jsonl"
-            found[2] = metrics.exists() and bool(read_metrics(metrics, "summary"))  # the others have closed the run
+            progress = self.coordinator.progress()
+            found[1] = progress["done"] > (resumed_from.minibatches if resumed_from else 0)
+            found[2] = progress["closed"]
         self.process.sum(found, what="joining the other pipelines")
         live, trained, closed = map(bool, found)
         if trained and not live and not closed:
@@ -148,7 +149,8 @@ class PipelineWorker(Worker):
     def _fetched(self, stage: int) -> Mapping[str, Any]:
         """Take a stage's layers from a live pipeline. Raises NoWeightsLeft where it has just ended."""
         replica = self.replicas[stage]
-        found = fetch_state(self.coordinator, replica.own.layers, timeout=self.config.timeout_seconds)
+        options: dict[str, Any] = {"timeout": self.config.timeout_seconds, "encryption": self.process.encryption}
+        found = fetch_state(self.coordinator, replica.own.layers, **options)
         if found is None:
             raise NoWeightsLeft("the last live pipeline ended before it gave its weights; resume the run")
         replica.load_tensors(found)
@@ -222,8 +224,13 @@ class PipelineWorker(Worker):
         self._tell_closed(epoch, done, validation)
         if self.context.writes_metrics:
             own = run_summary(self.context, self.run_dir, done, epochs=self.epochs, first_own=self.first_epoch)
-            row = {**own, "run_dir": str(self.run_of_all), "validation": validation or {}}
+            row = {**own, "run_dir": self._record_of_all(), "validation": validation or {}}
             self.coordinator.tell("summary", self._of_all(row))
+
+    def _record_of_all(self) -> str:
+        """What the folder of the whole run is called, where this pipeline's has another name, there."""
+        record = self.process.record
+        return str(Path(record).parent.parent if record else self.run_of_all)
 
     def _take_progress(self) -> int:
         """Ask what is done and left of the run, for a checkpoint. Returns the minibatches done, in all ranks."""

@@ -67,7 +67,7 @@ def run(
         if identity.pipeline is not None:
             from .member import Member  # a run of one pipeline needs none of it
 
-            member = Member.of(identity, run_dir, timeout=timeout)
+            member = Member.of(identity, run_dir, timeout=timeout, encryption=process.encryption)
         straggler = Straggler.of(config, identity)
         train(process, run_dir, plan, config, workload=workload, resume=resume, straggler=straggler, member=member)
 

@@ -10,12 +10,14 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ....errors import InputError
 from ....pipelines import Pipelines
 from ....replication.base import SERVER
+from ...encryption import Encryption
 from ...failures import DeadlinePassed, PeerLost
 from ...pipelines.base import Holder
 from ...pipelines.client import connect
@@ -31,17 +33,19 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the whole run, with its plan.json")
     parser.add_argument("--attempt", type=int, default=0, help="how often it was started before")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds, the longest wait for another process")
+    parser.add_argument("--encrypt", action="store_true", help="by the certificate in the run's folder")
     arguments = parser.parse_args()
     watch()
     try:
-        _serve(arguments.run_dir, arguments.attempt, arguments.timeout)
+        encryption = Encryption.of_run(arguments.run_dir) if arguments.encrypt else None
+        _serve(arguments.run_dir, arguments.attempt, timeout=arguments.timeout, encryption=encryption)
     except (InputError, DeadlinePassed, PeerLost, OSError) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     return 0
 
 
-def _serve(run_dir: Path, attempt: int, timeout: float) -> None:
+def _serve(run_dir: Path, attempt: int, *, timeout: float, encryption: Encryption | None) -> None:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -49,9 +53,10 @@ def _serve(run_dir: Path, attempt: int, timeout: float) -> None:
     torch.set_num_threads(1)
     plan = Pipelines.load(run_dir / "plan.json").pipelines[0]
     layers = tuple(layer for stage in plan.stages for layer in stage.layers)
-    server = Server(Identity.from_environment().address, {}, {"push": Store()}, timeout=timeout)
+    options: dict[str, Any] = {"timeout": timeout, "encryption": encryption}
+    server = Server(Identity.from_environment().address, {}, {"push": Store()}, **options)
     try:
-        coordinator = connect(run_dir, pipeline=SERVER, rank=0, attempt=attempt, timeout=timeout)
+        coordinator = connect(run_dir, pipeline=SERVER, rank=0, attempt=attempt, **options)
         coordinator.register(Holder(SERVER, 0, layers, server.address))
         ended.wait()
     finally:

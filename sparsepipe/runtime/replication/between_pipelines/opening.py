@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from ....replication.base import Arithmetic, Rule
+from ...encryption import Encryption
 from ...pipelines.base import Averager, Coordinator, Holder
 from .contributions import Contributions
 from .encodings import EightBits, Encoding, Exact
@@ -30,16 +31,22 @@ _LAST = "last"  # the request for a part of the mean that a run ends with
 
 
 def open_averagers(
-    coordinator: Coordinator, rule: Rule, replicas: Sequence[Replica], *, timeout: float
+    coordinator: Coordinator,
+    rule: Rule,
+    replicas: Sequence[Replica],
+    *,
+    timeout: float,
+    encryption: Encryption | None = None,
 ) -> list[Averager]:
     """Open the averagers of all stages of this rank, which have the weights they begin with.
 
     All replicas of a stage have one. The first exchanges for all of them: it listens for the ranks of other pipelines,
     and the coordinator knows it from here on as the holder of its stage's layers. `timeout`: seconds, the longest wait
-    for another rank.
+    for another rank. `encryption`: what ranks of different pipelines say to each other goes through TLS.
     """
     contributions = Contributions(coordinator, rule.every, leads=any(map(_leads, replicas)))
-    return [_Opening(coordinator, rule, replica, contributions, timeout).open() for replica in replicas]
+    shared = (contributions, timeout, encryption)
+    return [_Opening(coordinator, rule, replica, *shared).open() for replica in replicas]
 
 
 def _leads(replica: Replica) -> bool:
@@ -50,13 +57,19 @@ class _Opening:
     """The parts of an averager, put together."""
 
     def __init__(
-        self, coordinator: Coordinator, rule: Rule, replica: Replica, contributions: Contributions, timeout: float
+        self,
+        coordinator: Coordinator,
+        rule: Rule,
+        replica: Replica,
+        contributions: Contributions,
+        timeout: float,
+        encryption: Encryption | None,
     ) -> None:
         self._coordinator, self._rule, self._replica, self._timeout = coordinator, rule, replica, timeout
-        self._contributions = contributions
+        self._contributions, self._encryption = contributions, encryption
         self._held = Held(replica)
         self._layout = self._held.layout
-        self._peers = Peers(coordinator, self._layout.sizes)
+        self._peers = Peers(coordinator, self._layout.sizes, encryption)
         self._handlers: dict[str, Handler] = {}
         self._reductions: list[Reductions] = []
 
@@ -127,7 +140,8 @@ class _Opening:
 
     def _listen(self) -> Server:
         process = self._replica.position.process
-        server = Server(process.address, self._layout.sizes, self._handlers, timeout=self._timeout)
+        options: dict[str, Any] = {"timeout": self._timeout, "encryption": self._encryption}
+        server = Server(process.address, self._layout.sizes, self._handlers, **options)
         holder = Holder(self._coordinator.pipeline, process.rank, tuple(self._replica.own.layers), server.address)
         self._coordinator.register(holder)
         return server

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...encryption import Encryption
 from ...failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left
 from ...pipelines.base import Address, Coordinator, Holder
 from ...transport.greeting import hello
@@ -17,14 +18,21 @@ from .messages import CalledOff, Message, receive, send
 class Link:
     """A connection to a rank of another pipeline: requests and their answers, one after the other."""
 
-    def __init__(self, holder: Holder, *, pipeline: int, deadline: float) -> None:
-        """Connect for a rank of `pipeline`. Raises OSError, or PacketMismatch where it is no such rank."""
+    def __init__(self, holder: Holder, *, pipeline: int, deadline: float, encryption: Encryption | None = None) -> None:
+        """Connect for a rank of `pipeline`. `encryption`: what follows the greeting goes through TLS.
+
+        Raises OSError, or PacketMismatch where it is no such rank.
+        """
         self.holder, self.bytes = holder, 0
         address = holder.address
         self._connection = socket.create_connection((address.host, address.port), timeout=seconds_left(deadline))
         try:
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connection.sendall(hello(bytes.fromhex(address.secret), pipeline, 0))
+            greeting = hello(bytes.fromhex(address.secret), pipeline, 0)
+            self._connection.sendall(greeting)
+            if encryption is not None:
+                self._connection = encryption.context(server_side=False).wrap_socket(self._connection)
+                self._connection.sendall(greeting)  # again, where nobody in between can have led it elsewhere
             told = receive(self._connection, lambda facts: 0, seconds=seconds_left(deadline)).facts.get("tensors")
             if not isinstance(told, dict) or not all(isinstance(size, int) for size in told.values()):
                 raise PacketMismatch("a rank that does not say which tensors it holds")
@@ -76,6 +84,7 @@ class Peers:
 
     coordinator: Coordinator
     sizes: Mapping[str, int]  # of this rank's tensors
+    encryption: Encryption | None = None
     _links: dict[Address, Link] = field(default_factory=dict)
 
     def routes(self, pipeline: int, names: Sequence[str], *, deadline: float) -> list[Route]:
@@ -111,7 +120,8 @@ class Peers:
     def link(self, holder: Holder, deadline: float) -> Link:
         """Return the connection to a rank. Raises OSError or PacketMismatch where there is none to be had."""
         if holder.address not in self._links:
-            self._links[holder.address] = Link(holder, pipeline=self.coordinator.pipeline, deadline=deadline)
+            own = self.coordinator.pipeline
+            self._links[holder.address] = Link(holder, pipeline=own, deadline=deadline, encryption=self.encryption)
         return self._links[holder.address]
 
     def look(self, pipeline: int, addresses: Sequence[Address]) -> None:

@@ -1,5 +1,6 @@
 """What a rank offers the other pipelines' ranks: a port that answers those who know its secret."""
 
+import hmac
 import secrets
 import socket
 import threading
@@ -10,9 +11,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ...encryption import Encryption
 from ...failures import DeadlinePassed, PacketMismatch, PeerLost
 from ...pipelines.base import Address
-from ...transport.greeting import SECRET_BYTES, welcome
+from ...transport.greeting import SECRET_BYTES, Way, hello, welcome
 from .messages import NO_PAYLOAD, CalledOff, Message, receive, send
 
 _MOST_CONNECTIONS = 1024
@@ -41,9 +43,19 @@ class Server:
     Who connects hears first which tensors there are, and how many elements each has.
     """
 
-    def __init__(self, host: str, sizes: Mapping[str, int], handlers: Mapping[str, Handler], *, timeout: float) -> None:
-        """`handlers` by the "what" of a request. A request that has begun must have come within `timeout` seconds."""
+    def __init__(
+        self,
+        host: str,
+        sizes: Mapping[str, int],
+        handlers: Mapping[str, Handler],
+        *,
+        timeout: float,
+        encryption: Encryption | None = None,
+    ) -> None:
+        """`handlers` by the "what" of a request. A request that has begun must have come within `timeout` seconds.
+        `encryption`: what follows the greeting goes through TLS."""
         self._sizes, self._handlers, self._timeout = dict(sizes), dict(handlers), timeout
+        self._tls = encryption.context(server_side=True) if encryption else None
         self._secret = secrets.token_bytes(SECRET_BYTES)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
@@ -65,11 +77,11 @@ class Server:
         with self._idle:
             for connection in self._connections:
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own takes it from who reads
 
     def _listen(self) -> None:
         with self._socket, self._stopped:
-            for _, connection in welcome(self._socket, self._secret, until=self._stopped):
+            for way, connection in welcome(self._socket, self._secret, until=self._stopped):
                 with self._idle:
                     room = len(self._connections) < _MOST_CONNECTIONS
                     if room:
@@ -77,12 +89,14 @@ class Server:
                 if not room:
                     connection.close()
                     continue
-                target = self._serve
-                threading.Thread(target=target, args=(connection,), name="averages: answer", daemon=True).start()
+                given = (connection, way)
+                threading.Thread(target=self._serve, args=given, name="averages: answer", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, way: Way) -> None:
+        called = connection
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            called.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = self._within_tls(called, way)
             self._send(connection, {"tensors": self._sizes}, NO_PAYLOAD)
             while True:
                 request = receive(connection, self._payload_bytes, seconds=self._timeout, since_begun=True)
@@ -92,8 +106,27 @@ class Server:
             pass  # it has gone, or speaks another language
         finally:
             with self._idle:
-                self._connections.discard(connection)
+                self._connections -= {called, connection}
             connection.close()
+
+    def _within_tls(self, called: socket.socket, way: Way) -> socket.socket:
+        """Return what is heard of a connection, and answered: TLS, where that is asked for, once hands are shaken.
+
+        Whoever called says so once more within: nobody in between can have led the call here. Raises OSError.
+        """
+        if self._tls is None:
+            return called
+        called.settimeout(self._timeout)
+        connection = self._tls.wrap_socket(called, server_side=True)
+        with self._idle:
+            self._connections.add(connection)  # the other has no descriptor any more
+        greeting, said = hello(self._secret, *way), b""
+        while len(said) < len(greeting) and (more := connection.recv(len(greeting) - len(said))):
+            said += more
+        if not hmac.compare_digest(said, greeting):
+            connection.close()
+            raise ConnectionError("a connection is not whose it was said to be")
+        return connection
 
     def _answer(self, connection: socket.socket, request: Message) -> None:
         facts: Mapping[str, Any]

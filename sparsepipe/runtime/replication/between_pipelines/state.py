@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ...encryption import Encryption
 from ...failures import DeadlinePassed, PacketMismatch, seconds_left
 from ...pipelines.base import Coordinator, Holder
 from .messages import NO_PAYLOAD, CalledOff, Message
@@ -88,11 +89,13 @@ class StateDesk:
                     self._taken.pop(update, None)
 
 
-def fetch_state(coordinator: Coordinator, layers: Sequence[str], *, timeout: float) -> dict[str, Tensor] | None:
+def fetch_state(
+    coordinator: Coordinator, layers: Sequence[str], *, timeout: float, encryption: Encryption | None = None
+) -> dict[str, Tensor] | None:
     """Return weights, optimizer state and buffers of some layers, and more, from another pipeline that trains.
 
     They are named as in checkpoints, and all of them are of the same update of that pipeline; there may be more than
-    was asked for. None: no other pipeline is alive.
+    was asked for. None: no other pipeline is alive. `encryption`: they come through TLS.
 
     Raises DeadlinePassed where some are, but none gives its state within `timeout` seconds.
     """
@@ -103,24 +106,26 @@ def fetch_state(coordinator: Coordinator, layers: Sequence[str], *, timeout: flo
             return None
         for pipeline in live:
             try:
-                return _fetched(coordinator.pipeline, pipeline, coordinator.holders(pipeline), layers, deadline)
+                holders = coordinator.holders(pipeline)
+                if missing := set(layers) - {layer for holder in holders for layer in holder.layers}:
+                    raise CalledOff(f"pipeline {pipeline} has no layer {min(missing)}")
+                return _fetched(
+                    [holder for holder in holders if set(layers).intersection(holder.layers)],
+                    *(coordinator.pipeline, deadline, encryption),
+                )
             except CalledOff as error:
                 why = str(error)
         time.sleep(0.1)  # it may have died just now, and be alive for the coordinator
     raise DeadlinePassed(f"pipeline {coordinator.pipeline} waited {timeout:g} s for another's state ({why})", peer=None)
 
 
-def _fetched(
-    own: int, pipeline: int, holders: Sequence[Holder], layers: Sequence[str], deadline: float
-) -> dict[str, Tensor]:
-    if missing := set(layers) - {layer for holder in holders for layer in holder.layers}:
-        raise CalledOff(f"pipeline {pipeline} has no layer {min(missing)}")
-    links: list[Link] = []
+def _fetched(holders: Sequence[Holder], own: int, deadline: float, encryption: Encryption | None) -> dict[str, Tensor]:
+    """Fetch what the holders of another pipeline have, for pipeline `own`. Raises CalledOff."""
+    links, pipeline = list[Link](), holders[0].pipeline
     try:
         with called_off(pipeline):
             for holder in holders:
-                if set(layers).intersection(holder.layers):
-                    links.append(Link(holder, pipeline=own, deadline=deadline))
+                links.append(Link(holder, pipeline=own, deadline=deadline, encryption=encryption))
             ahead = 1
             while ahead <= _FURTHEST:
                 found = _at_once(links, ahead, deadline)

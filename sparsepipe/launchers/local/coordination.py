@@ -1,0 +1,140 @@
+"""The coordinator of several pipelines, and the parameter server of a rule that has one: kept going by their parent.
+
+parent ─┬─ coordinator          started again when it dies: it goes on from its journal, at the same address
+        └─ parameter server     started again when it dies: it begins anew from what it is given first
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+from ...errors import InputError
+from ...host.python_path import python_command
+from ...pipelines import Pipelines
+from ...replication import Arithmetic, rule_to_json
+from ...runtime.encryption import Encryption
+from ...runtime.pipelines.address import CoordinatorAddress
+from ...runtime.pipelines.client import connect
+from ..prepare_pipelines import RESUME
+
+LOG_FILES = ("logs/coordinator.log", "logs/server.log")
+_BEYOND_ALL = 10**6  # an attempt that is none: after all there can be
+_TO_END = 5.0  # seconds that the coordinator has to write its last rows
+_MOST_STARTS = 100  # more restarts than any run needs: one that dies at once is at fault itself
+_BETWEEN_COORDINATORS = 0.2  # seconds, so that one that cannot start takes no processor
+
+
+class Coordination:
+    """Both processes of the run in `folder`, which has the plan of all pipelines, at one address of this host."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Pipelines,
+        *,
+        seed: int,
+        timeout: float,
+        launch: str,
+        host: str | None = None,
+        encrypts: bool = False,
+    ) -> None:
+        """`launch` names this launch of the run. `host`: the address to listen at, where other hosts know it, so that
+        a coordinator that takes another's place has its port; the loopback's unless given. `encrypts`: both take and
+        say nothing but through TLS, by the certificate in the folder."""
+        self.folder, self.plan, self.launch, self.encrypts = folder, plan, launch, encrypts
+        self._seed, self._timeout, self._host = seed, timeout, host
+        self._coordinators, self._next_coordinator = 0, 0.0
+        self._coordinator = self._start_coordinator()
+        self._servers = 0
+        self._server = self._start_server()
+
+    def look(self) -> None:
+        """Start again what has died. Raises RuntimeError where it does so again and again."""
+        if self._coordinator.poll() is not None and time.monotonic() > self._next_coordinator:
+            self._coordinator = self._start_coordinator()
+        if self._server is not None and self._server.poll() is not None:
+            self._server = self._start_server()
+
+    def end(self) -> None:
+        """End both, with the last rows of the record written."""
+        for process in filter(None, (self._server, self._coordinator)):
+            _end(process)
+
+    def tell_gone(self, pipeline: int, attempt: int | None = None) -> None:
+        """Tell the coordinator that an attempt of a pipeline has ended; without one, that it does not come back.
+
+        A coordinator that took another's place has no connection whose end would tell.
+        """
+        tell_gone(self.folder, pipeline, attempt, encrypts=self.encrypts)
+
+    def _start_coordinator(self) -> subprocess.Popen:
+        self._coordinators += 1
+        if self._coordinators > _MOST_STARTS:
+            raise RuntimeError(f"the coordinator ended {_MOST_STARTS} times; its log is logs/coordinator.log")
+        options = ["--run-dir", str(self.folder), "--pipelines", str(len(self.plan.pipelines))]
+        options += ["--replication", json.dumps(rule_to_json(self.plan.replication))]
+        options += ["--seed", str(self._seed), "--launch", self.launch]
+        options += ["--host", self._host] if self._host else []
+        options += ["--encrypt"] if self.encrypts else []
+        if (self.folder / RESUME).exists():
+            options += ["--resume", str(self.folder / RESUME)]
+        if self._host and self._coordinators > 1 and (before := address_of(self.folder)):
+            options += ["--port", str(before.port)]
+        self._next_coordinator = time.monotonic() + _BETWEEN_COORDINATORS
+        return start("sparsepipe.runtime.pipelines.service", options, self.folder / "logs" / "coordinator.log")
+
+    def _start_server(self) -> subprocess.Popen | None:
+        """Start the parameter server, where the rule has one."""
+        if self.plan.replication.arithmetic is not Arithmetic.SERVER:
+            return None
+        options = ["--run-dir", str(self.folder), "--attempt", str(self._servers), "--timeout", str(self._timeout)]
+        options += ["--encrypt"] if self.encrypts else []
+        self._servers += 1
+        if self._servers > _MOST_STARTS:
+            raise RuntimeError(f"the parameter server ended {_MOST_STARTS} times; its log is logs/server.log")
+        return start("sparsepipe.runtime.replication.between_pipelines", options, self.folder / "logs" / "server.log")
+
+
+def address_of(folder: Path) -> CoordinatorAddress | None:
+    """Return where the coordinator of the run in `folder` listens, None before it does."""
+    with suppress(InputError):
+        return CoordinatorAddress.read(folder)
+    return None
+
+
+def tell_gone(folder: Path, pipeline: int, attempt: int | None, *, encrypts: bool) -> None:
+    """Tell the coordinator of the run in `folder` that an attempt of a pipeline, or it for good, has ended."""
+    encryption = Encryption.of_run(folder) if encrypts else None
+    given = {"pipeline": pipeline, "rank": -1, "attempt": _BEYOND_ALL if attempt is None else attempt}
+    with (
+        suppress(RuntimeError),
+        closing(connect(folder, **given, timeout=_TO_END, encryption=encryption)) as coordinator,
+    ):
+        coordinator.leave()
+
+
+def start(module: str, options: list[str], log: Path, more: dict[str, str] | None = None) -> subprocess.Popen:
+    """Start a module of ours, which says what it says in a log; `more` is in its environment."""
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            python_command(module, *options),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env={**os.environ, **(more or {})},
+        )
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ask a process to end, and see that it does."""
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_TO_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

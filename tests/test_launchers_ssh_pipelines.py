@@ -1,0 +1,172 @@
+"""Several pipelines over ssh on hosts that share only the code: replayed to the same bits, and hosts that are lost."""
+
+import json
+import os
+import signal
+from collections import Counter
+
+import pytest
+from hosts_desk import config, desk_of
+from network_hosts import network_hosts
+from pipeline_jobs import PipelinesResult, pipelines_of
+from processes import ENOUGH, until
+from replayed_pipelines import Replay, same_ends
+from runtime_jobs import NORMED, PLAIN
+
+from sparsepipe.cluster import Cluster, DeviceType, Node
+from sparsepipe.errors import InputError
+from sparsepipe.files import read_rows
+from sparsepipe.launchers.ssh.placement import hosted_pipelines
+from sparsepipe.record import RunRecord
+from sparsepipe.runtime import commands
+
+pytestmark = pytest.mark.timeout(900)
+slow = pytest.mark.slow
+EPOCH = 5  # minibatches
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    with network_hosts(3, folder) as network:
+        yield desk_of(network, folder)
+
+
+def rows(desk, name, event):
+    path = desk.folder / name / "minibatches.jsonl"
+    return [row for row in read_rows(path) if row["event"] == event] if path.exists() else []
+
+
+def trained_once(desk, name, count):
+    told = Counter(row["minibatch"] for row in RunRecord.load(desk.folder / name).metrics("step"))
+    assert told == dict.fromkeys(range(count), 1), "each minibatch once"
+
+
+def log_of_pipeline(desk, name, k):
+    path = desk.folder / name / "pipelines" / str(k) / "logs" / "launcher.log"
+    return path.read_text() if path.exists() else ""
+
+
+@slow
+@pytest.mark.parametrize("rule", ["partial-reduce", "wsp"])
+def test_pipelines_on_two_hosts_are_replayed_on_one_machine_to_the_same_bits(desk, rule):
+    """Encrypted. Each rank sleeps longer than it computes, so that both are at work when averages are due."""
+    plan = pipelines_of(NORMED, [[0]], [[1]], rule=rule)
+    own = config(model=NORMED, epochs=4, shuffle=True, stragglers="jitter:p=1,seconds=0.1", encrypt=True)
+    assert desk.launch(desk.told(rule, plan, own, *desk.network.hosts[:2])) == ["finished"]
+    trained_once(desk, rule, 4 * EPOCH)
+    assert {row["pipeline"] for row in rows(desk, rule, "taken")} == {0, 1}, "both have some"
+    result = PipelinesResult(desk.folder / rule)
+    replay = Replay(result, plan, own.replace(data=str(desk.folder / "shapes")), epoch_minibatches=EPOCH)
+    merges = [replay.told.merges[row["merge"]] for row in replay.told.applied if not row.get("last")]
+    assert any(len(merge["members"]) > 1 or merge["partner"] is not None for merge in merges)
+    same_ends(result, replay.run())
+    record = RunRecord.load(result.folder)
+    assert record.trace().ranks == (0, 1) and [one.status["state"] for one in record.pipelines] == ["finished"] * 2
+    assert [row["run_dir"] for row in record.metrics("summary")] == [str(result.folder)]
+    assert not (result.folder / "control" / "coordinator.json").exists(), "no secret stays"
+    assert not (result.folder / "control" / "certificate.pem").exists()
+    desk.check_nothing_is_left()
+
+
+@slow
+def test_a_pipeline_whose_agent_is_killed_joins_again_and_the_run_stops_and_is_resumed_elsewhere(desk):
+    """Pipeline 0 is on two hosts, with the coordinator on the first, which is killed too; pipeline 1 on the third."""
+    hosts, plan = desk.network.hosts, pipelines_of(PLAIN, [[0], [1]], [[2]], rule="quorum:quorum=1")
+    own = config(epochs=60, max_restarts=1, stragglers="jitter:p=1,seconds=0.1")
+    with desk.launched(desk.told("again", plan, own, *hosts)) as process:
+        for host in hosts:
+            found = host.listening() - {(host.address, 22)}
+            assert found and {address for address, _ in found} == {host.address}
+        for host, module in ((hosts[0], "runtime.pipelines.service"), (hosts[2], "launchers.ssh.agent")):
+            (pid,) = (pid for pid, words in host.commands().items() if f"sparsepipe.{module}" in words)
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: process.poll() is not None or (1, 1) in joined(desk, "again"), "it joins again")
+        steps = desk.steps("again")
+        until(lambda: process.poll() is not None or desk.steps("again") > steps + 20, "both go on")
+        commands.ask(desk.folder / "again", commands.STOP)
+        said = process.communicate(timeout=ENOUGH)[0]
+    assert json.loads(said) == "stopped", said
+    assert "host3 is back" in log_of_pipeline(desk, "again", 1)
+    record = RunRecord.load(desk.folder / "again")
+    done = len(record.metrics("step"))
+    assert 20 < done < 60 * EPOCH and [one.status["state"] for one in record.pipelines] == ["stopped"] * 2
+    back = {(row["epoch"], m) for row in rows(desk, "again", "put back") for m in row["minibatches"]}
+    taken = Counter((row["epoch"], m) for row in rows(desk, "again", "taken") for m in row["minibatches"])
+    assert {key for key, times in taken.items() if times > 1} <= back and len(back) <= 4, "what was in flight"
+    other = pipelines_of(PLAIN, [[0]], [[1], [2]], rule="local-sgd:every=2")
+    rest = config(epochs=60)
+    assert desk.launch(desk.told("again", other, rest, *reversed(hosts), resume=True)) == ["finished"]
+    trained_once(desk, "again", 60 * EPOCH)
+    desk.check_nothing_is_left(folders=False)  # but of the agent that was killed: the next to come does that
+
+
+def joined(desk, name):
+    return {(row["pipeline"], row["attempt"]) for row in rows(desk, name, "joined")}
+
+
+@slow
+def test_a_pipeline_whose_host_is_cut_off_does_not_stop_the_others_and_the_end_says_so(desk):
+    hosts, plan = desk.network.hosts, pipelines_of(PLAIN, [[0]], [[1]], [[2]], rule="partial-reduce")
+    own = config(epochs=16, max_restarts=1, timeout_seconds=20, stragglers="jitter:p=1,seconds=0.4")
+    with desk.launched(desk.told("cut", plan, own, *hosts)) as process:
+        until(lambda: process.poll() is not None or (2, 0) in joined(desk, "cut"), "all are there")
+        desk.network.cut(hosts[2])
+        said = process.communicate(timeout=ENOUGH)[0]
+    desk.network.mend(hosts[2])
+    assert json.loads(said) == "finished", said
+    trained_once(desk, "cut", 16 * EPOCH)
+    record = RunRecord.load(desk.folder / "cut")
+    assert [one.status["state"] for one in record.pipelines] == ["finished", "finished", "failed"]
+    reason = record.status["reason"]
+    assert "pipeline 2" in reason and "host3" in reason and "waited for until no other pipeline" in reason, reason
+    assert rows(desk, "cut", "left")[0]["pipeline"] == 2
+    desk.check_nothing_is_left(folders=False)
+
+
+@slow
+def test_a_host_that_one_pipeline_cannot_begin_on_ends_the_run_in_a_line(desk):
+    first, second, _ = desk.network.hosts
+    plan = pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
+    told = [desk.told("nowhere", plan, config(), first, second, last={"ssh": "host9"})]
+    (path,) = list((second.home / "shapes").rglob("train/*.off"))[:1]
+    kept = path.read_bytes()
+    path.write_bytes(kept + b"\n")
+    told.append(desk.told("unlike", plan, config(), first, second))
+    said = desk.launch(*told)
+    path.write_bytes(kept)
+    for (kind, reason), remedy in zip(said, ("no host of that name", "other training data"), strict=True):
+        assert kind == "InputError" and remedy in reason and "\n" not in reason, reason
+    desk.check_nothing_is_left()
+
+
+def cluster(*counts, addresses=None):
+    kinds = (DeviceType("cpu"),)
+    return Cluster(
+        tuple(
+            Node(f"n{k}", kinds * count, address=addresses[k] if addresses else f"10.0.0.{k + 1}")
+            for k, count in enumerate(counts)
+        )
+    )
+
+
+def test_each_rank_of_a_pipeline_is_at_its_device_and_knows_how_many_others_are_there():
+    plan = pipelines_of(PLAIN, [[0], [2]], [[4], [1]], rule="partial-reduce")
+    first, second = hosted_pipelines(plan, cluster(2, 1, 2))
+    assert [(hosted.node.name, hosted.ranks) for hosted in first.hosts] == [("n0", (0,)), ("n1", (1,))]
+    assert [(hosted.node.name, hosted.ranks) for hosted in second.hosts] == [("n0", (0,)), ("n2", (1,))]
+    assert (first.ranks, second.ranks) == ((0, 2), (1, 4))
+    assert first.before == {} and second.before == {"n0": 1, "n1": 1}
+    assert second.of_all == {"n0": 2, "n1": 1, "n2": 1}
+
+
+def test_what_hosts_cannot_do_for_pipelines_is_told_in_one_line():
+    plan = pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
+    for given, hosts, told in (
+        (plan, cluster(1), "uses rank 1, the cluster has 1 devices"),
+        (pipelines_of(PLAIN, [[0]], [[0]], rule="partial-reduce"), cluster(2), "rank 0 is in more than one pipeline"),
+        (plan, cluster(1, 1, addresses=["10.0.0.1"] * 2), "the address of more than one host"),
+    ):
+        with pytest.raises(InputError, match=told) as found:
+            hosted_pipelines(given, hosts)
+        assert "\n" not in str(found.value)
