@@ -123,7 +123,7 @@ class Pipeline:
 
     def work(self):
         """A generator: each step is one request; it yields whether it got anywhere."""
-        self.ask("begin", whole=self.whole, num_holders=1, **self.length)
+        self.ask("begin", whole=self.whole, num_holders=1, data="", **self.length)
         yield True
         number, self.under_way = 0, None
         while True:
