@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -159,6 +159,23 @@ def test_what_is_no_network_is_refused_in_a_line(module, message):
     with pytest.raises(InputError, match=message) as caught:
         trace(module, torch.randn(2, 2), name="net")
     assert "\n" not in str(caught.value)
+
+
+def test_verify_tells_a_kink_from_another_network():
+    """Sparse sums come in another order from one pass to the next: MinkowskiEngine's did so at a ReLU whose input was
+    0 but for that, and the network was refused."""
+    module, inputs = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), torch.ones(2, 3)
+    weights = [weight.detach().clone() for weight in module.parameters()]
+    zero, roundings = module(inputs).sum().detach(), cycle((1e-7, -1e-7))  # whole, cut, whole, cut, ...
+
+    def loss(output):
+        return (output.sum() - zero + next(roundings)).relu()
+
+    network = trace(module, inputs)
+    off = max(difference.relative for difference in differences(network, inputs, engine=PlainEngine(), loss=loss))
+    assert off == 1, "one pass has the gradient, the other has none"
+    verify(network, inputs, engine=PlainEngine(), loss=loss)
+    assert all(map(torch.equal, module.parameters(), weights)), "its weights are what they were"
 
 
 def test_verify_names_the_first_layer_that_differs():
