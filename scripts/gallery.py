@@ -24,6 +24,7 @@ from sparsepipe.reproduce.executed import Executed  # noqa: E402
 BEGIN, END = "<!-- gallery: scripts/gallery.py writes what stands between -->", "<!-- end of the gallery -->"
 WIDEST, QUALITY = 560, 72  # pixels; of WebP: some 12 kB a picture
 SHOWN = 270  # pixels on the page
+LACKED = re.compile(r"(?:is|are) not here: sparsepipe data fetch")  # what a notebook says that goes on without data
 OF_EVERY_BATCH = {"root", "figures", "data", "headless"}  # parameters that say where, not what
 
 
@@ -37,9 +38,15 @@ def main() -> int:
     if missing := [figure for figure in wanted if not (options.figures / f"{figure}.png").exists()]:
         print(f"{options.figures}: no {', '.join(missing)}; run `sparsepipe reproduce` first", file=sys.stderr)
         return 2
+    told = "name the folder that has them in SPARSEPIPE_DATA and run `sparsepipe reproduce --only-changed`"
     if empty := [figure for figure in wanted if NOT_HERE in words(options.figures / f"{figure}.svg")]:
-        told = "name the folder that has them in SPARSEPIPE_DATA and run `sparsepipe reproduce --only-changed`"
         print(f"{options.figures}: the data of {', '.join(empty)} were not here; {told}", file=sys.stderr)
+        return 2
+    copies = options.figures.resolve().parent / "runs" / "notebooks"
+    if lacking := [name for name in names if LACKED.search(told_in(copies / f"{name}.ipynb"))]:
+        print(
+            f"{options.figures}: {', '.join(lacking)} went on without data that were not here; {told}", file=sys.stderr
+        )
         return 2
     gallery = options.out / "gallery"
     gallery.mkdir(exist_ok=True)
@@ -48,7 +55,6 @@ def main() -> int:
             old.unlink()
     for figure in wanted:
         shrink(options.figures / f"{figure}.png", gallery / f"{figure}.webp")
-    copies = options.figures.resolve().parent / "runs" / "notebooks"
     sections = [section(name, figures, copies / f"{name}.ipynb") for name, figures in names.items()]
     page = options.out / "README.md"
     head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
@@ -61,6 +67,12 @@ def main() -> int:
 def words(picture: Path) -> str:
     """What an exported picture says: its vectors keep text as text."""
     return picture.read_text(encoding="utf-8") if picture.exists() else ""
+
+
+def told_in(copy: Path) -> str:
+    """What the cells of an executed notebook printed."""
+    cells = read_json(copy, what="notebook")["cells"] if copy.exists() else []
+    return "".join("".join(output.get("text", ())) for cell in cells for output in cell.get("outputs", ()))
 
 
 def section(name: str, figures: tuple[str, ...], copy: Path) -> str:
