@@ -22,11 +22,13 @@ from sparsepipe.cluster_probes.hosts import new_secret, probes
 from sparsepipe.cluster_probes.measure import MeasuredLink, rounds, unlike_devices
 from sparsepipe.cluster_probes.probe import connected, send
 from sparsepipe.cluster_probes.unmeasured import with_unmeasured
+from sparsepipe.launchers.ssh.hosted_run import runs_folder
 
 CPU = DeviceType("cpu")
 HERE = Node("here", (CPU,))
 FACTS = HostFacts(
-    *("one", "one", "3.11", {"sparsepipe": "1.0", "torch": "2.13.0"}, "abcd", 4, (), (), 8e9, 50e9, 0.0, 0.01),
+    *("one", "one", "3.11", {"sparsepipe": "1.0", "torch": "2.13.0"}, "abcd", 4, (), (), 8e9),
+    *("/var/runs", 50e9, 0.0, 0.01),
     "/usr/bin/python3",
 )
 
@@ -46,6 +48,8 @@ def test_this_machine_is_sound(tmp_path):
     (host,) = json.loads(out)["hosts"]
     assert host["name"] == "localhost" and abs(host["clock_seconds"]) <= host["clock_doubt"]
     assert host["memory_bytes"] > 1e8 and host["cores"] >= 1 and host["packages"]["torch"]
+    folder = next(path for path in (runs_folder(), *runs_folder().parents) if path.exists())
+    assert host["disk_folder"] == str(folder) and host["disk_bytes"] > 0
 
 
 def test_nothing_is_left_of_a_probe():
@@ -82,7 +86,7 @@ def test_a_host_that_cannot_be_asked_is_told_in_one_line(node, message):
         ({"clock_seconds": 3600.0}, "one: its clock is 3600 s ahead; set it"),
         ({"clock_seconds": -3600.0}, "one: its clock is 3600 s behind; set it"),
         ({"clock_seconds": 8.0, "clock_doubt": 4.0}, None),
-        ({"disk_bytes": 2e8}, "one: 0.20 GB free in its home; free at least a GB"),
+        ({"disk_bytes": 2e8}, "one: 0.20 GB free in /var/runs, where runs are put; free at least a GB"),
         ({"gpus": ("A", "A"), "gpu_memory_bytes": (8e9, 8e9)}, "one: 3 devices in the file, 2 GPUs there; correct one"),
         ({"memory_bytes": 5e9}, "one: a cpu has 2.0 GB in the file, 1.7 GB there; correct memory_bytes"),
     ],

@@ -4,10 +4,11 @@ import math
 import random
 
 import pytest
-from drifting_runs import PROFILE, Noise, Piece, as_measured, cluster_with, drifting, halves
+from drifting_runs import LINK, MEASURED, PROFILE, Noise, Piece, as_measured, cluster_with, drifting, halves
 
-from sparsepipe import Cluster, InputError, Link, Plan, Stage
+from sparsepipe import Cluster, DeviceType, InputError, Link, Node, Plan, Profile, Stage, simulate
 from sparsepipe.dynamics import Alarm, Watch
+from sparsepipe.dynamics.expected import Expected
 from sparsepipe.dynamics.observations import LeftOut, left_out_of
 
 SEEDS = (0, 1, 2)
@@ -202,6 +203,28 @@ def test_alarms_are_sentences_and_rows():
     link = Alarm(125, 120, 1.0, 5.0, link=(0, 1), recovered=True)
     assert str(link).startswith("the link between ranks 0 and 1 is back at 1 times the cluster's time")
     assert link.to_json()["link"] == [0, 1]
+
+
+def test_what_crosses_to_another_host_is_expected_to_take_what_a_simulation_has():
+    """Sockets between hosts carry less of a ReLU's output than devices of one host do: expected was the latter."""
+    profile = Profile.load(MEASURED)
+    kind = DeviceType(profile.device_types[0])
+    cluster = Cluster((Node("a", (kind,) * 2, LINK), Node("b", (kind,), LINK)), LINK)
+    layers = [layer.id for layer in profile.graph.layers]
+    cuts = ((0, 8), (8, 16), (16, len(layers)))
+    plan = Plan(tuple(Stage(tuple(layers[a:b]), (rank,)) for rank, (a, b) in enumerate(cuts)))
+    size = float(profile.typical_sizes[0])
+    expected, seen = Expected(profile, cluster, plan), set()
+    for span in simulate(plan, profile, cluster, [size] * 4).spans:
+        if span.kind == "send":
+            forwards = "F" in span.name
+            cut = span.stage + 1 if forwards else span.stage
+            found = expected.transfer_seconds(size, span.rank, span.peer, forwards=forwards, cut=cut)
+            assert found == pytest.approx(span.seconds, rel=1e-9)
+            seen.add((forwards, cut))
+    assert seen == {(forwards, cut) for forwards in (True, False) for cut in (1, 2)}
+    crossing = expected.of(size).bytes
+    assert crossing[True, 2, True] < 0.9 * crossing[True, 2, False], "else the two were not to be told apart"
 
 
 def test_a_plan_of_another_network_is_refused():

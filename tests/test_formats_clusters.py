@@ -169,6 +169,7 @@ def test_the_job_of_slurm_is_a_cluster(monkeypatch, tmp_path, capsys):
         ("driver yml", "server1:5", "server0:5", r"machines\[3\]: host 'server0' comes again after 'server1'"),
         ("driver yml", "server1:5", "server1", r"machines\[3\] = 'server1': expected 'host:gpu'"),
         ("driver yml", "server1:5", "server1:x", "expected 'host:gpu'"),
+        ("driver yml", "batch_size", "batchsize", "key 'batchsize' is none of a driver file's: is it batch_size"),
         (
             "driver yml",
             "['server0:0', 'server0:1', 'server1:4',\n             'server1:5']",

@@ -29,7 +29,8 @@ class HostFacts:
     gpus: tuple[str, ...]
     gpu_memory_bytes: tuple[float, ...]
     memory_bytes: float
-    disk_bytes: float
+    disk_folder: str  # in which runs are put there
+    disk_bytes: float  # free in it
     clock_seconds: float
     clock_doubt: float
     executable: str
@@ -151,7 +152,8 @@ def _wrong(node: Node, there: HostFacts, here: HostFacts) -> list[str]:
         way = "ahead" if there.clock_seconds > 0 else "behind"
         found.append(f"{name}: its clock is {abs(there.clock_seconds):.0f} s {way}; set it (timedatectl, chrony)")
     if there.disk_bytes < _LEAST_DISK_BYTES:
-        found.append(f"{name}: {there.disk_bytes / 1e9:.2f} GB free in its home; free at least a GB")
+        where = f"{there.disk_folder}, where runs are put"
+        found.append(f"{name}: {there.disk_bytes / 1e9:.2f} GB free in {where}; free at least a GB")
     limits = there.gpu_memory_bytes or (there.memory_bytes / len(node.device_types),) * len(node.device_types)
     for kind, limit in zip(node.device_types, limits, strict=False):
         if kind.memory_bytes != float("inf") and kind.memory_bytes > limit:

@@ -42,8 +42,18 @@ def facts(asked: dict[str, Any]) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "gpus": gpus(),
         "memory_bytes": pages,
-        "disk_bytes": shutil.disk_usage(Path.home()).free,
+        **disk(),
     }
+
+
+def disk() -> dict[str, Any]:
+    """Where runs that are launched from elsewhere lie on this host (launchers/ssh/hosted_run.py), and the room there.
+
+    As long as there is none the folder that it will be in says it.
+    """
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sparsepipe" / "hosted"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return {"disk_folder": str(there), "disk_bytes": shutil.disk_usage(there).free}
 
 
 def clock(asked: dict[str, Any]) -> dict[str, Any]:

@@ -161,7 +161,8 @@ class Watch:
         if isinstance(found, LeftOut):
             return self._look_left_out(found)
         era = self._era(found.minibatch)
-        times = era.expected.of(self._sizes[found.minibatch])
+        size = self._sizes[found.minibatch]
+        times = era.expected.of(size)
         if isinstance(found, Work):
             series = self._ranks.setdefault(found.rank, Series(rank=found.rank))
             if found.rank in era.others:
@@ -171,8 +172,7 @@ class Watch:
         else:
             pair = min(found.rank, found.peer), max(found.rank, found.peer)
             series = self._links.setdefault(pair, Series.of_link(pair))
-            link = self.cluster.link(*pair)
-            expected = link.transfer_time(times.bytes.get((found.forwards, found.cut), 0.0))
+            expected = era.expected.transfer_seconds(size, *pair, forwards=found.forwards, cut=found.cut)
             measured, unnoticed = self._under_way(found, expected * series.factor), times.noticed
             if not found.waited and not series.is_faster(measured + unnoticed, expected + unnoticed):
                 return None  # it took no longer than that, which says nothing new

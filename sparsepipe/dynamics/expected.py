@@ -19,7 +19,8 @@ class OfSize:
     """Seconds and bytes of one size of minibatch."""
 
     work: dict[int, float]  # rank → seconds of forward and backward, of all its stages
-    bytes: dict[tuple[bool, int], float]  # (forwards, cut) → bytes that cross it; cut c is between stages c − 1 and c
+    # (forwards, cut, whether to another host) → bytes that cross it: cut c is between stages c − 1 and c
+    bytes: dict[tuple[bool, int, bool], float]
     noticed: float  # seconds that a transfer must take to hold anybody up
 
 
@@ -48,9 +49,14 @@ class Expected:
             crossing = {}
             for (operation, stage, elsewhere), num_bytes in transfers.bytes.items():
                 forwards = operation == _FORWARD
-                if not elsewhere:  # what is watched runs on one machine
-                    crossing[forwards, stage + 1 if forwards else stage] = float(num_bytes[k])
+                crossing[forwards, stage + 1 if forwards else stage, elsewhere] = float(num_bytes[k])
             self._of_sizes[size] = OfSize(work, crossing, _NOTICED * max(work.values()))
+
+    def transfer_seconds(self, size: float, rank: int, peer: int, *, forwards: bool, cut: int) -> float:
+        """Seconds of what a minibatch of a size sends across a cut between two ranks, on the link between them."""
+        devices = self.cluster.devices
+        elsewhere = devices[rank].node.name != devices[peer].node.name
+        return self.cluster.link(rank, peer).transfer_time(self.of(size).bytes.get((forwards, cut, elsewhere), 0.0))
 
     def of(self, size: float) -> OfSize:
         """The times of one size."""

@@ -12,84 +12,19 @@ goes on within an epoch where theirs changes between epochs.
 Source: the drivers and training scripts of PipeDream's and SparsePipe's runtimes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..fields import Check, flag, integer, number, one_of, shown, text
-from ..models import MODULE_NETWORKS, NETWORKS
+from ..fields import shown
 from ..plan import Plan
 from ..yaml_files import read_yaml
 from .clusters.hosts import Host, Unsaid, cluster_of_hosts
 from .clusters.machines import hosts_of_machines
-
-_POINTS = 4096  # that SparsePipe draws of each cloud, times sample_ratio
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelType:
-    """What networks of a model_type are called here, among which, and what its training script sets."""
-
-    names: tuple[str, ...]
-    networks: Mapping[str, Any]
-    settings: Mapping[str, Any]
-
-
-_MODEL_TYPES: Mapping[str, _ModelType] = {
-    "Minkowski": _ModelType(("mink{}",), NETWORKS, {"num_points": _POINTS}),
-    "point_cloud": _ModelType(("{}-3d",), NETWORKS, {}),
-    "image_classification": _ModelType(("{}-images", "{}"), MODULE_NETWORKS, {}),
-    "translation": _ModelType(("{}",), MODULE_NETWORKS, {"optimizer": "adam"}),
-}
-_POLICIES: Mapping[str, Mapping[str, Any]] = {
-    "step": {"learning_rate_schedule": "step", "learning_rate_decay": 0.1, "decay_epochs": 30.0},
-    "polynomial": {"learning_rate_schedule": "polynomial", "learning_rate_decay": 2.0},
-    "exponential_decay": {"learning_rate_schedule": "exponential", "learning_rate_decay": 0.97},  # in all epochs
-}
-
-
-def _at_least_one(value: Any, what: str) -> int:
-    return integer(value, what, least=1)
-
-
-def _anything(value: Any, what: str) -> Any:
-    return value
-
-
-_MEANT: Mapping[str, Check] = {
-    "module": text,
-    "data_dir": text,
-    "config_file": text,
-    "log_directory": text,
-    "model_type": one_of(*_MODEL_TYPES),
-    "machines": _anything,  # read by machines.py
-    "batch_size": _at_least_one,
-    "learning_rate": number,
-    "learning_rate_policy": one_of(*_POLICIES),
-    "weight_decay": number,
-    "epochs": _at_least_one,
-    "voxel_size": number,
-    "sample_ratio": number,
-    "no_input_pipelining": flag,
-    "recompute": flag,
-}
-_WITHOUT_MEANING: Mapping[str, str] = {
-    "container": "workers are processes of the host itself",
-    "distributed_backend": "ranks of a host share memory, others use sockets",
-    "print_frequency": "the record has every minibatch",
-    "verbose_frequency": "the record has every minibatch",
-    "compress_activations": "PipeDream's runtime reads it neither; --compression says what is compressed",
-    "compress_in_gpu": "PipeDream's runtime reads it neither; --compression says what is compressed",
-    "translation_model": "model_type says it",
-    "eval_batch_size": "validation has minibatches of batch_size",
-    "lr_warmup": "--warmup-minibatches N says how long the rate rises",
-    "synthetic_data": "data_dir is read; --data names other data",
-    "macrobatch": "a plan of schedule 2bw accumulates so",
-}
+from .driver_keys import MEANT, MODEL_TYPES, POINTS, POLICIES, WITHOUT_MEANING, checked_values
 
 
 @dataclass(frozen=True)
@@ -107,11 +42,8 @@ class DriverFile:
         document = read_yaml(path, what="driver file")
         if not isinstance(document, Mapping) or "machines" not in document:
             raise InputError(f"{path}: expected a driver file with machines: ['host:gpu', …]")
-        try:
-            values = {_key(key): _checked(key, value) for key, value in document.items()}
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-        return cls(path, values, hosts_of_machines(path, document))
+        hosts = hosts_of_machines(path, document)  # which looks at all keys
+        return cls(path, checked_values(document), hosts)
 
     @property
     def model(self) -> str:
@@ -119,7 +51,7 @@ class DriverFile:
         module, kind = self._value("module"), self._value("model_type")
         parts = module.split(".")
         name = parts[1] if len(parts) > 1 and parts[0] == "models" else parts[0]
-        of_kind = _MODEL_TYPES[kind]
+        of_kind = MODEL_TYPES[kind]
         for pattern in of_kind.names:
             if (found := pattern.format(name)) in of_kind.networks:
                 return found
@@ -154,17 +86,17 @@ class DriverFile:
         same = ("batch_size", "learning_rate", "weight_decay", "epochs", "voxel_size")
         found = {key: self.values[key] for key in same if key in self.values}
         if kind := self.values.get("model_type"):
-            found |= _MODEL_TYPES[kind].settings
+            found |= MODEL_TYPES[kind].settings
         if policy := self.values.get("learning_rate_policy"):
-            found |= {"decay_epochs": float(found.get("epochs", 1)), **_POLICIES[policy]}
+            found |= {"decay_epochs": float(found.get("epochs", 1)), **POLICIES[policy]}
         if "sample_ratio" in self.values:
-            found["num_points"] = max(1, round(_POINTS * self.values["sample_ratio"]))
+            found["num_points"] = max(1, round(POINTS * self.values["sample_ratio"]))
         return found
 
     @property
     def without_meaning(self) -> tuple[str, ...]:
         """A line for each key that is there and means nothing here: why."""
-        return tuple(f"{key} has no meaning here: {_WITHOUT_MEANING[key]}" for key in self.values if key not in _MEANT)
+        return tuple(f"{key} has no meaning here: {WITHOUT_MEANING[key]}" for key in self.values if key not in MEANT)
 
     def cluster(self) -> Cluster:
         return cluster_of_hosts(self.hosts, Unsaid())
@@ -202,18 +134,3 @@ class DriverFile:
 def is_driver_file(path: Path) -> bool:
     """Whether a path given for a plan is of a driver file by its name."""
     return path.suffix in (".yml", ".yaml")
-
-
-def _key(key: Any) -> str:
-    known = [*_MEANT, *_WITHOUT_MEANING]
-    if key in known:
-        return str(key)
-    alike = get_close_matches(str(key), known, n=1)
-    raise InputError(
-        f"key {shown(key)} is none of a driver file's" + (f": is it {alike[0]}?" if alike else ": leave it out")
-    )
-
-
-def _checked(key: str, value: Any) -> Any:
-    check: Callable[[Any, str], Any] = _MEANT.get(key, _anything)
-    return check(value, key)

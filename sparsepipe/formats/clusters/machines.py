@@ -12,14 +12,19 @@ from typing import Any
 
 from ...errors import InputError
 from ...fields import MOST_DEVICES, shown
+from ..driver_keys import checked_values
 from .hosts import Host
 
 _FORM = "'host:gpu', such as 'server0:0'"
 
 
 def hosts_of_machines(path: Path, document: Mapping[str, Any]) -> tuple[Host, ...]:
-    """The hosts of a driver file, in its order. Raises InputError that names the file and the entry."""
+    """The hosts of a driver file, in its order.
+
+    Raises InputError that names the file and the entry, or a key or value that is none of a driver file's.
+    """
     try:
+        checked_values(document)
         return _hosts(document.get("machines"))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
