@@ -1,8 +1,8 @@
 """Plan, simulate and run pipeline-parallel training of sparse 3D networks on devices that are not all alike.
 
-Importing this package brings the values, the planners and the simulator, and neither torch nor plotly. What needs them
-is imported when it is first asked for: `profile_model`, `launch`, `attach` and `RunConfig`, the folders `data`, `plots`
-and `widgets`.
+Importing this package brings the values. Planners, simulators, replays of traces, `RunConfig`, and what needs torch or
+plotly (`profile_model`, `launch`, `attach`, the folders `data`, `plots` and `widgets`) are imported when they are first
+asked for: an agent on a host, or a launcher, waits for none of them.
 """
 
 from typing import TYPE_CHECKING
@@ -12,26 +12,38 @@ from .errors import InputError, RunFailed
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText
 from .lazy_names import lazy_names
-from .pipeline_simulator import simulate_pipelines
 from .pipelines import Pipelines
 from .plan import Plan, Stage
-from .planners import partition, partition_pipelines
 from .profile import CostSample, LayerCost, Profile
 from .record import RunRecord, load_trace
-from .replaying import replay, what_if
 from .schedule import SCHEDULES, Action, Op, actions, inputs
-from .simulator import simulate
 from .trace import Span, Trace
 
 if TYPE_CHECKING:
     from .dynamics.launching import launch
     from .launchers import attach
+    from .pipeline_simulator import simulate_pipelines
+    from .planners import partition, partition_pipelines
     from .profiler import profile_model
+    from .replaying import replay, what_if
     from .runtime import RunConfig
+    from .simulator import simulate
 
 __version__ = "0.1.0"
 
-_HOME = {"profile_model": "profiler", "launch": "dynamics.launching", "attach": "launchers", "RunConfig": "runtime"}
+_HOME = {
+    "RunConfig": "runtime",
+    "attach": "launchers",
+    "launch": "dynamics.launching",
+    "partition": "planners",
+    "partition_pipelines": "planners",
+    "profile_model": "profiler",
+    "replay": "replaying",
+    "simulate": "simulator",
+    "simulate_pipelines": "pipeline_simulator",
+    "what_if": "replaying",
+}
+_MODULES = ("data", "forecast", "pipeline_simulator", "planners", "plots", "replaying", "simulator", "widgets")
 
 __all__ = [
     "SCHEDULES",
@@ -70,4 +82,4 @@ __all__ = [
     "profile_model",
 ]
 
-__getattr__, __dir__ = lazy_names(globals(), _HOME, folders=("data", "plots", "widgets"))
+__getattr__, __dir__ = lazy_names(globals(), _HOME, folders=_MODULES)

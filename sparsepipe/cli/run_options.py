@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..data.labels import TASKS
-from ..data.order import LAST_MINIBATCH
+from ..data.minibatch_sizes import LAST_MINIBATCH
 from ..fields import MOST_MINIBATCHES
 from ..launchers import LAUNCHERS, SLURM
 from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, ON_LOST_HOST, OPTIMIZERS, PRECISIONS

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from .inspection import Report
     from .labels import IGNORED
     from .manifests import Manifest, list_datasets
+    from .minibatch_sizes import LAST_MINIBATCH, sizes
     from .order import (
-        LAST_MINIBATCH,
         bucketed_minibatches,
         class_balanced_minibatches,
         minibatches,
-        sizes,
         voxel_balanced_minibatches,
     )
     from .shapes import make_shapes
@@ -41,12 +40,11 @@ _HOMES = {  # a file of this folder: what it gives
     "inspection": ("Report",),
     "labels": ("IGNORED",),
     "manifests": ("Manifest", "list_datasets"),
+    "minibatch_sizes": ("LAST_MINIBATCH", "sizes"),
     "order": (
-        "LAST_MINIBATCH",
         "bucketed_minibatches",
         "class_balanced_minibatches",
         "minibatches",
-        "sizes",
         "voxel_balanced_minibatches",
     ),
     "shapes": ("make_shapes",),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..data.order import sizes
+from ..data.minibatch_sizes import sizes
 from ..errors import InputError
 from ..runtime.config import RunConfig
 from ..runtime.training_state.checkpoint import Checkpoint

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from typing import Annotated, Any
 
-from ..data.order import KEEP, LAST_MINIBATCH, MERGE
+from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
 from .settings import MANY, Choice, Flag, Names, Number, Settings, Text, WholeNumber
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...data.order import KEEP, sizes
+from ...data.minibatch_sizes import KEEP, sizes
 from ...errors import InputError
 from ...files import read_json, sha256, write_json
 from .checkpoint_manifest import read_manifest, write_manifest
