@@ -119,8 +119,12 @@ def test_nobody_is_left_when_a_process_above_pipelines_is_killed(tmp_path, victi
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
     with subprocess.Popen(command, env=python_environment(), stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "running\n"
-        assert len(processes_of(tmp_path / "run")) >= 6, "a guard, a launcher, a coordinator, three ranks"
-        status = RunRecord.load(tmp_path / "run").status
+        record, rank = RunRecord.load(tmp_path / "run"), "-m sparsepipe.runtime --run-dir"
+        until(lambda: str(processes_of(tmp_path / "run")).count(rank) == 3, "three ranks")
+        begun, status = processes_of(tmp_path / "run"), record.status
+        assert len(begun) == 8, "a guard, a parent, a coordinator, two launchers, three ranks"
+        launchers = {begun[one.status["launcher"]].split()[-1] for one in record.pipelines}
+        assert launchers == {str(one.folder) for one in record.pipelines}, "forked from the parent, known by name"
         os.kill({"parent": parent.pid, **status}[victim], signal.SIGKILL)
         until(lambda: not processes_of(tmp_path / "run"), "end of all processes")
         parent.kill()

@@ -5,9 +5,8 @@ where what the user gave keeps one of them from beginning.
 """
 
 import os
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,10 +41,28 @@ class Coordinating(Protocol):
         ...
 
 
+class Process(Protocol):
+    """What is used of a launcher's process: a `subprocess.Popen`, or one that was forked."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return its exit code, -9 where SIGKILL ended it; None while it is alive."""
+        ...
+
+    def kill(self) -> None:
+        """End it now."""
+        ...
+
+    def wait(self) -> int:
+        """Wait for its end and return its exit code."""
+        ...
+
+
 class Launchers(Protocol):
     """How the launcher of one pipeline is started."""
 
-    def start(self, k: int, *, first_attempt: int) -> subprocess.Popen:
+    def start(self, k: int, *, first_attempt: int) -> Process:
         """Start that of pipeline `k`, whose workers count their attempts from `first_attempt`."""
         ...
 
@@ -56,7 +73,7 @@ class _Launcher:
 
     pipeline: int
     folder: Path
-    process: subprocess.Popen
+    process: Process
     starts: int = 1
     code: int | None = None  # once it has ended for good
     refused: bool = False  # what the user gave kept it from beginning
@@ -72,10 +89,13 @@ class Parent:
         self.coordination, self._starting = coordination, launchers
         self.launchers = [self._start(k) for k in range(len(plan.pipelines))]
 
-    def wait(self) -> int:
-        """Keep the processes going until every launcher has ended; write the status and return the exit code."""
+    def wait(self, pause: Callable[[float], object] = time.sleep) -> int:
+        """Keep the processes going until every launcher has ended; write the status and return the exit code.
+
+        `pause` is what passes a time of so many seconds between two looks.
+        """
         while any(launcher.code is None for launcher in self.launchers) and not self._refused:
-            time.sleep(_LOOK_SECONDS)
+            pause(_LOOK_SECONDS)
             self.coordination.look()
             for launcher in self.launchers:
                 if launcher.code is None and (code := launcher.process.poll()) is not None:

@@ -36,7 +36,7 @@ from typing import Any, Protocol
 STATUS = "status.json"
 GOING_ON = ("started", "running")  # the states of a run that has not ended
 TEMPLATE = "SPARSEPIPE_TEMPLATE"  # names the end of a socket that the launcher is to give to a template (local/)
-ROOM = " " * 10240  # ends the command of such a launcher: supervisors forked from it write their own over it
+ROOM = " " * 10240  # ends the command of what others are forked from: they write their own over it
 _LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a supervisor that were killed
 _HALF_WRITTEN = re.compile(r"\..+\.(json|jsonl|toml)\.[0-9a-z_]{8}")  # what a killed write leaves
 COMMANDS = ("stop", "replan")  # what a run hears: those of runtime/commands.py, which whoever asks may know more of

@@ -9,6 +9,7 @@ from ...runtime import RunConfig
 from ..base import Asked
 from ..followed_job import FollowedJob
 from ..prepare_pipelines import prepare_pipelines
+from ..supervisor import ROOM
 from .started import check_workers, environment_of, followed, supervised
 
 
@@ -26,6 +27,6 @@ def launch_pipelines(
     record, locks = prepare_pipelines(plan, config, **asked)
     resume = asked.get("resume", False)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
-    command = python_command("sparsepipe.launchers.local.pipelines", *options)
+    command = [*python_command("sparsepipe.launchers.local.pipelines", *options), ROOM]
     begin = supervised(record, locks, command, environment_of(config, len(plan.ranks)), detach=detach)
     return followed(record, locks, begin, resume=resume, detach=detach)
