@@ -17,6 +17,7 @@ from sparsepipe import plots
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.digests import digest
 from sparsepipe.errors import InputError, RunFailed
+from sparsepipe.files import read_json
 from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.planners import partition
@@ -29,6 +30,7 @@ from sparsepipe.reproduce.averaging import averaging_link
 from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
 from sparsepipe.reproduce.loopback import loopback_link
 from sparsepipe.reproduce.notebook_job import NotebookJob
+from sparsepipe.reproduce.notebook_processes import NotebookProcesses
 from sparsepipe.reproduce.workplace import Workplace
 from sparsepipe.runtime.config import RunConfig
 
@@ -96,6 +98,46 @@ def test_runs_all_in_order_and_again_only_what_changed(few, tmp_path, capsys):
     assert not NotebookJob.prepare(
         out=tmp_path / "figures", notebooks=few.folder, data=None, parameters={"number": 7}
     ).is_done("a")
+
+
+ASKED = """import atexit, json, os, sys, warnings
+from pathlib import Path
+known = "sparsepipe.sizes" in sys.modules
+import sparsepipe.sizes as sizes
+above = Path(f"/proc/{os.getppid()}/stat").read_text().split()[3]
+told = [known, above, os.environ["TOLD"], hasattr(sizes, "mark")]
+sizes.mark = True
+warnings.warn("told to the reader")
+atexit.register(lambda: Path("ended-" + os.environ["TOLD"]).touch())
+Path("told-" + os.environ["TOLD"]).write_text(json.dumps(told))"""
+
+
+@pytest.mark.slow
+def test_notebooks_begin_with_what_was_imported_for_the_others_and_with_nothing_that_they_did(few, tmp_path):
+    """Each imported torch and papermill anew, two minutes of a batch."""
+    few("a", "figures = ''", ASKED)
+    few("b", "figures = ''", "import os; os._exit(3)")
+    processes = NotebookProcesses()
+
+    def ended(name, told, code):
+        request = {"source": str(few.folder / f"{name}.ipynb"), "target": str(tmp_path / f"{told}.ipynb")}
+        request |= {"parameters": {}, "folder": str(tmp_path), "progress": False}
+        more = {"JUPYTER_PREFER_ENV_PATH": "1", "TOLD": told}
+        answer = processes.execute(request, more, log=tmp_path / f"{told}.log", code=code)
+        return answer, read_json(tmp_path / f"told-{told}") if (tmp_path / f"told-{told}").exists() else None
+
+    try:
+        (first, one), (second, other) = ended("a", "1", "of today"), ended("a", "2", "of today")
+        assert (first, second) == ({}, {})
+        known, above, *own = one
+        assert other == [known, above, "2", False] and [known, *own] == [True, "1", False]
+        assert "UserWarning: told to the reader" in (tmp_path / "2.ipynb").read_text()
+        assert (tmp_path / "ended-1").exists() and (tmp_path / "ended-2").exists(), "they ended as processes do"
+        assert "before its last cell" in ended("b", "3", "of today")[0]["error"]
+        assert ended("a", "4", "of today")[1][1] == above, "a kernel that died takes nobody with it"
+        assert ended("a", "5", "changed since")[1][1] != above, "code that changed is imported"
+    finally:
+        processes.end()
 
 
 @pytest.mark.slow

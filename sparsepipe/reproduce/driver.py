@@ -58,6 +58,7 @@ def reproduce(
         for wave in catalogue.waves(chosen):
             batch.run(wave, jobs)
     finally:
+        job.end()
         progress.close()
     batch.summarise()
     batch.raise_failures()

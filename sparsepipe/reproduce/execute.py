@@ -1,49 +1,98 @@
-"""Execute one notebook in a process of its own: `python -m sparsepipe.reproduce.execute`.
+"""Execute notebooks, one after the other, each in a process of its own: `python -m sparsepipe.reproduce.execute`.
 
-A request comes as one line of JSON on stdin, which then stays open. When it closes, as its owner ended for whatever
-reason, papermill is interrupted, and the kernel and all it started end. On stdout comes a line of JSON for each cell
-that is begun, {"at": "cell 7 of 16, The runs"}, and then the answer.
+    this process ─fork─► papermill ─fork─► kernel      of one notebook; the next one's are forked when it has ended
+
+A request comes as one line of JSON on stdin, which then stays open. What the notebook imports of this package is
+imported here first, for all that follow: with it papermill's process and the kernel (forked_kernel.py) begin. When
+stdin closes, as its owner ended for whatever reason, papermill is interrupted, and the kernel and all it started end.
+On stdout comes a line of JSON for each cell that is begun, {"at": "cell 7 of 16, The runs"}, then the answer, then the
+exit code of papermill's process, {"ended": 0}.
 """
 
+import gc
 import json
 import os
 import signal
 import sys
 import threading
 import warnings
+from contextlib import suppress
 from typing import Any
 
 from ..host.left_out import ADDRESSES, HADOOP, left_out
+from .forked_kernel import WaitingKernel, bring_in_kernel
+from .notebook_imports import bring_in
 
 _INTERRUPTED = 130  # what a shell says of a process ended by SIGINT
 
 
 def main() -> int:
+    """Serve requests to the end of stdin; in a process that was forked for one, be that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell script puts in the background
-    request = json.loads(sys.stdin.readline())
+    _bring_in_papermill()
+    for line in iter(sys.stdin.readline, ""):
+        request = json.loads(line)
+        _bring_in_of(request["source"])
+        process = os.fork()  # and no more: in the child Python ends as it does anywhere
+        if process == 0:
+            return _execute_one(**request)
+        _, status = os.waitpid(process, 0)
+        with suppress(BrokenPipeError):  # nobody is there any more
+            _say({"ended": os.waitstatus_to_exitcode(status)})
+    return 0
+
+
+def _bring_in_papermill() -> None:
+    gc.disable()  # what imports make stays: to search it for garbage takes a fifth of the start
+    with warnings.catch_warnings(), left_out(ADDRESSES), left_out(HADOOP):  # no notebook has any, or is there
+        warnings.simplefilter("ignore")  # papermill's own imports
+        import papermill  # noqa: F401
+    bring_in_kernel()
+
+
+def _bring_in_of(source: str) -> None:
+    gc.disable()
+    bring_in(source)
+    gc.freeze()  # nor is it written to in the forked processes, which have the memory in common
+    gc.enable()
+
+
+def _execute_one(*, environment: dict[str, str], log: str, **request: Any) -> int:
+    """Execute a notebook with this environment, and complain in `log`. Returns the exit code."""
+    os.environ.clear()
+    os.environ.update(environment)
+    errors = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(errors, 2)
+    os.close(errors)
+    kernel = WaitingKernel()  # forked now, as long as there is no thread
+    warnings.simplefilter("ignore")
     threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
     try:
-        answer = execute(**request)
+        answer = execute(**request, kernel=kernel)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    print(json.dumps(answer), flush=True)
-    return 1 if "error" in answer else 0
+    _say(answer)
+    os._exit(1 if "error" in answer else 0)  # to take down all that was imported takes half a second
 
 
-def execute(source: str, target: str, *, parameters: dict[str, Any], folder: str, progress: bool) -> dict[str, Any]:
+def _say(row: dict[str, Any]) -> None:
+    print("\n" + json.dumps(row), flush=True)  # in a line of its own, whatever a kernel has left in one
+
+
+def execute(
+    source: str, target: str, *, parameters: dict[str, Any], folder: str, progress: bool, kernel: WaitingKernel
+) -> dict[str, Any]:
     """Run the notebook `source` with `parameters` in `folder`, and keep the executed copy as `target`.
 
     All notebooks get the same parameters: one that this notebook does not have is left out. Returns {} or, where a cell
     failed, its number (from 1, as the notebook stands) and its error's one line.
     """
-    with warnings.catch_warnings(), left_out(ADDRESSES), left_out(HADOOP):  # no notebook has any, or is there
-        warnings.simplefilter("ignore")  # papermill's own imports
-        import papermill
+    import papermill
 
     known = papermill.inspect_notebook(source)
     given = {name: value for name, value in parameters.items() if name in known}
     options = {"kernel_name": "python3", "progress_bar": progress, "log_output": False}
-    options["on_cell_start"] = _Teller(source)  # papermill hands it to nbclient
+    options |= {"on_cell_start": _Teller(source), "kernel_manager_class": kernel.manager}  # handed on to nbclient
     try:
         papermill.execute_notebook(source, target, given, cwd=folder, **options)
     except papermill.PapermillExecutionError as error:
@@ -69,7 +118,7 @@ class _Teller:
         elif "injected-parameters" not in cell.metadata.get("tags", []):
             self._number += 1
             told = f"cell {self._number} of {self._of}"
-            print(json.dumps({"at": f"{told}, {self._heading}" if self._heading else told}), flush=True)
+            _say({"at": f"{told}, {self._heading}" if self._heading else told})
 
 
 def _first_code_cell_after_parameters(source: str) -> int:

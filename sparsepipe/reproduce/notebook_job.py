@@ -3,8 +3,6 @@
 import hashlib
 import json
 import os
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..files import read_json, write_json
-from ..host.python_path import python_command, python_environment
 from ..record import NO_PICTURES, NOTEBOOK, PAPER
 from . import catalogue
+from .notebook_processes import NotebookProcesses
 from .report import REPORT, not_drawn
 
 if TYPE_CHECKING:
     from ..plots import Paper
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_PATIENCE = 20  # seconds that an interrupted notebook has to end its kernel
 # Where data and published profiles are looked for: other folders there are other inputs.
 _LOOKED_AT = ("SPARSEPIPE_DATA", "SPARSEPIPE_REFERENCE")
 _SUFFIXES = ("pdf", "svg", "png", "csv", "json")
@@ -48,7 +45,7 @@ class NotebookJob:
     exports: dict[str, tuple[str, ...]] = field(default_factory=dict)  # notebook -> names of its figures
     pictures: bool = True
     paper: "Paper | None" = None  # what all figures are exported with; None: the usual one
-    processes: list[subprocess.Popen] = field(default_factory=list)  # at work now
+    processes: NotebookProcesses = field(default_factory=NotebookProcesses)
     why_not: dict[str, str] = field(default_factory=dict)  # of a browser that was looked for: why it cannot draw
     lock: Any = field(default_factory=threading.Lock)  # of the file of times
 
@@ -155,54 +152,16 @@ class NotebookJob:
         return Outcome(seconds)
 
     def _execute(self, name: str, request: dict[str, Any], log: Path, on_cell: Callable[[str], None]) -> dict[str, Any]:
-        """Run `reproduce.execute` on the request. Its stdin is its lifeline: closed, it interrupts papermill."""
         told = {"JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name, REPORT: str(log.with_suffix(".report.jsonl"))}
         if why := self.why_not.get(""):
             told[NO_PICTURES] = why
         if self.paper:
             told[PAPER] = json.dumps(self.paper.to_json())
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                python_command("sparsepipe.reproduce.execute", options=("-W", "ignore")),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=python_environment(**told),
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends that one in order
-            )
-        self.processes.append(process)
-        assert process.stdin and process.stdout
-        answer: dict[str, Any] | None = None
-        try:
-            process.stdin.write((json.dumps(request) + "\n").encode())
-            process.stdin.flush()
-            for line in process.stdout:  # rows of JSON; the last one is the answer
-                row = json.loads(line) if line.startswith(b"{") else {}
-                if "at" in row:
-                    on_cell(str(row["at"]))
-                elif row or line.strip() == b"{}":
-                    answer = row
-            code = process.wait()
-        except BaseException:
-            self.end()
-            raise
-        finally:
-            if not process.stdin.closed:
-                process.stdin.close()
-            process.stdout.close()
-        self.processes.remove(process)
-        return {"error": f"ended with code {code} before its last cell"} if answer is None else answer
+        return self.processes.execute(request, told, log=log, code=_code(), on_cell=on_cell)
 
     def end(self) -> None:
         """Interrupt the notebooks at work and wait until their kernels are gone."""
-        for process in self.processes:
-            if process.stdin and not process.stdin.closed:
-                process.stdin.close()
-        for process in self.processes:
-            try:
-                process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+        self.processes.end()
 
     def is_done(self, name: str) -> bool:
         """Whether nothing would change: the same inputs, and each figure's files are there, pictures where asked."""
@@ -251,9 +210,17 @@ class NotebookJob:
     def _digest(self, name: str) -> str:
         """The notebook, what it is told, and all code that it can call."""
         whole = hashlib.sha256(self._told().encode())
-        for path in (self.notebooks / f"{name}.ipynb", *sorted(_PACKAGE.rglob("*.py"))):
-            whole.update(path.read_bytes())
+        whole.update((self.notebooks / f"{name}.ipynb").read_bytes())
+        whole.update(_code().encode())
         return whole.hexdigest()
+
+
+def _code() -> str:
+    """A digest of this package as it is on disk."""
+    whole = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        whole.update(path.read_bytes())
+    return whole.hexdigest()
 
 
 def _contents(data: str) -> list[list[Any]]:
