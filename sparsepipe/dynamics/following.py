@@ -26,7 +26,7 @@ from .variants import variant
 from .variants.base import LayerFactors
 
 DECISIONS = "decisions.jsonl"  # in a run's folder: what was decided and why, whether it changed anything or not
-_SECONDS = 0.2  # between two looks
+_SECONDS = 0.1  # between two looks
 _STEPS = 20  # the newest so many tell how long a minibatch takes now
 
 

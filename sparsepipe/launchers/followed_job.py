@@ -19,7 +19,7 @@ from .metrics_tail import Tail
 from .replan import replanned, request_replan
 from .supervisor import GOING_ON, gone, read_status
 
-_POLLS_A_SECOND = 5
+_POLLS_A_SECOND = 10
 _TO_END = 30.0  # seconds that a job has to end once it was asked to, at once where the machine is not busy
 _TO_READ = 3.0  # seconds in which a status that cannot be read now may be readable again
 

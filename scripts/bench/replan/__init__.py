@@ -6,8 +6,11 @@
                  itself says of it, part by part; and the limit: the bytes that changed hands over what two processes
                  here can send each other through a socket, and the filling.
 --what variants  Two processes, each on a processor of its own, train a small network, and an intruder is on the second
-                 one's processor for half of the run, in two visits. Every way of `--replan`, and an oracle, which is
-                 told when the intruder comes and goes, in turn, `--rounds` times: samples a second, and live's over
-                 each other's in the same round, as lower quartile, median and upper quartile.
---what both      One after the other, which is what is done where nothing is said: some eight minutes on two cores.
+                 one's processor for half of the run. Every way of `--replan`, and an oracle, which is told when the
+                 intruder comes and goes, in turn, `--rounds` times: samples a second, and live's over each other's in
+                 the same round, as lower quartile, median and upper quartile. Beneath it, the paces of all runs before
+                 the intruder came, when all trained alike: what the machine varies by itself.
+--what replayed  The same where nothing but the plan and the slow device counts: processes sleep in place of computing,
+                 and the second takes twice as long for half of the run.
+--what all       One after the other, which is what is done where nothing is said: some fifteen minutes on two cores.
 """

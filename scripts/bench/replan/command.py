@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.bench import replan
 from scripts.bench.document import add_json, keep, say, tell
-from scripts.bench.replan import variants
+from scripts.bench.replan import replayed, variants
 from scripts.bench.replan.job import Change, measure, plans, socket_rate
 from scripts.bench.rounds import load
 from scripts.bench.scratch import scratch
@@ -20,12 +20,13 @@ from sparsepipe.runtime import RunConfig
 from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 
 _PARTS = ("drain", "transfer", "reconnect", "fill")
-_VISITS = ((0.15, 0.4), (0.6, 0.85))  # half of the run
+_VISITS = ((0.25, 0.75),)  # half of the run
+_REPLAYED, _REPLAYED_ROUNDS = 600, 3  # minibatches at most; each way takes some 20 s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=replan.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("pause", "variants", "both"), default="both")
+    parser.add_argument("--what", choices=("pause", "variants", "replayed", "all"), default="all")
     pause = parser.add_argument_group("pause")
     pause.add_argument("--model", default="minkvgg16bn")
     pause.add_argument("--schedule", choices=tuple(SCHEDULE_RULES), default="1f1b")
@@ -42,18 +43,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     ways.add_argument("--minibatches", type=int, default=600)
     ways.add_argument("--intruder", choices=tuple(KINDS), default="matrix-products")
     ways.add_argument("--rounds", type=int, default=4, help="at most (default: 4)")
-    ways.add_argument("--seconds", type=float, default=540.0, help="of all; no round begins that would end after them")
+    ways.add_argument("--seconds", type=float, default=720.0, help="of all; no round begins that would end after them")
     add_json(parser)
     options = parser.parse_args(argv)
     began, tables = time.monotonic(), []
     document: dict[str, Any] = {"load": load()}
     with scratch("bench-replan") as folder:
-        if options.what != "variants":
+        if options.what in ("pause", "all"):
             changes, told = pauses(options, folder)
             document |= told
             tables.append(table(changes, document))
             keep(document, options.json)
-        if options.what != "pause":
+        if options.what in ("replayed", "all"):
+            count = min(options.minibatches, _REPLAYED)
+            document["replayed"] = replayed.ways_replayed(folder, minibatches=count, rounds=_REPLAYED_ROUNDS)
+            tables.append(replayed.table(document["replayed"]))
+            keep(document, options.json)
+        if options.what in ("variants", "all"):
             document |= ways_to_answer(options, folder, deadline=began + options.seconds)
             tables.append(variants.table(document))
     document["seconds"] = time.monotonic() - began

@@ -22,6 +22,7 @@ from sparsepipe.reproduce.intrusion import Intrusion
 from sparsepipe.reproduce.moving import whole_run_seconds
 from sparsepipe.runtime import RunConfig
 
+_WARM = 20  # first minibatches, in which kernels and caches warm up
 NAMES = (*VARIANTS, ORACLE)  # never is the first: what the intruder costs is known from it
 
 
@@ -31,6 +32,7 @@ class Variants:
 
     samples_per_second: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in NAMES})
     changes: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in NAMES})
+    undisturbed: list[float] = field(default_factory=list)  # samples a second of each run before the intruder came
     slowed: list[tuple[float, ...]] = field(default_factory=list)  # ranks beside the intruder, each round's
     faults: list[str] = field(default_factory=list)
 
@@ -45,7 +47,8 @@ class Variants:
             }
             for name, values in self.samples_per_second.items()
         }
-        return {"rounds": len(live), "slowed_by": self.slowed, "faults": self.faults, "variants": rows}
+        told = {"slowed_by": self.slowed, "faults": self.faults, "undisturbed": self.undisturbed}
+        return {"rounds": len(live), **told, "variants": rows}
 
 
 def variants_of(
@@ -78,6 +81,7 @@ def variants_of(
             speed, changes = config.batch_size / whole_run_seconds(record), len(record.plans) - 1
             say(f"  {speed:.1f} samples/s, {changes} changes")
             found.samples_per_second[name].append(speed)
+            found.undisturbed.append(config.batch_size / _seconds_undisturbed(record, intrusion))
             found.changes[name].append(changes)
             found.faults += [f"{name}: {fault}"] if fault else []
         assert never is not None, "the first of each round"
@@ -120,6 +124,14 @@ def _run(
     return job.record, ""
 
 
+def _seconds_undisturbed(record: RunRecord, intrusion: Intrusion) -> float:
+    """Seconds of a minibatch after the first ones, before the intruder of a run comes."""
+    ends = sorted((row["minibatch"], row["seconds"]) for row in record.metrics("step"))
+    last = round(intrusion.visits[0][0] * len(ends))
+    first = min(_WARM, last // 2)
+    return float((ends[last][1] - ends[first][1]) / (last - first))
+
+
 def _disturbed(job: Job, intrusion: Intrusion, count: int) -> None:
     intrusion.disturb(job, minibatches=count)
     job.wait()
@@ -136,6 +148,12 @@ def table(document: dict[str, Any]) -> str:
     slowed = ", ".join(f"{max(ranks):.2f}" for ranks in document["slowed_by"])
     lines.append(
         f"{document['rounds']} rounds in turn; beside the intruder the second process is {slowed} times as slow"
+    )
+    low, middle, high = quartiles(document["undisturbed"])
+    least, most = min(document["undisturbed"]), max(document["undisturbed"])
+    lines.append(
+        f"before the intruder came, the {len(document['undisturbed'])} runs made {low:.0f}, {middle:.0f}, {high:.0f} "
+        f"samples/s ({least:.0f} to {most:.0f})"
     )
     return "\n".join([*lines, *document["faults"]])
 

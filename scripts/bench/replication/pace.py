@@ -1,5 +1,6 @@
 """Replays beside simulations: what each rule makes of a slow pipeline."""
 
+import random
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ import sparsepipe as sp
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.files import read_rows
 from sparsepipe.graph import Layer, LayerGraph
+from sparsepipe.pipeline_simulator import PipelinesForecast
 from sparsepipe.profile import CostSample, LayerCost, Profile
 from sparsepipe.record import RunRecord
 from sparsepipe.replication import parse_rule
 from sparsepipe.reproduce.replays import replay
 from sparsepipe.stragglers import Stragglers
+from sparsepipe.trace import WORK, Trace
 
 from ..document import say
 from ..rounds import load
@@ -22,6 +25,7 @@ from ..scratch import scratch
 
 SLOW = "slow:rank=0,factor=4"  # pipeline 0: its only rank
 _LAYERS, _PARAMETER_BYTES = 4, 1e5  # of the network whose layers sleep; bytes a layer
+_SIMULATIONS = 11  # of each replay, whose minibatches differ by chance as much as the replayed ones did
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[d
 def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dict[str, Any]:
     graph = LayerGraph.chain([Layer(f"l{k}", "", _PARAMETER_BYTES) for k in range(_LAYERS)])
     each = setting.seconds / _LAYERS
-    cost = LayerCost((CostSample(1.0, each / 3, 2 * each / 3, 1e3),))
+    # two samples on a line through 0: a minibatch of another size takes longer in proportion
+    cost = LayerCost(tuple(CostSample(size, size * each / 3, size * 2 * each / 3, 1e3) for size in (1.0, 2.0)))
     profile = Profile(graph, {"device": (cost,) * _LAYERS}, (1.0,))
     cluster = Cluster.uniform(setting.pipelines, device_type="device", link=Link(1e9, 1e-4))
     alone = sp.partition(profile, Cluster.uniform(1, device_type="device", link=Link(1e9, 1e-4)))
@@ -64,18 +69,61 @@ def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dic
     slow = {0} if spec else set()
     healthy = [one for k, one in enumerate(found["pipelines"]) if k not in slow]
     own = sum(one["own_pace"] for one in found["pipelines"])
-    sizes = _mean(found["group_sizes"]) / _mean(expected.group_sizes)
+    likely = [_mean(one.group_sizes) for one in _as_uneven(record, plan, profile, cluster, minibatches, held_up, seed)]
+    size = _mean(found["group_sizes"])
     return {
         "rule": rule,
         "straggler": spec or "nobody is slow",
         "seed": seed,
         "minibatches_per_second": pace,
         "measured/simulated": pace / expected.minibatches_per_second,
-        "groups": sizes,
+        "groups": size / statistics.fmean(likely),
+        "groups/even": size / _mean(expected.group_sizes),
+        "group_size": size,
+        "group_size_simulated": [min(likely), statistics.fmean(likely), max(likely)],
         "healthy/own": statistics.fmean(one["samples_per_second"] / one["own_pace"] for one in healthy),
         "all/own": sum(one["samples_per_second"] for one in found["pipelines"]) / own,
         "load": round(before, 2),
     }
+
+
+def _as_uneven(
+    record: RunRecord,
+    plan: sp.Pipelines,
+    profile: Profile,
+    cluster: Cluster,
+    minibatches: int,
+    stragglers: Stragglers,
+    seed: int,
+) -> Iterator[PipelinesForecast]:
+    """Yield simulations whose pipelines begin when the replayed ones began, and whose minibatches are as uneven.
+
+    Equal pipelines of equal minibatches arrive at the same moment, or never: who is together would hang on what the
+    last digit says. Real ones differ by a share of each minibatch, whose spread is the replay's own.
+    """
+    trace = record.trace()
+    ranks = map(plan.ranks_of, range(len(plan.pipelines)))
+    begun = [min(span.start for span in trace.spans if span.rank in own) for own in ranks]
+    starts = [start - min(begun) for start in begun]
+    spread = _spread(trace)
+    for number in range(_SIMULATIONS):
+        draw = random.Random(f"{seed} {number}")
+        sizes = [max(0.5, draw.gauss(1.0, spread)) for _ in range(minibatches)]
+        yield sp.simulate_pipelines(
+            plan, profile, cluster, sizes, stragglers=stragglers, seed=seed + number, starts=starts
+        )
+
+
+def _spread(trace: Trace) -> float:
+    """Standard deviation of a minibatch's seconds of work over its rank's median: half of what the middle 68 % span."""
+    works: dict[int, dict[int, float]] = {}
+    for span in trace.spans:
+        if span.kind in WORK:
+            own = works.setdefault(span.rank, {})
+            own[span.minibatch] = own.get(span.minibatch, 0.0) + span.seconds
+    shares = [seconds / statistics.median(own.values()) for own in works.values() for seconds in own.values()]
+    cuts = statistics.quantiles(shares, n=100)
+    return (cuts[83] - cuts[15]) / 2
 
 
 def steady_pace(steps: list[dict[str, Any]]) -> float:
@@ -109,7 +157,7 @@ def _short(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-COLUMNS = ("minibatches_per_second", "measured/simulated", "groups", "healthy/own", "all/own")
+COLUMNS = ("minibatches_per_second", "measured/simulated", "groups", "groups/even", "healthy/own", "all/own")
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
