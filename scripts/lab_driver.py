@@ -19,6 +19,7 @@ from typing import Any
 import nbformat
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+SETTINGS = REPOSITORY / "scripts" / "jupyterlab"  # what lab.sh has JupyterLab read
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox",
@@ -62,9 +63,12 @@ BOTTOM = """() => {
 
 
 class Lab:
-    """A JupyterLab server on loopback, with settings, kernels and notebooks of its own below `folder`."""
+    """A JupyterLab server on loopback, with settings, kernels and notebooks of its own below `folder`.
 
-    def __init__(self, folder: Path) -> None:
+    It reads what scripts/lab.sh has it read, unless it is to be a `plain` one.
+    """
+
+    def __init__(self, folder: Path, *, plain: bool = False) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir(parents=True, exist_ok=True)
         self.token = secrets.token_hex(8)
@@ -75,12 +79,14 @@ class Lab:
         own += ("JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "HOME")
         environment = os.environ | {name: str(folder / name.lower()) for name in own} | {"PYTHONPATH": str(REPOSITORY)}
         environment["JUPYTER_PREFER_ENV_PATH"] = "1"
+        environment["JUPYTER_CONFIG_PATH"] = "" if plain else str(SETTINGS)
         environment.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # code compiled before need not be again
         settings = folder / "jupyter_config_dir" / "labconfig" / "page_config.json"
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
         options = [f"--ServerApp.port={port}", "--ServerApp.ip=127.0.0.1", f"--IdentityProvider.token={self.token}"]
         options += [f"--ServerApp.root_dir={self.notebooks}", "--LabApp.expose_app_in_browser=True", "--allow-root"]
+        options += ["--ServerApp.jpserver_extensions=sparsepipe.lab_server=False"] if plain else []
         with (folder / "lab.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [

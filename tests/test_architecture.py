@@ -11,7 +11,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"display", "schedule_rules", "digests", "sizes", "lazy_names", "remembered"},
     {"errors"},
     {"host", "files", "fields", "graph", "seeds", "batch_norm"},
-    {"functions", "yaml_files", "options", "job_operations", "quantities"},
+    {"lab_server", "functions", "yaml_files", "options", "job_operations", "quantities"},
     {"cluster", "trace", "graph_text", "plan_check", "data", "models", "replication"},
     {"profile", "plan", "engines", "workload_facts", "losses", "stragglers", "sinks"},
     {"pipelines"},

@@ -44,6 +44,7 @@ def test_notebooks_and_manifests_are_in_it(wheel):
     for suffix in (".html", ".css", ".js"):
         files = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "sparsepipe").rglob(f"*{suffix}")}
         assert files and files <= names
+    assert any(name.endswith(".data/data/etc/jupyter/jupyter_server_config.d/sparsepipe.json") for name in names)
 
 
 def test_the_verbs_work_in_an_empty_folder(wheel, tmp_path):

@@ -1,6 +1,7 @@
 """The command: its options, a browser and JupyterLab for it, the document as a table."""
 
 import argparse
+from itertools import product
 from typing import Any
 
 from scripts.lab_driver import Lab, chromium
@@ -13,6 +14,7 @@ from .parts import NAMES
 from .rounds import measure
 
 NETWORKS = ("04_partition", "nasnetalarge", "chain")
+SERVERS = {"lab.sh": "as scripts/lab.sh starts it", "plain": "without what lab.sh has it read"}
 
 
 def main() -> int:
@@ -23,14 +25,17 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=60, help="of the chain")
     parser.add_argument("--devices", type=int, default=8, help="of nasnetalarge and the chain")
     parser.add_argument("--moves", type=int, default=24, help="key presses on each slider")
+    told = "JupyterLab " + ", ".join(f"{name}: {how}" for name, how in SERVERS.items()) + "; several in turn"
+    parser.add_argument("--server", choices=list(SERVERS), nargs="+", default=["lab.sh"], help=told)
     options = parser.parse_args()
     found = []
     with chromium() as browser:
-        for name in options.network:
+        for name, server in product(options.network, options.server):
             with scratch("bench-widgets") as folder:
-                lab = Lab(folder)
+                lab = Lab(folder, plain=server == "plain")
                 try:
-                    found.append(measure(browser, lab, case_of(name, options), options))
+                    case = case_of(name, options)
+                    found.append(measure(browser, lab, case, options) | {"server": server})
                 finally:
                     lab.close()
     tell({"cases": found}, options.json, "\n\n".join(map(table, found)))
@@ -47,7 +52,8 @@ def case_of(name: str, options: argparse.Namespace) -> Case:
 def table(found: dict[str, Any]) -> str:
     """Return a line for each slider, and one for each part of a move."""
     aims = "aims: 60 on the default network, 200 on 1,250 layers"
-    lines = [f"{found['case']}: load {found['load']:.1f}; {found['moves']} moves, p95 {found['p95_ms']} ms ({aims})"]
+    lines = [f"{found['case']}, JupyterLab {SERVERS[found['server']]}: load {found['load']:.1f}"]
+    lines[0] += f"; {found['moves']} moves, median {found['median_ms']}, p95 {found['p95_ms']} ms ({aims})"
     for name, part in found["sliders"].items():
         lines.append(f"{name:14s} " + "  ".join(f"{key} {value}" for key, value in part.items()))
     lines += [f"{name:14s} {took:7.1f} ms on average: {NAMES[name]}" for name, took in found["mean_ms"].items()]

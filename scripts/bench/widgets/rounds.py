@@ -48,6 +48,7 @@ def measure(browser: Any, lab: Lab, case: Case, options: argparse.Namespace) -> 
         "case": case.about,
         "load": busy,
         "moves": len(every),
+        "median_ms": quantile([move["took"] for move in every], 0.5),
         "p95_ms": quantile([move["took"] for move in every], 0.95),
         "sliders": {name: summed(moves) for name, moves in found.items()} | {"drag": drag},
         "mean_ms": averages([parts_of(move, rows[move["serial"]]) for move in every if move["serial"] in rows]),
