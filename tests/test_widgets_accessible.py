@@ -46,22 +46,23 @@ SHOW = """
 explorer.pin_devices.value = True
 explorer.pin_cuts.value = True
 explorer.current()
-explorer.widget
+explorer
 """
 RUNS = """
 table = RunsTable("shown")
 table.marks.value = table.marks.options
 table.compare.click()
 table.delete.click()
-table.widget
+table.link.show("<p>a page</p>", label="timeline of a run")
+table
 """
 CELLS = (
     ALL,
     SHOW,
-    "board.widget",
-    "LayerGraphExplorer(profile, plan).widget",
+    "board",
+    "LayerGraphExplorer(profile, plan)",
     RUNS,
-    "WaitingExplorer(profile, Link(1e9, 1e-5), pipelines=2).widget",
+    "WaitingExplorer(profile, Link(1e9, 1e-5), pipelines=2)",
 )
 RULES = {
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]},
@@ -79,6 +80,7 @@ def widgets(lab_page, lab):
     show_all(lab_page)
     lab_page.wait_for_selector(".sp-lanes svg")
     lab_page.wait_for_selector(".sp-runs tbody tr")
+    lab_page.wait_for_selector("a:text('timeline of a run')")
     lab_page.wait_for_selector(".js-plotly-plot .main-svg")
     return lab_page
 

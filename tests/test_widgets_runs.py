@@ -1,5 +1,6 @@
 """The table of runs and what is told of a job that runs, from records alone."""
 
+import gzip
 import json
 import os
 
@@ -180,7 +181,9 @@ def test_a_trace_is_opened_as_a_page_and_for_perfetto(table, tmp_path):
     document = json.loads((tmp_path / "pipe-001" / "trace.json").read_text())
     assert Trace.from_chrome(document | {"otherData": {"source": "measured"}}).ranks == (0, 1)
     assert "trace.html" in table.messages.value and "Perfetto" in table.messages.value
+    assert table.link.label == "timeline of pipe-001" and gzip.decompress(table.link.page).decode() == page
     table.marks.value = ("pipe-001", "one-001")
+    assert not table.link.page
     table.trace.click()
     assert "a trace is of one" in table.messages.value
 

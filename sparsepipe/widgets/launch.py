@@ -29,13 +29,14 @@ from .plot_view import PlotView
 from .promised import MadeFor, promised
 from .responsive import responsive
 from .run_settings import RunSettings
+from .shown import Shown
 from .words import OF_RUNS, explained
 
 _SECONDS = 0.5  # between two looks at the jobs
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
 
 
-class LaunchBoard:
+class LaunchBoard(Shown):
     """Launches plans under one configuration. `jobs` holds them by name; `widget` is what to display.
 
     Epochs, learning rate, batch size and schedule can be changed before a launch; `add` brings in another plan. Of each

@@ -17,6 +17,7 @@ from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
 from .responsive import responsive
+from .shown import Shown
 
 _AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for
 _MOST_FOUND = 200
@@ -35,7 +36,7 @@ _HEAD = (
 )
 
 
-class LayerGraphExplorer:
+class LayerGraphExplorer(Shown):
     """Shows `profile`'s graph, coloured by cost, with the stages of `plan` where given. `widget` is what to display.
 
     Raises InputError for a plan of another graph.

@@ -39,6 +39,7 @@ from .responsive import responsive
 from .scale import Scale
 from .settings import AS_GIVEN, BY_TYPE, Settings
 from .settled_button import SettledButton
+from .shown import Shown
 from .stage_editor import StageEditor, one_less, one_more
 from .stages_per_device import StagesPerDevice
 from .stop_slider import StopSlider
@@ -54,7 +55,7 @@ _PIN_DEVICES = "keep the devices of each stage: change them below"
 _NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
 
 
-class PartitionExplorer:
+class PartitionExplorer(Shown):
     """Sliders over a profile. `widget` is what to display.
 
     `plan` is the plan for what the controls say, None while that cannot be planned; `shown` is what the picture shows:

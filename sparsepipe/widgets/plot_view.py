@@ -79,7 +79,11 @@ function themed(figure, room) {
   delete layout.width;
   if (document.body.dataset.jpThemeLight !== "false") return { data: figure.data, layout };
   const ink = "@LIGHT_INK@", grid = "@GRID@", clear = "rgba(0,0,0,0)";
-  const lit = (part) => (part && LIT[part.color] ? { ...part, color: LIT[part.color] } : part);
+  const lit = (part) => {  // a marker's own line too: of a cut's mark it is all there is
+    if (!part) return part;
+    const own = LIT[part.color] ? { ...part, color: LIT[part.color] } : part;
+    return part.line ? { ...own, line: lit(part.line) } : own;
+  };
   const data = figure.data.map((trace) => {  // a key that is there without a value would break plotly
     const own = { ...trace };
     for (const part of ["line", "marker"]) if (own[part]) own[part] = lit(own[part]);

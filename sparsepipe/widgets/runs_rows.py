@@ -15,6 +15,7 @@ COLUMNS = (
     *("run", "state", "strategy", "samples/s", "accuracy", "epochs"),
     *("data", "engine", "model", "started", "tags", "note"),
 )
+LABELS = ("tags", "note")  # shown where a run has any
 SETTINGS = (
     *("batch_size", "learning_rate", "learning_rate_schedule", "optimizer", "seed", "voxel_size"),
     *("precision", "compression", "device", "threads", "num_points"),
@@ -66,7 +67,8 @@ def _row(folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
         record = RunRecord.load(folder)
         row |= {"state": record.status["state"], "strategy": strategy(record.plan)}
         row |= {"model": record.model, "data": record.origin.get("facts", {}).get("data", "")}
-        row |= {"engine": record.config.get("engine", ""), "started": str(record.origin.get("created", ""))[:19]}
+        created = str(record.origin.get("created", ""))[:19].replace("T", " ")
+        row |= {"engine": record.config.get("engine", ""), "started": created}
         epochs, summary = record.metrics("epoch"), record.metrics("summary")
         row["epochs"] = len(epochs)
         if summary:

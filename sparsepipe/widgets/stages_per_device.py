@@ -28,15 +28,15 @@ class StagesPerDevice:
         return wanted if most is None else min(wanted, most)
 
     def offer(self, planner: str, schedule: str, *, pinned: bool) -> None:
-        """Let the slider be moved where planner and schedule know what to do with several stages a device."""
+        """Let the slider be moved where planner and schedule know what to do with several stages per device."""
         able = planners_with("stages_per_device")
         self._allowed = (1, 1) if pinned or planner not in able else SCHEDULE_RULES[schedule].stages_per_rank
         fewest, most = self._allowed
         self.slider.disabled = fewest == most
         if pinned:
-            told = "what is pinned has one stage a device"
+            told = "what is pinned has one stage per device"
         elif planner not in able:
-            told = f"planner {planner!r} plans one stage a device, {' and '.join(able)} several"
+            told = f"planner {planner!r} plans one stage per device; {' and '.join(able)} several"
         else:
             told = self._of_schedule(schedule)
         self.note.value = Html("<div style='font-size:12px;line-height:1.4'>{}</div>").format(told) if told else ""
@@ -50,5 +50,5 @@ class StagesPerDevice:
         except InputError as error:
             return str(error) if most == 1 else f"{error}; {self.number} are planned"
         if fewest > 1:
-            return "to pin cuts or devices, choose a schedule with one stage a device"
+            return "to pin cuts or devices, choose a schedule with one stage per device"
         return "to pin cuts or devices, move it to 1" if self.number > 1 else ""

@@ -62,7 +62,7 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
         found.append(["lower bound", milliseconds(bound), "no plan for these devices is faster: it is proven"])
         found.append(["gap to the bound", "none" if gap < CLOSE else f"{gap:.1%}", "none: no plan is better"])
     elif plan.stages_per_rank > 1:
-        told = "bounds are proven for plans with one stage a device, which interleaved stages can be better than"
+        told = "bounds are proven for plans with one stage per device, which interleaved stages can be better than"
         found.append(["lower bound", "not known", told])
     position, limit = max(
         _memory(plan, cluster), key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes)
@@ -165,11 +165,11 @@ def changes(before: Plan, after: Plan) -> list[str]:
         faster = found.speedup
         lines.append(f"B is {faster:.2f} × as fast as A" if abs(faster - 1) > CLOSE else "B is as fast as A")
     if len(before.stages) != len(after.stages):
-        lines.append(f"{len(before.stages)} stages became {len(after.stages)}")
+        lines.append(f"stages: {len(before.stages)} → {len(after.stages)}")
     if before.stages_per_rank != after.stages_per_rank:
-        lines.append(f"{before.stages_per_rank} a device became {after.stages_per_rank}")
+        lines.append(f"stages per device: {before.stages_per_rank} → {after.stages_per_rank}")
     if before.schedule != after.schedule or before.weights != after.weights:
-        lines.append(f"{before.schedule} ({before.weights}) became {after.schedule} ({after.weights})")
+        lines.append(f"schedule: {before.schedule} ({before.weights}) → {after.schedule} ({after.weights})")
     lines += [f"layers {move}" for move in found.layers] + [f"rank {move}" for move in found.ranks]
     return lines if not found.same else [*lines, "the same layers on the same devices"]
 

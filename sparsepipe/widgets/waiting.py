@@ -26,6 +26,7 @@ from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
 from .responsive import responsive
+from .shown import Shown
 from .stop_slider import StopSlider
 
 NOBODY, PIPELINE, SLOW = "nobody", "one pipeline is slow", "one rank is slow"
@@ -37,7 +38,7 @@ _SECONDS = [float(f"{m}e{e}") for e in (-3, -2, -1, 0, 1) for m in (1, 2, 5)]
 _KEPT = 256  # outcomes that are remembered: going back costs nothing
 
 
-class WaitingExplorer:
+class WaitingExplorer(Shown):
     """Pickers over pipelines of devices that are alike. `widget` is what to display.
 
     Each pipeline has one device for each of its stages; `shown` is the simulation of the rule that is picked, beside it
