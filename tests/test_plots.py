@@ -286,6 +286,16 @@ def test_accuracy_shows_epochs_and_seconds(records):
     assert "synthetic" in figure.layout.title.text
 
 
+def test_runs_of_one_name_are_a_mean_in_a_band(records):
+    """Seeds of one setting had a line each, and no interval."""
+    table = plots.accuracy_table(*records).groupby("epoch").validation_accuracy
+    figure = plots.accuracy(*records, names=["pipeline", "pipeline"])
+    shows(figure, table.mean() * 100)
+    shows(figure, [*table.max() * 100, *table.min()[::-1] * 100])
+    assert "means of 2 runs" in figure.layout.title.text
+    assert sum(trace.showlegend is not False for trace in figure.data) == 1
+
+
 def test_few_epochs_have_a_tick_each_and_a_users_network_its_files_name(records, tmp_path):
     """Three epochs had the ticks 1 2 2 3 3, and the second line a folder of this machine."""
     assert plots.accuracy(*records).layout.xaxis.dtick == 1

@@ -60,6 +60,7 @@ def accuracy(
 ) -> go.Figure:
     """Draw validation accuracy (training accuracy where there is no validation) by epoch and by time.
 
+    Runs of one name, as those of several seeds, are one line: their mean, in a band from the lowest to the highest.
     `level`: what it is held against, a name and an accuracy, as a line across.
     """
     if names and len(names) != len(records):
@@ -73,7 +74,10 @@ def accuracy(
         else ("train_accuracy", "training")
     )
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.06)
-    for k, (name, part) in enumerate(table.groupby("strategy", sort=False)):
+    several = 0
+    for k, (name, runs) in enumerate(table.groupby("strategy", sort=False)):
+        count, part = _means(runs, column)
+        several = max(several, count)
         style = {
             "line": {"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
             "marker": {"symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 7},
@@ -90,6 +94,8 @@ def accuracy(
                 hovertemplate=Html("{}<br>{}: %{{y:.1f}} %<extra></extra>").format(name, Html(unit)),
             )
             figure.add_trace(line, row=1, col=col)
+            if count > 1:
+                figure.add_trace(_band(part, x, style["line"]["color"], name), row=1, col=col)
     if level:
         label = f"{level[0]}: {level[1]:.1%}"
         figure.add_hline(level[1] * 100, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col="all")
@@ -109,6 +115,30 @@ def accuracy(
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
     text = noted(note, told_by(records)) if note else trained_on(records)
-    note = " · ".join(filter(None, [text, when(records), left_out]))
+    bands = f"means of {several} runs, from the lowest to the highest" if several > 1 else ""
+    note = " · ".join(filter(None, [text, when(records), bands, left_out]))
     figure = finished(figure, "Accuracy by epoch and by time", note=note, height=420)
     return resting_on(figure, Provenance.of(runs=records))
+
+
+def _means(runs: pd.DataFrame, column: str) -> tuple[int, pd.DataFrame]:
+    """How many runs have a name, and means over them of the epochs that all did; `low` and `high` of the accuracy."""
+    spread = {"low": (column, "min"), "high": (column, "max"), "runs": (column, "size")}
+    found = runs.groupby("epoch").agg(seconds=("seconds", "mean"), **{column: (column, "mean")}, **spread)
+    count = int(found.runs.max())
+    return count, found[found.runs == count].reset_index()
+
+
+def _band(part: pd.DataFrame, x: pd.Series, color: str, name: str) -> go.Scatter:
+    red, green, blue = (int(color[k : k + 2], 16) for k in (1, 3, 5))
+    return go.Scatter(
+        x=[*x, *x[::-1]],
+        y=[*part.high * 100, *part.low[::-1] * 100],
+        fill="toself",
+        fillcolor=f"rgba({red},{green},{blue},0.18)",
+        line={"width": 0},
+        mode="lines",
+        legendgroup=name,
+        showlegend=False,
+        hoverinfo="skip",
+    )
