@@ -228,7 +228,8 @@ def test_several_planners_side_by_side(profile, capsys):
     assert document["differences"][0]["planners"] == ["optimal", "data-parallel"]
     code, out, _ = run("plan", "--profile", profile, "--devices", 2, *planners, capsys=capsys)
     assert code == 0
-    for row in ("period", "gap, at most", "memory, fullest device", "sent a minibatch", "optimal → data-parallel"):
+    rows = ("time per minibatch", "gap to the bound", "fullest device", "sent per minibatch", "optimal → data-parallel")
+    for row in rows:
         assert any(line.startswith(row) for line in out.splitlines()), row
 
 
@@ -250,7 +251,7 @@ def test_stages_interleaved_on_each_device(tmp_path, profile, capsys):
     code, out, _ = run("simulate", tmp_path / "bent.json", *machines, "--json", capsys=capsys)
     assert code == 0 and json.loads(out)["busy_fraction"].keys() == {"0", "1"}
     code, _, told = run(*words[:-3], "--json", "--schedule", "zbv", capsys=capsys)
-    assert code == 2 and "1 stage a device: schedule 'zbv' puts 2 stages on each rank" in told
+    assert code == 2 and "1 stage per device: schedule 'zbv' puts 2 stages on each rank" in told
 
 
 def test_a_cluster_file_and_types_by_name(tmp_path, profile, capsys):

@@ -29,7 +29,8 @@ def test_what_is_there_is_listed(tmp_path):
     graph = LayerGraph.chain([Layer("a", "a", 4)])
     cost = LayerCost((CostSample(100, 0.01, 0.02, 4000),))
     profiles = tmp_path / "work" / "profiles"
-    Profile(graph, {"tv": (cost,)}, (100.0,), {"model": "<b>mine"}).save(profiles / "mine.json")
+    origin = {"model": "<b>mine", "threads": 2, "batch_size": 16}
+    Profile(graph, {"tv": (cost,)}, (100.0,), origin).save(profiles / "mine.json")
     (profiles / "other.json").write_text("{}")
     RunRecord.create(tmp_path / "runs" / "good-001", Plan((Stage(("a",), (0,)),)), {"model": "m"}, Origin.here())
     (tmp_path / "runs" / "bad-001").mkdir()
@@ -41,6 +42,7 @@ def test_what_is_there_is_listed(tmp_path):
     here = Overview.open(tmp_path)
     assert "few" in here.data._repr_html_() and "34" in here.data._repr_html_()
     assert "&lt;b&gt;mine" in here.profiles._repr_html_() and ">30<" in here.profiles._repr_html_()
+    assert ">batch size 16, threads 2<" in here.profiles._repr_html_()
     runs = here.runs._repr_html_()
     assert "good-001" in runs and "bad-001" in runs and "damaged" in runs
     pictures = here.thumbnails._repr_html_()

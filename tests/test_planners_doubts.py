@@ -68,10 +68,10 @@ def test_the_command_says_it_on_stderr_and_in_its_documents(tmp_path, capsys):
 
 @pytest.mark.parametrize(("layers", "devices", "stages", "best"), [(37, 2, 19, 18), (37, 3, 13, 12), (37, 4, 10, 9)])
 def test_interleaving_never_leaves_a_device_unused(layers, devices, stages, best):
-    """19 stages a device left one of two devices unused, and the warning blamed the number of layers."""
+    """19 stages per device left one of two devices unused, and the warning blamed the number of layers."""
     profile, cluster = profile_of(layers), cluster_of(devices)
     with pytest.raises(
-        InputError, match=f"{stages} stages on each of {devices} devices.*expected {best} stages a device"
+        InputError, match=f"{stages} stages on each of {devices} devices.*expected {best} stages per device"
     ):
         partition(profile, cluster, planner="model-parallel", stages_per_device=stages)
     plan = partition(profile, cluster, planner="model-parallel", schedule="1f1b-flush", stages_per_device=best)

@@ -195,12 +195,16 @@ def test_breadth_first_has_the_bubble_of_interleaved_stages(ranks, laps, minibat
 @pytest.mark.parametrize(
     ("schedule", "options", "message"),
     [
-        ("zbv", {"planner": "optimal"}, "1 stage a device: schedule 'zbv' puts 2 stages on each rank.*model-parallel"),
-        ("zbv", {"planner": "model-parallel", "stages_per_device": 3}, "3 stages a device: schedule 'zbv' puts 2"),
+        (
+            "zbv",
+            {"planner": "optimal"},
+            "1 stage per device: schedule 'zbv' puts 2 stages on each rank.*model-parallel",
+        ),
+        ("zbv", {"planner": "model-parallel", "stages_per_device": 3}, "3 stages per device: schedule 'zbv' puts 2"),
         (
             "interleaved-zero-bubble",
             {"planner": "data-parallel"},
-            "1 stage a device: .* at least 2 stages on",
+            "1 stage per device: .* at least 2 stages on",
         ),
     ],
 )
@@ -221,8 +225,8 @@ def test_a_planner_lays_interleaved_stages_over_the_devices_and_knows_their_step
     told = forecast(plan, profile, cluster, [1] * 8)
     assert told.bubble.imbalance == pytest.approx(0.0) and told.bubble.dependency > 0
     assert Plan.from_json(plan.to_json()) == plan
-    told = side_by_side([plan]).splitlines()  # two stages a device, two layers a stage, each thrice
-    assert [line.split()[-2:] for line in told if line.startswith("memory, fullest")] == [["120.0", "MB"]]
+    told = side_by_side([plan]).splitlines()  # two stages per device, two layers a stage, each thrice
+    assert [line.split()[-2:] for line in told if line.startswith("fullest device")] == [["120.0", "MB"]]
     assert any(line.split() == ["slowest", "stage", "0,", "2:", "compute"] for line in told), "a device's, together"
     for schedule in ("2bw", "gpipe", "zero-bubble"):
         with pytest.raises(InputError, match="1f1b-flush"):

@@ -102,11 +102,11 @@ def test_explorer_keeps_up_with_a_dragged_slider(explorer):
 
 def test_stages_per_device_are_dragged(explorer):
     handle = slider(explorer, "stages per device")
-    explorer.wait_for_selector("text=planner 'optimal' plans one stage a device, model-parallel several")
+    explorer.wait_for_selector("text=planner 'optimal' plans one stage per device; model-parallel several")
     drag(explorer, handle, 120)  # disabled: nothing happens
     explorer.locator(".widget-dropdown select", has_text="model-parallel").select_option("model-parallel")
     bars = "() => document.querySelectorAll('.sp-stages .sp-bar').length"
-    explorer.wait_for_selector("text=plans one stage a device", state="detached")
+    explorer.wait_for_selector("text=plans one stage per device", state="detached")
     explorer.wait_for_function(f"() => ({bars})() === 4")
     drag(explorer, handle, 120)
     row = explorer.locator(".widget-inline-hbox", has=explorer.get_by_text("stages per device", exact=True)).first

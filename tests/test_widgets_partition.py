@@ -248,7 +248,7 @@ def test_a_pinned_plan_stays_to_compare_with_in_words_and_picture(explorer):
 def test_changes_name_the_schedule(explorer):
     before = explorer.plan
     explorer.schedule.value = "gpipe"
-    assert "1f1b (stash) became gpipe (flush)" in changes(before, explorer.plan)
+    assert "schedule: 1f1b (stash) → gpipe (flush)" in changes(before, explorer.plan)
 
 
 def test_the_slowest_stage_is_named_with_its_cause(explorer):
@@ -314,7 +314,7 @@ def test_an_unplannable_problem_still_shows_a_plan_by_hand(explorer):
     assert isinstance(explorer.problem, Problem)
 
 
-# --- Several stages a device -----------------------------------------------------------------------------------------
+# --- Several stages per device ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -440,7 +440,7 @@ def test_more_stages_a_device_than_layers_allow_are_refused(cluster):
 
 def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profile):
     choice = explorer.stages_per_device
-    assert choice.slider.disabled and "planner 'optimal' plans one stage a device" in html.unescape(choice.note.value)
+    assert choice.slider.disabled and "planner 'optimal' plans one stage per device" in html.unescape(choice.note.value)
     assert "model-parallel several" in choice.note.value
     explorer.planner.value = "model-parallel"
     assert not choice.slider.disabled and choice.note.value == ""
@@ -463,7 +463,7 @@ def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profi
 def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     choice = explorer.stages_per_device
     explorer.schedule.value = "zbv"
-    assert "1 stage a device: schedule 'zbv' puts 2 stages on each rank" in html.unescape(explorer.messages.value)
+    assert "1 stage per device: schedule 'zbv' puts 2 stages on each rank" in html.unescape(explorer.messages.value)
     explorer.planner.value = "model-parallel"
     assert choice.slider.disabled and "puts 2 stages on each rank" in html.unescape(choice.note.value)
     assert explorer.plan.schedule == "zbv" and explorer.messages.value == ""
@@ -487,7 +487,7 @@ def test_pins_and_several_stages_a_device_exclude_each_other(explorer):
     explorer.planner.value = "model-parallel"
     choice = explorer.stages_per_device
     explorer.pin_cuts.value = True
-    assert choice.slider.disabled and "what is pinned has one stage a device" in choice.note.value
+    assert choice.slider.disabled and "what is pinned has one stage per device" in choice.note.value
     explorer.pin_cuts.value = False
     choice.slider.value = 2
     assert explorer.pin_cuts.disabled and explorer.pin_devices.disabled
@@ -551,7 +551,7 @@ def test_a_pinned_plan_is_compared_device_by_device(explorer):
     straight = explorer.plan
     explorer.stages_per_device.slider.value = 2
     before = scene(explorer)["before"]
-    assert before["changes"][1:3] == ["3 stages became 6", "1 a device became 2"]
+    assert before["changes"][1:3] == ["stages: 3 → 6", "stages per device: 1 → 2"]
     assert "rank 0: stage 0 → stages 0 and 3" in before["changes"]
     assert len(before["stages"]) == 3
     explorer.pin.click()

@@ -9,7 +9,7 @@ def forecast_text(told: PipelinesForecast) -> str:
     merges = sum(told.group_sizes.values())
     count = sum(one.minibatches for one in told.pipelines)
     lines = [
-        f"{count} minibatches in {told.trace.makespan:.3f} s simulated, {told.samples_per_second:.2f} samples a second "
+        f"{count} minibatches in {told.trace.makespan:.3f} s simulated, {told.samples_per_second:.2f} samples/s "
         f"when steady, {_share(told.samples_per_second, told.own_pace)} of what all pipelines train alone",
         f"{rule_text(told.rule)}: {merges} merges of {told.mean_group_size:.2f} pipelines on average, "
         f"{told.forced_merges} of them forced, results taken {told.mean_staleness:.2f} updates later, "
@@ -23,7 +23,7 @@ def _line(k: int, one: PipelinePace) -> str:
     whom = [(f"pipeline {other}", seconds) for other, seconds in enumerate(one.waited_for)]
     waited = [f"{name} {seconds:.3g} s" for name, seconds in [*whom, ("time", one.waited_for_time)] if seconds]
     return (
-        f"pipeline {k}: {one.minibatches} minibatches, {one.samples_per_second:.2f} samples a second, "
+        f"pipeline {k}: {one.minibatches} minibatches, {one.samples_per_second:.2f} samples/s, "
         f"{_share(one.samples_per_second, one.own_pace)} of its own pace"
         + (f"; lost by {', '.join(lost)}" if lost else "")
         + (f"; waited for {', '.join(waited)}" if waited else "")

@@ -20,20 +20,20 @@ def _slowest(plan: Plan, estimate: Estimate) -> str:
 
 Cell = Callable[[Plan, Estimate], str]
 ROWS: tuple[tuple[str, Cell], ...] = (
-    ("period", lambda plan, e: _milliseconds(e.period_seconds)),
-    ("minibatches a second", lambda plan, e: f"{1 / e.period_seconds:.2f}" if e.period_seconds else "–"),
+    ("time per minibatch", lambda plan, e: _milliseconds(e.period_seconds)),
+    ("minibatches/s", lambda plan, e: f"{1 / e.period_seconds:.2f}" if e.period_seconds else "–"),
     ("over one device", lambda plan, e: _times(e.single_device_seconds, e.period_seconds)),
-    ("over data parallel", lambda plan, e: _times(e.data_parallel_seconds, e.period_seconds)),
+    ("over data parallelism", lambda plan, e: _times(e.data_parallel_seconds, e.period_seconds)),
     ("lower bound", lambda plan, e: _milliseconds(e.lower_bound_seconds)),
-    ("gap, at most", lambda plan, e: "–" if e.gap is None else f"{e.gap:.1%}"),
+    ("gap to the bound", lambda plan, e: "–" if e.gap is None else f"{e.gap:.1%}"),
     ("stages", lambda plan, e: str(len(plan.stages))),
     ("devices", lambda plan, e: str(len(plan.ranks))),
     ("slowest stage", _slowest),
     (
-        "memory, fullest device",
+        "fullest device",
         lambda plan, e: _megabytes(max(position.memory_bytes for position in plan.position_estimates)),
     ),
-    ("sent a minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
+    ("sent per minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
     ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
     ("planned in", lambda plan, e: _milliseconds(e.plan_seconds)),
 )

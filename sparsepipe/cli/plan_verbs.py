@@ -193,8 +193,8 @@ def simulate(options: argparse.Namespace) -> Answer:
         document["stragglers"] = str(stragglers)
     causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items())
     text = (
-        f"{options.minibatches} minibatches in {makespan:.3f} s simulated, "
-        f"{told.minibatches_per_second:.2f} a second when steady, bubble {told.trace.bubble_fraction:.1%} ({causes})"
+        f"{options.minibatches} minibatches in {makespan:.3f} s simulated, {told.minibatches_per_second:.2f} "
+        f"minibatches/s when steady, bubble {told.trace.bubble_fraction:.1%} ({causes})"
     )
     return Answer(document, f"{text}\n{note}" if note else text)
 

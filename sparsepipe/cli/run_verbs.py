@@ -200,7 +200,7 @@ def _replayed(summary: dict[str, Any], expected: float) -> Answer:
     pace = summary["samples_per_second"]
     document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
     text = (
-        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} a second, "
+        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} minibatches/s, "
         f"{expected:.2f} simulated"
     )
     return Answer(document, text)

@@ -64,18 +64,18 @@ def profile(value: Any) -> str:
     top = max((max(found) for found in seconds.values()), default=0.0) or 1.0
     width = _WIDTH / max(len(layers), 1)
     for place, (kind, found) in enumerate(seconds.items()):
-        dearest = max(layers, key=found.__getitem__)
+        costliest = max(layers, key=found.__getitem__)
         forward, backward = value.time(layers, kind)
-        rows.append([kind, _seconds(forward), _seconds(backward), value.graph.layers[dearest].id])
+        rows.append([kind, _seconds(forward), _seconds(backward), value.graph.layers[costliest].id])
         for k in layers:
             high = found[k] / top * (height - 4)
             y = place * height + height - high
             title = f"{value.graph.layers[k].id} on {kind}: {_seconds(found[k])}"
             drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, _color(place), title=title))
-    sizes_told = f", {size:,.0f} {value.size_unit} a minibatch" if size else ""
+    sizes_told = f", {size:,.0f} {value.size_unit} per minibatch" if size else ""
     told = f"profile of {len(layers)} layers on {counted(value.device_types)}{sizes_told}"
     picture = _svg(drawn, height * len(seconds), "time of each layer")
-    table = _table(["device type", "forward", "backward", "dearest layer"], rows)
+    table = _table(["device type", "forward", "backward", "costliest layer"], rows)
     return _page(told, picture, table, _notes(value.warnings))
 
 

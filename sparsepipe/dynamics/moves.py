@@ -136,7 +136,7 @@ def cost_of(before: Pace, after: Pace, *, transfer_seconds: float, other_seconds
 def nearest(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> Plan:
     """`new` with devices that are alike exchanged so that the fewest bytes change hands.
 
-    Devices are alike that have a type and a node in common. Exact for one stage a device; others are left as they are.
+    Devices are alike that have a type and a node in common. Exact for one stage per device; others stay as they are.
     """
     from scipy.optimize import linear_sum_assignment  # here, as few commands ask for it
 

@@ -71,7 +71,7 @@ def partition(
       `activation_compression_ratio`
     - "dynpipe" (DynPipe's): cut anew from `sizes=(…)`, the layers of each stage now, with `top_k` candidates of each
     - "data-parallel": every device has all layers
-    - "model-parallel": one stage a device, in their order; `stages_per_device=V`
+    - "model-parallel": one stage per device, in their order; `stages_per_device=V`
 
     `schedule` is "1f1b" (asynchronous), "2bw", "1f1b-flush", "zero-bubble", "interleaved-zero-bubble", "zbv",
     "dualpipe-v", "gpipe", "looped-bfs" or "sequential": `sparsepipe.SCHEDULES` says what each is.
@@ -159,7 +159,7 @@ def partition_pipelines(
     found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
     batch = profile.origin.get("batch_size")
     samples = float(batch) if isinstance(batch, int) and batch > 0 else None
-    unsure = "the profile does not tell how many samples a minibatch has: samples a second are minibatches a second"
+    unsure = "the profile does not tell how many samples a minibatch has: samples/s stand for minibatches/s"
     return Pipelines(
         found.plans,
         replication or rule("partial-reduce"),
@@ -200,9 +200,9 @@ def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tup
 
 
 def bound_of(plan: Plan, proven: float | None) -> float | None:
-    """Return `proven`, a bound of all plans with one stage a device, for such a plan; None for an interleaved one.
+    """Return `proven`, a bound of all plans with one stage per device, for such a plan; None for an interleaved one.
 
-    Several stages a device can share out work more evenly, and wait less, than any plan that the bound is for.
+    Several stages per device can share out work more evenly, and wait less, than any plan that the bound is for.
     """
     return proven if plan.stages_per_rank == 1 else None
 

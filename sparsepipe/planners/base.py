@@ -129,7 +129,7 @@ class Problem:
 
 
 def check_interleaves(schedule: str, stages_per_device: int) -> None:
-    """Raise InputError for more or fewer stages a device than a schedule allows."""
+    """Raise InputError for more or fewer stages per device than a schedule allows."""
     rules = SCHEDULE_RULES.get(schedule)
     if rules is None or not (told := rules.check_stages_per_rank(stages_per_device)):
         return
@@ -138,7 +138,7 @@ def check_interleaves(schedule: str, stages_per_device: int) -> None:
     elif stages_per_device < rules.stages_per_rank[0]:
         told += "; planner 'model-parallel' does"
     stages = "1 stage" if stages_per_device == 1 else f"{stages_per_device} stages"
-    raise InputError(f"{stages} a device: schedule {schedule!r} {told}")
+    raise InputError(f"{stages} per device: schedule {schedule!r} {told}")
 
 
 class Planner(Protocol):

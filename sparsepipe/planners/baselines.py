@@ -29,7 +29,7 @@ class ModelParallel:
     `stages_per_device`: so many on each, interleaved (Narayanan et al., SC 2021), placed as the schedule says; as few
     as it allows when not given. Without flushes the busiest device is then least busy with all its stages
     (interleaved_cuts.py); with them, small stages make a small bubble. Devices beyond the number of layers stay unused,
-    which a warning says; several stages a device that no longer leave a layer for each of all devices' stages are
+    which a warning says; several stages per device that no longer leave a layer for each of all devices' stages are
     refused.
     """
 
@@ -50,7 +50,7 @@ class ModelParallel:
         if several > 1 and several * num_devices > len(layers):
             raise InputError(
                 f"{several} stages on each of {num_devices} devices, but the network has {len(layers)} "
-                f"layers, one at least for each stage: expected {max(1, len(layers) // num_devices)} stages a device "
+                f"layers, one at least for each stage: expected {max(1, len(layers) // num_devices)} stages per device "
                 "at most"
             )
         used = min(num_devices, len(layers))

@@ -112,5 +112,5 @@ def voxel_counts(counts: Mapping[str, np.ndarray], *, note: str = "") -> go.Figu
     )
     figure = go.Figure(box)
     figure.update_xaxes(title_text="voxel size (share of the longest side)", type="category", ticks="", showgrid=False)
-    figure.update_yaxes(title_text="active voxels a sample", rangemode="tozero")
+    figure.update_yaxes(title_text="active voxels per sample", rangemode="tozero")
     return finished(figure, "Active voxels by voxel size", note=note)

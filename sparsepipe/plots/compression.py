@@ -53,7 +53,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
         y=sent,
         marker={"color": GREY},
         showlegend=False,
-        hovertemplate="%{x}: %{y:.1f} kB a minibatch<extra></extra>",
+        hovertemplate="%{x}: %{y:.1f} kB per minibatch<extra></extra>",
     )
     figure.add_trace(bars, row=1, col=1)
     found = table.groupby("compression", sort=False).validation_accuracy.agg(["mean", "count"])
@@ -82,7 +82,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
     ]
     for trace in (mean, *seeds):
         figure.add_trace(trace, row=1, col=2)
-    figure.update_yaxes(title_text="sent (kB a minibatch)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="sent (kB per minibatch)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="validation accuracy (%)", row=1, col=2)
     figure.update_xaxes(ticks="", showgrid=False, zeroline=False, tickangle=-30)
     figure.update_xaxes(tickvals=list(range(len(ways))), ticktext=ways, row=1, col=2)

@@ -82,7 +82,7 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
         legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
         margin={"b": 140},
     )
-    figure.update_yaxes(title_text="samples / s, simulated", range=[0, most * 1.12])
+    figure.update_yaxes(title_text="samples/s, simulated", range=[0, most * 1.12])
     labels = [figure_text(name).replace(" + ", Html(" +<br>")) for name in clusters]
     figure.update_xaxes(
         tickvals=list(range(len(clusters))),

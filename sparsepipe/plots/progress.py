@@ -46,7 +46,7 @@ def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "")
     for col, title, unit in (
         (1, "minibatch", "loss"),
         (2, "epochs", "validation accuracy (%)"),
-        (3, "epochs", "samples / s"),
+        (3, "epochs", "samples/s"),
     ):
         figure.update_xaxes(title_text=title, row=1, col=col)
         figure.update_yaxes(title_text=unit, rangemode="tozero", row=1, col=col)

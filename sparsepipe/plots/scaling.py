@@ -84,7 +84,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             figure.add_trace(bar, row=1, col=2)
     ticks = sorted(lines.devices.unique())
     figure.update_xaxes(title_text="devices", tickvals=ticks, range=[min(ticks) - 0.4, max(ticks) + 0.4], row=1, col=1)
-    figure.update_yaxes(title_text="samples / s", rangemode="tozero")
+    figure.update_yaxes(title_text="samples/s", rangemode="tozero")
     if here:
         figure.update_xaxes(title_text="strategy", ticks="", tickfont_size=SMALL, row=1, col=2)
     figure.update_annotations(font_size=SMALL)

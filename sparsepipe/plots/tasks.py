@@ -65,7 +65,7 @@ def tasks(runs: Runs, *, note: str = "") -> go.Figure:
         marker = {"color": GREY, "pattern": hatch(source)}
         figure.add_trace(go.Bar(x=[None], y=[None], name=label, marker=marker), row=1, col=1)
     figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(title_text="samples / s", row=1, col=1)
+    figure.update_yaxes(title_text="samples/s", row=1, col=1)
     figure.update_yaxes(title_text="validation accuracy (%)", row=2, col=1)
     figure.update_annotations(font_size=SMALL + 1)
     legend = {"orientation": "h", "x": 0, "y": -0.13, "yanchor": "top"}

@@ -90,8 +90,8 @@ def mixed(color: str, share: float) -> str:
     return "#" + "".join(f"{round(part + (target - part) * abs(share)):02X}" for part in parts)
 
 
-# Level and upright lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.
-HATCHES = {"simulated": ("-", "level lines"), "replayed": ("|", "upright lines")}  # source → shape, in words
+# Horizontal and vertical lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.
+HATCHES = {"simulated": ("-", "horizontal lines"), "replayed": ("|", "vertical lines")}  # source → shape, in words
 
 
 def hatch(source: str) -> dict[str, Any]:

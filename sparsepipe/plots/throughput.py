@@ -112,7 +112,7 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
         bargroupgap=0.08,
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
     )
-    figure.update_yaxes(title_text="samples / s", rangemode="tozero")
+    figure.update_yaxes(title_text="samples/s", rangemode="tozero")
     figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
     text = noted(note, told_by(records)) if note else trained_on(records)
     note = " · ".join(filter(None, [text, when(records), left_out]))

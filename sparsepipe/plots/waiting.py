@@ -63,7 +63,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
         showgrid=False,
         tickangle=0,
     )
-    figure.update_yaxes(title_text="samples / s, all pipelines", rangemode="tozero")
+    figure.update_yaxes(title_text="samples/s, all pipelines", rangemode="tozero")
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 130})
     return finished(figure, "What waiting costs: pace by replication rule and straggler", note=note, height=460)

@@ -3,7 +3,8 @@
 import base64
 import io
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -72,7 +73,7 @@ class Overview:
     def profiles(self) -> "Shown":
         """The profiles that were measured here."""
         rows = [row for path in _newest(self.root.glob("work/profiles/*.json")) if (row := _of_profile(path))]
-        head = ("model", "device types", "ms per minibatch", "measured", "doubtful")
+        head = ("model", "device types", "measured with", "ms per minibatch", "measured", "doubtful")
         return _table(head, rows, "no profile yet: 02_profile measures one")
 
     @property
@@ -90,7 +91,7 @@ class Overview:
             path = catalogue.notebooks_folder() / f"{name}.ipynb"
             for figure in catalogue.exported(path):
                 if picture := _thumbnail(self.figures / f"{figure}.png"):
-                    cells.append(_CELL.format(name, picture, figure, figure, name))
+                    cells.append(_CELL.format(name, picture, figure, *map(_breaking, (figure, name))))
         if not cells:
             return Shown(Html("<i>no figure yet: <code>sparsepipe reproduce</code> makes all of them</i>"))
         return Shown(Html("<div style='display:flex;flex-wrap:wrap;gap:10px'>{}</div>").format(joined(cells)))
@@ -135,8 +136,9 @@ class Shown:
 _CELL = Html(
     "<figure style='margin:0;width:200px'><a href='{}.ipynb'><img src='{}' alt='{}' width='200' "
     "style='background:#fff;border-radius:4px'></a>"
-    "<figcaption style='overflow-wrap:anywhere'><small>{}<br>{}</small></figcaption></figure>"
+    "<figcaption style='overflow-wrap:break-word'><small>{}<br>{}</small></figcaption></figure>"
 )
+_MAY_BREAK = re.compile(r"(?<=[_/])")  # long names of figures and notebooks, between their words
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], otherwise: str) -> Shown:
@@ -170,7 +172,23 @@ def _of_profile(path: Path) -> list[str] | None:
     count = len(found.warnings)
     doubts = f"{count} warnings" if count > 1 else "1 warning" if count else ""
     named = str(found.origin.get("model", path.stem))
-    return [named, ", ".join(found.device_types), f"{milliseconds:.0f}", _when(path), doubts]
+    return [named, ", ".join(found.device_types), _asked(found.origin), f"{milliseconds:.0f}", _when(path), doubts]
+
+
+def _asked(origin: Mapping[str, Any]) -> str:
+    """What tells profiles of one network apart: "batch size 16, voxel size 0.03, threads 2, beside 1"."""
+    data = origin.get("data")
+    size = data.get("voxel_size") if isinstance(data, Mapping) else None
+    values = {"batch size": origin.get("batch_size"), "voxel size": size}
+    values |= {name: origin.get(name) for name in ("threads", "beside")}
+    return ", ".join(
+        f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, int | float) and value
+    )
+
+
+def _breaking(name: str) -> Html:
+    """A name that a narrow page may break between its words."""
+    return Html("<wbr>").join(_MAY_BREAK.split(name))
 
 
 def _of_run(record: RunRecord) -> list[str]:
