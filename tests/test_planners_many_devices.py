@@ -15,7 +15,8 @@ from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.device_groups import device_classes
 from sparsepipe.planners.exact.guided_path import devices_in_order, guided_path
 from sparsepipe.planners.exact.joined_nodes import JoinedNodes
-from sparsepipe.planners.exact.lagrangian_bound import lagrangian_bound
+from sparsepipe.planners.exact.lagrangian_bound import lagrangian_bound, placed_bound
+from sparsepipe.planners.exact.placed_stages import Placements
 from sparsepipe.planners.exact.priced_stages import PricedStages
 from sparsepipe.planners.exact.search_space import Rules, spaces
 
@@ -36,6 +37,38 @@ def test_no_bound_is_above_the_best_plan(seed):
         assert here.fluids or most_groups > 1 or here.available.sum() == 1
         for high in (best, 3 * best):
             assert lagrangian_bound(here, low=0.0, high=high) <= best * (1 + 1e-9)
+    if len(problem.cluster.nodes) > 1:
+        cuts = Cuts.of(problem.table, problem.layers, limit=10**6)
+        for high in (best, 3 * best):
+            assert placed_bound(problem, cuts, low=0.0, high=high) <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_plan_is_cheaper_than_the_cheapest_placed_stages(seed):
+    """At any prices; and what they cost is what their devices cost."""
+    problem, rng = random_problem(random.Random(seed), layers=(2, 6)), np.random.default_rng(seed)
+    if len(problem.cluster.nodes) == 1:
+        return
+    plan = partition(problem.profile, problem.cluster)
+    placed = Placements.of(problem, Cuts.of(problem.table, problem.layers, limit=10**6))
+    used = Counter(kind for stage in plan.stages for kind in stage.device_types)
+    stages = placed.stages(plan.estimate.period_seconds * (1 + 1e-6))
+    for prices in (np.ones(len(placed.types)), *rng.uniform(0, 1, (5, len(placed.types)))):
+        found = stages.cheapest(prices)
+        assert found.value <= sum(prices[placed.types.index(kind)] * n for kind, n in used.items()) * (1 + 1e-9)
+        assert found.counts @ prices == pytest.approx(found.value)
+
+
+def test_neighbours_inside_a_node_are_no_more_than_its_devices():
+    """Two nodes of two, and what crosses the network takes long: more than one node is of no use."""
+    costs = tuple(LayerCost((CostSample(1, 0.5, 0.5, 10.0),)) for _ in range(4))
+    profile = Profile(LayerGraph.chain([Layer(f"l{k}", "", 20.0) for k in range(4)]), {"d": costs})
+    nodes = tuple(Node(f"n{k}", (DeviceType("d"),) * 2, Link(1e6)) for k in range(2))
+    problem = Problem(profile, Cluster(nodes, Link(1.0)))
+    assert partition(profile, problem.cluster).estimate.period_seconds == pytest.approx(2.0, rel=1e-3)
+    cuts = Cuts.of(problem.table, problem.layers, limit=100)
+    assert lagrangian_bound(joined(problem), low=0.0, high=2.0) < 1.01
+    assert placed_bound(problem, cuts, low=0.0, high=2.0) == pytest.approx(2.0, rel=2e-3)
 
 
 def cheapest_by_trying(here, seconds, prices):

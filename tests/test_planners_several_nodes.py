@@ -8,8 +8,10 @@ import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.planners.base import Problem
-from sparsepipe.planners.exact import optimal, search_space, walk_bound
+from sparsepipe.planners.device_groups import device_classes
+from sparsepipe.planners.exact import optimal, relaxed_bound, search_space, walk_bound
 from sparsepipe.planners.exact.cut_profile_bound import CutProfile
+from sparsepipe.planners.exact.like_nodes import like_nodes
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.search_space import Rules, spaces
@@ -67,6 +69,18 @@ def test_what_is_too_large_to_search_is_bounded_from_below(seed):
     with mock.patch.object(search_space, "MAX_CUTS", 3), mock.patch.object(optimal, "MAX_CUTS", 3):
         found = Optimal().plan(problem).estimate
     assert found.lower_bound_seconds <= best * (1 + 1e-9) <= found.period_seconds * (1 + 2e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_move_on_like_nodes_is_asked_where_halving_over_all_cuts_is_too_much(seed):
+    problem = random_problem(seed)
+    if problem.synchronous or not any(len(own) > 1 for own in like_nodes(device_classes(problem.cluster))):
+        return
+    best = best_of_all(problem)
+    with mock.patch.object(search_space, "SETS_BUDGET", 0):
+        found = Optimal().plan(problem).estimate
+    assert found.lower_bound_seconds <= best * (1 + 1e-9) <= found.period_seconds * (1 + 2e-9)
+    assert found.period_seconds - found.lower_bound_seconds <= relaxed_bound.CLOSE * found.period_seconds
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -2,11 +2,13 @@
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..document import add_json, tell
 from . import __doc__ as about
 from .cases import reference
+from .published_gaps import published_gaps, summary
 from .rounds import bounds, growth, planning, simulation
 
 
@@ -19,7 +21,20 @@ def main() -> None:
         action="store_true",
         help="also plan for 512 devices, and simulate 1,024 devices × 10,000 minibatches (minutes)",
     )
+    parser.add_argument(
+        "--published",
+        type=Path,
+        metavar="FILE",
+        help="instead tell the gaps of published profiles, a line of FILE each; what FILE has is not planned again",
+    )
+    parser.add_argument("--only", default="", metavar="GROUP", help="of them, the groups that begin so")
     options = parser.parse_args()
+    if options.published:
+        folder = reference()
+        if folder is None:
+            parser.error("no published profiles: SPARSEPIPE_REFERENCE names their folder")
+        print(summary(published_gaps(folder, options.published, options.only)))
+        return
     document = {
         "planning": planning(reference(), options.repeats),
         "growth": growth(options.repeats, options.largest),

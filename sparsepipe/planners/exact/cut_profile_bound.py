@@ -21,27 +21,29 @@ from numpy.typing import NDArray
 
 from ...costs import Array
 from .frontier_cuts import FrontierCuts
+from .halving import largest_refused
 from .listed_cuts import ListedCuts
 
 SECONDS = 4.0  # of the processor, after which the bound that is proven by then counts
 _TOLERANCE = 5e-4
 _WORK_BINS, _WEIGHT_BINS = 20_000, 100  # of all work and weights
 _CROSSING_BINS = 0.01  # as a share of what crosses
+_OTHER_BINS = 4  # of work, for what other types take more or less
 
 
 @dataclass(frozen=True, eq=False)
 class CutProfile:
     """Of each kind of cut the least and the most work and bytes of weights before it, and the least that crosses it."""
 
-    low: Array  # [K, 2]: seconds of work, bytes of weights
+    low: Array  # [K, Q]: seconds of work, bytes of weights, seconds on other types, as `seconds_and_weights`
     high: Array
     crossing: Array  # [K]: bytes
-    whole: Array  # [2]
+    whole: Array  # [Q]
 
     @classmethod
     def of(cls, listed: ListedCuts) -> "CutProfile":
         """Take alike cuts together."""
-        sums = np.stack([listed.work, listed.weights], axis=1)
+        sums = listed.sums.T
         return cls(sums, sums, listed.crossing, sums[-1]).coarser(_WORK_BINS, _WEIGHT_BINS)
 
     def coarser(self, work_bins: int, weight_bins: int) -> "CutProfile":
@@ -51,9 +53,15 @@ class CutProfile:
         weight = np.floor(self.low[:, 1] / max(whole[1], 1e-300) * weight_bins)
         sent = np.floor(np.log1p(crossing) / np.log1p(_CROSSING_BINS))
         kind = (work * (weight_bins + 1) + weight) * (sent.max(initial=0.0) + 1) + sent
+        for other in range(2, len(whole)):  # on other types the same work may be less than on average, or more
+            share = self.low[:, other] / max(whole[other], 1e-300) - self.low[:, 0] / max(whole[0], 1e-300)
+            _, kind = np.unique(kind, return_inverse=True)
+            place = np.floor(share * work_bins / _OTHER_BINS)
+            kind = kind * (np.ptp(place) + 1) + place - place.min()
         _, which = np.unique(kind, return_inverse=True)
         count = int(which.max()) + 1
-        low, high, least = np.full((count, 2), np.inf), np.zeros((count, 2)), np.full(count, np.inf)
+        low, high = np.full((count, len(whole)), np.inf), np.zeros((count, len(whole)))
+        least = np.full(count, np.inf)
         np.minimum.at(low, which, self.low)
         np.maximum.at(high, which, self.high)
         np.minimum.at(least, which, crossing)
@@ -62,7 +70,8 @@ class CutProfile:
     @classmethod
     def of_frontier(cls, frontier: FrontierCuts) -> "CutProfile":
         """Those of each amount of work; `frontier` has sums, and leaves out no cut that a plan in question has."""
-        low, high = frontier.sums[:2].T, -frontier.sums[2:].T
+        count = len(frontier.sums) // 2
+        low, high = frontier.sums[:count].T, -frontier.sums[count:].T
         return cls(low, high, frontier.crossing, high[-1])
 
     def bound(self, rates: Iterable[tuple[float, float]], link: tuple[float, float], low: float, high: float) -> float:
@@ -72,25 +81,18 @@ class CutProfile:
         many; `link` the latency and the seconds of a byte.
         """
         walks, until = _Walks(self, np.array([*rates]), link), time.process_time() + SECONDS
-        tried = high * (1 - _TOLERANCE)
-        while high - low > _TOLERANCE * high and time.process_time() < until:
-            if walks.exist(tried):
-                high = tried
-            else:
-                low = tried
-            tried = (low + high) / 2
-        return low
+        return largest_refused(lambda one: not walks.exist(one), low, high, tolerance=_TOLERANCE, until=until)
 
 
 class _Walks:
     """The sums of a profile on each number of devices, sorted once."""
 
     def __init__(self, cuts: CutProfile, rates: Array, link: tuple[float, float]) -> None:
-        self.begin = cuts.high @ rates.T  # [K, m]: the most that has been done before a stage that begins here
-        self.end = cuts.low @ rates.T  # the least that must be done to end here
+        self.begin = cuts.high[:, :2] @ rates.T  # [K, m]: the most that has been done before a stage that begins here
+        self.end = cuts.low[:, :2] @ rates.T  # the least that must be done to end here
         self.order = np.argsort(self.end, axis=0, kind="stable")
         self.seconds = link[0] + cuts.crossing * link[1]
-        self.all = cuts.whole @ rates.T
+        self.all = cuts.whole[:2] @ rates.T
         self.num_devices = len(rates)
 
     def exist(self, period: float) -> bool:

@@ -135,8 +135,18 @@ class FrontierCuts:
 
 
 def seconds_and_weights(problem: Problem) -> Array:
-    """Of each layer of the graph its seconds on the first device type and its bytes of weights, [2, L]."""
-    return np.stack([_seconds(problem, range(len(problem.graph.layers))), problem.table.parameter_bytes])
+    """Of each layer its seconds on the first device type, bytes of weights, and seconds on other types, [Q, L].
+
+    `row_of_type` says where a type's seconds are.
+    """
+    first, *others = [_seconds(problem, range(len(problem.graph.layers)), kind) for kind in row_of_type(problem)]
+    return np.stack([first, problem.table.parameter_bytes, *others])
+
+
+def row_of_type(problem: Problem) -> dict[str, int]:
+    """The row of each type's seconds in `seconds_and_weights`, by name: 0, 2, 3, …"""
+    names = dict.fromkeys(kind.name for kind in problem.cluster.device_types)
+    return {name: k + (k > 0) for k, name in enumerate(names)}
 
 
 def _spread(states: dict[State, Least], num_sums: int) -> float:
@@ -145,9 +155,9 @@ def _spread(states: dict[State, Least], num_sums: int) -> float:
     return float(np.median([np.mean(-rows[1 + num_sums] - rows[1]) for rows in reached]))
 
 
-def _seconds(problem: Problem, order: Sequence[int]) -> Array:
-    """Of each layer, forward and backward, on the first device type."""
-    table, kind = problem.table, problem.cluster.device_types[0].name
+def _seconds(problem: Problem, order: Sequence[int], kind: str = "") -> Array:
+    """Of each layer, forward and backward, on a device type: the first unless named."""
+    table, kind = problem.table, kind or problem.cluster.device_types[0].name
     seconds: Array = table.seconds[kind][:, 0] + (table.forward[kind][:, 0] if problem.recompute else 0.0)
     return seconds[list(order)]
 

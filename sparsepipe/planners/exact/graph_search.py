@@ -4,7 +4,10 @@ Keeps every cut that the later stages can begin at, not only the nearest: slower
 graphs with branches, within memory, and where all devices must be used.
 """
 
+import time
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +26,51 @@ class StageEnds:
     model: StageModel
     known: dict[float, list[Index]] = field(default_factory=dict)
 
+    @cached_property
+    def _distinct(self) -> tuple[Index, Index]:
+        """(one of each set of groups on which stages take the same, the set of each group)."""
+        model = self.model
+        rows = np.column_stack([model.rates, model.weight_rates, model.fixed])
+        _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        return first, which.ravel()
+
+    @property
+    def row(self) -> Index:
+        """The row of each group in what `within` tells, [G]: groups that differ by like nodes have the same."""
+        return self._distinct[1]
+
     def within(self, seconds: float) -> list[Index]:
-        """For each chain, the last place where a stage that begins at each cut is below the limit, [G, S]; −1: none."""
+        """For each chain, the last place where a stage from each cut is below the limit, [rows, S]; −1: none."""
         if seconds not in self.known:
             below = max((limit for limit in self.known if limit < seconds), default=None)
             above = min((limit for limit in self.known if limit > seconds), default=None)
             chains = self.model.cuts.chains
-            shape = (len(self.model.groups), len(self.model.cuts))
+            shape = (len(self._distinct[0]), len(self.model.cuts))
             low = [np.full(shape, -1) for _ in chains] if below is None else self.known[below]
             high = [np.full(shape, len(chain) - 1) for chain in chains] if above is None else self.known[above]
             self.known[seconds] = [self._along(seconds, *ends) for ends in zip(chains, low, high, strict=True)]
         return self.known[seconds]
 
     def _along(self, seconds: float, chain: Index, low: Index, high: Index) -> Index:
-        def fits(group: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
-            return self.model.seconds(group, cut, chain[place]) < seconds
+        def fits(row: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
+            return self.model.seconds(self._distinct[0][row], cut, chain[place]) < seconds
 
         return last_true(fits, low, high)
 
 
 def over_sets(
-    ends: StageEnds, moves: Moves, seconds: float, *, memory: MemoryRule | None = None, all_devices: bool = False
+    ends: StageEnds,
+    moves: Moves,
+    seconds: float,
+    *,
+    memory: MemoryRule | None = None,
+    all_devices: bool = False,
+    until: float = inf,
 ) -> Path | None:
-    """Search any cuts. A path, or None as proof that there is none."""
+    """Search any cuts. A path, or None as proof that there is none.
+
+    Raises TimeoutError where neither is known at `until` of `time.process_time()`.
+    """
     model = ends.model
     limit, cuts = Limit(model, seconds), model.cuts
     kind, rows = limit.kinds
@@ -56,6 +81,8 @@ def over_sets(
     time_places = ends.within(seconds)
     memory_places = memory.last_places(cuts) if memory else []
     for state in range(whole):
+        if until < inf and time.process_time() > until:
+            raise TimeoutError
         reached[state] &= model.work < seconds * moves.spare[state]
         own = moves.of_source(state)
         own = own[reached[state].any(axis=1)[kind[moves.group[own]]]]
@@ -68,7 +95,7 @@ def over_sets(
         for c, chain in enumerate(cuts.chains):
             ahead = np.zeros((len(own), len(chain) + 1), dtype=np.int32)
             np.cumsum(from_cuts[:, chain], axis=1, out=ahead[:, 1:])
-            last = time_places[c][groups]
+            last = time_places[c][ends.row[groups]]
             if memory is not None:
                 last = np.minimum(last, memory_places[c][memory.cases[1][own]])
             first = cuts.first_after[c]

@@ -1,12 +1,18 @@
 """A lower bound of every plan's period on many unlike devices and nodes, by prices of the devices.
 
-A period is too short where at some prices even the cheapest stages cost more than all devices do (priced_stages.py).
+A period is too short where at some prices even the cheapest stages cost more than all devices do: told by the types of
+devices alone (priced_stages.py), or by the nodes they are on as well (placed_stages.py).
 """
 
 import time
 
+from ...costs import Array
+from ..base import Problem
+from ..cuts import Cuts
+from .halving import largest_refused
 from .joined_nodes import JoinedNodes
-from .priced_stages import PricedStages
+from .placed_stages import Placements
+from .priced_stages import PricedStages, ever_dearer, too_dear
 
 TOLERANCE = 0.001
 SECONDS = 5.0  # of the processor, after which the bound that is proven by then counts
@@ -18,8 +24,26 @@ def lagrangian_bound(joined: JoinedNodes, *, low: float, high: float, seconds: f
     while high - low > TOLERANCE * high and time.process_time() < until:
         period = (low + high) / 2
         *_, dearest = PricedStages(joined, period).ever_dearer()
-        if dearest.too_dear:
+        if too_dear(dearest):
             low = period
         else:
             high = period
     return low
+
+
+def placed_bound(problem: Problem, cuts: Cuts, *, low: float, high: float, seconds: float = SECONDS) -> float:
+    """Return a bound of the period of all plans on several nodes: at least `low`, which is one, at most `high`.
+
+    `cuts`: all cuts of a chain. `low` itself where there is too much to look at.
+    """
+    if not (placed := Placements.of(problem, cuts)):
+        return low
+    until, prices = time.process_time() + seconds, list[Array]()
+
+    def refused(period: float) -> bool:
+        cheapest = placed.stages(period).cheapest
+        *_, dearest = ever_dearer(cheapest, placed.available, prices[-1] if prices else None)
+        prices.append(dearest.prices)  # of one period they are good ones of the next
+        return too_dear(dearest)
+
+    return largest_refused(refused, low, high, tolerance=TOLERANCE, until=until)

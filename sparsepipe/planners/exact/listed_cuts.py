@@ -12,6 +12,7 @@ import numpy as np
 from ...costs import Array
 from ..base import Problem
 from ..cuts import Cuts, cheapest_by_work, down_sets
+from .frontier_cuts import seconds_and_weights
 
 MOST_CUTS = 300_000
 
@@ -21,8 +22,7 @@ class ListedCuts:
     """Every down-set, small ones first."""
 
     cuts: Cuts
-    work: Array  # [S]: seconds of the layers before each on the first device type, forward and backward
-    weights: Array  # [S]: bytes
+    sums: Array  # [Q, S]: before each, of `seconds_and_weights`
     crossing: Array  # [S]: bytes of features that cross it; coordinates are left out
 
     @classmethod
@@ -43,13 +43,12 @@ class ListedCuts:
         width = (len(layers) + 7) // 8
         raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
         before = np.unpackbits(raw.reshape(len(masks), width).T.copy(), axis=0, bitorder="little").astype(bool)
-        kind = problem.cluster.device_types[0].name
-        seconds = table.seconds[kind][:, 0] + (table.forward[kind][:, 0] if problem.recompute else 0.0)
-        work, weights, crossing = (np.zeros(len(masks)) for _ in range(3))
+        quantities = seconds_and_weights(problem)
+        sums, crossing = np.zeros((len(quantities), len(masks))), np.zeros(len(masks))
         sent = problem.crossing_bytes
         for layer, k in place.items():
-            np.add(work, seconds[layer], out=work, where=before[k])
-            np.add(weights, table.parameter_bytes[layer], out=weights, where=before[k])
+            for total, each in zip(sums, quantities[:, layer], strict=True):
+                np.add(total, each, out=total, where=before[k])
             consumers = [place[c] for c in table.graph.consumers[layer]]
             if consumers and sent[layer]:
                 used = before[consumers[0]].copy()
@@ -57,7 +56,17 @@ class ListedCuts:
                     used &= before[consumer]
                 np.add(crossing, sent[layer], out=crossing, where=before[k] & ~used)
         cuts = Cuts(tuple(layers), table.graph.input_layers, tuple(masks), True)
-        return cls(cuts, work, weights, crossing)
+        return cls(cuts, sums, crossing)
+
+    @property
+    def work(self) -> Array:
+        """Seconds of the layers before each on the first device type, forward and backward, [S]."""
+        return self.sums[0]
+
+    @property
+    def weights(self) -> Array:
+        """Bytes of weights before each, [S]."""
+        return self.sums[1]
 
     def cheapest(self, count: int, *others: Iterable[int]) -> Cuts:
         """About `count` cuts: of those with about as much work before them the one that the least crosses.

@@ -21,11 +21,13 @@ from .frontier_cuts import FrontierCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
 from .guided_path import devices_in_order, guided_path
 from .joined_nodes import JoinedNodes
-from .lagrangian_bound import lagrangian_bound
+from .lagrangian_bound import lagrangian_bound, placed_bound
+from .like_node_search import paths_on_like_nodes
 from .listed_cuts import ListedCuts
 from .min_latency import least_latency
 from .min_period import minimise_period
 from .min_step_time import LeastSum, StepModel, minimise_step, sum_and_limit
+from .order_search import order_of, paths_nearby
 from .priced_stages import PricedStages
 from .relaxed_bound import is_close, relaxed_bound
 from .search_space import (
@@ -36,6 +38,7 @@ from .search_space import (
     frontier_space,
     merged,
     order_space,
+    orders_on_like_nodes,
     spaces,
     symmetric_space,
 )
@@ -183,6 +186,7 @@ class Optimal:
         cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
         if cuts.complete and cuts.is_chain and not problem.synchronous:
             return self._with_guided_orders(problem, cuts, found, low)
+        found, low = self._with_like_nodes(problem, cuts, found, low)
         period = min(one.value for one in found)
         listed, more = None if is_close(low, period) else ListedCuts.of(problem), not searched.model.cuts.complete
         space = branching_space(problem, self._rules, searched, listed) if listed and more else None
@@ -204,6 +208,8 @@ class Optimal:
             problem = merged(problem)
         joined, classes = JoinedNodes.of(problem, cuts), device_classes(problem.cluster)
         best = min(one.value for one in found)
+        if len(problem.cluster.nodes) > 1:
+            low = placed_bound(problem, cuts, low=low, high=best)
         low = lagrangian_bound(joined, low=low, high=best)
         failed, until = low, time.process_time() + _GUIDED_SECONDS
         while best - failed > _GUIDED_GAP * best and time.process_time() < until:
@@ -220,10 +226,34 @@ class Optimal:
             found, best = [*found, *more], period
         space = None if is_close(low, best) or self.all_devices else symmetric_space(problem, cuts)
         if space is None:
-            return found, low
+            return self._with_orders_nearby(problem, cuts, found, low), low
         paths = minimise_period(StageEnds(space.model), space.moves, least=low)
         every = [Found(space, path, space.model.period(path)) for path in paths]
         return [*found, *every], every[-1].value
+
+    def _with_orders_nearby(self, problem: Problem, cuts: Cuts, found: list["Found"], low: float) -> list["Found"]:
+        """More paths of a chain on several nodes, along orders of the devices near that of the best so far."""
+        best = min(found, key=lambda one: one.value)
+        limited = any(kind.memory_bytes < inf for kind in problem.cluster.device_types)
+        if is_close(low, best.value) or self.all_devices or limited or len(problem.cluster.nodes) == 1:
+            return found
+        order = order_of(best.space, best.path)
+        more = paths_nearby(problem, self._rules, cuts, order, low=low, high=best.value)
+        return [*found, *(Found(space, path, space.model.period(path)) for space, path in more)]
+
+    def _with_like_nodes(
+        self, problem: Problem, cuts: Cuts, found: list["Found"], low: float
+    ) -> tuple[list["Found"], float]:
+        """More paths of a branching network on several nodes of which some are alike, and a bound."""
+        period = min(one.value for one in found)
+        if problem.synchronous or self.all_devices or is_close(low, period):
+            return found, low
+        if not (known := orders_on_like_nodes(problem, cuts)):
+            return found, low
+        space, orders = known
+        paths, proven = paths_on_like_nodes(space, orders, low=low, high=period)
+        more = [Found(space, path, space.model.period(path)) for path in paths]
+        return [*found, *more], proven if cuts.complete else low
 
     def _with_frontier_cuts(self, problem: Problem, searched: Space, found: list["Found"]) -> list["Found"]:
         """More paths where cuts cannot be listed: over the cheapest cut for each amount of work, then near the best."""

@@ -18,6 +18,7 @@ import numpy as np
 from ...costs import Array
 from ..cuts import Index
 from .chain_search import Moves
+from .halving import largest_refused
 from .stage_cost_tables import StageModel
 
 SECONDS = 1.0  # of the processor, after which the bound that is proven by then counts
@@ -65,17 +66,15 @@ class _Packing:
     def period(self, low: float, high: float, seconds: float) -> float:
         """The largest period from `low` on, a bound already, to `high` that is proven to need more devices."""
         until = time.process_time() + seconds
-        tried = high * (1 - _TOLERANCE)  # first ask whether what was found is the best already
-        while high - low > _TOLERANCE * high and time.process_time() < until:
-            period = tried
+
+        def refused(period: float) -> bool:
             fits = self.sizes <= period
+            if not fits.any(axis=0).all():
+                return True
             columns: list[Column] = [(int(group), (int(layer),)) for group, layer in np.argwhere(fits)]
-            if not fits.any(axis=0).all() or self.fewest_devices(period, columns, until) > self.num_devices + 1e-7:
-                low = period
-            else:
-                high = period
-            tried = (low + high) / 2
-        return low
+            return self.fewest_devices(period, columns, until) > self.num_devices + 1e-7
+
+        return largest_refused(refused, low, high, tolerance=_TOLERANCE, until=until)
 
 
 def packing_bound(model: StageModel, moves: Moves, *, low: float, high: float, seconds: float = SECONDS) -> float:

@@ -10,10 +10,10 @@ so where that costs more than 1, no plan is below the limit: a Lagrangian relaxa
 the best are found by cutting planes (Kelley, "The cutting-plane method for solving convex programs", 1960).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,6 @@ class Priced(NamedTuple):
     stages: list[tuple[int, int, int]]  # (group, first cut, last cut) in pipeline order
     counts: Array  # [T]: devices they use
     before: Array  # [K, S]: the price of what is before each cut, where a stage of each kind follows
-
-    @property
-    def too_dear(self) -> bool:
-        """Whether they cost more than all devices, so that no plan is below the limit."""
-        return self.value > 1 + _MORE
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,20 +155,46 @@ class PricedStages:
 
         It ends where that cannot be shown.
         """
-        available = self.joined.available.astype(float)
-        prices = 1 / (len(available) * available)
-        rows = list[Array]()
-        for _ in range(_ROUNDS):
-            found = self.cheapest(prices)
-            yield found
-            if found.too_dear:
-                return
-            rows.append(found.counts)
-            if (found.counts <= available).all():
-                return
-            best, prices = _best_prices(np.array(rows), available)
-            if best <= 1 + _MORE:
-                return
+        return ever_dearer(self.cheapest, self.joined.available)
+
+
+class AtPrices(Protocol):
+    """What is the cheapest at some prices."""
+
+    @property
+    def prices(self) -> Array: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def counts(self) -> Array: ...
+
+
+Found = TypeVar("Found", bound=AtPrices)
+
+
+def too_dear(found: AtPrices) -> bool:
+    """Whether stages cost more than all devices, so that no plan is below the limit."""
+    return found.value > 1 + _MORE
+
+
+def ever_dearer(cheapest: Callable[[Array], Found], available: Index, prices: Array | None = None) -> Iterator[Found]:
+    """Ask for what is `cheapest` at ever better prices, from `prices` on, until it is too dear.
+
+    It ends where that cannot be shown. `available`: devices of each type.
+    """
+    prices = 1 / (len(available) * available) if prices is None else prices
+    rows = list[Array]()
+    for _ in range(_ROUNDS):
+        found = cheapest(prices)
+        yield found
+        if too_dear(found):
+            return
+        rows.append(found.counts)
+        if (found.counts <= available).all():
+            return
+        best, prices = _best_prices(np.array(rows), available.astype(float))
+        if best <= 1 + _MORE:
+            return
 
 
 def _best_prices(rows: Array, available: Array) -> tuple[float, Array]:

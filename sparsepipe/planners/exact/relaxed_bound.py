@@ -35,8 +35,10 @@ def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, 
     """
     if is_close(low, period):
         return low
-    profile = _profile(problem, space, listed, period)
-    if _is_simple(problem, space):
+    profile, known = _profile(problem, space, listed, period), low
+    if profile and several(problem):
+        low = walk_bound(problem, profile, low=low, high=period)
+    if low == known and _is_simple(problem, space):
         model, moves = space.model, space.moves
         if profile:
             link = merged(problem).cluster.network
@@ -45,7 +47,7 @@ def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, 
             sending = (0.0, 0.0) if free else (link.latency, 1 / link.bandwidth)
             low = profile.bound(rates, sending, low, period)
         low = low if is_close(low, period) else packing_bound(model, moves, low=low, high=period)
-    if profile and not is_close(low, period) and (several(problem) or problem.synchronous):
+    if profile and not is_close(low, period) and problem.synchronous and not several(problem):
         low = walk_bound(problem, profile, low=low, high=period)
     return low
 

@@ -160,7 +160,7 @@ def frontier_space(
 
 
 def symmetric_space(problem: Problem, cuts: Cuts) -> Space | None:
-    """All moves on nodes of which several are alike, by a chain of cuts; None where that takes more than seconds."""
+    """All moves on nodes of which several are alike; None where searching a chain by them takes more than seconds."""
     classes = device_classes(problem.cluster)
     if not (swapped := _swapped_moves(problem, Rules(), classes, most=CHAIN_BUDGET)):
         return None
@@ -180,6 +180,16 @@ def _swapped_moves(
     if not alike or prod(len(one.ranks) + 1 for one in classes) > SWAPPED_GROUPS or num_moves(classes) > most:
         return None
     return symmetric_moves(classes, class_prices(problem, classes))
+
+
+def orders_on_like_nodes(problem: Problem, cuts: Cuts) -> tuple[Space, list[Index]] | None:
+    """`symmetric_space` of all cuts, or those along orders of the layers where `cuts` has not all; and these orders."""
+    along = [Cuts.along(problem.table, order).masks for order in _orders(problem)]
+    every = cuts if cuts.complete else Cuts.chosen(cuts.layers, cuts.inputs, {mask for one in along for mask in one})
+    if not (space := symmetric_space(problem, every)):
+        return None
+    place = {mask: cut for cut, mask in enumerate(every.masks)}
+    return space, [np.array([place[mask] for mask in one]) for one in along]
 
 
 def order_space(problem: Problem, rules: Rules, cuts: Cuts, order: Sequence[int]) -> Space | None:

@@ -5,15 +5,16 @@ by what crosses them; here devices may sit on several nodes and be of several ty
 
     rate × (work + ratio × weights) + fixed
 
-of what lies between its cuts, where a type's seconds are told by those of the first, at the layer where it is best off.
-A state is what earlier stages use of the devices; of each, and of each ratio and kind of receiver that may come next,
-the most `work + ratio × weights` is kept that an allowed cut has before it.
+of what lies between its cuts, in seconds of the one of its types that takes longest over the whole network. A state is
+what earlier stages use of the devices; of each, and of each such measure and kind of receiver that may come next, the
+most that is done is kept that an allowed cut has before it.
 
 Of a schedule that flushes the walk bounds the longest wait, max (W − L) in estimate.py: a step takes as long as one
 minibatch takes to go through all layers, besides.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
@@ -27,6 +28,8 @@ from ..cuts import Cuts, Index
 from ..device_groups import DeviceGroups, device_classes
 from .chain_search import Limit, Moves, all_moves
 from .cut_profile_bound import CutProfile
+from .frontier_cuts import row_of_type
+from .halving import largest_refused
 from .joined_nodes import JoinedNodes
 from .like_nodes import num_moves, symmetric_moves
 from .stage_cost_tables import StageModel, default_model
@@ -35,10 +38,12 @@ SECONDS = 4.0  # of the processor, after which the bound that is proven by then 
 _TOLERANCE = 5e-4
 _COARSE, _FINE = (1000, 20), (4000, 50)  # amounts of work and of weights that are told apart
 _MOST_RATIOS = 24  # more are rounded down to some of them, which allows more
+_FEWEST_RATIOS = 8  # of each type
 _MOST_PORTS = 40  # the same of ports' shares
 _MOST_GROUPS = 50_000
 _MOST_MOVES = 400_000
 _NONE = 1e-12  # of a rate: such a stage is no limit
+_ROUNDING = 1e-9  # of all work
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,26 +51,32 @@ class Walks:
     """Walks over the cuts of a profile, by groups and moves of a cluster."""
 
     model: StageModel  # of the groups; its ports are those at the start, the cuts of a profile, and the end
-    moves: Moves
+    moves: Moves  # at the speeds of devices, in work of the first type: what those not used yet can do
     rate: Array  # [G]
+    row: Index  # [G]: of the sums, which type's seconds are a group's work
     ratio: Array  # [G]
-    low: Array  # [2, K]: work and bytes of weights before each of these, at least
+    low: Array  # [Q, K]: before each of these, at least, as `seconds_and_weights`
     high: Array  # at most
 
     @classmethod
     def of(cls, problem: Problem, model: StageModel, moves: Moves, profile: CutProfile) -> "Walks":
         """`model` is of the problem's groups, whatever its cuts; `profile` of all cuts that a plan may have."""
         groups, minibatches = model.groups, problem.num_microbatches
-        faster = _least_ratio(problem, groups.types)
-        if problem.synchronous:
+        row_of = row_of_type(problem)
+        rows = np.array([row_of[name] for name in groups.types])
+        whole = np.maximum(profile.whole[rows], _NONE)
+        if problem.synchronous:  # replicas of which each has one minibatch of a step wait for nothing
+            moves = replace(moves, spare=np.full(len(moves.used), inf))
             turns = np.ceil(minibatches * groups.shares / groups.rounds[:, None])
             turns = np.where(groups.shares > 0, turns, np.inf).min(axis=1) - 1
-            rate = turns * np.where(groups.shares > 0, faster, 0.0).max(axis=1)
+            rates = turns[:, None] * (groups.shares > 0)
         else:
-            rate = (model.rates * faster).max(axis=1)
+            rates = model.rates
+        slowest = (rates * whole).argmax(axis=1)
+        row, rate = rows[slowest], rates[np.arange(len(groups)), slowest]
         each = minibatches if problem.synchronous else 1
         sent = minibatches - 1 if problem.synchronous else 1
-        ends = np.stack([np.zeros(2), profile.whole], axis=1)
+        ends = np.stack([np.zeros(len(profile.whole)), profile.whole], axis=1)
         low, high = (np.concatenate([ends[:, :1], own.T, ends[:, 1:]], axis=1) for own in (profile.low, profile.high))
         crossing = np.concatenate([[0.0], profile.crossing, [0.0]])
         links = [*(node.link for node in groups.nodes), problem.cluster.network]
@@ -77,7 +88,9 @@ class Walks:
             network_port=_some(model.network_port, _MOST_PORTS),
         )
         ratio = np.where(rate > _NONE, model.weight_rates * each / np.maximum(rate, _NONE), 0.0)
-        return cls(model, moves, np.maximum(rate, _NONE), _some(ratio, _MOST_RATIOS), low, high)
+        for one in np.unique(row):
+            ratio[row == one] = _some(ratio[row == one], max(_MOST_RATIOS // len(rows), _FEWEST_RATIOS))
+        return cls(model, moves, np.maximum(rate, _NONE), row, ratio, low, high)
 
     @classmethod
     def over_all(cls, problem: Problem, profile: CutProfile) -> "Walks | None":
@@ -85,14 +98,14 @@ class Walks:
         classes, ends = device_classes(problem.cluster), Cuts.along(problem.table, problem.layers)
         ends = Cuts.chosen(ends.layers, ends.inputs, (0, ends.masks[-1]))
         if prod(len(one.ranks) + 1 for one in classes) <= _MOST_GROUPS and num_moves(classes) <= _MOST_MOVES:
-            counts, moves = symmetric_moves(classes, np.ones(len(classes)))
+            counts, moves = symmetric_moves(classes, _speeds(problem, [one.type.name for one in classes]))
             return cls.of(
                 problem, default_model(problem, ends, DeviceGroups.of(problem, classes, counts)), moves, profile
             )
         joined = JoinedNodes.of(problem, ends)
         if joined.fluids or prod(int(n + 1) * int(n + 2) // 2 for n in joined.available) > _MOST_MOVES:
             return None
-        counts, moves = all_moves(joined.available.tolist(), np.ones(len(joined.available)))
+        counts, moves = all_moves(joined.available.tolist(), _speeds(problem, joined.model.groups.types))
         place = {tuple(row): k for k, row in enumerate(counts.tolist())}
         parts = [np.flatnonzero(moves.group == place[tuple(row)]) for row in joined.counts.tolist()]
         group = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -104,31 +117,39 @@ class Walks:
 
         `until`: when of `time.process_time()` the one that is proven by then counts.
         """
-        tried = high * (1 - _TOLERANCE)
-        while high - low > _TOLERANCE * high and time.process_time() < until:
-            if self.exist(tried):
-                high = tried
-            else:
-                low = tried
-            tried = (low + high) / 2
-        return low
+        return largest_refused(lambda one: not self.exist(one), low, high, tolerance=_TOLERANCE, until=until)
 
     @cached_property
-    def _ratios(self) -> tuple[Array, Index]:
-        """(the ratios there are, the one of each group)."""
-        return np.unique(self.ratio, return_inverse=True)
+    def _measures(self) -> tuple[Array, Index]:
+        """(the rows and ratios that there are, [M, 2], the measure of each group)."""
+        found, which = np.unique(np.stack([self.row, self.ratio], axis=1), axis=0, return_inverse=True)
+        return found, which.ravel()
 
     @cached_property
     def _sums(self) -> tuple[Array, NDArray[np.float32], Index]:
-        """Work + ratio × weights at each cut: (at least, at most, the cuts sorted by the least), [ratios, K] each."""
-        ratios = self._ratios[0][:, None]
-        low, high = (own[0] + ratios * own[1] for own in (self.low, self.high))
+        """Work + ratio × weights at each cut: (at least, at most, the cuts sorted by the least), [M, K] each."""
+        rows, ratios = self._measures[0][:, 0].astype(int), self._measures[0][:, 1:]
+        low, high = (own[rows] + ratios * own[1] for own in (self.low, self.high))
         return low, np.nextafter(high.astype(np.float32), np.float32(np.inf)), np.argsort(low, axis=1, kind="stable")
+
+    @property
+    def _all_work(self) -> float:
+        return float(self.low[0, -1]) * (1 - _ROUNDING)
+
+    def _done(self, by: Index, reach: Array) -> Array:
+        """The most work before any cut that ends before a sum by a measure, [N]; below 0 where there is none."""
+        found, (low, _, order) = np.full(len(by), -np.inf), self._sums
+        for one in np.unique(by):
+            rows, own = np.flatnonzero(by == one), order[one]
+            place = np.searchsorted(low[one, own], reach[rows], side="left") - 1
+            most = np.maximum.accumulate(self.high[0, own])
+            found[rows] = np.where(place >= 0, most[np.maximum(place, 0)], -np.inf)
+        return found
 
     def exist(self, seconds: float) -> bool:
         """Whether stages and boundaries that each take less than `seconds` lead from the start to the end."""
-        moves, ratio, step = self.moves, self._ratios[1], _Step(self, seconds)
-        room, whole = (seconds - self.model.fixed) / self.rate, self._sums[0][:, -1][ratio]
+        moves, measure, step = self.moves, self._measures[1], _Step(self, seconds)
+        room, whole = (seconds - self.model.fixed) / self.rate, self._sums[0][:, -1][measure]
         most = np.full((len(moves.used), len(step.parts)), -np.inf)
         most[0] = 0.0
         for level in moves.levels:
@@ -137,6 +158,8 @@ class Walks:
             alive = np.flatnonzero(reach > 0)
             if (reach[alive] > whole[group[alive]]).any():
                 return True
+            left = seconds * moves.spare[moves.target[level[alive]]]
+            alive = alive[self._done(measure[group[alive]], reach[alive]) + left >= self._all_work]
             if len(alive):
                 reached = step.following(step.part[moves.receiver[level[alive]]], reach[alive])
                 target = moves.target[level[alive]]
@@ -147,7 +170,7 @@ class Walks:
 
 
 class _Step:
-    """From a stage to the next below a limit. Groups of one ratio and one kind as sender and receiver are one part."""
+    """From a stage to the next below a limit. Groups of one measure and one kind, sending and receiving, are a part."""
 
     def __init__(self, walks: Walks, seconds: float) -> None:
         self._walks, limit = walks, Limit(walks.model, seconds)
@@ -156,7 +179,7 @@ class _Step:
         first: dict[bytes, int] = {}  # nodes that are alike have the same sets
         same = np.array([first.setdefault(row.tobytes(), k) for k, row in enumerate(sets)])
         self._sets, self._number = sets, same[number]
-        self.parts, part = np.unique(np.stack([walks._ratios[1], kind], axis=1), axis=0, return_inverse=True)
+        self.parts, part = np.unique(np.stack([walks._measures[1], kind], axis=1), axis=0, return_inverse=True)
         self.part: Index = part.ravel()  # of each group
         self._known: dict[tuple[int, int], tuple[Array, NDArray[np.float32]]] = {}
 
@@ -175,7 +198,7 @@ class _Step:
         return found
 
     def _table(self, by: int, which: int) -> tuple[Array, NDArray[np.float32]]:
-        """(sums by a ratio of the cuts in a set, in order; of those up to each the most by every ratio)."""
+        """(sums by a measure of the cuts in a set, in order; of those up to each the most by every measure)."""
         if (by, which) not in self._known:
             low, high, order = self._walks._sums
             chosen = order[by][self._sets[which][order[by]]]
@@ -207,6 +230,12 @@ def _seconds(problem: Problem, kind: str) -> Array:
     table, layers = problem.table, list(problem.layers)
     seconds: Array = table.seconds[kind][layers, 0]
     return seconds + table.forward[kind][layers, 0] if problem.recompute else seconds
+
+
+def _speeds(problem: Problem, types: Sequence[str]) -> Array:
+    """Seconds of the first type's work that a device of each type does in a second, at most."""
+    speeds: Array = 1 / np.maximum(_least_ratio(problem, tuple(types)), _NONE)
+    return speeds
 
 
 def _least_ratio(problem: Problem, types: tuple[str, ...]) -> Array:

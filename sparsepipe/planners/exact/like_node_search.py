@@ -1,0 +1,49 @@
+"""Plans of branching networks on like nodes by every move: along orders of the layers first, then over all cuts.
+
+Moves by which like nodes only swap places are one (like_nodes.py); four nodes of 2, 1 and 1 devices have 395,009 of
+them. Along an order of the layers many periods are soon tried. Over all cuts a search takes seconds, so that it is only
+asked whether any cut allows a plan better than the best along an order.
+"""
+
+import time
+from collections.abc import Sequence
+
+from ..cuts import Index
+from .chain_search import Path, along_chain, useful_moves
+from .graph_search import StageEnds, over_sets
+from .search_space import Space
+
+SECONDS = 3.0  # of the processor, after which no other period is tried
+ASKED_SECONDS = 6.0  # the same, for all cuts
+ASKED_BUDGET = 450_000_000  # moves × cuts × chains
+WORTH = 0.001  # of a period, between one that was found and one that was not
+
+
+def paths_on_like_nodes(space: Space, orders: Sequence[Index], *, low: float, high: float) -> tuple[list[Path], float]:
+    """Return (paths below `high` of falling period, a bound of all periods: `low`, which is one, or the best).
+
+    `orders`: chains of the space's cuts. The bound is of these cuts alone, where the space has not all.
+    """
+    model, moves, found = space.model, space.moves, list[Path]()
+    until = time.process_time() + SECONDS
+    for order in orders:
+        chain, failed = model.along(order), low
+        own = useful_moves(chain, moves, high)
+        while high - failed > WORTH * high and time.process_time() < until:
+            tried = (failed + high) / 2
+            path = along_chain(chain, own, tried)
+            if not isinstance(path, list):
+                failed = tried
+                continue
+            found.append([(group, int(order[first]), int(order[last])) for group, first, last in path])
+            high = model.period(found[-1])
+    if len(moves.source) * len(model.cuts) * len(model.cuts.chains) > ASKED_BUDGET:
+        return found, low
+    ends, until = StageEnds(model), time.process_time() + ASKED_SECONDS
+    try:
+        while path := over_sets(ends, moves, high, until=until):
+            found.append(path)
+            high = model.period(path)
+    except TimeoutError:
+        return found, low
+    return found, high
