@@ -16,6 +16,7 @@ from .priced_stages import PricedStages, ever_dearer, too_dear
 
 TOLERANCE = 0.001
 SECONDS = 5.0  # of the processor, after which the bound that is proven by then counts
+PLACED_SECONDS = 2.0  # the same, by the nodes
 
 
 def lagrangian_bound(joined: JoinedNodes, *, low: float, high: float, seconds: float = SECONDS) -> float:
@@ -31,7 +32,7 @@ def lagrangian_bound(joined: JoinedNodes, *, low: float, high: float, seconds: f
     return low
 
 
-def placed_bound(problem: Problem, cuts: Cuts, *, low: float, high: float, seconds: float = SECONDS) -> float:
+def placed_bound(problem: Problem, cuts: Cuts, *, low: float, high: float, seconds: float = PLACED_SECONDS) -> float:
     """Return a bound of the period of all plans on several nodes: at least `low`, which is one, at most `high`.
 
     `cuts`: all cuts of a chain. `low` itself where there is too much to look at.
