@@ -65,6 +65,17 @@ def test_a_first_level_that_nobody_expected_is_a_change_from_the_beginning():
     assert not changes_in(noise(100) + math.log(1.1))[0], "a profile may be off by so much"
 
 
+@pytest.mark.parametrize("begin", range(PASSED_OVER, 36, 3))
+def test_a_change_of_which_little_was_learnt_before_is_found(begin):
+    """Once the first slow values became the median of the few before them: nobody was told of the change."""
+    for seed in SEEDS:
+        values = noise(60, seed=seed)
+        values[begin:] += math.log(2.5)
+        changes, test = changes_in(values)
+        assert changes and changes[0].found < max(begin, PASSED_OVER + LEARNT) + 10
+        assert test.level == pytest.approx(math.log(2.5), abs=0.15)
+
+
 def test_warming_up_is_no_drift():
     values = noise(100)
     values[:PASSED_OVER] += 2.0

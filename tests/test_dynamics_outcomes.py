@@ -121,6 +121,17 @@ def test_a_move_that_pays_is_trusted_and_taken_back_when_the_intruder_is_gone():
     assert replanner.outcomes.judged[0].measured == pytest.approx(there.simulated, abs=0.04)
 
 
+@pytest.mark.parametrize("comes", [78, 86, 94], ids=["while it fills", "while ranks are learnt", "while it is judged"])
+def test_who_comes_just_after_a_change_is_not_taken_for_what_it_gave(comes):
+    """The plan follows rank 0 from minibatch 75 on and is judged at 100. Once that ended all changes of a run."""
+    spec = f"slow:rank=0,factor=1.6,from=60,to={comes};slow:rank=1,factor=2.5,from={comes}"
+    live, replanner = seconds("live", as_profiled, spec, 250)
+    never, _ = seconds("never", as_profiled, spec, 250)
+    first, second, *others = [(minibatch, made) for minibatch, made in replanner.decisions if made.changes]
+    assert first[0] == 73 and 95 < second[0] < 115 and not others and live < 0.8 * never
+    assert len(second[1].plan.stages[0].layers) > 15 and replanner.outcomes.trust(250) > 0.9
+
+
 def test_paces_do_not_depend_on_sizes():
     """Tenfold sizes; a rank that takes half as long again from the middle on is seen, and nothing before."""
     sizes = sizes_of(400)

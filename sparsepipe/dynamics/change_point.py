@@ -119,7 +119,9 @@ class ChangePoint:
             step = direction * (value - self.level) - allowance
             if one.add(max(-most, min(step, most)), value, most=threshold) and self._differs(one):
                 return self._changed(one)
-        if len(self._sorted) < SETTLED:
+        # What may be the beginning of a change, an outlier or as much, is no reference: it would soon be the median of
+        # the few values that there are, unnoticed.
+        if len(self._sorted) < SETTLED and all(one.total < 0.99 * most for one in self._sums.values()):
             insort(self._sorted, value)
             self.level = median(self._sorted)
         return None

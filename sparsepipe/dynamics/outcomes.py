@@ -27,6 +27,7 @@ _FILLS = 5  # first minibatches of a plan, in which its stages fill
 _SEEN, _USUAL = 20, 40  # minibatches of which a pace is taken: after a change, and the newest ones elsewhere
 _ROUNDS = 8  # of them, at the least
 _ALIKE = 1.2  # times as long: devices closer to each other than that are as they were
+_OTHERS = 1.5  # times as long, for one rank beside another: more than profiles are off by for other layers
 _AT_FIRST = 0.1  # share that changes are taken to have given, as they were to, before any was judged
 _JUDGED, _KNOWN = 3, 16  # of the newest, that are remembered
 _FORGOTTEN = 2000  # minibatches after which they are not
@@ -69,6 +70,7 @@ class _Open:
     since: int  # the first minibatch of which the pace before is taken
     first: int
     predicted: float
+    ranks: tuple[float, ...]  # the devices that it was decided for
 
 
 class Outcomes:
@@ -81,6 +83,7 @@ class Outcomes:
         self._factors = Factors.none(len(cluster.devices))
         self._known: list[_Known] = []
         self._open: _Open | None = None
+        self._last: tuple[int, int] | None = None  # of the newest outcome: its first minibatch, and when it was judged
 
     def see(
         self,
@@ -94,7 +97,8 @@ class Outcomes:
         """Take what a run did up to `minibatch`; return the outcome that is known by now, if one is.
 
         Where devices change again before a plan was seen at work, nobody knows what it would have given. What changes
-        while ranks learn their new layers is the plan's doing.
+        while ranks learn their new layers is the plan's doing, unless one rank becomes much slower beside the others
+        than profiles are off: then somebody came, or went, at that moment.
         """
         self._paces.take(spans, sizes)
         if alarms:
@@ -108,7 +112,8 @@ class Outcomes:
         A plan of which it is known what it takes was not chosen by what the simulator told.
         """
         known = any(self._fits(one, plan, first_minibatch) for one in self._known)
-        self._open = _Open(self._plan, self._since, first_minibatch, 0.0 if known else predicted)
+        told, now = 0.0 if known else predicted, self._factors.ranks
+        self._open = _Open(self._plan, self._since, first_minibatch, told, now)
         self._plan, self._since = plan, _filled(plan, first_minibatch)
 
     @property
@@ -119,7 +124,8 @@ class Outcomes:
     def trust(self, minibatch: int) -> float:
         """What share of the gains that the simulator told was seen; 1 before any change was judged."""
         newest = [one for one in self.judged[-_JUDGED:] if minibatch - one.first_minibatch < _FORGOTTEN]
-        seen = sum(min(one.measured, one.predicted) for one in newest)
+        # No more than what it was to give speaks against the simulator: what else happened meanwhile is in it, too.
+        seen = sum(max(min(one.measured, one.predicted), -one.predicted) for one in newest)
         told = sum(one.predicted for one in newest)
         return min(max((_AT_FIRST + seen) / (_AT_FIRST + told), 0.0), 1.0)
 
@@ -137,8 +143,7 @@ class Outcomes:
 
     def _fits(self, one: _Known, plan: Plan, minibatch: int) -> bool:
         """Whether that is known of `plan` on devices like these; what slows all of them by as much does not count."""
-        apart = [a / b for a, b in zip(one.ranks, self._factors.ranks, strict=True)]
-        alike = max(apart) <= _ALIKE * min(apart)
+        alike = _apart(one.ranks, self._factors.ranks) <= _ALIKE
         return one.stages == _stages(plan) and minibatch - one.at < _FORGOTTEN and alike
 
     def _pace(self, plan: Plan, since: int, past: int) -> MeasuredPace | None:
@@ -152,8 +157,10 @@ class Outcomes:
                 return
             if began > self._open.first:
                 self._open = None
+        elif self._last is not None and self._last[0] < began <= self._last[1]:
+            self._unjudge()
         if began > self._since:
-            self._remember(self._plan, self._pace(self._plan, self._since, began), began)
+            self._remember(self._plan, self._pace(self._plan, self._since, began), began, self._factors.ranks)
             self._since = began
 
     def _judge(self, minibatch: int) -> Outcome | None:
@@ -162,19 +169,38 @@ class Outcomes:
             return None
         self._open = None
         before = self._pace(one.before, one.since, one.first)
+        if _apart(one.ranks, self._factors.ranks) > _OTHERS:
+            self._remember(one.before, before, one.first, one.ranks)
+            self._since = minibatch
+            return None
         after = self._pace(self._plan, self._since, minibatch)
-        self._remember(one.before, before, one.first)
-        self._remember(self._plan, after, minibatch)
+        self._remember(one.before, before, one.first, self._factors.ranks)  # of the same devices, as they are seen now
+        self._remember(self._plan, after, minibatch, self._factors.ranks)
         if before is None or after is None:
             return None
+        self._last = one.first, minibatch
         outcome = Outcome(one.first, one.predicted, after.faster(before)[0])
         if one.predicted > 0:
             self.judged.append(outcome)
         return outcome
 
-    def _remember(self, plan: Plan, pace: MeasuredPace | None, at: int) -> None:
+    def _unjudge(self) -> None:
+        """Forget the newest outcome: devices changed meanwhile, which is seen only now."""
+        assert self._last is not None
+        first, at = self._last
+        self._last = None
+        self.judged = [one for one in self.judged if one.first_minibatch != first]
+        self._known = [one for one in self._known if one.at != at]
+
+    def _remember(self, plan: Plan, pace: MeasuredPace | None, at: int, ranks: tuple[float, ...]) -> None:
         if pace is not None:
-            self._known = [*self._known[1 - _KNOWN :], _Known(at, _stages(plan), self._factors.ranks, pace)]
+            self._known = [*self._known[1 - _KNOWN :], _Known(at, _stages(plan), ranks, pace)]
+
+
+def _apart(first: tuple[float, ...], second: tuple[float, ...]) -> float:
+    """How far apart ranks are by one of both beside the other: 1 where all of them differ by the same factor."""
+    ratios = [a / b for a, b in zip(first, second, strict=True)]
+    return max(ratios) / min(ratios)
 
 
 def _stages(plan: Plan) -> tuple[object, ...]:
