@@ -39,6 +39,7 @@ def test_a_replay_moves_layers_away_from_a_rank_that_becomes_slow(tmp_path):
     assert [row["minibatch"] for row in changed] == [row["minibatch"] for row in summary["replans"]]
     assert [first for first, _ in job.record.plans] == [0, *(row["minibatch"] for row in changed)]
     assert all(row["predicted_gain_seconds"] > row["predicted_cost"]["seconds"] for row in rows if row.get("changes"))
+    assert any(alarm["rank"] == 1 and alarm["factor"] > 2 for alarm in job.record.drift() if "rank" in alarm)
     outcomes = [row for row in rows if row["event"] == "outcome"]
     assert all(row["measured_share"] <= 1 and row["predicted_share"] > 0 for row in outcomes)
     assert len(outcomes) == sum("and was to be" in line for line in told)

@@ -17,6 +17,7 @@ from ..record.processes import num_processes
 from ..runtime import RunConfig
 from .decision import Decision
 from .drift import Watch
+from .drift_file import DriftFile
 from .interference.predictor import Predictor
 from .of_runs import devices_of, watch_of
 from .predictions import Predictions
@@ -101,11 +102,12 @@ class Following:
         self._config = RunConfig.from_json(record.config)
         where = {"device": self._config.device}
         self._predictions = Predictions(predictor, record.folder, profile, cluster, **where) if predictor else None
+        self._watch, self._drift = _watch(record, plan, profile, cluster), DriftFile(record.folder)
         self._replanner = Replanner(
             plan,
             profile,
             cluster,
-            _watch(record, plan, profile, cluster),
+            self._watch,
             variant(name),
             num_minibatches=0,
             predict=predict or (self._predictions.of if self._predictions else None),
@@ -141,6 +143,7 @@ class Following:
             self.fault = str(error)
             self._tell(f"the plan is followed no longer: {error}")
         finally:
+            self._drift.close()
             if self._predictions:
                 self._predictions.close()
 
@@ -157,6 +160,7 @@ class Following:
         if not self._replanner.num_minibatches:
             return  # it has not begun
         known, judged = len(self._replanner.decisions), len(self._replanner.outcomes.judged)
+        alarms = len(self._watch.alarms)
         decision = self._replanner.see(
             spans,
             sizes,
@@ -165,6 +169,7 @@ class Following:
             ends_epoch=ends_epoch,
             seconds_per_minibatch=self._pace(),
         )
+        self._drift.add(self._watch.alarms[alarms:])
         for outcome in self._replanner.outcomes.judged[judged:]:
             self._note({"event": "outcome", **outcome.to_json()})
             self._tell(str(outcome))
