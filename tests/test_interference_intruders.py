@@ -63,6 +63,29 @@ def test_an_intruder_waits_first_and_ends_by_itself():
         assert intruder.process.returncode == 0
 
 
+def test_an_intruder_rests_until_it_is_told_to_begin_and_again():
+    def used() -> float:
+        return cpu_seconds(intruder.process.pid)
+
+    with intruding([QUICK], cores=[CORE], resting=True) as (intruder,):
+        for _ in range(2):
+            at_rest = used()
+            intruder.begin()
+            until(lambda at_rest=at_rest: used() > at_rest + 0.2, "an intruder that computes")
+            intruder.rest()
+            until(lambda: _idle(used), "one that rests")
+        intruder.process.kill()
+        intruder.process.wait()
+        with pytest.raises(InputError, match=f"the intruder on processor {CORE} is gone"):
+            intruder.begin()
+
+
+def _idle(used) -> bool:
+    before = used()
+    time.sleep(0.3)
+    return used() - before < 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_makes_steps(kind):

@@ -9,6 +9,7 @@ from dynamics_worlds import cpus, network
 from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
 
+from scripts.bench.replan.variants import cost_of_intruder
 from sparsepipe import InputError, RunConfig, RunRecord, partition
 from sparsepipe.dynamics.factors import Factors
 from sparsepipe.dynamics.following import DECISIONS
@@ -99,13 +100,15 @@ def test_what_an_intruder_costs_each_rank_is_read_off_a_run_that_never_moved(tmp
     (record.folder / FILE).unlink()
     with pytest.raises(InputError, match="expected minibatches beside an intruder and others"):
         slowed_by(record)
+    with pytest.raises(InputError, match=r"none were beside the intruder, or all; give more --minibatches$"):
+        cost_of_intruder(record)  # bench_replan's, of a run that was over before the intruder came
 
 
 def test_an_oracle_asks_for_the_best_plan_when_the_intruder_comes_and_for_the_first_when_it_goes():
     profile, cluster = network(12), cpus(2)
     plan, intrusion = partition(profile, cluster), Intrusion.of("training", [[0.2, 0.5], [0.6, 0.9]])
     asked = foreseen(intrusion, plan, profile, cluster, Factors((1.0, 2.0)), minibatches=1000)
-    assert [(one.minibatch, one.ahead) for one in asked] == [(200, False), (500, True), (600, False), (900, True)]
+    assert [one.minibatch for one in asked] == [200, 500, 600, 900]
     assert [[len(stage.layers) for stage in one.plan.stages] for one in asked] == [[8, 4], [6, 6]] * 2
     assert foreseen(intrusion, plan, profile, cluster, Factors((1.0, 1.0)), minibatches=1000) == ()
     quick = network(seconds=[1e-5] * 12)
@@ -173,7 +176,7 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     folder, devices = tmp_path / "net-moving-001", {"profile": profile, "cluster": cluster}
     with (
         launch(plan, config, run_dir=folder, replan="never", **devices) as job,
-        Foresight(job, [Wanted(15 + AHEAD, other, True)]) as foresight,
+        Foresight(job, [Wanted(15 + AHEAD, other)]) as foresight,
     ):
         until(lambda: bool(job.rows), "its first row")
         intrusion.disturb(job, minibatches=60)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,9 +64,12 @@ def processes_at_work(
             other.communicate()
 
 
-def exit_with_parent() -> None:
-    """Called by a contending process: exit as soon as the parent, which holds the other end of stdin, is gone."""
-    threading.Thread(target=_wait_for_end, name="parent watch", daemon=True).start()
+def exit_with_parent(hear: Callable[[str], None] = lambda word: None) -> None:
+    """Called by a contending process: exit as soon as the parent, which holds the other end of stdin, is gone.
+
+    `hear` is called, in another thread, with each line that the parent writes there.
+    """
+    threading.Thread(target=_wait_for_end, args=(hear,), name="parent watch", daemon=True).start()
 
 
 def report_started() -> None:
@@ -74,6 +77,7 @@ def report_started() -> None:
     print(_AT_WORK, flush=True)
 
 
-def _wait_for_end() -> None:
-    sys.stdin.buffer.read()
+def _wait_for_end(hear: Callable[[str], None]) -> None:
+    for line in sys.stdin:
+        hear(line.strip())
     os._exit(0)

@@ -1,7 +1,6 @@
 """An oracle's real run: who knows when an intruder comes and goes has the plan changed at those very moments."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -17,12 +16,11 @@ from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
-from .intrusion import Intrusion, came_and_went, newest_minibatch
+from .intrusion import Intrusion, Reached, came_and_went
 
 ORACLE = "oracle"  # what such a run is called beside the variants of `--replan`
 AHEAD = 16  # minibatches that it takes to prepare a plan, before a job has shown how many
 _SETTLED = 20  # first minibatches of a run, which are slow whatever disturbs it
-_LOOK = 0.02  # seconds between two looks at how far the job is
 
 
 class Wanted(NamedTuple):
@@ -30,7 +28,6 @@ class Wanted(NamedTuple):
 
     minibatch: int
     plan: Plan
-    ahead: bool  # whether it is asked for as long before as it takes to prepare it
 
 
 def slowed_by(record: RunRecord) -> Factors:
@@ -71,14 +68,11 @@ def foreseen(
         for place, (first, end) in enumerate(pairwise(moments))
         if end > first
     ]
-    comes = {first for first, _ in zip(moments[1::2], moments[2::2], strict=False)}
-    changes = [one for one in best_plans(plan, profile, cluster, parts) if one != (0, plan)]
-    # The intruder takes about as long to start as the job to prepare the plan; it is gone at once.
-    return tuple(Wanted(at, new, at not in comes) for at, new in changes)
+    return tuple(Wanted(*one) for one in best_plans(plan, profile, cluster, parts) if one != (0, plan))
 
 
 class Foresight:
-    """Asks a job for each of some plans when it comes to its minibatch, while the `with` block runs.
+    """Asks a job for each of some plans, as long before its minibatch as it takes to prepare, while the block runs.
 
     `fault` says why a plan was not followed, which `tell` is told, too; the job goes on.
     """
@@ -98,14 +92,10 @@ class Foresight:
         self._thread.join()
 
     def _ask(self) -> None:
-        lead = AHEAD
+        lead, reached = AHEAD, Reached(self._job)
         for wanted in self._plans:
-            at = max(0, wanted.minibatch - (lead if wanted.ahead else 0))
-            while self._job.running and newest_minibatch(self._job) < at:
-                if self._over.is_set():
-                    return
-                time.sleep(_LOOK)
-            if not self._job.running:
+            at = max(0, wanted.minibatch - lead)
+            if not reached.wait(at, over=self._over.is_set) or not self._job.running:
                 return
             try:
                 first = self._job.replan(wanted.plan, reason="who knows what comes asks for it")

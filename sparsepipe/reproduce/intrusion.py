@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from ..fields import each, fields, integer, number, shown, text
 from ..files import read_json, write_json
 from ..host.background_load import processors_of
 from ..launchers import Job
+from ..launchers.metrics_tail import Tail
 from ..plan import Plan
 from ..provenance import plan_digest
 from ..record import RunRecord
@@ -22,7 +23,7 @@ from ..runtime.config import RunConfig
 from .cached_runs import newest
 
 FILE = "intruder.json"  # in a run's folder: what disturbed it, and when it really came and went
-_LOOK = 0.05  # seconds between two looks at how far the job is
+_LOOK = 0.02  # seconds between two looks at how far the job is: less than a minibatch of a small network
 _FIELDS = fields(
     {
         "kind": text,
@@ -63,18 +64,20 @@ class Intrusion:
         folder, ranks = job.record.folder, len(job.record.plan.ranks)
         own = sorted(processors_of()) or list(range(os.cpu_count() or 1))
         cores = [own[rank % len(own)] for rank in range(ranks)]
-        _reach(job, 0)
-        _keep_on(folder, cores)
-        seen: list[tuple[int, int]] = []
-        for first, last in self.visits:
-            _reach(job, round(first * minibatches))
-            if not job.running:
-                break
-            with intruding([self.kind], cores=cores[-1:]):
-                came = newest_minibatch(job)
-                _reach(job, round(last * minibatches))
-                seen.append((came, newest_minibatch(job)))
-            write_json(folder / FILE, {"kind": self.kind, "visits": self.visits, "came_and_went": seen})
+        reached, seen = Reached(job), list[tuple[int, int]]()
+        # It starts while the job does, which takes both a second, and rests until its moment.
+        with intruding([self.kind], cores=cores[-1:], resting=True) as (intruder,):
+            reached.wait(0)
+            _keep_on(folder, cores)
+            for first, last in self.visits:
+                if not reached.wait(round(first * minibatches)) or not job.running:
+                    break
+                came = reached.minibatch
+                intruder.begin()
+                reached.wait(round(last * minibatches))
+                intruder.rest()
+                seen.append((came, reached.minibatch))
+                write_json(folder / FILE, {"kind": self.kind, "visits": self.visits, "came_and_went": seen})
 
     def kept_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
         """The newest finished run of that name, if it began as `plan` and was disturbed in this way; else None."""
@@ -107,15 +110,31 @@ def _read(record: RunRecord) -> tuple[str, tuple[Any, ...], list[tuple[int, int]
     return found["kind"], tuple(pairs[:count]), pairs[count:]  # type: ignore[return-value]
 
 
-def newest_minibatch(job: Job) -> int:
-    """The newest minibatch that a job has done; -1 before the first."""
-    return max((row["minibatch"] for row in job.rows[-50:] if row["event"] == "step"), default=-1)
+class Reached:
+    """How far a job is, read from its metrics at each look: `Job.rows` may be some minibatches behind."""
 
+    def __init__(self, job: Job) -> None:
+        self._job, self._newest = job, -1
+        self._tail = Tail(job.record.folder / "metrics.jsonl")
 
-def _reach(job: Job, minibatch: int) -> None:
-    """Wait until a minibatch is done, or the job."""
-    while job.running and newest_minibatch(job) < minibatch:
-        time.sleep(_LOOK)
+    @property
+    def minibatch(self) -> int:
+        """The newest minibatch that is done; -1 before the first. A job that starts again is back at its checkpoint."""
+        while rows := self._tail.read():
+            for row in rows:
+                if row["event"] == "resume":
+                    self._newest = row.get("minibatches", 0) - 1
+                elif row["event"] == "step" and "minibatch" in row:
+                    self._newest = max(self._newest, row["minibatch"])
+        return self._newest
+
+    def wait(self, minibatch: int, *, over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until a minibatch is done; return whether it is, and not the job or, as `over` says, the wait."""
+        while self.minibatch < minibatch:
+            if over() or not self._job.running:
+                return False
+            time.sleep(_LOOK)
+        return True
 
 
 def _keep_on(run_dir: Path, cores: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The command: a table of changes with their medians, and one of variants."""
+"""The command: a table of changes with their medians, one of variants, and one of alarms."""
 
 import argparse
 import statistics
@@ -9,12 +9,13 @@ from typing import Any
 
 from scripts.bench import replan
 from scripts.bench.document import add_json, keep, say, tell
-from scripts.bench.replan import replayed, variants
+from scripts.bench.replan import alarms, replayed, variants
 from scripts.bench.replan.job import Change, measure, plans, socket_rate
 from scripts.bench.rounds import load
 from scripts.bench.scratch import scratch
 from sparsepipe.data import make_shapes
 from sparsepipe.dynamics.interference import KINDS
+from sparsepipe.errors import InputError
 from sparsepipe.reproduce.intrusion import Intrusion
 from sparsepipe.runtime import RunConfig
 from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
@@ -26,7 +27,7 @@ _REPLAYED, _REPLAYED_ROUNDS = 600, 3  # minibatches at most; each way takes some
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=replan.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("pause", "variants", "replayed", "all"), default="all")
+    parser.add_argument("--what", choices=("pause", "variants", "replayed", "all", "alarms"), default="all")
     pause = parser.add_argument_group("pause")
     pause.add_argument("--model", default="minkvgg16bn")
     pause.add_argument("--schedule", choices=tuple(SCHEDULE_RULES), default="1f1b")
@@ -37,16 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     pause.add_argument("--engine", default="native")
     pause.add_argument("--moves", type=int, default=6)
     pause.add_argument("--between", type=int, default=30, help="minibatches from one change to the next")
-    ways = parser.add_argument_group("variants")
+    ways = parser.add_argument_group("variants, and alarms")
     ways.add_argument("--small-model", default="minkvgg11bn-narrow")
     ways.add_argument("--data", default="digits")
-    ways.add_argument("--minibatches", type=int, default=600)
+    ways.add_argument("--minibatches", type=int, help="of a run (default: 600; of that watched for alarms 10,000)")
     ways.add_argument("--intruder", choices=tuple(KINDS), default="matrix-products")
+    ways.add_argument("--ways", nargs="+", choices=variants.NAMES, default=variants.NAMES, help="never and live always")
     ways.add_argument("--rounds", type=int, default=4, help="at most (default: 4)")
-    ways.add_argument("--seconds", type=float, default=720.0, help="of all; no round begins that would end after them")
+    ways.add_argument(
+        "--seconds",
+        type=float,
+        help="no round begins that would end after so many (default: 720); of training that is watched (default: 190)",
+    )
     add_json(parser)
     options = parser.parse_args(argv)
-    began, tables = time.monotonic(), []
+    began, tables, code = time.monotonic(), [], 0
     document: dict[str, Any] = {"load": load()}
     with scratch("bench-replan") as folder:
         if options.what in ("pause", "all"):
@@ -54,18 +60,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             document |= told
             tables.append(table(changes, document))
             keep(document, options.json)
-        if options.what in ("replayed", "all"):
-            count = min(options.minibatches, _REPLAYED)
-            document["replayed"] = replayed.ways_replayed(folder, minibatches=count, rounds=_REPLAYED_ROUNDS)
-            tables.append(replayed.table(document["replayed"]))
-            keep(document, options.json)
-        if options.what in ("variants", "all"):
-            document |= ways_to_answer(options, folder, deadline=began + options.seconds)
-            tables.append(variants.table(document))
+        count = options.minibatches or _REPLAYED
+        try:
+            if options.what in ("replayed", "all"):
+                document["replayed"] = replayed.ways_replayed(
+                    folder, minibatches=min(count, _REPLAYED), rounds=_REPLAYED_ROUNDS
+                )
+                tables.append(replayed.table(document["replayed"]))
+                keep(document, options.json)
+            if options.what in ("variants", "all"):
+                document |= ways_to_answer(options, folder, deadline=began + (options.seconds or 720.0))
+                tables.append(variants.table(document))
+            if options.what == "alarms":
+                document |= false_alarms(options, folder)
+                tables.append(alarms.table(document))
+        except InputError as error:  # what was measured before is told all the same
+            say(f"bench_replan: {error}")
+            code = 2
     document["seconds"] = time.monotonic() - began
     tables.append(f"{document['seconds']:.0f} s in all; load {document['load']:.1f} when it began")
     tell(document, options.json, "\n\n".join(tables))
-    return 0
+    return code
 
 
 def pauses(options: argparse.Namespace, folder: Path) -> tuple[list[Change], dict[str, Any]]:
@@ -103,11 +118,24 @@ def pauses(options: argparse.Namespace, folder: Path) -> tuple[list[Change], dic
 
 def ways_to_answer(options: argparse.Namespace, folder: Path, *, deadline: float) -> dict[str, Any]:
     """What each variant gives."""
-    config = RunConfig(options.small_model, options.data, engine=options.engine, batch_size=32, voxel_size=0.1)
-    config = config.replace(minibatches=options.minibatches, threads=1, checkpoint_every=0, validate=False)
+    config = _small(options, minibatches=600, batch_size=32)
     intrusion = Intrusion(options.intruder, _VISITS)
-    found = variants.variants_of(config, intrusion, folder, rounds=options.rounds, deadline=deadline)
-    return {"small_model": options.small_model, "minibatches": options.minibatches, **found.as_json()}
+    given = {"names": options.ways, "rounds": options.rounds, "deadline": deadline}
+    found = variants.variants_of(config, intrusion, folder, **given)
+    return {"small_model": options.small_model, "minibatches": config.minibatches, **found.as_json()}
+
+
+def false_alarms(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What a watch finds where nobody intrudes."""
+    config = _small(options, minibatches=10_000, batch_size=16)
+    found = alarms.alarms_of(config, folder, seconds=options.seconds or 190.0)
+    return {"small_model": options.small_model, "batch_size": config.batch_size, **found.as_json()}
+
+
+def _small(options: argparse.Namespace, *, minibatches: int, batch_size: int) -> RunConfig:
+    config = RunConfig(options.small_model, options.data, engine=options.engine, batch_size=batch_size, voxel_size=0.1)
+    count = minibatches if options.minibatches is None else options.minibatches
+    return config.replace(minibatches=count, threads=1, checkpoint_every=0, validate=False)
 
 
 def table(changes: Sequence[Change], document: dict[str, Any]) -> str:

@@ -64,7 +64,7 @@ def _run(name: str, plan: Plan, profile: Profile, cluster: Cluster, run_dir: Pat
         return job.record
     usual, slow = Factors.none(2), Factors((1.0, _FACTOR))
     parts = [Stretch(0, first, usual), Stretch(first, last, slow), Stretch(last, minibatches, usual)]
-    wanted = [Wanted(at, new, True) for at, new in best_plans(plan, profile, cluster, parts) if (at, new) != (0, plan)]
+    wanted = [Wanted(at, new) for at, new in best_plans(plan, profile, cluster, parts) if (at, new) != (0, plan)]
     with launch(plan, config, **given) as job, Foresight(job, wanted, tell=say):
         job.wait()
     return job.record

@@ -2,36 +2,39 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scripts.bench.document import say
 from scripts.bench.rounds import quartiles, ratios
 from sparsepipe import Cluster, Plan, Profile, partition, profile_model
+from sparsepipe.dynamics.factors import Factors
 from sparsepipe.dynamics.interference import KINDS, Predictor, learn
 from sparsepipe.dynamics.interference.measuring import measure
 from sparsepipe.dynamics.interference.victims import Victim
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.variants import VARIANTS
+from sparsepipe.errors import InputError
 from sparsepipe.launchers import Job
 from sparsepipe.record import RunRecord
 from sparsepipe.reproduce.averaging import local_link
 from sparsepipe.reproduce.foresight import ORACLE, Foresight, foreseen, slowed_by
 from sparsepipe.reproduce.intrusion import Intrusion
-from sparsepipe.reproduce.moving import whole_run_seconds
+from sparsepipe.reproduce.moving import changes, moments, whole_run_seconds
 from sparsepipe.runtime import RunConfig
 
 _WARM = 20  # first minibatches, in which kernels and caches warm up
 NAMES = (*VARIANTS, ORACLE)  # never is the first: what the intruder costs is known from it
+ALWAYS = ("never", "live")  # without which nothing can be told
 
 
 @dataclass
 class Variants:
     """What runs of each variant gave, round by round."""
 
-    samples_per_second: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in NAMES})
-    changes: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in NAMES})
+    samples_per_second: dict[str, list[float]]
+    runs: dict[str, list[dict[str, Any]]]  # what happened in each, and what was decided
     undisturbed: list[float] = field(default_factory=list)  # samples a second of each run before the intruder came
     slowed: list[tuple[float, ...]] = field(default_factory=list)  # ranks beside the intruder, each round's
     faults: list[str] = field(default_factory=list)
@@ -43,7 +46,8 @@ class Variants:
                 "samples_per_second": values,
                 "quartiles": quartiles(values),
                 "live_over": quartiles(ratios(live, values)),
-                "changes": self.changes[name],
+                "changes": [run["changes"] for run in self.runs[name]],
+                "runs": self.runs[name],
             }
             for name, values in self.samples_per_second.items()
         }
@@ -52,9 +56,11 @@ class Variants:
 
 
 def variants_of(
-    config: RunConfig, intrusion: Intrusion, folder: Path, *, rounds: int, deadline: float, beside: int = 1
+    config: RunConfig, intrusion: Intrusion, folder: Path, *, names: Sequence[str], rounds: int, deadline: float
 ) -> Variants:
-    """Profile, plan and learn a predictor, then train under every variant in turn, with another seed each round.
+    """Profile, plan and learn a predictor, then train under each variant in turn, with another seed each round.
+
+    Of NAMES those are trained that are among `names`, or ALWAYS.
 
     No round begins, but the first, that would end after `deadline` (of `time.monotonic`) if it were as long as the
     longest before. Raises InputError for what cannot run.
@@ -62,32 +68,54 @@ def variants_of(
     say("profile, link and plan")
     settings = {"batch_size": config.batch_size, "voxel_size": config.voxel_size, "num_points": config.num_points}
     settings |= {"engine": config.engine, "threads": 1}
-    profile = profile_model(config.model, config.data, **settings, beside=beside)
+    profile = profile_model(config.model, config.data, **settings, beside=1)
     cluster = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
     plan = partition(profile, cluster, planner="model-parallel")
-    predictor = predictor_of(config, folder)
-    found, longest = Variants(), 0.0
+    names = [name for name in NAMES if name in {*names, *ALWAYS}]
+    needed = any(VARIANTS[name].needs_predictor for name in names if name != ORACLE)
+    predictor = predictor_of(config, folder) if needed else None
+    found, longest = Variants({name: [] for name in names}, {name: [] for name in names}), 0.0
     for turn in range(rounds):
         began = time.monotonic()
         if turn and began + longest > deadline:
             say(f"{turn} rounds, for another would take too long")
             break
-        seeded, never = config.replace(seed=config.seed + turn), None
-        for name in NAMES:
+        seeded, slowed = config.replace(seed=config.seed + turn), None
+        for name in names:
             say(f"round {turn + 1} of {rounds}: {name}")
             run_dir = folder / f"{name}-{turn}"
-            record, fault = _run(name, plan, seeded, intrusion, run_dir, (profile, cluster), predictor, never)
-            never = record if name == "never" else never
-            speed, changes = config.batch_size / whole_run_seconds(record), len(record.plans) - 1
-            say(f"  {speed:.1f} samples/s, {changes} changes")
+            record, fault = _run(name, plan, seeded, intrusion, run_dir, (profile, cluster), predictor, slowed)
+            slowed = cost_of_intruder(record) if name == "never" else slowed
+            speed, run = config.batch_size / whole_run_seconds(record), told(name, record)
+            say(f"  {speed:.1f} samples/s, {run['changes']} changes")
             found.samples_per_second[name].append(speed)
             found.undisturbed.append(config.batch_size / _seconds_undisturbed(record, intrusion))
-            found.changes[name].append(changes)
+            found.runs[name].append(run)
             found.faults += [f"{name}: {fault}"] if fault else []
-        assert never is not None, "the first of each round"
-        found.slowed.append(slowed_by(never).ranks)
+        assert slowed is not None, "never is the first of each round"
+        found.slowed.append(slowed.ranks)
         longest = max(longest, time.monotonic() - began)
     return found
+
+
+def told(name: str, record: RunRecord) -> dict[str, Any]:
+    """What a run says of itself: its changes, when the intruder came and went, and each decision."""
+    return {
+        "changes": len(record.plans) - 1,
+        "moments": [list(moment) for moment in moments(record)],
+        "decisions": [asdict(change) for change in changes(name, record)],
+    }
+
+
+def cost_of_intruder(never: RunRecord) -> Factors:
+    """What the intruder costs each rank, which the oracle knows. Raises InputError where the run does not tell it."""
+    try:
+        return slowed_by(never)
+    except InputError:
+        raise InputError(
+            f"of the {len(never.metrics('step'))} minibatches of never none were beside the intruder, or all; give "
+            "more --minibatches"
+        ) from None
 
 
 def predictor_of(config: RunConfig, folder: Path) -> Predictor:
@@ -106,15 +134,16 @@ def _run(
     intrusion: Intrusion,
     run_dir: Path,
     devices: tuple[Profile, Cluster],
-    predictor: Predictor,
-    never: RunRecord | None,
+    predictor: Predictor | None,
+    slowed: Factors | None,
 ) -> tuple[RunRecord, str]:
     """Train once; return the record, and why an oracle's plan was not followed, if one was not."""
     profile, cluster = devices
     given: dict[str, Any] = {"run_dir": run_dir, "profile": profile, "cluster": cluster}
     count = config.minibatches
     if name == ORACLE:
-        plans = foreseen(intrusion, plan, profile, cluster, slowed_by(never), minibatches=count)
+        assert slowed is not None, "told by a run of never"
+        plans = foreseen(intrusion, plan, profile, cluster, slowed, minibatches=count)
         with launch(plan, config, **given) as job, Foresight(job, plans) as foresight:
             _disturbed(job, intrusion, count)
         return job.record, foresight.fault

@@ -6,21 +6,26 @@ It ends as soon as whoever started it is gone.
 import json
 import os
 import sys
+import threading
 import time
 from contextlib import suppress
 
 from ...host.contention import exit_with_parent, report_started
-from .kinds import KINDS
+from .kinds import BEGIN, KINDS
 from .places import CPU, device_at
 
 
-def intrude(*, kind: str, device: str, number: int, after: float, seconds: float | None) -> int:
+def intrude(*, kind: str, device: str, number: int, after: float, seconds: float | None, resting: bool = False) -> int:
     """Wait `after` seconds, then compute for so many `seconds` (None: until it is ended).
 
+    `resting`: only while it was last told to begin, and not to rest, by a line on stdin.
     On processor `number` alone, or with device "cuda" on that GPU: what drives it may then use every processor.
     Returns how many steps it made.
     """
-    exit_with_parent()
+    at_work = threading.Event()
+    exit_with_parent(lambda word: at_work.set() if word == BEGIN else at_work.clear())
+    if not resting:
+        at_work.set()
     if device == CPU:
         with suppress(AttributeError, OSError):  # a system that pins nobody, or a processor taken away meanwhile
             os.sched_setaffinity(0, {number})
@@ -31,6 +36,7 @@ def intrude(*, kind: str, device: str, number: int, after: float, seconds: float
     end = None if seconds is None else time.monotonic() + seconds
     steps = 0
     while end is None or time.monotonic() < end:
+        at_work.wait()
         step()
         steps += 1
     return steps

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...errors import InputError
 from ...fields import shown
 from ...host.contention import processes_at_work
-from .kinds import check_kind
+from .kinds import BEGIN, REST, check_kind
 from .places import CPU, GPU, check_places
 
 _LOOK = 0.1  # seconds between two looks at whether all are done, and whether whoever asked is still there
@@ -26,6 +26,22 @@ class Intruder:
     number: int  # of the processor, or of the GPU as torch counts them
     process: subprocess.Popen[str]
 
+    def begin(self) -> None:
+        """Have one that rests compute, at once."""
+        self._tell(BEGIN)
+
+    def rest(self) -> None:
+        """Have it compute no more, once its step is done, until it is to begin again."""
+        self._tell(REST)
+
+    def _tell(self, word: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise InputError(f"the intruder on {_where(self)} is gone: it was told to {word}") from None
+
 
 @contextmanager
 def intruding(
@@ -35,11 +51,13 @@ def intruding(
     gpus: Sequence[int] = (),
     after: float = 0.0,
     seconds: float | None = None,
+    resting: bool = False,
 ) -> Iterator[tuple[Intruder, ...]]:
     """Run an intruder of each of `kinds` on each of the processors `cores`, or of `gpus`, while the `with` block runs.
 
     The block starts once all of them are ready. They wait `after` seconds, then compute for `seconds` (None: until the
-    block ends). They are killed at its end, and when this process dies, whatever kills it.
+    block ends), or, `resting`, from each `begin` of an intruder to its `rest`. They are killed at the block's end, and
+    when this process dies, whatever kills it.
     Raises InputError for unknown kinds, for processors that this process may not use, and GPUs that are not here.
     """
     for kind in kinds:
@@ -52,7 +70,8 @@ def intruding(
         if value is not None and not 0 <= value <= MOST_SECONDS:
             raise InputError(f"{name} is {value:g} seconds, expected 0 to {MOST_SECONDS:g}")
     places = [(kind, device, number) for kind in kinds for number in numbers]
-    asked = [{"kind": k, "device": d, "number": n, "after": after, "seconds": seconds} for k, d, n in places]
+    when = {"after": after, "seconds": seconds, "resting": resting}
+    asked = [{"kind": k, "device": d, "number": n, **when} for k, d, n in places]
     alone = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with processes_at_work(__package__, asked, **alone) as processes:
         yield tuple(Intruder(*place, process) for place, process in zip(places, processes, strict=True))
@@ -82,10 +101,13 @@ def run_intruders(
         return {one.number: _steps(one) for one in intruders}
 
 
+def _where(intruder: Intruder) -> str:
+    return f"{'processor' if intruder.device == CPU else 'GPU'} {intruder.number}"
+
+
 def _steps(intruder: Intruder) -> int:
     assert intruder.process.stdout is not None
     told = intruder.process.stdout.read().split()
     if intruder.process.returncode != 0 or not told:
-        where = f"{'processor' if intruder.device == CPU else 'GPU'} {intruder.number}"
-        raise InputError(f"an intruder on {where} ended with code {intruder.process.returncode}")
+        raise InputError(f"an intruder on {_where(intruder)} ended with code {intruder.process.returncode}")
     return int(told[-1])

@@ -13,6 +13,7 @@ from ...errors import InputError
 from .places import CPU, torch_device
 
 Step = Callable[[], object]
+BEGIN, REST = "begin", "rest"  # what one that rests at first is told, in a line on its stdin
 _MATRIX_ROWS = 512  # three such float32 matrices are 3 MB: they stay in caches, and arithmetic units are what is used
 _STREAM_BYTES = 64_000_000  # more than most last-level caches
 _CLOUD_POINTS, _CHANNELS = 4000, 32
