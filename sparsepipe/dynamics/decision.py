@@ -113,7 +113,7 @@ def decide(
         return stay(plan, "no other plan is faster on the devices as they are now", gain_seconds=gain, cost=cost)
     told = f"{share:.1%} faster: gains {gain:.2f} s over {minibatches_left} minibatches, costs {cost.seconds:.2f} s"
     if abs(share - simulated) >= _TOLD:
-        told += f" (simulated {simulated:.1%}, less what changes and plans have shown)"
+        told += f" (simulated {simulated:.1%}, corrected by what earlier changes gave)"
     if share < caution.least_share:
         return stay(plan, f"{told}; a change must be {caution.least_share:.0%} faster", gain_seconds=gain, cost=cost)
     if gain <= caution.margin * cost.seconds:

@@ -14,7 +14,7 @@ from .theme import GREY, INK, RUN_COLORS, SMALL, finished
 Series = Mapping[str, Sequence[tuple[int, float]]]  # variant → (iteration, seconds)
 Marks = Mapping[str, Sequence[tuple[int, str]]]  # variant → (iteration, what happened)
 _PANEL = 110  # pixels
-_APART = 0.05  # of the axis: marks closer to each other have their words together
+_APART = 0.07  # of the axis: marks closer to each other have their words together, which would lie over each other
 
 
 def iteration_times_table(series: Series, marks: Marks | None = None) -> pd.DataFrame:
