@@ -1,6 +1,8 @@
 """Runs launched from the desk of a network of hosts in namespaces (network_hosts.py), as a notebook's kernel would."""
 
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -121,14 +123,36 @@ def give_machine_code(host):
         shutil.copy(path, there)
 
 
-def desk_of(network, folder):
-    """Return the desk of a network, once run "one" has ended there: on one device, what others are held against."""
+def desk_of(network, folder, kept=None):
+    """Return the desk of a network, which has run "one": on one device, what others are held against.
+
+    It is trained there, or taken from the folder `kept`, where others that are at it now leave it too.
+    """
     desk = Desk(network, folder)
-    give_machine_code(network.desk)
-    assert desk.launch(desk.told("one", plan_of(MODEL, [[0]], **FLUSH), config())) == ["finished"]
-    for host in network.hosts:  # machine code, which each host else makes for itself
-        shutil.copytree(network.desk.home / ".cache", host.home / ".cache")
+    kept = kept or folder / "kept"
+    kept.mkdir(exist_ok=True)
+    with (kept / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (kept / "one").exists():
+            give_machine_code(network.desk)
+            assert desk.launch(desk.told("one", plan_of(MODEL, [[0]], **FLUSH), config())) == ["finished"]
+            shutil.copytree(network.desk.home / ".cache", kept / "cache")
+            shutil.copytree(folder / "one", kept / "half")
+            (kept / "half").rename(kept / "one")
+    for host in (*network.hosts, network.desk):  # machine code, which each host else makes for itself
+        shutil.copytree(kept / "cache", host.home / ".cache", dirs_exist_ok=True)
+    if not (folder / "one").exists():
+        shutil.copytree(kept / "one", folder / "one")
     return desk
+
+
+def kept_of_all_workers(tmp_path_factory):
+    """Return a folder for what all workers of pytest-xdist need and one makes; each call's own without xdist."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        (base.parent / "kept-hosts").mkdir(exist_ok=True)
+        return base.parent / "kept-hosts"
+    return base / "kept-hosts"
 
 
 def config(**changes):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hosts_desk import DATA, FLUSH, MODEL, config, desk_of
+from hosts_desk import DATA, FLUSH, MODEL, config, desk_of, kept_of_all_workers
 from network_hosts import network_hosts
 from processes import ENOUGH
 from runtime_jobs import REPOSITORY, plan_of
@@ -19,6 +19,8 @@ from sparsepipe.runtime.forward_only import PREDICTIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+IN_THREES = FLUSH | {"num_microbatches": 3}
+EPOCHS = 4
 # Counts what passes a switch: bytes, and frames with zeros in a row, by what they are. What is encrypted looks random;
 # packets' headers, gloo's messages and sums of few values have zeros in a row. A greeting names rank and tag in 16
 # bytes; keys are agreed upon in records that begin with 0x16; ssh looks after itself.
@@ -51,7 +53,15 @@ LISTEN = """
 def desk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
     with network_hosts(3, folder) as network:
-        yield desk_of(network, folder)
+        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
+
+
+@pytest.fixture(scope="module")
+def in_threes(desk):
+    """The losses of one device that updates after three minibatches."""
+    told = desk.told("unmoved", plan_of(MODEL, [[0]], **IN_THREES), config(epochs=EPOCHS, checkpoint_every=0))
+    assert desk.launch(told) == ["finished"]
+    return desk.losses("unmoved")
 
 
 @contextmanager
@@ -68,10 +78,13 @@ def listened_to(network, found):
             listener.kill()
 
 
-def test_what_passes_between_hosts_is_encrypted_and_the_losses_are_those_without(desk):
-    """Packets, sums over all ranks, and averages over replicas, two of which share a host."""
-    hosts, plan = desk.network.hosts, plan_of(MODEL, [[0], [1, 2, 3]], **FLUSH | {"num_microbatches": 3})
-    heard = {}
+def test_what_passes_between_hosts_is_encrypted_and_the_losses_are_those_without(desk, in_threes):
+    """Packets, sums over all ranks, and averages over replicas, two of which share a host.
+
+    Those are summed within their host first. They are the last stage's: each host tells of the losses of its own
+    minibatches, and the record has them all.
+    """
+    hosts, plan, heard = desk.network.hosts, plan_of(MODEL, [[0], [1, 2, 3]], **IN_THREES), {}
     for name, encrypt in (("open", False), ("sealed", True)):
         heard[name] = {}
         told = desk.told(name, plan, config(encrypt=encrypt, synchronised_batch_norm=True), *hosts, counts=[1, 2, 1])
@@ -80,17 +93,27 @@ def test_what_passes_between_hosts_is_encrypted_and_the_losses_are_those_without
         desk.check_nothing_is_left()
     sealed, in_clear = desk.losses("sealed"), desk.losses("open")
     assert sealed and sealed == pytest.approx(in_clear, rel=1e-4)  # gloo adds three replicas' up in another order
+    assert in_clear == pytest.approx(in_threes[: len(in_clear)], rel=2e-4, abs=2e-5), "like one device"
+    averaged = {span.rank for span in RunRecord.load(desk.folder / "open").trace().spans if span.kind == "average"}
+    assert averaged == {1, 2, 3}
     assert heard["open"]["clear"] > 10 and heard["open"]["encrypted"] == 0, heard
     assert heard["sealed"]["clear"] == 0 and heard["sealed"]["encrypted"] > 10, heard
 
 
-def test_stages_on_hosts_have_the_losses_of_one_device_to_the_bit(desk):
-    told = desk.told("stages", plan_of(MODEL, [[0], [1]], **FLUSH), config(encrypt=True), *desk.network.hosts[:2])
+def test_stages_on_three_hosts_have_the_losses_of_one_device_to_the_bit(desk):
+    """Without encryption they have, too: test_launchers_replan_hosts.py and "moved" of test_launchers_ssh.py."""
+    told = desk.told("stages", plan_of(MODEL, [[0], [1], [2]], **FLUSH), config(encrypt=True), *desk.network.hosts)
     heard = {}
     with listened_to(desk.network, heard):
         assert desk.launch(told) == ["finished"]
     assert desk.losses("stages") == desk.losses("one")
     assert heard["clear"] == 0 and heard["encrypted"] > 10, heard
+    record = RunRecord.load(desk.folder / "stages")
+    assert {span.rank for span in record.trace().spans} == {0, 1, 2}
+    summary = [row for row in record.metrics() if row["event"] == "summary"]
+    assert [row["run_dir"] for row in summary] == [str(record.folder)]
+    newest = record.folder / "checkpoints" / "minibatch-00000010"
+    assert {path.name for path in newest.iterdir()} == {"manifest.json", *(f"stage{k}.safetensors" for k in range(3))}
     desk.check_nothing_is_left()
 
 
@@ -109,15 +132,11 @@ def test_replicas_on_hosts_train_like_one_device_also_when_they_are_started_agai
     desk.check_nothing_is_left()
 
 
-def test_a_plan_that_changes_while_hosts_train_goes_through_tls_too(desk):
+def test_a_plan_that_changes_while_hosts_train_goes_through_tls_too(desk, in_threes):
     """Layers change hands, and other replicas average, two of which share a host."""
     ranks, heard, folder = [[0], [1, 2, 3]], {}, desk.folder / "replanned"
-    before, after = (
-        plan_of(MODEL, own, cuts=(cut,), **FLUSH | {"num_microbatches": 3})
-        for own, cut in ((ranks, 7), ([[3, 1, 2], [0]], 4))
-    )
-    told = {"epochs": 4, "checkpoint_every": 0}
-    slow = config(encrypt=True, stragglers="jitter:rank=0,p=1,seconds=1", **told)
+    before, after = (plan_of(MODEL, own, cuts=(cut,), **IN_THREES) for own, cut in ((ranks, 7), ([[3, 1, 2], [0]], 4)))
+    slow = config(encrypt=True, stragglers="jitter:rank=0,p=1,seconds=1", epochs=EPOCHS, checkpoint_every=0)
     run = desk.told("replanned", before, slow, *desk.network.hosts, counts=[1, 2, 1])
     with listened_to(desk.network, heard), desk.launched(run) as process:
         replan_request.leave(folder, after)
@@ -125,8 +144,7 @@ def test_a_plan_that_changes_while_hosts_train_goes_through_tls_too(desk):
     assert json.loads(said) == "finished"
     assert [followed.plan for followed in RunRecord.load(folder).plans] == [before, after]
     assert [row["event"] for row in RunRecord.load(folder).metrics()].count("replan") == 1
-    desk.launch(desk.told("unmoved", plan_of(MODEL, [[0]], **FLUSH | {"num_microbatches": 3}), config(**told)))
-    assert desk.losses("replanned") == pytest.approx(desk.losses("unmoved"), rel=2e-4, abs=2e-5)
+    assert desk.losses("replanned") == pytest.approx(in_threes, rel=2e-4, abs=2e-5)
     assert heard["clear"] == 0 and heard["encrypted"] > 10, heard
     desk.check_nothing_is_left()
 

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from hosts_desk import FLUSH, MODEL, config, desk_of
+from hosts_desk import FLUSH, MODEL, config, desk_of, kept_of_all_workers
 from network_hosts import network_hosts
 from processes import ENOUGH, until
 from runtime_jobs import plan_of
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def desk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
     with network_hosts(3, folder) as network:
-        yield desk_of(network, folder)
+        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
 
 
 def log_of(desk, name):

@@ -7,7 +7,7 @@ import signal
 import sys
 
 import pytest
-from hosts_desk import DATA, FLUSH, MODEL, config, desk_of
+from hosts_desk import DATA, FLUSH, MODEL, config, desk_of, kept_of_all_workers
 from network_hosts import network_hosts
 from processes import until
 from runtime_jobs import REPOSITORY, plan_of
@@ -26,34 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def desk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
     with network_hosts(3, folder) as network:
-        yield desk_of(network, folder)
-
-
-def test_three_hosts_have_the_losses_of_one_device_to_the_bit(desk):
-    told = desk.told("over", plan_of(MODEL, [[0], [1], [2]], **FLUSH), config(), *desk.network.hosts)
-    assert desk.launch(told) == ["finished"]
-    assert desk.losses("over") == desk.losses("one")
-    record = RunRecord.load(desk.folder / "over")
-    assert {span.rank for span in record.trace().spans} == {0, 1, 2}
-    summary = [row for row in record.metrics() if row["event"] == "summary"]
-    assert [row["run_dir"] for row in summary] == [str(record.folder)]
-    newest = record.folder / "checkpoints" / "minibatch-00000010"
-    assert {path.name for path in newest.iterdir()} == {"manifest.json", *(f"stage{k}.safetensors" for k in range(3))}
-    desk.check_nothing_is_left()
-
-
-def test_replicas_of_which_two_share_a_host_train_like_one_device(desk):
-    """Three replicas on two hosts: gradients are summed within the second host, then between the two.
-
-    They are the last stage's: each host tells of the losses of its own minibatches, and the record has them all.
-    """
-    plan = plan_of(MODEL, [[0], [1, 2, 3]], **FLUSH)
-    told = desk.told("shared", plan, config(), *desk.network.hosts[:2], counts=[2, 2])
-    assert desk.launch(told) == ["finished"]
-    assert desk.losses("shared") == pytest.approx(desk.losses("one"), rel=2e-4, abs=2e-5)  # sums in another order
-    averaged = {span.rank for span in RunRecord.load(desk.folder / "shared").trace().spans if span.kind == "average"}
-    assert averaged == {1, 2, 3}
-    desk.check_nothing_is_left()
+        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
 
 
 def test_the_score_of_translations_is_told_though_the_last_stage_has_no_checkpoint_at_hand(desk):

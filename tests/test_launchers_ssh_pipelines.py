@@ -6,7 +6,7 @@ import signal
 from collections import Counter
 
 import pytest
-from hosts_desk import config, desk_of
+from hosts_desk import config, desk_of, kept_of_all_workers
 from network_hosts import network_hosts
 from pipeline_jobs import PipelinesResult, pipelines_of
 from processes import ENOUGH, until
@@ -29,7 +29,7 @@ EPOCH = 5  # minibatches
 def desk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
     with network_hosts(3, folder) as network:
-        yield desk_of(network, folder)
+        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
 
 
 def rows(desk, name, event):
