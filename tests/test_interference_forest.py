@@ -6,6 +6,7 @@ What they predict is held against measurements that others made: DynPipe's, and 
 import copy
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from sparsepipe.dynamics.interference.growing import COARSE, Growth, grow
 from sparsepipe.dynamics.interference.judging import judge, split
 from sparsepipe.errors import InputError
 
-ensemble = pytest.importorskip("sklearn.ensemble", reason="scikit-learn grows the forests")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn grows the forests")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,9 @@ def forest(measured) -> Forest:
 
 def test_a_forest_answers_as_scikit_learn_does(measured, forest):
     rows, targets = measured
-    theirs = ensemble.RandomForestRegressor(n_estimators=7, random_state=3).fit(rows, targets)
+    from sklearn.ensemble import RandomForestRegressor
+
+    theirs = RandomForestRegressor(n_estimators=7, random_state=3).fit(rows, targets)
     asked = np.random.default_rng(1).uniform(-1.5, 1.5, (200, 3))
     assert np.allclose(forest.predict(asked), theirs.predict(asked), rtol=1e-12, atol=0)
     assert list(forest.importances)[-1] == "c"  # which says nothing

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.host.background_load import processors_of
 from sparsepipe.host.python_path import python_command, python_environment
 
-pytest.importorskip("sklearn", reason="scikit-learn grows the forests")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn grows the forests")
 ALONE = {"convolution": KindSeconds(0.01, 3, 4e6), "relu": KindSeconds(0.001, 3, 0.0)}
 
 

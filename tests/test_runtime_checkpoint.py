@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from command_line import sparsepipe
 from processes import ENOUGH
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
-from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from sparsepipe import InputError, RunFailed, RunRecord
 from sparsepipe.data import make_shapes
@@ -64,6 +62,9 @@ def test_tensors_of_traced_layers_that_go_by_other_names_are_read(tmp_path) -> N
 
 
 def test_torch_itself_reads_it(tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp  # here: it takes a second of whoever only collects tests
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
     _write(tmp_path, 12)
     weights = {"weight:conv1.kernel": torch.empty(3), "weight:conv2.kernel": torch.empty(3)}
     reader = HuggingFaceStorageReader(str(checkpoint.latest(tmp_path).folder))

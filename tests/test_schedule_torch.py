@@ -4,12 +4,21 @@ It has no asynchronous ones, and for `zero-bubble` only that of interleaved stag
 as stages are unlike, so it is its step that is held against torch's.
 """
 
+from functools import cache
+from importlib import import_module
+from typing import Any
+
 import pytest
-import torch.distributed.pipelining.schedules as torch_schedules
 
 from sparsepipe import Action, Plan, Stage
 from sparsepipe.schedule import Op, actions
 from sparsepipe.schedule_rules import SCHEDULE_RULES
+
+
+@cache
+def torch_schedules() -> Any:
+    """torch's module, which brings its compiler: not for whoever only collects tests, and once for all of this file."""
+    return import_module("torch.distributed.pipelining.schedules")
 
 
 class _Stage:
@@ -24,9 +33,9 @@ class _Stage:
 
 def torchs(name: str, size: int, per_rank: int, count: int) -> dict[int, list[str]]:
     """The compute actions of each rank, as torch writes them: "0F3"."""
-    kind = torch_schedules.get_schedule_class(name)
+    kind = torch_schedules().get_schedule_class(name)
     own = [_Stage(k * size, size * per_rank, size) for k in range(per_rank)]
-    if issubclass(kind, torch_schedules.PipelineScheduleMulti):
+    if issubclass(kind, torch_schedules().PipelineScheduleMulti):
         lists = kind(own, count).pipeline_order
     else:
         lists = kind(own[0], count)._get_pipeline_order()
@@ -35,7 +44,7 @@ def torchs(name: str, size: int, per_rank: int, count: int) -> dict[int, list[st
 
 def _computed(action):
     """An action that computes, or the two that torch lets overlap."""
-    if action is None or action.computation_type == torch_schedules._ComputationType.REDUCE_GRAD:
+    if action is None or action.computation_type == torch_schedules()._ComputationType.REDUCE_GRAD:
         return ()
     return action.sub_actions or (action,)
 
