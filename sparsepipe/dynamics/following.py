@@ -112,6 +112,7 @@ class Following:
             num_minibatches=0,
             predict=predict or (self._predictions.of if self._predictions else None),
         )
+        self._known = {first for first, _ in record.plans}  # first minibatches of plans that the replanner knows of
         self._next = 0  # the minibatch that begins next
         self._ends: list[float] = []  # of the newest minibatches, in seconds
         self._over = threading.Event()
@@ -128,6 +129,11 @@ class Following:
     def decisions(self) -> tuple[tuple[int, Decision], ...]:
         """What was decided so far, and before which minibatch."""
         return tuple(self._replanner.decisions)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the job follows, whoever asked for it."""
+        return self._replanner.plan
 
     def close(self) -> None:
         """Stop watching. The job goes on."""
@@ -192,6 +198,18 @@ class Following:
             self._next, self._ends = row.get("minibatches", 0), []
         elif row["event"] == "step" and "seconds" in row:
             self._ends = [*self._ends[1 - _STEPS :], row["seconds"]]
+        elif row["event"] == "replan" and row.get("minibatch") not in self._known:
+            self._changed_by_others(row["minibatch"])
+
+    def _changed_by_others(self, first: int) -> None:
+        """Somebody, as at the launch board, had the job go on under another plan from minibatch `first` on."""
+        self._known.add(first)
+        plan = next((plan for begins, plan in self._job.record.plans if begins == first), None)
+        if isinstance(plan, Plan):
+            self._ends = []
+            self._replanner.follow(plan, first)
+            self._note({"event": "followed", "minibatch": first})
+            self._tell(f"from minibatch {first} on, as somebody else asked: {plan.summary()}")
 
     def _change(self, decision: Decision) -> None:
         gain = max(0.0, decision.gain_seconds)
@@ -204,6 +222,7 @@ class Following:
             return
         assert first is not None
         self._ends = []
+        self._known.add(first)
         self._replanner.begin(decision, first)
         self._note({"event": "changed", "minibatch": first})
         self._tell(f"from minibatch {first} on: {decision.plan.summary()}")

@@ -116,6 +116,13 @@ class Outcomes:
         self._open = _Open(self._plan, self._since, first_minibatch, told, now)
         self._plan, self._since = plan, _filled(plan, first_minibatch)
 
+    def follow(self, plan: Plan, *, first_minibatch: int) -> None:
+        """The run follows a plan from `first_minibatch` on of which nobody told what it was to give."""
+        ranks = self._factors.ranks
+        self._remember(self._plan, self._pace(self._plan, self._since, first_minibatch), first_minibatch, ranks)
+        self._open = self._last = None
+        self._plan, self._since = plan, _filled(plan, first_minibatch)
+
     @property
     def judging(self) -> bool:
         """Whether there is a change of which it is not known yet what it gave."""

@@ -123,6 +123,12 @@ class Replanner:
         self.plan, self._pending, self._lead = decision.plan, False, first_minibatch - decided
         self.watcher.follow(decision.plan, first_minibatch=first_minibatch)
 
+    def follow(self, plan: Plan, first_minibatch: int) -> None:
+        """Somebody else changed the plan: `first_minibatch` is the first under the new one."""
+        self.outcomes.follow(plan, first_minibatch=first_minibatch)
+        self.plan = plan
+        self.watcher.follow(plan, first_minibatch=first_minibatch)
+
     def refused(self) -> None:
         """The change was not made; the old plan goes on."""
         self._pending = False
