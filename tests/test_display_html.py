@@ -69,7 +69,8 @@ def test_a_trace_shows_its_ranks():
     trace = simulate(partition(PROFILE, CLUSTER), PROFILE, CLUSTER, [100] * 6)
     text = trace._repr_html_()
     assert len(titles(text)) >= 12 and "simulated trace" in text
-    assert f"<td>0</td><td>{trace.busy(0) / trace.makespan:.0%}</td>" in text
+    work = trace.busy(0) / trace.makespan
+    assert f"<td>0</td><td>{work:.0%}</td><td>{1 - work:.0%}</td>" in text and "idle: all time without work" in text
     assert "without spans" in Trace((), "measured")._repr_html_()
     many = Trace(tuple(Span(0, "0F0", k, k + 1) for k in range(5000)), "measured")._repr_html_()
     assert len(many) < 200_000 and "drawn" in many

@@ -104,6 +104,7 @@ def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
     period = plans["pipeline"].estimate.period_seconds
     assert plan.estimate.period_seconds == pytest.approx(2 * period, rel=0.05), "twice the voxels take twice as long"
     settings.batch_size.value = BATCH_SIZE
+    assert settings.schedule.label == "as planned"
     settings.schedule.value = "gpipe"
     plan, _ = board.prepared("pipeline")
     assert (plan.schedule, plan.weights, plan.num_microbatches) == ("gpipe", "flush", 4)
@@ -152,7 +153,7 @@ def test_runs_that_ended_before_the_board_was_made_are_there_with_planned_beside
     line = again._lines["pipeline"]
     assert f"finished: planned {planned:,.0f}, measured {planned / 2:,.0f} samples/s (50%)" in line.state.value
     assert not line.start.disabled and line.stop.disabled and "earlier plan" not in line.state.value
-    assert again.details.job.value is None, "it is offered, and not in the way"
+    assert again.details.job.label == "choose a job", "it is offered, and not in the way"
     assert "pipeline" in [value for _, value in again.details.job.options]
 
 

@@ -99,6 +99,12 @@ def cluster(value: Any) -> str:
     return _page(f"{len(value.devices)} devices on {len(value.nodes)} nodes", _svg(drawn, 26, "nodes"), table)
 
 
+_IDLE = (
+    "idle: all time without work, while the pipeline fills and drains, waits or averages. Waits for other ranks are "
+    "told apart where they were measured; sends go on beside the work."
+)
+
+
 def trace(value: Any) -> str:
     """Each rank as a lane; work, waiting and sending as shares."""
     ranks, length = value.ranks, value.shown_seconds
@@ -117,14 +123,16 @@ def trace(value: Any) -> str:
             drawn.append(_rect(x, y, width, high, _color(span.stage), title=title, opacity=_SHADES[span.kind]))
     rows = []
     for rank in lanes:
-        shares = (value.busy(rank), value.seconds(rank, ("send",)), value.seconds(rank, ("wait",)))
-        rows.append([str(rank), *(f"{seconds / length:.0%}" for seconds in shares)])
+        work = value.busy(rank)
+        shares = (work, length - work, value.seconds(rank, ("average",)), value.seconds(rank, ("wait",)))
+        row = [f"{seconds / length:.0%}" for seconds in (*shares, value.seconds(rank, ("send",)))]
+        rows.append([str(rank), *row[:3], "–" if value.source == "simulated" else row[3], row[4]])
     told = f"{value.source} trace: {len(value.spans)} spans of {len(ranks)} ranks in {_seconds(length)}"
     told += f"; {left_out(value)}" if value.left_out else ""
     if len(shown) == _MOST_SPANS:
         told += f", the first {_seconds(until)} drawn"
     picture = _svg(drawn, _LANE * len(lanes), "what each rank did")
-    return _page(told, picture, _table(["rank", "work", "send", "wait"], rows))
+    return _page(told, picture, _table(["rank", "work", "idle", "average", "wait", "send"], rows), _notes([_IDLE]))
 
 
 def left_out(trace: Any) -> str:

@@ -28,7 +28,7 @@ from .plot_view import PlotView
 from .promised import MadeFor, samples_per_second
 
 _EXPLAINED = 500  # minibatches, the newest, of which the culprit is told: within a second
-_NONE = ("choose a job", None)
+_NONE = ("choose a job", "")  # not None, which a page shows as an empty box
 
 
 class JobDetails:
@@ -76,6 +76,7 @@ class JobDetails:
     def show(self, _: Any = None) -> None:
         name = self.job.value
         job = self.jobs.get(name) if name else None
+        self.rank.layout.display = "none" if job is None else ""
         if job is None:
             self.ranks.value = self.drifts.value = self.log.value = ""
             self.end.layout.display = "none"

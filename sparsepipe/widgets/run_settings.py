@@ -12,7 +12,7 @@ from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 
 _MOST = 10**6
 _NAMES = {"description_width": "initial"}
-_AS_PLANNED = ("as planned", None)
+_AS_PLANNED = ("as planned", "")  # not None, which a page shows as an empty box
 
 
 class RunSettings:
@@ -60,7 +60,7 @@ class RunSettings:
     def scheduled(self, plan: Plan) -> Plan:
         """The plan under the schedule chosen, without the estimate of another one."""
         name = self.schedule.value
-        if name is None or name == plan.schedule:
+        if not name or name == plan.schedule:
             return plan
         steps = WEIGHT_RULES[WEIGHT_POLICIES[name][0]].updates_by_step
         count = max(plan.num_microbatches, 2 * len(plan.stages)) if steps else 1

@@ -9,6 +9,8 @@ from .responsive import responsive
 
 Group = Mapping[str, int]  # device type → how many
 
+_WIDEST = 280  # pixels of a device type's name
+
 
 class StageEditor:
     """A row of numbers for each stage, a column for each device type, and buttons for one stage more or less.
@@ -42,11 +44,10 @@ class StageEditor:
         self._quiet = False
 
     def _row(self, k: int) -> ipywidgets.HBox:
-        boxes = []
+        boxes, wide = [], max(82, min(_WIDEST, 8 + 7 * max(map(len, self.types))))  # names whole, up to a line of them
         for name in self.types:
-            box = ipywidgets.BoundedIntText(
-                min=0, max=99, description=name, layout={"width": "136px"}, style={"description_width": "82px"}
-            )
+            layout, style = {"width": f"{wide + 54}px"}, {"description_width": f"{wide}px"}
+            box = ipywidgets.BoundedIntText(min=0, max=99, description=name, layout=layout, style=style)
             box.observe(lambda change, name=name: self._set(k, name, change["new"]), names="value")
             boxes.append(box)
         label = ipywidgets.Label(f"stage {k}", layout={"width": "52px"})
