@@ -76,7 +76,7 @@ def explorer(browser: Any, lab: Lab, path: Path) -> None:
 def board(browser: Any, lab: Lab, path: Path) -> None:
     """The launch board after a run, in the dark theme."""
     lab.write("board.ipynb", BOARD)
-    page = open_page(browser, width=1280, height=1700)
+    page = open_page(browser, width=1280, height=2600)  # all of it, above the status bar
     run_notebook(page, lab, "board.ipynb", seconds=200)
     page.locator("button.jupyter-button", has_text="launch").first.click()
     page.wait_for_selector("text=finished:", timeout=200_000)

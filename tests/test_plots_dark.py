@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
 from sparsepipe.plots.dark import lab_style
-from sparsepipe.plots.theme import doubted
+from sparsepipe.plots.theme import doubted, finished, hatch
 
 # Of each text that is seen: what it says, its colour, and that of what is drawn below its middle.
 TEXTS = """() => [...document.querySelectorAll("text, tspan")].filter((one) => !one.querySelector("tspan"))
@@ -19,6 +20,7 @@ TEXTS = """() => [...document.querySelectorAll("text, tspan")].filter((one) => !
       (style) => /^(rgb[(]|url)/.test(style.fill) && style.fillOpacity !== "0" && style.whiteSpace !== "pre");
     return [one.textContent, getComputedStyle(one).fill, below ? below.fill : null];
   })"""
+LABEL = "PipeDream"  # whose ink is a line's colour
 FILLS = """() => [...document.querySelectorAll(".bars .point path, .shapelayer path")].map(
   (one) => [getComputedStyle(one).fill, one.getAttribute("style")])"""
 
@@ -33,6 +35,10 @@ def figures():
     yield "compare", plots.compare(plan)
     yield "layer_graph", plots.layer_graph(profile, plan)
     trace = simulate(plan, profile, cluster, [1000.0] * 4)
+    bars = go.Figure([go.Bar(x=["a", "b"], y=[2, 1], marker_color="#000000", name="pipedream")])
+    bars.add_bar(x=["a", "b"], y=[1, 2], marker={"color": "#000000", "pattern": hatch("simulated")})
+    bars.add_annotation(x=0.5, y=6, text=LABEL, font_color="#004488", showarrow=False)
+    yield "runs", finished(bars, "Runs", note="in colours that are too dark for a dark page")
     yield "timeline", doubted(plots.timeline(trace), ["a noisy profile"])
 
 
@@ -77,7 +83,11 @@ def test_every_text_is_readable_in_light_and_dark_and_stages_keep_their_colours(
             for path in drawn:
                 page.goto(Path(path).as_uri())
                 assert page.evaluate("getComputedStyle(document.querySelector('.main-svg > rect')).fill") == ground
-                told = [row for row in page.evaluate(TEXTS) if row[0].strip()]
+                told = [row for row in page.evaluate(TEXTS) if row[0].strip() and row[0] != LABEL]
+                labels = page.locator(".annotation text", has_text=LABEL).all()
+                for label in labels:
+                    weak_ink = contrast(label.evaluate("(one) => getComputedStyle(one).fill"), ground) < 4.5
+                    assert not weak_ink, scheme
                 beside = [row for row in told if row[2] in (None, ground)]
                 assert len(beside) > 5, path.name
                 weak = [row for row in beside if contrast(row[1], ground) < 4.5]
@@ -87,4 +97,7 @@ def test_every_text_is_readable_in_light_and_dark_and_stages_keep_their_colours(
                 fills.setdefault(path.name, []).append(page.evaluate(FILLS))
         finally:
             context.close()
+    light, dark = fills.pop("runs.svg")
+    whole = [(one[0], other[0]) for one, other in zip(light, dark, strict=True) if one[0].startswith("rgb")]
+    assert whole == 2 * [("rgb(0, 0, 0)", "rgb(242, 242, 242)")]
     assert all(light == dark for light, dark in fills.values()) and any(light for light, _ in fills.values())

@@ -8,12 +8,13 @@ in a JupyterLab that scripts/lab.sh opened.
 from .theme import DARK_GREY, INK
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
-# Ink, and colours of lines and markers that are too dark there → what stands for them.
+# Ink, and colours of lines, markers and bars that are too dark there → what stands for them.
 LIT = {INK: LIGHT_INK, "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d", "#8C6BB1": "#b39ad1"}
 LIT_TEXT = {"#555555": SOFT, DARK_GREY: SOFT, "#B03A2E": "#ff8f80"}  # of a note, of labels, of a doubt
 _LINES = ("#EDEDED", "#444444")  # a grid's, and plotly's own where a figure names none
 _WHOLE_WORDS = ".jp-OutputArea-output pre { word-break: normal !important; overflow-wrap: break-word; }"
-_POINTS = (".scatterlayer .points", ".legendpoints")
+_POINTS = (".scatterlayer .points", ".legendpoints", ".barlayer .points", ".boxlayer .points")
+_ERROR = ".errorbar"  # its line is of plotly's own colour, like a grid's
 
 
 def dark_style(within: str = "") -> str:
@@ -28,7 +29,10 @@ def dark_style(within: str = "") -> str:
     ]
     for color, lit in LIT.items():
         rules.append(([_painted("path", "stroke", color)], f"stroke: {lit}"))
-        rules.append(([f"{part} {_painted('path', 'fill', color)}" for part in _POINTS], f"fill: {lit}"))
+        filled = [f"{part} {_painted('path', 'fill', color)}" for part in _POINTS]
+        rules.append(([*filled, f'pattern rect[fill="{_named(color)}"]'], f"fill: {lit}"))
+        rules.append(([f".annotation {_painted('text', 'fill', color)}"], f"fill: {lit}"))
+    rules.append(([f"{_ERROR} {_painted('path', 'stroke', color)}" for color in _LINES], f"stroke: {SOFT}"))
     for color, lit in {INK: LIGHT_INK, **LIT_TEXT}.items():
         of_markup = f'tspan[style*="fill:{color}"]'  # as a title's own markup has it
         rules.append(([_painted("text", "fill", color), of_markup], f"fill: {lit}"))
@@ -51,5 +55,8 @@ def _selected(within: str, parts: list[str]) -> str:
 
 def _painted(tag: str, what: str, color: str) -> str:
     """The selector of elements that plotly gives a colour, which it writes as "rgb(34, 34, 34)"."""
-    parts = ", ".join(str(int(color[k : k + 2], 16)) for k in (1, 3, 5))
-    return f'{tag}[style*="{what}: rgb({parts})"]'
+    return f'{tag}[style*="{what}: {_named(color)}"]'
+
+
+def _named(color: str) -> str:
+    return f"rgb({', '.join(str(int(color[k : k + 2], 16)) for k in (1, 3, 5))})"
