@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from command_line import sparsepipe
+from pipeline_jobs import PipelinesResult, pipelines_of
 from processes import ENOUGH, until
-from runtime_jobs import plan_of, settings, shapes
+from replayed_pipelines import Replay, same_ends
+from runtime_jobs import NORMED, plan_of, settings, shapes
 from strangers import knock
 
 from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
@@ -89,7 +91,7 @@ def test_types_are_asked_for_where_they_differ(tmp_path):
     unlike = Cluster((Node("a", (DeviceType("slow"), DeviceType("fast"), DeviceType("third"))),))
     (tmp_path / "control").mkdir()
     for cluster, types in ((unlike, ("slow", "fast")), (Cluster.uniform(2), (None, None)), (None, (None, None))):
-        write_types(tmp_path, 2, cluster)
+        write_types(tmp_path, range(2), cluster)
         assert read_types(tmp_path, 2) == types
     known = Cluster((Node("a", (DeviceType("slow", 4e9), DeviceType("fast", 8e9))),))
     assert devices_of(("fast", "slow", "new"), known) == [
@@ -153,6 +155,9 @@ def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
     ):
         with pytest.raises(InputError, match=told):
             launch(plan, config, run_dir=tmp_path / "run", launcher="ray", **options)
+    twice = pipelines_of(NORMED, [[0]], [[0]], rule="partial-reduce")
+    with pytest.raises(InputError, match="rank 0 is in more than one pipeline"):
+        launch(twice, config.replace(model=NORMED), run_dir=tmp_path / "run", launcher="ray")
     assert not (tmp_path / "run").exists()
 
 
@@ -270,4 +275,22 @@ def test_whoever_is_killed_nobody_is_left(machine, monkeypatch, killed, words):
         monkeypatch.setattr(tempfile, "tempdir", str(machine.place))
         with session_folder():
             pass
+    machine.check_nothing_is_left()
+
+
+@starts_ray
+def test_several_pipelines_are_replayed_to_the_same_bits(machine):
+    """A driver of Ray for each beside that of their parent, all on the loopback; and nothing is left of them."""
+    plan = pipelines_of(NORMED, [[0]], [[1]], rule="partial-reduce")
+    own = settings(machine.data, model=NORMED, epochs=4, shuffle=True, stragglers="jitter:p=1,seconds=0.1")
+    shutil.rmtree(machine.folder / "several", ignore_errors=True)
+    with launch(plan, own, run_dir=machine.folder / "several", launcher="ray") as job:
+        until(lambda: not job.running or machine.steps("several") > 2, "minibatches")
+        assert job.running, job.record.status
+        assert {address[-8:] for address, _ in machine.listening()} == {"0100007F"}
+        job.wait(ENOUGH)
+    result = PipelinesResult(machine.folder / "several")
+    replay = Replay(result, plan, own, epoch_minibatches=5)
+    same_ends(result, replay.run())
+    assert [one.status["state"] for one in job.record.pipelines] == ["finished"] * 2
     machine.check_nothing_is_left()

@@ -84,6 +84,7 @@ def test_a_job_listens_on_the_networks_addresses_alone_and_strangers_are_nothing
             assert found and {address for address, _ in found} == {host.address}
             for told in knock(found, 80, seconds=2, command=desk.network.desk.command).values():
                 assert told["unheard"] == 80 or told["shut"] > 0, "of gloo's nobody hears, others shut strangers out"
+            check_a_second_user_sees_nothing(host)
         steps = desk.steps("long")
         until(lambda: process.poll() is not None or desk.steps("long") > steps + 5, "it goes on")
         (agent,) = (pid for pid, words in hosts[1].commands().items() if "sparsepipe.launchers.ssh.agent" in words)
@@ -92,6 +93,13 @@ def test_a_job_listens_on_the_networks_addresses_alone_and_strangers_are_nothing
     assert kind == "RunFailed" and "host2" in reason and "agent" in reason, reason
     desk.check_nothing_is_left(folders=False)
     shutil.rmtree(hosts[1].home / ".local")  # what the killed agent left: the next one does that after a minute
+
+
+def check_a_second_user_sees_nothing(host):
+    """Neither of a job's files, its secrets among them, nor of the memory that its ranks share."""
+    looks = ("find", "/run/home/.local/state/sparsepipe", "/dev/shm", "-type", "f", "-readable")
+    assert "logs/" in host.run(*looks).stdout, "there is something to see"
+    assert not host.run("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *looks).stdout
 
 
 def test_a_worker_that_dies_is_started_again_on_every_host_and_all_end_with_whoever_launched_them(desk):

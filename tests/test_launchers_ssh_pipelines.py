@@ -94,11 +94,27 @@ def test_a_pipeline_whose_agent_is_killed_joins_again_and_the_run_stops_and_is_r
     back = {(row["epoch"], m) for row in rows(desk, "again", "put back") for m in row["minibatches"]}
     taken = Counter((row["epoch"], m) for row in rows(desk, "again", "taken") for m in row["minibatches"])
     assert {key for key, times in taken.items() if times > 1} <= back and len(back) <= 4, "what was in flight"
-    other = pipelines_of(PLAIN, [[0]], [[1], [2]], rule="local-sgd:every=2")
-    rest = config(epochs=60)
-    assert desk.launch(desk.told("again", other, rest, *reversed(hosts), resume=True)) == ["finished"]
-    trained_once(desk, "again", 60 * EPOCH)
+    goes_on_without_the_coordinators_host(desk, hosts[::-1], 60)
     desk.check_nothing_is_left(folders=False)  # but of the agent that was killed: the next to come does that
+
+
+def goes_on_without_the_coordinators_host(desk, hosts, epochs):
+    """Resume the run on the hosts in another order; the first, which has the coordinator and pipeline 0, is cut off."""
+    plan = pipelines_of(PLAIN, [[0]], [[1], [2]], rule="local-sgd:every=2")
+    own = config(epochs=epochs, max_restarts=1, timeout_seconds=20, stragglers="jitter:p=1,seconds=0.1")
+    with desk.launched(desk.told("again", plan, own, *hosts, resume=True)) as process:
+        before = desk.steps("again")
+        until(lambda: process.poll() is not None or desk.steps("again") > before + 3 * EPOCH, "some epochs")
+        desk.network.cut(hosts[0])
+        said = process.communicate(timeout=ENOUGH)[0]
+    desk.network.mend(hosts[0])
+    assert json.loads(said) == "finished", said
+    trained_once(desk, "again", epochs * EPOCH)
+    record = RunRecord.load(desk.folder / "again")
+    (told,) = record.status["went_on"]
+    assert f"{hosts[0].name}: " in told and f"with their coordinator on {hosts[1].name}" in told, told
+    assert [one.status["state"] for one in record.pipelines] == ["failed", "finished"]
+    assert f"waiting for {hosts[0].name}" in log_of_pipeline(desk, "again", 0)
 
 
 def joined(desk, name):
@@ -137,6 +153,7 @@ def test_a_host_that_one_pipeline_cannot_begin_on_ends_the_run_in_a_line(desk):
     path.write_bytes(kept)
     for (kind, reason), remedy in zip(said, ("no host of that name", "other training data"), strict=True):
         assert kind == "InputError" and remedy in reason and "\n" not in reason, reason
+    assert RunRecord.load(desk.folder / "nowhere").status["state"] == "refused", "nothing was begun"
     desk.check_nothing_is_left()
 
 

@@ -27,6 +27,7 @@ from sparsepipe.runtime.pipelines.address import ADDRESS, CoordinatorAddress
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.client import Connection, connect
 from sparsepipe.runtime.pipelines.messages import MOST_BYTES, line_of
+from sparsepipe.runtime.pipelines.resuming import keep_nothing
 
 TIMEOUT = 60.0
 
@@ -321,6 +322,10 @@ def test_a_run_is_stopped_and_goes_on_where_it_was(tmp_path) -> None:
     assert {row["train"]["loss"] for row in epochs} == {1.0} and min(row["samples_per_second"] for row in epochs) > 0
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
+    keep_nothing(run_dir)
+    events = [row["event"] for row in read_metrics(run_dir / "metrics.jsonl")]
+    assert events == ["resume"] * 2, "without a checkpoint each minibatch is trained again"
+    assert len(read_rows(run_dir / "minibatches.jsonl")) > 200, "what happened stays"
 
 
 def test_bad_input_is_one_line(tmp_path) -> None:

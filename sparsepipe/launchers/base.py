@@ -34,7 +34,10 @@ class Job(Protocol):
 
     @property
     def state(self) -> str:
-        """How it stands: "running", then "finished", "stopped", "failed", "cancelled", or "unknown" if damaged."""
+        """How it stands: "running", then "finished", "stopped", "failed", "cancelled", or "unknown" if damaged.
+
+        "refused" is a run that a host could not begin: nothing was trained.
+        """
         ...
 
     @property

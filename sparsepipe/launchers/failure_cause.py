@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..host.limits import limit_in
+from ..errors import InputError
+from ..host.limits import limit_in, limit_met
 from ..plan import Plan
 
 _LOG_BYTES = 2000  # of the end of a log
@@ -73,6 +75,18 @@ def find_cause(
         reason = f"{_named(rank, plan)}: {limit or f'ended with code {code}'}; see logs/rank{rank}.log"
         return FailureCause(reason, rank, _stage(rank, plan))
     return FailureCause("it ended without a word; see logs/launcher.log", None, None)
+
+
+def cause_of(error: BaseException, folder: Path) -> FailureCause:
+    """Return why the launcher of the run in `folder` failed, given what ended it.
+
+    The traceback of what is not at fault in the user's input is printed: the launcher's log has it.
+    """
+    if isinstance(error, InputError):
+        return FailureCause(str(error), None, None, exit_code=2)
+    traceback.print_exception(error)
+    what = limit_met(error, where=folder) or f"{type(error).__name__}: {error}"
+    return FailureCause(f"the launcher: {what}; its log is logs/launcher.log", None, None)
 
 
 def clear(run_dir: Path, attempt: int) -> None:

@@ -16,7 +16,7 @@ from .supervisor import read_status
 
 _TO_START = 3.0  # seconds for a supervisor to be there
 _TO_LISTEN = 30.0  # seconds for one that is there to listen: more than a busy machine takes to start it
-_ENDS = ("finished", "stopped", "failed", "cancelled")
+_ENDS = ("finished", "stopped", "failed", "refused", "cancelled")
 _MOST_LAST_WORDS = 65536  # bytes: what a pipe holds
 
 

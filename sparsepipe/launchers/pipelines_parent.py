@@ -17,6 +17,7 @@ from ..pipelines import Pipelines
 from ..record import RunRecord
 from ..runtime import commands
 from ..runtime.pipelines.changes import MINIBATCHES
+from .going_on import went_on
 from .supervisor import GOING_ON, kill_worker, read_status, tell_status
 
 # In the status of a run that has lost hosts: which ones it waits for, to go on, and the attempt that lost them.
@@ -104,7 +105,8 @@ class Parent:
         self.kill()
         self.coordination.end()
         status = self._status()
-        tell_status(self.folder, **status)
+        lost = {"went_on": told} if (told := went_on(self.folder)) else {}
+        tell_status(self.folder, **{**status, **lost})
         return int(status.get("exit_code", 0))
 
     def kill(self) -> None:
@@ -174,7 +176,8 @@ class Parent:
         reasons = [f"pipeline {one.pipeline}: {one.status.get('reason', one.status['state'])}" for one in failed]
         if len(failed) == len(self.launchers) or self._refused:
             cause = max(failed, key=lambda one: one.code == _INPUT)
-            status = {**cause.status, "state": "failed", "reason": reasons[failed.index(cause)]}
+            state = "refused" if self._refused and cause.status["state"] == "refused" else "failed"
+            status = {**cause.status, "state": state, "reason": reasons[failed.index(cause)]}
             rank = status.get("rank")
             if rank is not None:
                 status["rank"] = self.plan.ranks_of(cause.pipeline)[rank]

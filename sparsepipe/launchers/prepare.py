@@ -27,23 +27,26 @@ from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 
 
-def for_hosts(
-    plan: Plan | Pipelines, config: RunConfig, *, port: int | None, run_dir: Path | str, resume: bool
-) -> tuple[Plan, int]:
-    """Return the plan, if several hosts can run it, and how many processes its job has.
+def for_hosts(plan: Plan, config: RunConfig, *, port: int | None, run_dir: Path | str, resume: bool) -> int:
+    """Return how many processes the job of a plan has, if several hosts can run it.
 
     Raises InputError for what one machine alone does, or takes.
     """
     check_for_hosts(config, port=port)
-    if isinstance(plan, Pipelines):
-        raise InputError("several pipelines run on one machine, or on hosts that are reached over ssh: --launcher ssh")
     count = num_processes(Path(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not set(plan.ranks) <= set(range(count)):
         raise InputError(
             f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
             "give it another plan, which one that runs can change"
         )
-    return plan, count
+    return count
+
+
+def check_several_for_hosts(config: RunConfig, *, port: int | None, forward_only: Path | str | None) -> None:
+    """Raise InputError for what several pipelines on hosts do not do."""
+    check_for_hosts(config, port=port)
+    if forward_only is not None:
+        raise InputError("forward_only goes with a plan of one pipeline; each of several has the whole network")
 
 
 def check_for_hosts(config: RunConfig, *, port: int | None) -> None:
@@ -51,7 +54,10 @@ def check_for_hosts(config: RunConfig, *, port: int | None) -> None:
     if port is not None:
         raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
     if not workload_facts(config.engine).trains:
-        raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
+        raise InputError(
+            f"engine {config.engine!r} runs on one machine, by whose clock its links take their time, and what it "
+            "sends has no values that a network would carry; use --launcher local"
+        )
 
 
 def prepare(

@@ -18,6 +18,7 @@ from ..record import RunRecord
 from ..record.record_files import CLOCK, read_fields
 from ..replication.base import Arithmetic
 from ..runtime import RunConfig
+from ..runtime.pipelines.resuming import keep_nothing
 from ..schedule import check_rule
 from ..stragglers import Stragglers
 from .lock import hold
@@ -58,7 +59,10 @@ def prepare_pipelines(
         record = written(folder, plan, whole, **given)
         if is_new:
             note_concurrent_runs(record)
-        _go_on(folder, whole, resume=resume)
+        if resume:
+            go_on_from_checkpoint(folder)
+        else:
+            (folder / RESUME).unlink(missing_ok=True)
         for k, own in enumerate(configs):
             place = folder / "pipelines" / str(k)
             locks.append(hold(place))
@@ -103,19 +107,19 @@ def _check_together(plan: Pipelines, config: RunConfig) -> None:
         Stragglers.parse(config.stragglers).check(len(plan.ranks))
 
 
-def _go_on(folder: Path, config: RunConfig, *, resume: bool) -> None:
-    """Say what the run goes on from: its newest checkpoint, or nothing."""
-    path = folder / RESUME
-    found = None
-    if resume:
-        from ..runtime.training_state import checkpoint  # it brings torch
+def go_on_from_checkpoint(folder: Path) -> None:
+    """Say what the run goes on from: its newest checkpoint, or nothing, where its metrics begin anew.
 
-        found = checkpoint.latest(folder)
-    if found is None:
-        path.unlink(missing_ok=True)
-        return
+    Raises InputError for a checkpoint that does not say what an epoch is.
+    """
+    from ..runtime.training_state import checkpoint  # it brings torch
     from .resuming import epoch_minibatches
 
+    path, found = folder / RESUME, checkpoint.latest(folder)
+    if found is None:
+        path.unlink(missing_ok=True)
+        keep_nothing(folder)
+        return
     per_epoch = epoch_minibatches(found)
     if per_epoch is None:
         raise InputError(

@@ -4,7 +4,7 @@ runs/<name>/plan.json config.json origin.json   the plan, the settings, and the 
             plans/000.json …                    every plan it followed, with the minibatch each began at: see plans.py
             labels.json                         tags and a note that a user gave it: see labels.py
             beside.json                         runs that shared the machine with it, where there were any
-            status.json                         its state: running, finished, stopped, failed (and why)
+            status.json                         its state: running, finished, stopped, failed, refused (and why)
             metrics.jsonl                       rows of the run, in the order in which they were written
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
             pipelines/0 …               of several pipelines, each as a run of one; minibatches.jsonl (who took which)
@@ -215,7 +215,10 @@ class RunRecord:
 
     @property
     def status(self) -> dict[str, Any]:
-        """`{"state": "running", …}`, then finished, stopped, failed or cancelled; "started" before a worker speaks."""
+        """`{"state": "running", …}`, then finished, stopped, failed, refused or cancelled.
+
+        "started" is before a worker speaks.
+        """
         path = self.folder / "status.json"
         return read_fields(path, STATUS, what="run's status") if path.exists() else {"state": "started"}
 

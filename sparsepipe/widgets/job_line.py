@@ -100,7 +100,8 @@ class JobLine:
             self.state.value = "; ".join(filter(None, [self.other, told, learned(rows)]))
             return
         self._offer(running=False)
-        self.progress.bar_style = {"finished": "success", "failed": "danger"}.get(job.state, "warning")
+        styles = {"finished": "success", "failed": "danger", "refused": "danger"}
+        self.progress.bar_style = styles.get(job.state, "warning")
         self.state.value = Html("; ").join(filter(None, [self.other, _ended(job)]))
 
 

@@ -1,6 +1,7 @@
 """The Ray launcher's own process: a driver of Ray that has an agent on each host, and brings all together.
 
-`python -m sparsepipe.launchers.ray --run-dir DIR [--resume] [--address ADDRESS]`, under the supervisor:
+`python -m sparsepipe.launchers.ray --run-dir DIR [--resume] [--address ADDRESS]`, under the supervisor, or under the
+parent of several pipelines (pipelines.py):
 
     supervisor ── controller ─┬─ Ray ─ actor ── agent ── workers 0, 1        the rest is as over ssh (ssh/controller.py)
                               └─ Ray ─ actor ── agent ── workers 2, 3
@@ -13,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...cluster import Cluster
+from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
 from ...runtime.config import DEVICES
 from ...runtime.processes.lifeline import watch
 from ..failure_cause import FailureCause
-from ..ssh.controller import controlled
+from ..ssh.controller import controlled, of_several, parser_of
 from ..ssh.restarting import Restarting
 from .connected import connected
 from .device_types import read_types
@@ -29,19 +31,18 @@ _CPU = DEVICES[0]
 
 def main(options: Sequence[str]) -> int:
     """Launch the workers of the run that the options name; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m sparsepipe.launchers.ray", description=__doc__)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--resume", action="store_true")
+    parser = parser_of("sparsepipe.launchers.ray", __doc__)
     parser.add_argument("--address")
+    parser.add_argument("--group", help="of one of several pipelines: the id of the placement group of all")
+    parser.add_argument("--folder", help="of one of several pipelines: the agents' current one, unless their nodes'")
     arguments = parser.parse_args(options)
     watch()
-    return controlled(
-        arguments.run_dir,
-        lambda record, plan: _launch(record, plan, address=arguments.address, resume=arguments.resume),
-    )
+    launch = _launch if arguments.pipeline is None else _launch_one_of_several
+    return controlled(arguments.run_dir, lambda record, plan: launch(record, plan, arguments))
 
 
-def _launch(record: RunRecord, plan: Plan, *, address: str | None, resume: bool) -> FailureCause | None:
+def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> FailureCause | None:
+    address = arguments.address
     types, gpus = read_types(record.folder, num_processes(record.folder, plan)), record.config["device"] != _CPU
     here, known = address is None, record.folder / "cluster.toml"
     with connected(address, num_ranks=len(types), gpus=gpus):
@@ -53,4 +54,15 @@ def _launch(record: RunRecord, plan: Plan, *, address: str | None, resume: bool)
             gpus=gpus,
             folder=str(Path.cwd()) if here else None,
         )
-        return Restarting(record, plan, place, resume=resume).run()
+        return Restarting(record, plan, place, resume=arguments.resume).run()
+
+
+def _launch_one_of_several(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> FailureCause | None:
+    all_of_them, gpus = Pipelines.load(record.folder.parents[1] / "plan.json"), record.config["device"] != _CPU
+    with connected(arguments.address, num_ranks=len(plan.ranks), gpus=gpus):
+        from .nodes_of_pipelines import NodesOfPipeline  # these bring Ray, which reads its settings then
+        from .placed_ranks import group_of
+
+        given = {"gpus": gpus, "folder": arguments.folder}
+        place = NodesOfPipeline(all_of_them, arguments.pipeline, group_of(arguments.group), **given)
+        return of_several(record, plan, place, arguments)

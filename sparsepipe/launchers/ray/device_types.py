@@ -11,9 +11,9 @@ from ...files import read_json, write_atomic
 _TYPES = Path("control") / "device_types.json"
 
 
-def write_types(run_dir: Path, num_ranks: int, cluster: Cluster | None) -> None:
+def write_types(run_dir: Path, ranks: Sequence[int], cluster: Cluster | None) -> None:
     """Write the types of a job's ranks by `cluster`; none where they are alike, for any node will do."""
-    types = [device.type.name for device in cluster.devices[:num_ranks]] if cluster else []
+    types = [cluster.devices[rank].type.name for rank in ranks] if cluster else []
     write_atomic(run_dir / _TYPES, json.dumps(types if len(set(types)) > 1 else []) + "\n")
 
 

@@ -15,8 +15,10 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import check_workers, followed, supervised
-from ..prepare import for_hosts, prepare
+from ..prepare import check_several_for_hosts, for_hosts, prepare
+from ..prepare_pipelines import prepare_pipelines
 from ..ssh.certificate import check_openssl
+from ..ssh.placement import check_ranks
 from .device_types import write_types
 
 __all__ = ["attach", "launch"]
@@ -40,20 +42,42 @@ def launch(
     each rank is: where there are several, nodes are those with the label device=TYPE (`ray start --labels`). Its
     addresses are not used. Ranks on one node share memory; data are read on each node, by the path or the manifest's
     name that the settings have. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: as on
-    one machine; the weights are brought to the nodes.
+    one machine; the weights are brought to the nodes. Several pipelines have a bundle for each of their ranks, and a
+    node of Ray's that one of them loses is treated as a host is over ssh (ssh/launch_pipelines.py).
     Raises InputError where Ray is not installed, and for a plan or settings that cannot run there, before anything is
     started.
     """
     if find_spec("ray") is None:
         raise InputError('launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"')
     resume, cluster = asked.get("resume", False), asked.get("cluster")
-    plan, count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
-    if cluster is not None and count > len(cluster.devices):
-        raise InputError(
-            f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, "
-            "or name more hosts in its file"
-        )
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
+    if isinstance(plan, Pipelines):
+        check_several_for_hosts(config, port=port, forward_only=forward_only)
+        check_ranks(plan, len(cluster.devices) if cluster else 1 + max(plan.ranks))
+        _check_here(config, len(plan.ranks), address)
+        record, locks = prepare_pipelines(plan, config, elsewhere=True, **asked)
+        write_types(record.folder, sorted(plan.ranks), cluster)
+        module = "sparsepipe.launchers.ray.pipelines"
+    else:
+        count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
+        if cluster is not None and count > len(cluster.devices):
+            raise InputError(
+                f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, "
+                "or name more hosts in its file"
+            )
+        _check_here(config, count, address)
+        record, lock = prepare(plan, config, forward_only=forward_only, **asked)
+        locks = [lock]
+        write_types(record.folder, range(count), cluster)
+        module = "sparsepipe.launchers.ray"
+    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
+    options += ["--address", address] if address else []
+    begin = supervised(record, locks, python_command(module, *options), python_environment(), detach=detach)
+    return followed(record, locks, begin, resume=resume, detach=detach)
+
+
+def _check_here(config: RunConfig, count: int, address: str | None) -> None:
+    """Raise InputError for what this machine, or Ray's cluster at `address`, keeps a job of `count` ranks from."""
     if config.encrypt:
         check_openssl()
         if address is not None and os.environ.get("RAY_USE_TLS") != "1":
@@ -65,13 +89,6 @@ def launch(
         check_threads(config.threads)
         check_workers(count)
     check_current_folder()
-    record, lock = prepare(plan, config, forward_only=forward_only, **asked)
-    write_types(record.folder, count, cluster)
-    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
-    options += ["--address", address] if address else []
-    command = python_command("sparsepipe.launchers.ray", *options)
-    begin = supervised(record, [lock], command, python_environment(), detach=detach)
-    return followed(record, [lock], begin, resume=resume, detach=detach)
 
 
 def _address(told: str | None) -> str | None:

@@ -46,7 +46,8 @@ class NodesOfRay:
         try:
             for hosted in now.hosts:
                 print(f"ranks {', '.join(map(str, hosted.ranks))}: {hosted.named}", file=sys.stderr, flush=True)
-            yield Taken(now.hosts, PlacedRanks(now, self._gpus, self._folder))
+            bundles = {hosted.node.name: hosted.ranks for hosted in now.hosts}
+            yield Taken(now.hosts, PlacedRanks(now.group, bundles, self._gpus, self._folder))
         finally:
             now.free()
             self._last, self._now = now, None

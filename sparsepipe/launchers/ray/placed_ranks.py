@@ -1,6 +1,6 @@
 """The ranks of a plan on nodes of Ray: a placement group for them, and agents where it put them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from . import agent_actor
 from .actor_process import ActorProcess
 from .bundles import bundle, hosts_of
 
+Group = PlacementGroup  # by this name for those who ask Ray for nothing themselves
 _TO_PLACE = 60.0  # seconds for other jobs of Ray to make room
 _TO_ANSWER = 20.0  # for a worker of Ray to start on a busy node
 
@@ -25,19 +26,22 @@ _TO_ANSWER = 20.0  # for a worker of Ray to start on a busy node
 class PlacedRanks:
     """A way to the hosts of ranks that have their bundles (`Reach` of ssh/connection.py)."""
 
-    reserved: "Reserved"
+    group: PlacementGroup
+    bundles: Mapping[str, Sequence[int]]  # by a host's name: those of its ranks, in their order
     gpus: bool
     folder: str | None  # the agents' current one; None: their nodes'
+    cpus: float = 1  # of an agent
     _processes: dict[str, ActorProcess] = field(default_factory=dict)
 
     def begin(self, node: Node) -> AgentProcess:
         """Start an agent in the bundle of the host's first rank."""
-        (hosted,) = (hosted for hosted in self.reserved.hosts if hosted.node == node)
+        own = self.bundles[node.name]
         kept = {"PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"}
         if self.gpus:  # in the order of the host's ranks, each of which takes that of its place
-            kept["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpu_of(rank) for rank in hosted.ranks)
-        made = ray.remote(num_cpus=1, max_restarts=0, concurrency_groups=agent_actor.GROUPS)(agent_actor.AgentActor)
-        actor = made.options(scheduling_strategy=self._in(hosted.ranks[0])).remote(list(AGENT), kept, self.folder)
+            kept["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpu_of(bundle) for bundle in own)
+        options = {"num_cpus": self.cpus, "max_restarts": 0, "concurrency_groups": agent_actor.GROUPS}
+        made = ray.remote(**options)(agent_actor.AgentActor)
+        actor = made.options(scheduling_strategy=self._in(own[0])).remote(list(AGENT), kept, self.folder)
         self._processes[node.name] = ActorProcess(actor)
         return self._processes[node.name]
 
@@ -45,13 +49,18 @@ class PlacedRanks:
         lost = self._processes[node.name].lost
         return f"Ray lost its actor there ({lost[:300]}); `ray list actors` has more" if lost else None
 
-    def _gpu_of(self, rank: int) -> str:
-        """The GPU that Ray has reserved for a rank, as CUDA_VISIBLE_DEVICES has it."""
-        ask = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(agent_actor.own_gpu)
-        return str(ray.get(ask.options(scheduling_strategy=self._in(rank)).remote()))
+    def end(self) -> None:
+        """End the actors, each of which has its bundle until then."""
+        for process in self._processes.values():
+            process.kill()
 
-    def _in(self, rank: int) -> PlacementGroupSchedulingStrategy:
-        return PlacementGroupSchedulingStrategy(self.reserved.group, placement_group_bundle_index=rank)
+    def _gpu_of(self, bundle: int) -> str:
+        """The GPU that Ray has reserved for a bundle, as CUDA_VISIBLE_DEVICES has it."""
+        ask = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(agent_actor.own_gpu)
+        return str(ray.get(ask.options(scheduling_strategy=self._in(bundle)).remote()))
+
+    def _in(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
 
 
 @dataclass(frozen=True)
@@ -87,12 +96,27 @@ def reserved(wanted: Sequence[dict[str, str]], *, gpus: bool, seconds: float = _
                 f"Ray had no room for {len(wanted)} ranks within {seconds:.0f} s: other jobs have it (`ray status`); "
                 "wait for them, or plan for fewer ranks"
             )
-        placed = placement_group_table(group)["bundles_to_node_id"]
-        nodes = tuple(placed[rank] for rank in range(len(wanted)))
+        nodes = nodes_of(group)
         return Reserved(group, nodes, hosts_of(nodes, all_nodes()))
     except BaseException:
         remove_placement_group(group)
         raise
+
+
+def nodes_of(group: PlacementGroup) -> tuple[str, ...]:
+    """Return the id of the node that has each bundle; of a bundle that Ray has no node for, none that there is."""
+    placed = placement_group_table(group)["bundles_to_node_id"]
+    return tuple(placed[number] for number in sorted(placed))
+
+
+def group_of(id: str) -> PlacementGroup:
+    """Return the group that another driver has reserved, by its id."""
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(id)))
+
+
+def address_of_ray() -> str:
+    """Return the address of the Ray that is connected, for other drivers on this machine."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def all_nodes() -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ It ends with the supervisor; with its `ssh` processes end the agents, and with t
 import argparse
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from ...cluster import Cluster
 from ...errors import InputError
 from ...files import write_atomic
-from ...host.limits import limit_met
 from ...host.ssh import ssh_command
 from ...pipelines import Pipelines
 from ...plan import Plan
@@ -29,12 +27,13 @@ from ...record.processes import num_processes
 from ...runtime import commands
 from ...runtime.processes.lifeline import watch
 from ...runtime.training_state.partial_checkpoints import remove_partial
-from ..failure_cause import FailureCause, clear
+from ..failure_cause import FailureCause, cause_of
 from ..going_on import went_on
 from ..supervisor import tell_status
 from .connection import OverSsh
 from .placement import HOSTS, HostedPipeline, HostedRanks, hosted_pipelines, hosted_ranks
-from .restarting import Restarting, Taken
+from .restarting import OneOfSeveral, Place, Restarting, Taken, clear_what_is_torn
+from .rows import METRICS
 
 if TYPE_CHECKING:  # it brings planners
     from ...planners.hosts_left import Continuation
@@ -68,27 +67,24 @@ class HostsOfFile:
 
     def back(self, lost: Sequence[HostedRanks]) -> str | None:
         """See `Place`: once `ssh` gets to them all."""
-        return _back(lost)
+        return back_over_ssh(lost)
 
 
-class HostsOfPipeline:
-    """The hosts of one of several pipelines, which does without none of them."""
+class HostsOfPipeline(OneOfSeveral):
+    """The hosts of one of several pipelines, reached by `ssh`."""
 
     def __init__(self, pipeline: HostedPipeline) -> None:
         self._pipeline = pipeline
 
     @contextmanager
     def taken(self, plan: Plan) -> Iterator[Taken]:
-        yield Taken(self._pipeline.hosts, OverSsh())
-
-    def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
-        raise InputError("one of several pipelines is not planned anew")
+        yield Taken(self._pipeline.hosts, OverSsh(), self._pipeline)
 
     def back(self, lost: Sequence[HostedRanks]) -> str | None:
-        return _back(lost)
+        return back_over_ssh(lost)
 
 
-def _back(lost: Sequence[HostedRanks]) -> str | None:
+def back_over_ssh(lost: Sequence[HostedRanks]) -> str | None:
     """Return in a few words that `ssh` gets to all of these hosts; None while it does not."""
     nodes = [hosted.node for hosted in lost]
     for node in nodes:
@@ -99,31 +95,41 @@ def _back(lost: Sequence[HostedRanks]) -> str | None:
 
 def main(options: Sequence[str]) -> int:
     """Launch the workers of the run that the options name; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m sparsepipe.launchers.ssh", description=__doc__)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--pipeline", type=int, help="which of several it is: the hosts are those of the whole run")
-    parser.add_argument("--first-attempt", type=int, default=0, help="from which its attempts are counted")
+    parser = parser_of("sparsepipe.launchers.ssh", __doc__)
     arguments = parser.parse_args(options)
     watch()
     return controlled(arguments.run_dir, lambda record, plan: _launch(record, plan, arguments))
 
 
+def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options that every controller has."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--pipeline", type=int, help="which of several it is: the hosts are those of the whole run")
+    parser.add_argument("--first-attempt", type=int, default=0, help="from which its attempts are counted")
+    parser.add_argument("--begun", action="store_true", help="its hosts were reached before: they are waited for")
+    return parser
+
+
+def of_several(record: RunRecord, plan: Plan, place: Place, arguments: argparse.Namespace) -> FailureCause | None:
+    """Run one of several pipelines as the options of its controller say. Returns why it failed."""
+    numbers = {"pipeline": arguments.pipeline, "first_attempt": arguments.first_attempt}
+    return Restarting(record, plan, place, resume=arguments.resume, begun=arguments.begun, **numbers).run()
+
+
 def controlled(folder: Path, launch: Callable[[RunRecord, Plan], FailureCause | None]) -> int:
     """Have `launch` run a record's plan to the end, and write how it ended; return the exit code."""
+    refused = False
     try:
         record = RunRecord.load(folder)
-        clear(folder, 0)
+        clear_what_is_torn(folder, 0)
         plan = record.plan
         assert isinstance(plan, Plan), "looked at before it was launched"
         cause = launch(record, plan)
-    except InputError as error:
-        cause = FailureCause(str(error), None, None, exit_code=2)
     except Exception as error:
-        traceback.print_exc()
-        what = limit_met(error, where=folder) or f"{type(error).__name__}: {error}"
-        cause = FailureCause(f"the launcher: {what}; its log is logs/launcher.log", None, None)
-    return finish(folder, cause)
+        cause, refused = cause_of(error, folder), isinstance(error, InputError)
+    return finish(folder, cause, refused=refused)
 
 
 def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> FailureCause | None:
@@ -132,18 +138,18 @@ def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> Fai
         return Restarting(record, plan, place, resume=arguments.resume).run()
     run = record.folder.parents[1]
     all_of_them = hosted_pipelines(Pipelines.load(run / "plan.json"), Cluster.load(run / HOSTS))
-    pipeline = all_of_them[arguments.pipeline]
-    options: dict[str, Any] = {"resume": arguments.resume, "first_attempt": arguments.first_attempt}
-    return Restarting(record, plan, HostsOfPipeline(pipeline), pipeline=pipeline, **options).run()
+    return of_several(record, plan, HostsOfPipeline(all_of_them[arguments.pipeline]), arguments)
 
 
-def finish(folder: Path, cause: FailureCause | None) -> int:
-    """Write the final status; return the exit code."""
+def finish(folder: Path, cause: FailureCause | None, *, refused: bool = False) -> int:
+    """Write the final status; return the exit code. `refused`: hosts could not begin with what the user gave."""
     remove_partial(folder)
     lost = {"went_on": told} if (told := went_on(folder)) else {}
     if cause is not None:
         print(cause.reason, file=sys.stderr, flush=True)
-        tell_status(folder, state="failed", **cause.to_json(), **lost)
+        metrics = folder / METRICS
+        trained = metrics.exists() and metrics.stat().st_size > 0
+        tell_status(folder, state="refused" if refused and not trained else "failed", **cause.to_json(), **lost)
         return cause.exit_code
     found = commands.taken(folder)
     commands.drop_request(folder)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...files import write_atomic
+from ...files import cut_torn_row, write_atomic
 from ...record import RunRecord
 from ...runtime import commands
 from ...runtime.encryption import CERTIFICATE
@@ -94,7 +94,9 @@ class HostedCoordination:
     def _bring(self, *, resume: bool) -> None:
         connection, folder = self._connection, self.record.folder
         names = ["plan.json", str(RESUME)]
-        names += ["metrics.jsonl", "minibatches.jsonl", "merges.jsonl"] if resume else []
+        for name in ("metrics.jsonl", "minibatches.jsonl", "merges.jsonl") if resume else ():
+            cut_torn_row(folder / name)  # which may have come in part, of a host that was lost
+            names.append(name)
         for name in names:
             if (folder / name).exists():
                 send_file(connection.writer, folder / name, name)

@@ -24,7 +24,8 @@ def launch_pipelines(
 
     The coordinator is on the host of the first pipeline's rank 0. A pipeline that loses a host does not stop the
     others, whatever `on_lost_host` says: where restarts are left it waits for its host, and joins them again; else the
-    run goes on without it, and says so. Where the coordinator's host is lost, so is the run, to its last checkpoint.
+    run goes on without it, and says so. Where the coordinator's host is lost and restarts are left, all go on from the
+    last checkpoint, with a coordinator on another host; with on_lost_host "wait" once that one is back.
     """
     cluster = asked.get("cluster")
     assert cluster is not None, "looked at before"

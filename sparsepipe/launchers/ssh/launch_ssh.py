@@ -14,7 +14,7 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
-from ..prepare import check_for_hosts, for_hosts, prepare
+from ..prepare import check_several_for_hosts, for_hosts, prepare
 from .launch_pipelines import check_tools, launch_pipelines
 from .placement import HOSTS, hosted_ranks
 
@@ -43,12 +43,10 @@ def launch(
         raise InputError("launcher ssh needs the hosts: name their file, --cluster FILE")
     check_tools(config)
     if isinstance(plan, Pipelines):
-        check_for_hosts(config, port=port)
-        if forward_only is not None:
-            raise InputError("forward_only goes with a plan of one pipeline; each of several has the whole network")
+        check_several_for_hosts(config, port=port, forward_only=forward_only)
         return launch_pipelines(plan, config, detach=detach, **asked)
     resume = asked.get("resume", False)
-    plan, count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
+    count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
     if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(count, cluster)]):
         raise InputError(wrong[0])
     check_current_folder()

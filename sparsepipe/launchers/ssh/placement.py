@@ -41,7 +41,7 @@ def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
             f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, or name "
             "more hosts in its file"
         )
-    return _on_hosts(range(count), cluster)
+    return _on_hosts(range(count), {rank: cluster.devices[rank].node for rank in range(count)})
 
 
 @dataclass(frozen=True)
@@ -61,31 +61,51 @@ def hosted_pipelines(plan: Pipelines, cluster: Cluster) -> tuple[HostedPipeline,
     Raises InputError for ranks that the cluster has no device for, or that two pipelines have, and for hosts of one
     address.
     """
+    check_ranks(plan, len(cluster.devices))
+    node_of = {rank: cluster.devices[rank].node for rank in plan.ranks}
+    _on_hosts(sorted(plan.ranks), node_of)  # all addresses
+    return pipelines_on(plan, node_of)
+
+
+def hosts_of_all(plan: Pipelines, cluster: Cluster) -> tuple[HostedRanks, ...]:
+    """Return the hosts of all ranks, that of the first pipeline's rank 0 first. Raises as `hosted_pipelines`."""
+    check_ranks(plan, len(cluster.devices))
+    ordered = [rank for k in range(len(plan.pipelines)) for rank in plan.ranks_of(k)]
+    return _on_hosts(ordered, {rank: cluster.devices[rank].node for rank in ordered})
+
+
+def check_ranks(plan: Pipelines, num_devices: int) -> None:
+    """Raise InputError for ranks that there is no device for, or that two pipelines have."""
     ranks = sorted(plan.ranks)
-    if ranks[-1] >= len(cluster.devices):
+    if ranks[-1] >= num_devices:
         raise InputError(
-            f"the plan uses rank {ranks[-1]}, the cluster has {len(cluster.devices)} devices; plan for this cluster, "
+            f"the plan uses rank {ranks[-1]}, the cluster has {num_devices} devices; plan for this cluster, "
             "or name more hosts in its file"
         )
     if twice := [rank for rank, count in Counter(ranks).items() if count > 1]:
         raise InputError(f"rank {twice[0]} is in more than one pipeline: give each devices of its own")
-    _on_hosts(ranks, cluster)  # all addresses
-    of_all = Counter(cluster.devices[rank].node.name for rank in ranks)
+
+
+def pipelines_on(plan: Pipelines, node_of: Mapping[int, Node]) -> tuple[HostedPipeline, ...]:
+    """Return where the ranks of each pipeline run, given the node of each rank of all."""
+    of_all = Counter(node_of[rank].name for rank in plan.ranks)
     found, before = list[HostedPipeline](), Counter[str]()
     for k in range(len(plan.pipelines)):
         own = plan.ranks_of(k)
-        hosts = _on_hosts(own, cluster)
+        hosts = _on_hosts(own, node_of)
         found.append(HostedPipeline(k, own, hosts, dict(before), of_all))
         before.update({hosted.node.name: len(hosted.ranks) for hosted in hosts})
     return tuple(found)
 
 
-def _on_hosts(ranks: Iterable[int], cluster: Cluster) -> tuple[HostedRanks, ...]:
+def _on_hosts(ranks: Iterable[int], node_of: Mapping[int, Node]) -> tuple[HostedRanks, ...]:
     """Return the hosts of ranks, each of which is called by its place among them."""
     own: dict[str, list[int]] = {}
+    nodes: dict[str, Node] = {}
     for place, rank in enumerate(ranks):
-        own.setdefault(cluster.devices[rank].node.name, []).append(place)
-    nodes = {node.name: node for node in cluster.nodes}
+        node = node_of[rank]
+        nodes[node.name] = node
+        own.setdefault(node.name, []).append(place)
     addresses = [nodes[name].address for name in own]
     for name in own:
         if len(own) > 1 and addresses.count(nodes[name].address) > 1:

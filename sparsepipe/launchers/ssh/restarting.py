@@ -40,6 +40,7 @@ class Taken(NamedTuple):
 
     hosts: tuple[HostedRanks, ...]
     reach: Reach
+    pipeline: HostedPipeline | None = None  # which of several it is, where it is one
 
 
 class Place(Protocol):
@@ -61,6 +62,13 @@ class Place(Protocol):
         ...
 
 
+class OneOfSeveral:
+    """A `Place` of one of several pipelines, which does without none of its hosts: others go on meanwhile."""
+
+    def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
+        raise InputError("one of several pipelines is not planned anew")
+
+
 class Restarting:
     """Runs the plan of a record, from the newest checkpoint where it resumes."""
 
@@ -71,15 +79,17 @@ class Restarting:
         place: Place,
         *,
         resume: bool,
-        pipeline: HostedPipeline | None = None,
+        pipeline: int | None = None,
         first_attempt: int = 0,
+        begun: bool = False,
     ) -> None:
         """`pipeline`: which of several it is; it waits for a host that it has lost, while others go on. Its attempts
-        are counted from `first_attempt`."""
-        self.record, self.plan, self.place, self.resume, self._pipeline = record, plan, place, resume, pipeline
+        are counted from `first_attempt`. `begun`: its hosts were reached before, so that one that is not is lost."""
+        self.record, self.plan, self.place, self.resume = record, plan, place, resume
+        self._is_one_of_several = pipeline is not None
         self._attempt, self._allowed = first_attempt, first_attempt + int(record.config["max_restarts"])
-        self._waits = record.config.get("on_lost_host") == "wait" or pipeline is not None
-        self._begun = False
+        self._waits = record.config.get("on_lost_host") == "wait" or self._is_one_of_several
+        self._begun = begun or first_attempt > 0
 
     def run(self) -> FailureCause | None:
         """Connect, start the workers, and wait for their end, again where that helps. Returns why it failed."""
@@ -89,7 +99,7 @@ class Restarting:
                 return cause
             self._attempt += 1
             self.resume = True
-            _clear(self.record.folder, self._attempt)
+            clear_what_is_torn(self.record.folder, self._attempt)
             try:
                 if not self._waits:
                     self._go_on_without(cause, lost)
@@ -100,13 +110,13 @@ class Restarting:
 
     @property
     def _end_of_wait(self) -> str:
-        return "no other pipeline was at work" if self._pipeline else "the run was asked to stop"
+        return "no other pipeline was at work" if self._is_one_of_several else "the run was asked to stop"
 
     def _session(self) -> tuple[FailureCause | None, tuple[HostedRanks, ...]]:
         """Work with the hosts there are. Returns why that failed, and the hosts that were lost."""
         with (
-            self.place.taken(self.plan) as (hosts, reach),
-            Session(self.record, self.plan, hosts, resume=self.resume, reach=reach, pipeline=self._pipeline) as session,
+            self.place.taken(self.plan) as (hosts, reach, own),
+            Session(self.record, self.plan, hosts, resume=self.resume, reach=reach, pipeline=own) as session,
         ):
             try:
                 session.greet()
@@ -151,7 +161,7 @@ class Restarting:
     def _await_hosts(self, cause: FailureCause, lost: Sequence[HostedRanks]) -> bool:
         """Wait until hosts can be worked with again; return False where the run is asked to stop meanwhile."""
         names = ", ".join(hosted.node.name for hosted in lost)
-        going_on = "to join the others again" if self._pipeline else "to go on from the last checkpoint"
+        going_on = "to join the others again" if self._is_one_of_several else "to go on from the last checkpoint"
         _say(f"{cause.reason}; waiting for {names}, {going_on} then")
         with awaiting(self.record.folder, names, attempt=self._attempt - 1):
             return self._are_back(lost)
@@ -181,8 +191,8 @@ def attempts(session: Session, attempt: int, allowed: int) -> tuple[FailureCause
         clear(session.record.folder, attempt)
 
 
-def _clear(folder: Path, attempt: int) -> None:
-    """Remove what a host that was lost has sent in part."""
+def clear_what_is_torn(folder: Path, attempt: int) -> None:
+    """Remove what came in part, of a host that was lost, or to a controller that was killed, before an attempt."""
     clear(folder, attempt)
     remove_partial(folder)
     for path in (folder / "metrics.jsonl", *folder.glob("trace-rank*.jsonl")):

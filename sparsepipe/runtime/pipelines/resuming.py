@@ -28,6 +28,18 @@ def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
             handle.write(_line({**resumed, "left": progress["left"]} if name == MINIBATCHES else resumed))
 
 
+def keep_nothing(run_dir: Path) -> None:
+    """Take all minibatches from the metrics of a run that goes on without a checkpoint: each is trained again."""
+    path = run_dir / METRICS
+    if not path.exists():
+        return
+    cut_torn_row(path)
+    rows = read_metrics(path)
+    if any(row["event"] == "step" for row in rows):
+        longest = 1 + max(row["minibatch"] for row in rows if row["event"] == "step")
+        keep_rows(run_dir, {"done": 0, "left": {0: list(range(longest))}, "epoch_minibatches": longest})
+
+
 def epochs_closed(run_dir: Path, progress: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the epochs that need not be closed again: all but the newest that were wholly trained, and told of."""
     told = {row["epoch"] for row in read_rows(run_dir / METRICS) if row["event"] == "epoch"}
