@@ -199,6 +199,7 @@ def test_a_device_that_is_slow_from_the_beginning():
 def test_alarms_are_sentences_and_rows():
     slow = Alarm(125, 120, 2.04, 1.0, rank=1, seconds=12.5)
     assert str(slow) == "rank 1 takes 2 times its profile's time since minibatch 120, 1 times before"
+    assert str(Alarm(14, 0, 1.6, 1.0, rank=1)) == "rank 1 takes 1.6 times its profile's time since minibatch 0"
     assert slow.to_json()["rank"] == 1 and "link" not in slow.to_json()
     link = Alarm(125, 120, 1.0, 5.0, link=(0, 1), recovered=True)
     assert str(link).startswith("the link between ranks 0 and 1 is back at 1 times the cluster's time")

@@ -30,10 +30,8 @@ class Alarm:
         else:
             subject, own = f"the link between ranks {self.link[0]} and {self.link[1]}", "the cluster's time"
         verb = "is back at" if self.recovered else "takes"
-        return (
-            f"{subject} {verb} {self.factor:.2g} times {own} since minibatch {self.began}, {self.before:.2g} times "
-            f"before"
-        )
+        before = f", {self.before:.2g} times before" if self.began else ""  # there is none of the first minibatch
+        return f"{subject} {verb} {self.factor:.2g} times {own} since minibatch {self.began}{before}"
 
     def to_json(self) -> dict[str, Any]:
         """A row of a record's drift.jsonl."""
