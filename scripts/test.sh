@@ -8,9 +8,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 
-select=()
+# More than the two cores there are at least: tests wait for processes of theirs, the slow ones most.
+select=(-n 4)
 if [ "${1:-}" = --fast ]; then
-  select=(-m "not slow")
+  select=(-n 3 -m "not slow")
   shift
 fi
 if [ -z "${SPARSEPIPE_DATA:-}" ] && [ -d ../shared/data ]; then
@@ -40,8 +41,7 @@ if [ ${#notebooks[@]} -gt 0 ]; then
   check "notebooks without outputs" .venv/bin/nbstripout --verify --keep-id \
     --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info" "${notebooks[@]}"
 fi
-# One more than the two cores there are at least: tests wait for processes of theirs.
-check "tests" .venv/bin/python -m pytest -n 3 ${select[@]+"${select[@]}"} "$@"
+check "tests" .venv/bin/python -m pytest "${select[@]}" "$@"
 told_types() {
   local code=0
   wait "$checker" || code=$?

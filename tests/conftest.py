@@ -171,7 +171,8 @@ _LATE = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip, with the reason, the tests whose browser or GPU this machine lacks.
 
-    A worker of pytest-xdist is given the quick ones last: it is they that keep all workers busy to the end.
+    A worker of pytest-xdist is given the longest first, and the quick ones last: it is they that keep all workers busy
+    to the end.
 
     What does not come in time is waited for once more, and the summary names it ("RERUN"): processes, kernels and
     Chromium share two cores with the other tests. What comes and is wrong fails at once.
@@ -185,7 +186,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in marked if reason else ():
             item.add_marker(pytest.mark.skip(reason=reason))
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None and not _shares(item.nodeid.split("::")[0]))
+        items.sort(key=_turn)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -203,6 +204,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+_TIMEOUT = re.compile(r"pytest\.mark\.timeout\((\d+)")
 # What says that tests of a file share something that is made once a module: all of the file's go to one worker of
 # pytest-xdist, which else each make it anew. (xdist's own groups, `--dist loadgroup`, do nothing under pytest 9.2:
 # xdist 3.8 renames tests in vain.)
@@ -213,6 +215,19 @@ _SHARING = re.compile(r'scope="module"|^@cache$|pytest\.mark\.browser', re.MULTI
 def _shares(file: str) -> bool:
     """Tell whether the tests of a file, named from the repository on, are to go to one worker."""
     return bool(_SHARING.search((REPOSITORY / file).read_text()))
+
+
+@cache
+def _longest(file: str) -> int:
+    """The most seconds that a test of the file may take by a mark of its own: those of minutes name one."""
+    return max(map(int, _TIMEOUT.findall((REPOSITORY / file).read_text())), default=0)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, int]:
+    """When a test is given to a worker, the least first."""
+    file = item.nodeid.split("::")[0]
+    is_quick = item.get_closest_marker("slow") is None and not _shares(file)
+    return is_quick, 0 if is_quick else -_longest(file)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -324,7 +324,7 @@ class TestTest:
         assert commands[:2] == ["ruff check .", "ruff format --check ."]
         assert commands[2].startswith("nbstripout --verify ")
         assert commands[2].endswith("notebooks/00_start.ipynb")
-        assert commands[3:] == ["pytest -n 3 -k a plan []"]
+        assert commands[3:] == ["pytest -n 4 -k a plan []"]
 
     def test_fast_leaves_out_the_slow_ones(self, set_up):
         assert set_up.run("test.sh", "--fast", "-x").returncode == 0
@@ -334,15 +334,15 @@ class TestTest:
         data = set_up.folder.parent / "shared" / "data"
         data.mkdir(parents=True)
         set_up.run("test.sh")
-        assert pytest_called(set_up) == f"pytest -n 3 [{data}]"
+        assert pytest_called(set_up) == f"pytest -n 4 [{data}]"
         set_up.run("test.sh", SPARSEPIPE_DATA="elsewhere")
-        assert pytest_called(set_up) == "pytest -n 3 [elsewhere]"
+        assert pytest_called(set_up) == "pytest -n 4 [elsewhere]"
 
     def test_goes_on_after_a_failed_check_and_fails_at_the_end(self, set_up):
         set_up.installed("mypy", "exit 1")
         result = set_up.run("test.sh")
         assert result.returncode == 1
-        assert pytest_called(set_up) == "pytest -n 3 []"
+        assert pytest_called(set_up) == "pytest -n 4 []"
         assert lines(result.stderr)[-1] == "test.sh: failed: types"
 
     def test_failed_tests_fail_it(self, set_up):
