@@ -198,7 +198,7 @@ FLUSHED: dict[str, tuple] = {
     "4 ranks": (PLAIN, 4, True, {"optimizer": "lamb", "learning_rate": 1e-3}, 2),
     "minkowski": (NORMED, 2, False, {**FULL, "engine": "minkowski"}, 1),
 }
-# name → (settings, plans of a job of 3 ranks): some leave ranks out, the first among them, and others take them back
+# name → (settings, plans): some leave ranks out, the first among them, and others take them back
 LEFT_OUT: dict[str, tuple[dict, list[Plan]]] = {
     "left out, loss scale": (
         {**HALF, "validate": True},
@@ -207,6 +207,17 @@ LEFT_OUT: dict[str, tuple[dict, list[Plan]]] = {
     "left out, clipped": (
         {"clip_norm": 0.3, "shared_memory": False},
         [plan_of(PLAIN, ranks, **TWO) for ranks in ([[0, 1], [2]], [[1, 2]], [[1], [2, 0]])],
+    ),
+    "in a V, none left out": (
+        {},
+        [
+            plan_of(PLAIN, ranks, schedule=schedule, num_microbatches=2)
+            for schedule, ranks in (
+                ("zbv", [[0], [1], [1], [0]]),
+                ("dualpipe-v", [[1], [0], [0], [1]]),
+                ("sequential", [[1], [0]]),
+            )
+        ],
     ),
 }
 DRAINED: dict[str, list[Plan]] = {
