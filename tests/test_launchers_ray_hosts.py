@@ -9,10 +9,13 @@ import signal
 
 import pytest
 from network_hosts import network_hosts
+from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
-from ray_hosts_desk import ray_hosts
+from ray_hosts_desk import MODEL, ray_hosts
 
+from sparsepipe.files import read_rows
 from sparsepipe.record import RunRecord
+from sparsepipe.runtime import commands
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')
@@ -63,6 +66,47 @@ def test_a_run_waits_for_a_node_whose_ray_was_killed(hosts):
     assert "there is room for all ranks again" in hosts.log("back")
     assert hosts.losses("back") == hosts.losses("one")
     hosts.check_ray_alone_is_left(hosts.network.hosts)
+
+
+def test_a_pipeline_whose_node_was_killed_joins_again_and_so_do_all_where_the_coordinator_was(hosts):
+    plan, name = pipelines_of(MODEL, [[0]], [[1]], rule="quorum:quorum=1"), "several"
+    plan.save(hosts.folder / f"{name}.json")
+    own = ["--straggler", "jitter:p=1,seconds=0.3", "--max-restarts", "2", "--timeout-seconds", "60"]
+    folder = hosts.folder / name
+    with hosts.running(hosts.on_ray(name, "--epochs", "400", *own, types=TYPES, plan=name)) as process:
+        # Rank 0, and with it the coordinator, is on the second host.
+        for lost, told, log in (
+            (0, "waiting for host1", folder / "pipelines" / "1" / "logs" / "launcher.log"),
+            (1, "with their coordinator on host1", folder / "logs" / "launcher.log"),
+        ):
+            at_work(hosts, name, process)
+            for pid in hosts.pids(hosts.network.hosts[lost], "raylet/raylet"):
+                os.kill(pid, signal.SIGKILL)
+            until(lambda told=told, log=log: told in log.read_text() or process.poll() is not None, told)
+            hosts.start_node(hosts.network.hosts[lost], TYPES[1 - lost])
+        at_work(hosts, name, process)
+        commands.ask(folder, commands.STOP)
+        said = process.communicate(timeout=ENOUGH)
+    assert process.returncode == 0, said
+    record = RunRecord.load(folder)
+    assert len({row["minibatch"] for row in record.metrics("step")}) == len(record.metrics("step")) > 30
+    assert [one.status["state"] for one in record.pipelines] == ["stopped"] * 2
+    assert "with their coordinator on host1" in record.status["went_on"][0]
+    hosts.check_ray_alone_is_left(hosts.network.hosts)
+
+
+def at_work(hosts, name, process):
+    """Wait until both pipelines have joined since the last of them left, and train."""
+    path = hosts.folder / name / "minibatches.jsonl"
+
+    def both():
+        rows = read_rows(path) if path.exists() else []
+        since = max((k for k, row in enumerate(rows) if row["event"] in ("left", "resume")), default=-1)
+        taken = [row["pipeline"] for row in rows[since + 1 :] if row["event"] == "taken"]
+        return min(taken.count(0), taken.count(1)) > 3
+
+    until(lambda: process.poll() is not None or both(), "both pipelines train")
+    assert process.poll() is None, process.communicate()
 
 
 def test_a_run_goes_on_without_a_node_that_died_planned_anew(hosts):
