@@ -82,7 +82,15 @@ def widgets(lab_page, lab):
     lab_page.wait_for_selector(".sp-runs tbody tr")
     lab_page.wait_for_selector("a:text('timeline of a run')")
     lab_page.wait_for_selector(".js-plotly-plot .main-svg")
+    lab_page.wait_for_selector("[title='who chooses the stages']")
     return lab_page
+
+
+def test_tooltips_of_pickers_and_fields_reach_the_page(widgets):
+    """ipywidgets shows them for controls without a name alone."""
+    row = widgets.locator(".widget-dropdown", has_text="planner").first
+    assert row.get_attribute("title") == "who chooses the stages"
+    assert row.locator("select").get_attribute("aria-description") == "who chooses the stages"
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])

@@ -102,7 +102,7 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
             f"--devices means like devices, but the profile has {', '.join(found.device_types)}: use --cluster"
         )
     if len(counts) > 2:
-        raise InputError(f"--devices was given {len(counts)} times: expected once, or twice (devices a node, nodes)")
+        raise InputError(f"--devices was given {len(counts)} times: expected once, or twice (devices per node, nodes)")
     if any(count < 1 for count in counts):
         raise InputError(f"a device count of {min(counts)}: expected at least 1")
     if prod(counts) > MOST_LIKE_DEVICES:

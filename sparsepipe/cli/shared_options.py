@@ -45,7 +45,7 @@ def machine_options(verb: Parser) -> None:
         "--profile",
         action="append",
         metavar="[TYPE=]FILE",
-        help="profile JSON, graph.txt or DynPipe's *_for_.txt, one a device type; or a graph of dnn-partitioning, "
+        help="profile JSON, graph.txt or DynPipe's *_for_.txt, one per device type; or a graph of dnn-partitioning, "
         "which brings its devices",
     )
     verb.add_argument(
@@ -60,10 +60,10 @@ def machine_options(verb: Parser) -> None:
         type=whole(-MANY, MOST_LIKE_DEVICES),
         action="append",
         metavar="N",
-        help="like devices; twice: devices a node, nodes",
+        help="like devices; twice: devices per node, nodes",
     )
     verb.add_argument(
-        "--bandwidth", type=quantity(BANDWIDTH), action="append", metavar="B", help="such as 10GB/s, one a level"
+        "--bandwidth", type=quantity(BANDWIDTH), action="append", metavar="B", help="such as 10GB/s, one per level"
     )
     verb.add_argument("--memory", type=quantity(SIZE), metavar="BYTES", help="memory of each device, such as 24GB")
 

@@ -30,6 +30,7 @@ from .promised import MadeFor, promised
 from .responsive import responsive
 from .run_settings import RunSettings
 from .shown import Shown
+from .tips import with_tips
 from .words import OF_RUNS, explained
 
 _SECONDS = 0.5  # between two looks at the jobs
@@ -78,7 +79,7 @@ class LaunchBoard(Shown):
         parts = [self.settings.widget, self.detach, self._list, self.change.widget, self.question.widget]
         words = HtmlView(explained(OF_RUNS))
         self.widget = ipywidgets.VBox([self.messages, *parts, self.curves, self.details.widget, words])
-        responsive(self.widget)
+        responsive(with_tips(self.widget))
         self.messages.shown(self._begun)()
 
     @property

@@ -18,8 +18,10 @@ from .messages import Messages
 from .plot_view import PlotView
 from .responsive import responsive
 from .shown import Shown
+from .tips import with_tips
 
 _AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for
+_HIGH = 560  # pixels of the figure then
 _MOST_FOUND = 200
 _HOW = "Click a layer for its numbers, or find it by name or kind. Drag to move; the buttons above the graph zoom."
 _HEAD = (
@@ -64,7 +66,7 @@ class LayerGraphExplorer(Shown):
         self.found.observe(self.messages.shown(lambda _: self._draw()), names="value")
         self.view.on_click(self.messages.shown(self._clicked))
         controls = ipywidgets.HBox([self.device_type, self.find, self.found], layout={"flex_flow": "row wrap"})
-        self.widget = responsive(ipywidgets.VBox([self.messages, controls, self.details, self.view]))
+        self.widget = responsive(with_tips(ipywidgets.VBox([self.messages, controls, self.details, self.view])))
         self._draw()
 
     def show(self, layer: str) -> None:
@@ -105,6 +107,7 @@ class LayerGraphExplorer(Shown):
         if placed.extent[0] > 2 * room:
             figure.update_xaxes(range=[x - room, x + room])
             figure.update_yaxes(range=[y - room / 2, y + room / 2])
+            figure.update_layout(height=_HIGH, meta=None)  # else as high as all of it, and the layer below the fold
 
     def _clicked(self, point: dict[str, Any]) -> None:
         if point.get("data") in self.profile.graph.index:

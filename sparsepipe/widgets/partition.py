@@ -43,6 +43,7 @@ from .shown import Shown
 from .stage_editor import StageEditor, one_less, one_more
 from .stages_per_device import StagesPerDevice
 from .stop_slider import StopSlider
+from .tips import with_tips
 from .words import OF_PLANS, explained
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
@@ -99,7 +100,7 @@ class PartitionExplorer(Shown):
         self.view.on_copy(self.as_code)
         for control in self._controls():
             control.observe(self._changed, names="value")
-        self.widget = responsive(self._layout())
+        self.widget = responsive(with_tips(self._layout()))
         self._quiet = False
         self._changed()
 

@@ -24,6 +24,7 @@ from .run_labels import RunLabels
 from .runs_list import RunsList
 from .runs_rows import LABELS, METRICS, SETTINGS, ordered, runs_table
 from .shown import Shown
+from .tips import with_tips
 
 _TRACE = Html(
     "<div>The link below opens the timeline, which is kept as <code>{}</code>. To look at it in Perfetto instead, open "
@@ -95,7 +96,7 @@ class RunsTable(Shown):
                 self.views,
             ]
         )
-        responsive(self.widget)
+        responsive(with_tips(self.widget))
         shown(self.update)()
 
     @property

@@ -28,6 +28,7 @@ from .plot_view import PlotView
 from .responsive import responsive
 from .shown import Shown
 from .stop_slider import StopSlider
+from .tips import with_tips
 
 NOBODY, PIPELINE, SLOW = "nobody", "one pipeline is slow", "one rank is slow"
 JITTER, STOP = "ranks sleep by chance", "one rank stops once"
@@ -75,7 +76,7 @@ class WaitingExplorer(Shown):
         redraw = self.messages.shown(self.update)
         for control in self._controls:
             control.observe(redraw, names="value")
-        self.widget = responsive(self._layout())
+        self.widget = responsive(with_tips(self._layout()))
         redraw()
 
     def _make_controls(self, pipelines: int, stages: int, rules: tuple[str, ...], rule: str) -> None:

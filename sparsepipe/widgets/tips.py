@@ -1,0 +1,30 @@
+"""Tooltips of ipywidgets' pickers and fields, which it shows for controls without a name alone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import ipywidgets
+import traitlets
+
+
+class Tips(anywidget.AnyWidget):
+    """Shows nothing itself; `tips` are tooltips by the names of the controls beside it."""
+
+    _esm = Path(__file__).with_name("tips.js")
+    tips = traitlets.Dict({}).tag(sync=True)
+
+
+def with_tips(root: ipywidgets.Box) -> ipywidgets.Box:
+    """Return `root`, whose named controls now show their tooltips in the page."""
+    root.children = (*root.children, Tips(tips=dict(_told(root))))
+    return root
+
+
+def _told(widget: Any) -> Iterator[tuple[str, str]]:
+    name, tip = getattr(widget, "description", ""), getattr(widget, "tooltip", "")
+    if name and tip and isinstance(widget, ipywidgets.DOMWidget):
+        yield name, tip
+    for child in getattr(widget, "children", ()):
+        yield from _told(child)
