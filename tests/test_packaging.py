@@ -104,7 +104,7 @@ def test_the_installed_versions_are_within_the_stated_bounds():
 
 def test_every_import_is_declared():
     modules = {"pyyaml": "yaml", "scikit-learn": "sklearn", "mapbox-earcut": "mapbox_earcut", "python-neo-lzf": "lzf"}
-    modules["pillow"] = "pil"
+    modules |= {"pillow": "pil", "jupyter-client": "jupyter_client"}
     named = (split(line)[0].split("[")[0] for line in PROJECT["project"]["dependencies"])
     declared = {modules.get(name, name) for name in named}
     optional = {split(line)[0].split("[")[0] for name, lines in extras().items() if name != "dev" for line in lines}
