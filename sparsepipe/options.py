@@ -91,7 +91,7 @@ def option_values(options: Options) -> dict[str, Any]:
 def written_options(name: str, options: Options, *, first: str | None = None) -> str:
     """Write a value as it is typed: its name, and the options that are not by default; `first` without its name."""
     given = [
-        _written(value) if _name(field) == first else f"{_name(field)}={_written(value)}"
+        written_value(value) if _name(field) == first else f"{_name(field)}={written_value(value)}"
         for field in dataclasses.fields(options)
         if (value := getattr(options, field.name)) != field.default
     ]
@@ -102,7 +102,8 @@ def _name(field: dataclasses.Field[Any]) -> str:
     return field.name.removesuffix("_")
 
 
-def _written(value: Any) -> str:
+def written_value(value: Any) -> str:
+    """Write the value of an option as `typed` reads it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -48,6 +48,13 @@ explorer.pin_cuts.value = True
 explorer.current()
 explorer
 """
+PIPELINES = """
+several = PartitionExplorer(profile, cluster)
+several.several.slider.value = 2
+several.several.straggler.kind.value = "one rank is slow"
+several.current()
+several
+"""
 RUNS = """
 table = RunsTable("shown")
 table.marks.value = table.marks.options
@@ -59,6 +66,7 @@ table
 CELLS = (
     ALL,
     SHOW,
+    PIPELINES,
     "board",
     "LayerGraphExplorer(profile, plan)",
     RUNS,

@@ -166,6 +166,29 @@ def test_planned_and_measured_speed_of_each_stage_stand_side_by_side(board, plan
     assert "100% (120 ms per minibatch)" in told
 
 
+@pytest.mark.slow
+def test_several_pipelines_are_launched_and_followed(tmp_path):
+    from pipeline_jobs import replayed_pipelines
+
+    plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.02)
+    config = config.replace(minibatches=80)
+    board = LaunchBoard({"two": plan}, config, runs=tmp_path / "runs", profile=profile, cluster=cluster)
+    line, details = board._lines["two"], board.details
+    assert "pipeline 0: 2 stages on 2 × device" in line.promise.value and "samples/s" in line.promise.value
+    line.start.click()
+    assert board.messages.value == ""
+    until(lambda: "minibatch" in line.state.value, "how far it is")
+    with pytest.raises(InputError, match="pipelines that train together keep their plans"):
+        board.replan("two", plan.local(0))
+    board._thread.join(timeout=ENOUGH)
+    assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: planned ")
+    assert details.rank.options == (0, 1, 2) and "rank 2, stage 0" in details.ranks.value
+    assert "has nothing to report" in details.log.value or "<pre" in details.log.value
+    assert details.end.layout.display == ""
+    title = json.loads(details.timeline.figure)["layout"]["title"]["text"]
+    assert "What waiting costs" in title
+
+
 @pytest.fixture
 def at_work(board, plans, profile, cluster):
     """The folder of a job of the board that is at work, as its guard's lock says: what rank 0 does, tests do."""

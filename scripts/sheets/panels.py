@@ -36,6 +36,13 @@ refused = PartitionExplorer(profile, cluster)
 refused.memory.value = 1e7
 refused.widget
 """
+_PIPELINES = """
+several = PartitionExplorer(profile, cluster, board=board)
+several.several.slider.value = 2
+several.several.straggler.kind.value = "one pipeline is slow"
+several.current()
+several
+"""
 _RUNS = """
 table = RunsTable(root + "/runs")
 table.marks.value = table.marks.options[:3]
@@ -49,6 +56,7 @@ CELLS = {
     "explorer": "PartitionExplorer(profile, cluster, board=board).widget",
     "explorer-compared": _COMPARED,
     "explorer-refused": _REFUSED,
+    "explorer-pipelines": _PIPELINES,
     "board": "board.widget",
     "runs": _RUNS,
     "layer-graph": "LayerGraphExplorer(unet, partition(unet, cluster)).widget",

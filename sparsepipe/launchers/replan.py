@@ -7,6 +7,7 @@ from pathlib import Path
 from ..cluster import Cluster
 from ..errors import InputError
 from ..models import is_table
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -22,7 +23,7 @@ _LOOK_SECONDS = 0.02  # between two looks for the answer
 
 
 def request_replan(
-    run_dir: Path | str, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None
+    run_dir: Path | str, plan: Plan | Pipelines, *, reason: str = "", predicted_gain_seconds: float | None = None
 ) -> str:
     """Ask the job in `run_dir` to go on under `plan`, and return at once a token that `replanned` waits with.
 

@@ -1,8 +1,15 @@
 """Write the Python that makes the explorer's plan again, for a reader to copy."""
 
-from ..cluster import Cluster, Link, Node
-from ..plan import Plan, Stage
+from collections.abc import Mapping
+from typing import Any
 
+from ..cluster import Cluster, Link, Node
+from ..pipelines import Pipelines
+from ..plan import Plan, Stage
+from ..replication import rule_text
+from ..stragglers import Stragglers
+
+_COMPRESSED = "from sparsepipe.widgets.hypothetical import compressed"
 _HERE = Node.__dataclass_fields__["address"].default
 
 
@@ -14,17 +21,13 @@ def as_code(
     `factor`: how many times the profile's voxels; `compression`: of the features that cross boundaries.
     """
     imports = ["Cluster", "DeviceType", "Link", "Node", *(["partition"] if planner else ["Plan", "Stage"])]
-    lines = [f"from sparsepipe import {', '.join(imports)}"]
-    nodes = "".join(f"\n    {_node(node)}," for node in cluster.nodes)
-    lines.append(f"cluster = Cluster(({nodes}\n), {_link(cluster.network)})")
+    lines = [f"from sparsepipe import {', '.join(imports)}", _cluster(cluster)]
     if planner:
         if factor != 1:
             lines.insert(1, "from dataclasses import replace")
-            lines.append("counts = profile.typical_sizes")
-            lines.append(f"profile = replace(profile, sizes=tuple(n * {factor!r} for n in counts))")
         if compression != 1:
-            lines.insert(1, "from sparsepipe.widgets.hypothetical import compressed")
-            lines.append(f"profile = compressed(profile, {compression!r})")
+            lines.insert(1, _COMPRESSED)
+        lines += _profile(factor, compression)
         several = f", stages_per_device={plan.stages_per_rank}" if plan.stages_per_rank > 1 else ""
         several += ", recompute=True" if recompute else ""
         lines.append(
@@ -41,6 +44,57 @@ def as_code(
             f"num_microbatches={plan.num_microbatches}, planner={plan.planner!r}, warnings={plan.warnings!r})"
         )
     return "\n".join(lines)
+
+
+def pipelines_code(
+    pipelines: Pipelines,
+    cluster: Cluster,
+    *,
+    planned_with: Mapping[str, Any],
+    num_minibatches: int,
+    stragglers: Stragglers,
+    factor: float,
+    compression: float,
+) -> str:
+    """Python that makes `cluster` and `plan` from `profile`, and `told`, the simulation of so many minibatches.
+
+    `planned_with`: what `partition_pipelines` is given; `factor` and `compression` as for one pipeline.
+    """
+    names = "Cluster, DeviceType, Link, Node, partition_pipelines, simulate_pipelines"
+    lines = ["from dataclasses import replace", f"from sparsepipe import {names}"]
+    lines.append("from sparsepipe.replication import parse_rule")
+    lines += ["from sparsepipe.stragglers import Stragglers", *([_COMPRESSED] if compression != 1 else [])]
+    lines += [_cluster(cluster), *_profile(factor, compression)]
+    given = "".join(f", {name}={value!r}" for name, value in planned_with.items())
+    count, rule = len(pipelines.pipelines), rule_text(pipelines.replication)
+    lines.append(f"rule = parse_rule({rule!r})")
+    lines.append(f"plan = partition_pipelines(profile, cluster, {count}, replication=rule{given})")
+    weights = pipelines.pipelines[0].weights
+    if pipelines.pipelines[0] != pipelines.pipelines[0].with_schedule(pipelines.pipelines[0].schedule):
+        lines.append(f"plans = tuple(replace(one, weights={weights!r}) for one in plan.pipelines)")
+        lines.append("plan = replace(plan, pipelines=plans)")
+    lines.append(f"plan = replace(plan, samples={pipelines.samples!r})")
+    lines.append("counts = profile.typical_sizes")
+    lines.append(f"sizes = [counts[k % len(counts)] for k in range({num_minibatches})]")
+    lines.append(f"held_up = Stragglers.parse({str(stragglers)!r})")
+    lines.append("told = simulate_pipelines(plan, profile, cluster, sizes, stragglers=held_up)")
+    return "\n".join(lines)
+
+
+def _cluster(cluster: Cluster) -> str:
+    nodes = "".join(f"\n    {_node(node)}," for node in cluster.nodes)
+    return f"cluster = Cluster(({nodes}\n), {_link(cluster.network)})"
+
+
+def _profile(factor: float, compression: float) -> list[str]:
+    """The profile at another size of minibatches, and with compressed boundaries."""
+    lines = []
+    if factor != 1:
+        lines.append("counts = profile.typical_sizes")
+        lines.append(f"profile = replace(profile, sizes=tuple(n * {factor!r} for n in counts))")
+    if compression != 1:
+        lines.append(f"profile = compressed(profile, {compression!r})")
+    return lines
 
 
 def _stage(stage: Stage) -> str:

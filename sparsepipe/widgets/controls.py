@@ -1,4 +1,4 @@
-"""Labelled sliders and pickers of one width."""
+"""Labelled sliders, pickers and lines of text of one width."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -60,6 +60,13 @@ def choice_slider(name: str, value: int, options: Iterable[int], *, most: int, t
 
 def dropdown(name: str, options: Any, tip: str) -> ipywidgets.Dropdown:
     return ipywidgets.Dropdown(options=options, description=name, layout=_WIDE, style=_NAMES, tooltip=tip)
+
+
+def written(name: str, *, example: str, tip: str) -> ipywidgets.Text:
+    """A line of text, taken when it is left or Enter is pressed."""
+    return ipywidgets.Text(
+        description=name, placeholder=example, tooltip=tip, continuous_update=False, layout=_WIDE, style=_NAMES
+    )
 
 
 def toggle(name: str, tip: str) -> ipywidgets.ToggleButton:

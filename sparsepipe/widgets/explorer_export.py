@@ -22,12 +22,12 @@ def explorer_export(answer: Answer, before: Answer | None, *, profile: Profile, 
     if before is not None:
         plans[0] = replace(plans[0], planner="A")
     own = [f"{name}{one.told()}" for name, one in zip(names, answers, strict=True)]
-    whole = _lines([noted(note, profile.origin), *own])
+    whole = in_lines([noted(note, profile.origin), *own])
     figures = {
         "explorer_stages": (plots.stages(*plans, note=whole), plots.stages_table(*plans)),
         "explorer_layers": (plots.compare(*plans, note=whole), plots.compare_table(*plans)),
         "explorer_timeline": (
-            plots.timeline(answer.trace, note=_lines([noted(note, profile.origin), answer.told()])),
+            plots.timeline(answer.trace, note=in_lines([noted(note, profile.origin), answer.told()])),
             plots.timeline_table(answer.trace),
         ),
     }
@@ -43,7 +43,7 @@ def _provenance(answers: Sequence[Answer], profile: Profile) -> Provenance:
     return Provenance.of(profile=profile, cluster=clusters, plans=plans, settings=settings)
 
 
-def _lines(parts: Iterable[str], width: int = 112) -> str:
+def in_lines(parts: Iterable[str], width: int = 112) -> str:
     """The note of a figure: each part that is not empty on lines of its own, which end where a setting does."""
     whole = (part.replace(" ", _TIED).replace(f"{_TIED}·{_TIED}", f"{_TIED}· ") for part in parts)
     return "\n".join(line.replace(_TIED, " ") for part in whole for line in textwrap.wrap(part, width))

@@ -10,6 +10,7 @@ from .. import plots
 from ..display.markup import Html, joined
 from ..errors import InputError
 from ..launchers import Job
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..plots.epochs import working_epoch
 from ..plots.table import milliseconds
@@ -22,7 +23,7 @@ from ..simulator import simulate
 from ..trace import Trace
 from .drift import DriftOfJobs
 from .html_view import HtmlView
-from .live import doings, doings_table, log_of
+from .live import doings_of, doings_table, log_of
 from .messages import Messages
 from .plot_view import PlotView
 from .promised import MadeFor, samples_per_second
@@ -82,13 +83,14 @@ class JobDetails:
             self.end.layout.display = "none"
             return
         folder, plan = job.record.folder, job.record.plan
-        ranks = tuple(range(num_processes(folder, plan)))
+        several = isinstance(plan, Pipelines)
+        ranks = tuple(sorted(plan.ranks)) if several else tuple(range(num_processes(folder, plan)))
         if self.rank.options != ranks:
             self.rank.options = ranks
-            self.rank.value = 0
-        self.ranks.value = doings_table(doings(folder), left_out=set(ranks) - set(plan.ranks))
+            self.rank.value = ranks[0]
+        self.ranks.value = doings_table(doings_of(folder, plan), left_out=set(ranks) - set(plan.ranks))
         self.drifts.value = self.drift.table(job)
-        self.log.value = log_of(folder, self.rank.value or 0)
+        self.log.value = log_of(folder, self.rank.value or 0, plan)
         finished = job.state == "finished"
         try:
             if finished and job.record.folder not in (self._compared, self._tried):
@@ -100,6 +102,10 @@ class JobDetails:
 
     def _compare(self, record: RunRecord) -> None:
         """Speeds, then the last epoch as planned, above it as measured, and where the time went."""
+        self.anatomy.layout.display = ""
+        if isinstance(record.plan, Pipelines):
+            self._compare_rules(record)
+            return
         self.speeds.value = speeds_table(record)
         last = max((row["epoch"] for row in record.metrics("step")), default=0)
         measured = working_epoch(record, last)
@@ -117,6 +123,16 @@ class JobDetails:
         newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
         recent = Trace(tuple(span for span in measured.spans if span.minibatch > newest), measured.source)
         self.culprit.value = Html("Held up by: {}").format(what_if(recent).culprit)
+
+    def _compare_rules(self, record: RunRecord) -> None:
+        """Of several pipelines: their paces beside those that they would have alone, and who averaged with whom."""
+        outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
+        self.speeds.value = self.culprit.value = ""
+        self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))
+        averaged = bool(outcome.group_sizes or outcome.staleness)
+        self.anatomy.layout.display = "" if averaged else "none"
+        if averaged:
+            self.anatomy.show(resting_on(plots.groups([outcome], note=record.name), rests_on))
 
     def _simulated(self, plan: Any, sizes: Any) -> Trace | None:
         """The last epoch as the simulator plays it; None where nothing was measured for such a plan's devices."""

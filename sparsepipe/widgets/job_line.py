@@ -4,10 +4,13 @@ from typing import Any, Protocol
 
 import ipywidgets
 
+from ..display.html import counted
 from ..display.markup import Html
 from ..errors import InputError, RunFailed
 from ..launchers import Job
+from ..pipelines import Pipelines
 from ..plan import Plan
+from ..replication import rule_text
 from ..runtime.config import RunConfig
 from .html_view import HtmlView
 from .live import learned, phase
@@ -25,7 +28,7 @@ class Board(Protocol):
     messages: Messages
     jobs: dict[str, Job]
 
-    def prepared(self, name: str) -> tuple[Plan, RunConfig]: ...
+    def prepared(self, name: str) -> tuple[Plan | Pipelines, RunConfig]: ...
 
     def asks_first(self, name: str) -> bool: ...
 
@@ -37,7 +40,7 @@ class Board(Protocol):
 class JobLine:
     """One plan's buttons, progress and state."""
 
-    def __init__(self, board: Board, name: str, plan: Plan) -> None:
+    def __init__(self, board: Board, name: str, plan: Plan | Pipelines) -> None:
         self.board, self.name, self.plan, self.other = board, name, plan, ""
         free = ipywidgets.Layout(width="auto")  # a button is called after its plan, for those who hear it alone
         self.start = ipywidgets.Button(description=f"launch {name}", button_style="primary", layout=free, icon="play")
@@ -53,19 +56,18 @@ class JobLine:
         buttons = ipywidgets.HBox([self.start, self.stop, self.progress, self.state], layout=row)
         self.widget = ipywidgets.VBox([buttons, self.promise])
 
-    def tell(self, plan: Plan, batch_size: int) -> None:
+    def tell(self, plan: Plan | Pipelines, batch_size: int) -> None:
         """Show the stages that the next launch would have, and the speed that is predicted for it."""
         self.promise.value = _promise(plan, batch_size)
 
-    def launched(self, plan: Plan, *, running: bool = True) -> None:
+    def launched(self, plan: Plan | Pipelines, *, running: bool = True) -> None:
         """Show that a job of `plan` runs or ended, and where that is not the plan of this name any more."""
         self.plan, own = plan, self.board.prepared(self.name)[0]
-        same = all(getattr(plan, name) == getattr(own, name) for name in _WORK)
-        self.other = "" if same else f"a run of an earlier plan of this name ({plan.summary()})"
+        self.other = "" if _work(plan) == _work(own) else f"a run of an earlier plan of this name ({plan.summary()})"
         self._offer(running=running)
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
-    def goes_on(self, plan: Plan, *, called: str, minibatch: int) -> None:
+    def goes_on(self, plan: Plan | Pipelines, *, called: str, minibatch: int) -> None:
         """Show that its job is under another plan from a minibatch on."""
         self.plan, self.other = plan, f"under {called} from minibatch {minibatch} on"
 
@@ -105,7 +107,15 @@ class JobLine:
         self.state.value = Html("; ").join(filter(None, [self.other, _ended(job)]))
 
 
-def _promise(plan: Plan, batch_size: int) -> Html:
+def _work(plan: Plan | Pipelines) -> tuple[Any, ...]:
+    """What a run of the plan does."""
+    if isinstance(plan, Pipelines):
+        return (plan.replication, *map(_work, plan.pipelines))
+    return tuple(getattr(plan, name) for name in _WORK)
+
+
+def _parts(plan: Plan) -> list[str]:
+    """The stages, each with its layers and devices."""
     parts = []
     for k, stage in enumerate(plan.stages[:_MOST_STAGES]):
         first, last, count = stage.layers[0], stage.layers[-1], len(stage.layers)
@@ -113,6 +123,22 @@ def _promise(plan: Plan, batch_size: int) -> Html:
         parts.append(f"stage {k}: {layers} on {devices(plan, k)}")
     if len(plan.stages) > _MOST_STAGES:
         parts.append(f"and {len(plan.stages) - _MOST_STAGES} more stages")
+    return parts
+
+
+def _pipeline(k: int, plan: Plan) -> str:
+    """One of several pipelines: how many stages on which devices."""
+    kinds = [kind for stage in plan.stages for kind in stage.device_types or ["device"] * len(stage.ranks)]
+    stages = f"{len(plan.stages)} stages" if len(plan.stages) > 1 else "1 stage"
+    return f"pipeline {k}: {stages} on {counted(kinds)}"
+
+
+def _promise(plan: Plan | Pipelines, batch_size: int) -> Html:
+    if isinstance(plan, Pipelines):
+        parts = [_pipeline(k, one) for k, one in enumerate(plan.pipelines)]
+        parts.append(f"they average by {rule_text(plan.replication)}")
+    else:
+        parts = _parts(plan)
     speed = samples_per_second(plan, batch_size)
     parts.append(f"{plan.schedule}, weights {plan.weights}")
     unknown = "no speed predicted: nothing was measured for these settings"

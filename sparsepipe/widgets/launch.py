@@ -16,6 +16,7 @@ from ..launchers import Job, attach, launch
 from ..launchers.lock import is_held
 from ..launchers.replan import replanned, request_replan
 from ..launchers.run_folders import folders, new_folder
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -48,14 +49,15 @@ class LaunchBoard(Shown):
 
     def __init__(
         self,
-        plans: Mapping[str, Plan],
+        plans: Mapping[str, Plan | Pipelines],
         config: RunConfig,
         *,
         runs: Path | str,
         profile: Profile | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        self.plans, self.runs = dict(plans), Path(runs)
+        self.plans: dict[str, Plan | Pipelines] = dict(plans)
+        self.runs = Path(runs)
         self.profile, self.cluster = profile, cluster
         self._given = config
         self._made_for: dict[str, MadeFor] = {}  # of plans that were added with it
@@ -92,7 +94,7 @@ class LaunchBoard(Shown):
         self._given = self.settings.config = config
         self._tell()
 
-    def add(self, plan: Plan, name: str, *, made_for: MadeFor | None = None) -> JobLine:
+    def add(self, plan: Plan | Pipelines, name: str, *, made_for: MadeFor | None = None) -> JobLine:
         """Show another plan, to be launched like the others; one of the same name takes its place.
 
         `made_for`: what its estimate holds for; without it the board's profile tells its speed, where that is of such
@@ -115,7 +117,7 @@ class LaunchBoard(Shown):
         own = MadeFor(self._given.batch_size, self._given.voxel_size, self.profile, self.cluster)
         return self._made_for.get(name, own)
 
-    def prepared(self, name: str) -> tuple[Plan, RunConfig]:
+    def prepared(self, name: str) -> tuple[Plan | Pipelines, RunConfig]:
         """The plan and the settings that the next launch of this name would have."""
         config, plan = self.settings.config, self.settings.scheduled(self.plans[name])
         return promised(plan, config, self.made_for(name)), config
@@ -170,7 +172,7 @@ class LaunchBoard(Shown):
         if name in self.jobs:
             self.jobs[name].cancel()
 
-    def replan(self, name: str | None, plan: Plan, *, called: str = "another plan") -> threading.Thread:
+    def replan(self, name: str | None, plan: Plan | Pipelines, *, called: str = "another plan") -> threading.Thread:
         """Have a running job go on under another plan, and return at once the thread that waits until it does.
 
         No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is told in
@@ -191,7 +193,7 @@ class LaunchBoard(Shown):
         thread.start()
         return thread
 
-    def _change(self, name: str, plan: Plan, called: str) -> None:
+    def _change(self, name: str, plan: Plan | Pipelines, called: str) -> None:
         self.replan(name, plan, called=called)
 
     def _running(self, name: str | None) -> str:
@@ -204,7 +206,7 @@ class LaunchBoard(Shown):
         told = f"{', '.join(running)} are running: choose one" if running else "no job is running: launch one first"
         raise InputError(told)
 
-    def _await_plan(self, name: str, plan: Plan, called: str, token: str) -> None:
+    def _await_plan(self, name: str, plan: Plan | Pipelines, called: str, token: str) -> None:
         job = self.jobs[name]
         try:
             first = replanned(job.record.folder, token, running=lambda: job.running)

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..display.markup import Html, joined
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
 from ..trace import WORK, Span, span_of
@@ -71,6 +72,20 @@ def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
     return found
 
 
+def doings_of(folder: Path, plan: Plan | Pipelines) -> list[Doing]:
+    """The same of a run of one pipeline or of several, whose ranks are numbered as in `plan`."""
+    if isinstance(plan, Plan):
+        return doings(folder)
+    found = []
+    for k in range(len(plan.pipelines)):
+        ranks = plan.ranks_of(k)
+        named = dict(enumerate(ranks))
+        for one in doings(folder / "pipelines" / str(k)):
+            waits = {named.get(peer, peer): share for peer, share in one.waits_for.items()}
+            found.append(replace(one, rank=ranks[one.rank], waits_for=waits))
+    return sorted(found, key=lambda one: one.rank)
+
+
 def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Html:
     """A bar for each rank, and who waits for whom, as HTML; in the place of the bar, which ranks are `left_out`."""
     idle = set(left_out)
@@ -94,7 +109,7 @@ def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Htm
     return _RANKS.format(WINDOW, joined(rows)) if rows else Html("")
 
 
-def phase(rows: Sequence[MetricsRow], plan: Plan, *, running: bool) -> tuple[str, int, int]:
+def phase(rows: Sequence[MetricsRow], plan: Plan | Pipelines, *, running: bool) -> tuple[str, int, int]:
     """(what the job is at and how long it still takes, minibatches done, minibatches in all; 0: not known yet)."""
     start = next((row for row in reversed(rows) if row["event"] == "start"), None)
     if start is None:
@@ -143,9 +158,12 @@ def learned(rows: Sequence[MetricsRow]) -> str:
     return ", ".join(told)
 
 
-def log_of(folder: Path, rank: int) -> Html:
-    """The end of a rank's log as HTML; a sentence where there is none yet."""
+def log_of(folder: Path, rank: int, plan: Plan | Pipelines | None = None) -> Html:
+    """The end of a rank's log as HTML; a sentence where there is none yet. `plan`: of a run of several pipelines."""
     path = folder / "logs" / f"rank{rank}.log"
+    for k in range(len(plan.pipelines)) if isinstance(plan, Pipelines) else ():
+        if rank in (own := plan.ranks_of(k)):
+            path = folder / "pipelines" / str(k) / "logs" / f"rank{own.index(rank)}.log"
     if not path.exists():
         return Html("<i>rank {} has written no log yet</i>").format(rank)
     lines = _tail(path).decode(errors="replace").splitlines()[-_LOG_LINES:]

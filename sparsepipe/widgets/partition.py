@@ -1,4 +1,4 @@
-"""The partition explorer: sliders for devices, links, workload, planner, schedule and cuts, and the plan they give."""
+"""The partition explorer: sliders for devices, links, workload, planner, schedule, cuts and pipelines, and the plan."""
 
 import threading
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import ipywidgets
 from ..cluster import Cluster
 from ..display.markup import Html
 from ..errors import InputError
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import PLANNERS, Problem
 from ..profile import Profile
@@ -29,9 +30,13 @@ from .controls import (
 from .explorer_export import explorer_export
 from .exporter import Export, Exporter
 from .html_view import HtmlView
+from .later import Later
 from .messages import Messages
-from .partition_view import PartitionView, graph_text
+from .partition_view import NO_PLAN, PartitionView, graph_text
 from .picture import picture
+from .pipelines_choice import PipelinesChoice
+from .pipelines_picture import compared, pipelines_export, pipelines_picture
+from .pipelines_planning import Asked, PipelinesAnswer, PipelinesPlanning
 from .placement import placement_told
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
@@ -44,7 +49,8 @@ from .stage_editor import StageEditor, one_less, one_more
 from .stages_per_device import StagesPerDevice
 from .stop_slider import StopSlider
 from .tips import with_tips
-from .words import OF_PLANS, explained
+from .waiting_figures import WaitingFigures
+from .words import OF_PIPELINES, OF_PLANS, explained
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
@@ -53,7 +59,9 @@ _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _PIN_CUTS = "keep the cuts: drag them, or move them with the arrow keys"
 _PIN_DEVICES = "keep the devices of each stage: change them below"
-_NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
+_PAUSE, _PATIENCE = 0.25, 300.0  # seconds: from the last move until pipelines are planned; for which a click waits
+_PLANNING = "the pipelines are being planned: a moment"
+_OF_ONE = "this goes with one pipeline: move pipelines to 1"
 
 
 class PartitionExplorer(Shown):
@@ -61,6 +69,8 @@ class PartitionExplorer(Shown):
 
     `plan` is the plan for what the controls say, None while that cannot be planned; `shown` is what the picture shows:
     the last plan that could be made, beside its settings. At first they are those of `cluster`, as given.
+    Several pipelines are planned and simulated beside the page, a moment after the last move: `plan` is None until
+    then, `current()` waits for it.
     `voxels_by_size`: mean active voxels of a sample at each voxel size, where they were counted.
     `figures`: where the export button writes to; `plans`: where plans are saved to. With a `board` the plan on screen
     can be opened there, to be launched.
@@ -82,13 +92,16 @@ class PartitionExplorer(Shown):
         self.profile, self.cluster, self.minibatches, self.note = profile, cluster, minibatches, note
         self.scale = Scale.of(profile, voxels_by_size)
         self.planning = Planning(profile, cluster, self.scale, minibatches=minibatches)
+        self.together = PipelinesPlanning(self.planning)
         self.messages = Messages()
-        self.shown: Answer | None = None
+        self.shown: Answer | PipelinesAnswer | None = None
         self.refused = ""  # why what the controls say cannot be planned
         self._pinned: Answer | None = None  # a plan to compare with, beside the settings it was made for
         self.ends: list[int] = []
         self._serial, self._quiet = 0, True
-        self._asked: Settings | None = None  # what was planned last, or refused
+        self._asked: Settings | None = None  # what was planned last, or refused, or is being planned
+        self._pending = False  # whether several pipelines are being planned
+        self._later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
         self._lock = threading.Condition()  # the page's clicks come in one thread, cells run in another
         self.view = PartitionView()
         self.view.graph = graph_text(profile)
@@ -98,16 +111,16 @@ class PartitionExplorer(Shown):
         self.saver = PlanSaver(profile, self.view, self.messages, self.current, folder=Path(plans), board=board)
         self.view.on_cut(self._cut_moved)
         self.view.on_copy(self.as_code)
-        for control in self._controls():
+        for control in [*self._controls(), *self.several.controls]:
             control.observe(self._changed, names="value")
         self.widget = responsive(with_tips(self._layout()))
         self._quiet = False
         self._changed()
 
     @property
-    def plan(self) -> Plan | None:
-        """The plan for what the controls say; None while it cannot be planned."""
-        return self.shown.plan if self.shown is not None and not self.refused else None
+    def plan(self) -> Plan | Pipelines | None:
+        """The plan for what the controls say; None while it cannot be planned, or is being planned."""
+        return self.shown.plan if self.shown is not None and not (self.refused or self._pending) else None
 
     @property
     def problem(self) -> Problem:
@@ -124,7 +137,7 @@ class PartitionExplorer(Shown):
         """The devices of the plan in the picture."""
         return self._last().cluster
 
-    def _last(self) -> Answer:
+    def _last(self) -> Answer | PipelinesAnswer:
         if self.shown is None:
             raise InputError(f"no plan could be made yet: {self.refused}")
         return self.shown
@@ -165,6 +178,8 @@ class PartitionExplorer(Shown):
             "microbatches", count, low=1, high=max(64, count), most=max(_MOST_MICROBATCHES, count), tip=tip
         )
         self.stages_per_device = StagesPerDevice(num_layers=len(self.profile.graph.layers), num_devices=len(names))
+        self.several = PipelinesChoice(num_devices=len(names), most=max(_MOST_DEVICES, 2 * len(names)))
+        self.waiting: WaitingFigures | None = None  # made for the first several pipelines: it brings plotly to the page
         self.pin_cuts = toggle("pin cuts", _PIN_CUTS)
         self.pin_devices = toggle("pin devices", _PIN_DEVICES)
         self.editor = StageEditor(list(self.counts), self._changed)
@@ -176,7 +191,7 @@ class PartitionExplorer(Shown):
         self.unpin.on_click(self.messages.shown(lambda _: self._pin(None)))
 
     def _controls(self) -> list[Any]:
-        """All whose value is a setting, in the order of the page."""
+        """All whose value is a setting, in the order of the page, but those of several pipelines."""
         several = len(self.counts) > 1 or len(self.cluster.nodes) > 1
         links = [self.inside, self.inside_latency, *([self.between, self.between_latency] if several else [])]
         sparse = [self.batch_size, self.voxel_size] if self.scale else []
@@ -189,15 +204,18 @@ class PartitionExplorer(Shown):
         found = self._controls()
         split = found.index(self.memory) + 1
         end = found.index(self.planner)
-        heads = [HtmlView(Html("<b>{}</b>").format(text)) for text in ("Devices and links", "Workload", "Plan")]
+        names = ("Devices and links", "Workload", "Plan", "Pipelines")
+        heads = [HtmlView(Html("<b>{}</b>").format(text)) for text in names]
         toggles = ipywidgets.HBox([self.pin_cuts, self.pin_devices])
         chosen = [*found[end:-3], self.stages_per_device.note, self.recompute, toggles]
         column = [heads[0], *found[:split], self.placed, heads[1], *found[split:end], heads[2], *chosen]
-        column += [self.editor.widget, ipywidgets.HBox([self.pin, self.unpin])]
+        column += [self.editor.widget, heads[3], self.several.widget, ipywidgets.HBox([self.pin, self.unpin])]
         column += [self.saver.widget, self.exporter.widget]
         left = ipywidgets.VBox(column, layout={"flex": "0 0 350px", "overflow": "hidden"})
-        words = HtmlView(explained(OF_PLANS, schedules=True))
-        right = ipywidgets.VBox([self.messages, self.view, words], layout={"flex": "1 1 420px", "min_width": "0"})
+        words = HtmlView(explained({**OF_PLANS, **OF_PIPELINES}, schedules=True))
+        self._beside = ipywidgets.VBox([])  # what several pipelines add to the picture
+        views = [self.messages, self.view, self._beside, words]
+        right = ipywidgets.VBox(views, layout={"flex": "1 1 420px", "min_width": "0"})
         return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
 
     def settings(self) -> Settings:
@@ -222,6 +240,7 @@ class PartitionExplorer(Shown):
             recompute=self.recompute.value,
             cuts=tuple(self.ends) if self.pin_cuts.value else None,
             stage_devices=groups if self.pin_devices.value else None,
+            several=self.several.picked,
         )
 
     def _changed(self, change: Any = None) -> None:
@@ -246,15 +265,15 @@ class PartitionExplorer(Shown):
         self.weights.disabled = len(policies) == 1
         self._start_pinning(change)
         pinned = self.pin_cuts.value or self.pin_devices.value
+        self.several.follow(change, pinned=pinned)
         self.stages_per_device.offer(self.planner.value, self.schedule.value, pinned=pinned)
 
     def _start_pinning(self, change: Any) -> None:
         """A toggle that was switched on keeps what the plan on screen has; it goes back where there is none."""
         if change is not None and change["owner"] in (self.pin_cuts, self.pin_devices):
-            if self.plan is not None:
-                assert self.shown is not None
+            if self.plan is not None and isinstance(self.shown, Answer):
                 self.ends = self.shown.ends
-                self.editor.groups = [_group(stage.device_types) for stage in self.plan.stages]
+                self.editor.groups = [_group(stage.device_types) for stage in self.shown.plan.stages]
             elif change["new"]:
                 change["owner"].value = False
         pinned = self.pin_cuts.value or self.pin_devices.value
@@ -279,25 +298,32 @@ class PartitionExplorer(Shown):
 
     # --- The plan ---------------------------------------------------------------------------------------------------
 
-    def current(self) -> Answer:
+    def current(self) -> Answer | PipelinesAnswer:
         """The plan for what the controls say now, beside its settings. Raises InputError while there is none."""
         with self._lock:
             if not self._lock.wait_for(lambda: self._asked == self.settings(), timeout=_HANDOVER):
                 self._changed()
+            if not self._lock.wait_for(lambda: not self._pending, timeout=_PATIENCE):
+                raise InputError(f"{_PLANNING}, and try again")
             if self.shown is None or self.refused:
-                raise InputError(_NO_PLAN)
+                raise InputError(NO_PLAN)
             return self.shown
 
     def update(self) -> None:
         """Plan and simulate what the controls say, and draw it. Raises InputError for a choice that cannot be.
 
         Until another choice can be planned the picture is then marked as that of the settings before, and nothing can
-        be exported, copied or pinned.
+        be exported, copied or pinned. So it is while several pipelines are being planned.
         """
         with self._lock:
             self._asked = self.settings()
+            self._pending = False
+            self._later.drop()
             self.placed.value = _small(placement_told(self.cluster, self._asked))
             try:
+                if self._asked.several is not None:
+                    self._ask(self.together.asked(self._asked))
+                    return
                 answer = self._with_pins(self.planning.answer(self._asked))
                 self._draw(answer)
             except BaseException as error:
@@ -305,6 +331,39 @@ class PartitionExplorer(Shown):
                 raise
             self.shown, self._asked = answer, answer.settings
             self._refuse("")
+
+    # --- Several pipelines ------------------------------------------------------------------------------------------
+
+    def _ask(self, asked: Asked) -> None:
+        """Have pipelines planned in a moment, and mark the picture until then."""
+        if self.waiting is None:
+            self.waiting = WaitingFigures()
+            self.waiting.widget.layout.display = "none"  # until there is something to show
+            self._beside.children = (responsive(self.waiting.widget),)
+        self._pending, self.refused = True, ""
+        self.messages.hold("")
+        self._mark(f"planning {asked.several.count} pipelines…", _PLANNING)
+        self._later.ask(asked)
+
+    def _plan_several(self, asked: Asked) -> None:
+        """Plan, simulate and draw, unless the controls say something else by then; in a thread of its own."""
+        try:
+            answer = self.together.answer(asked)
+            with self._lock:
+                if self._pending and self._asked == asked.settings:
+                    self._draw(answer)
+                    self.shown, self._pending = answer, False
+                    self._refuse("")
+        except BaseException as error:
+            with self._lock:
+                if not (self._pending and self._asked == asked.settings):
+                    return
+                self._pending = False
+                self._refuse(str(error) or type(error).__name__)
+            raise
+        finally:
+            with self._lock:
+                self._lock.notify_all()
 
     def _with_pins(self, answer: Answer) -> Answer:
         """Let what is pinned say what was chosen around it: cuts around devices, devices around cuts."""
@@ -319,33 +378,54 @@ class PartitionExplorer(Shown):
         """Mark the picture as old, with a reason, or as new without one."""
         self.refused = reason
         last = "no plan fits yet" if self.shown is None else f"last plan that fits: {self.shown.told()}"
-        self.view.stale = last if reason else ""
         self.messages.hold(reason)
-        for writer in (self.exporter, self.saver):
-            writer.block(_NO_PLAN if reason else "")
-        self.pin.disabled = bool(reason)
-        self.pin.tooltip = _NO_PLAN if reason else "compare the next plans with it"
+        self._mark(last if reason else "", NO_PLAN if reason else "")
+
+    def _mark(self, stale: str, reason: str) -> None:
+        """Say what an old picture is of, and let nothing act on it for that reason; without one, all that can."""
+        if reason:
+            self.view.reason = reason
+        self.view.stale, self.view.pending = stale, self._pending
+        if self.waiting is not None:
+            self.waiting.fade(bool(stale))
+        of_one = _OF_ONE if self.several.picked is not None else ""
+        self.exporter.block(reason)
+        self.saver.block(reason, of_one=of_one)
+        self.pin.disabled = bool(reason or of_one)
+        self.pin.tooltip = reason or of_one or "compare the next plans with it"
         several = self.stages_per_device.number > 1
         for one, tip in ((self.pin_cuts, _PIN_CUTS), (self.pin_devices, _PIN_DEVICES)):
-            stuck = bool(reason) and not one.value  # what is pinned can be let go
-            one.disabled, one.tooltip = several or stuck, _NO_PLAN if stuck else tip
+            stuck = bool(reason or of_one) and not one.value  # what is pinned can be let go
+            one.disabled, one.tooltip = several or stuck, (reason or of_one) if stuck else tip
 
-    def _draw(self, answer: Answer) -> None:
+    def _draw(self, answer: Answer | PipelinesAnswer) -> None:
         """Show a plan, its numbers and what each rank does."""
         self._serial += 1
-        batch_size = answer.settings.batch_size or self.profile.origin.get("batch_size")
-        drawn = picture(answer, self._pinned, batch_size=batch_size, note=self.note)
+        if isinstance(answer, PipelinesAnswer):
+            drawn = pipelines_picture(answer, note=self.note)
+            assert self.waiting is not None
+            self.waiting.show(compared(answer, note=self.note))
+        else:
+            batch_size = answer.settings.batch_size or self.profile.origin.get("batch_size")
+            drawn = picture(answer, self._pinned, batch_size=batch_size, note=self.note)
+        if self.waiting is not None:
+            self.waiting.widget.layout.display = "" if isinstance(answer, PipelinesAnswer) else "none"
         self.view.show({**drawn, "serial": self._serial})
 
-    def _pin(self, answer: Answer | None) -> None:
+    def _pin(self, answer: Answer | PipelinesAnswer | None) -> None:
+        if isinstance(answer, PipelinesAnswer):
+            raise InputError(_OF_ONE)
         self._pinned = answer
         self.unpin.disabled = answer is None
-        if self.shown is not None:
+        if self.shown is not None and not self._pending:
             self._draw(self.shown)
 
     def _figures(self) -> Export:
         """What the export button writes. Raises InputError while there is no plan."""
-        return explorer_export(self.current(), self._pinned, profile=self.profile, note=self.note)
+        answer = self.current()
+        if isinstance(answer, PipelinesAnswer):
+            return pipelines_export(answer, profile=self.profile, note=self.note)
+        return explorer_export(answer, self._pinned, profile=self.profile, note=self.note)
 
     def as_code(self) -> str:
         """The cell that makes the plan again, given `profile`. Raises InputError while there is no plan."""

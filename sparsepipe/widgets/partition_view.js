@@ -4,7 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const HEAD = 150, TAIL = 190;        // pixels beside the stage bars: who runs it, its memory
 const ROW = 30, LANE = 20, STRIP = 84;
-const OLD = "the settings cannot be planned: mend what the message above the picture says";
+const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, its strip
 const THIN = new Set(["send"]);
 
 const STYLE = `
@@ -32,13 +32,17 @@ const STYLE = `
 .sp-cut::after{content:"◆";position:absolute;left:1px;top:-6px;font-size:14px}
 .sp-cut:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
 .sp-cut.sp-bad{color:#D55E00}
+.sp-name{height:${NAME}px;line-height:${NAME}px;font-weight:600;font-size:12px;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .sp-reason{min-height:1.5em}
 .sp-reason:not(:empty){border-left:4px solid #D55E00;padding-left:6px;font-weight:600}
 .sp-code{margin-top:12px;display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start}
 .sp-code details{flex:1 1 300px;min-width:0}
 .sp-stale{display:none;margin:4px 0 8px;padding:6px 8px;border-left:4px solid #D55E00;font-weight:600}
 .sp-old .sp-stale{display:block}
+.sp-pending{position:relative}
+.sp-pending .sp-stale{position:absolute;right:0;top:0;z-index:4;margin:0;border-left-color:#56B4E9;background:var(--jp-layout-color1,#fff)}
 .sp-old>:not(.sp-stale):not(.sp-code){opacity:.38;filter:grayscale(1);pointer-events:none}
+.sp-faded{opacity:.38;filter:grayscale(1);pointer-events:none}
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;
 
@@ -95,9 +99,9 @@ class Shapes {
   }
 }
 
-function strip(scene, palette, width) {
+function strip(scene, palette, width, high = STRIP, whose = "") {
   const layers = scene.layers, cell = width / layers.length, shapes = new Shapes();
-  const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = STRIP - 16;
+  const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = high - 16;
   layers.forEach(([, seconds, stage], k) => {
     const h = Math.max(2, seconds / top * (floor - 14));
     shapes.add(shade(palette, stage, "backward"), k * cell, floor - h, cell - (cell > 4 ? 1 : 0.3), h);
@@ -106,11 +110,16 @@ function strip(scene, palette, width) {
   let out = shapes.markup();
   const every = Math.max(1, Math.ceil(82 / cell));
   for (let k = 0; k < layers.length && k * cell < width - 50; k += every)
-    out += text(k * cell, STRIP - 1, layers[k][0].length > 11 ? layers[k][0].slice(0, 10) + "…" : layers[k][0], 'class="sp-faint"');
-  return svg(width, STRIP, out, "layers coloured by stage, as high as their time");
+    out += text(k * cell, high - 1, layers[k][0].length > 11 ? layers[k][0].slice(0, 10) + "…" : layers[k][0], 'class="sp-faint"');
+  return svg(width, high, out, `layers${whose} coloured by stage, as high as their time`);
+}
+function strips(scene, palette, width) {  // one for each of several pipelines
+  return scene.pipelines.map(({ name, layers }, k) =>
+    `<div class="sp-name">${escape(name)}</div>` + strip({ layers }, palette, width, LOW_STRIP, ` of pipeline ${k}`)).join("");
 }
 function underStrip(scene, width, x, y) {  // what a place of it shows
-  const k = Math.min(scene.layers.length - 1, Math.max(0, Math.floor(x / width * scene.layers.length))), [id, seconds, stage] = scene.layers[k];
+  const own = scene.pipelines, layers = own ? own[Math.min(own.length - 1, Math.floor(y / (NAME + LOW_STRIP)))].layers : scene.layers;
+  const k = Math.min(layers.length - 1, Math.max(0, Math.floor(x / width * layers.length))), [id, seconds, stage] = layers[k];
   return scene.before && y > STRIP - 15 ? `${id}, A: stage ${scene.before.places[k]}` : `${id}: ${ms(seconds)}, stage ${stage}`;
 }
 
@@ -124,9 +133,11 @@ function stages(scene, palette, width) {
                         ...(before ? before.stages.map((s) => s[0]) : []), 1e-12) * 1.02;
   const room = width - HEAD - TAIL - 20, x = (seconds) => HEAD + seconds / most * room;
   const space = TAIL - 86, full = Math.max(...rows.map((s) => Math.max(s.memory, s.limit || 0)), 1);
-  let out = "";
+  let out = "", low = 16;
   rows.forEach((s, k) => {
-    const y = 16 + k * ROW;
+    if (s.head) { out += text(0, low + 13, s.head, 'style="font-weight:600"'); low += NAME; }
+    const y = low;
+    low += ROW;
     const layers = ([, first, last, count]) => `${first} … ${last} (${count} layers)`;
     const name = `${s.parts.map(([stage]) => stage).join(", ")} · ${s.devices}`;
     out += `<text x="0" y="${y + 13}" ${s.slowest ? 'font-weight="700"' : ""}>${escape(name.length > 24 ? name.slice(0, 23) + "…" : name)}` +
@@ -153,7 +164,7 @@ function stages(scene, palette, width) {
     if (s.limit !== null) out += line(left + s.limit / full * space, y + 1, left + s.limit / full * space, y + 18, 'stroke-width="2"');
     out += text(width, y + 13, s.words[1] + (over ? " ✕" : ""), 'text-anchor="end"' + (over ? ' font-weight="700"' : ""));
   });
-  const bottom = 18 + rows.length * ROW;
+  const bottom = low + 2;
   if (scene.bound) out += line(x(scene.bound), 10, x(scene.bound), bottom, 'stroke-dasharray="5 4"') +
       text(x(scene.bound), 9, "bound", `class="sp-faint" text-anchor="${x(scene.bound) > width - TAIL - 60 ? "end" : "middle"}"`);
   out += text(width - TAIL, 9, rows.some((s) => s.limit !== null) ? "memory, │ its limit" : "memory", 'class="sp-faint"');
@@ -164,7 +175,9 @@ const LEFT = 56;  // pixels before the timeline: whose lane it is
 function lanes(scene, palette, width) {
   const room = width - LEFT - 4, scale = room / (scene.end || 1), shapes = new Shapes();
   let out = "", numbers = "";
-  scene.ranks.forEach((rank, k) => { out += text(0, k * LANE + 14, `rank ${rank}`, 'class="sp-rank"'); });
+  scene.ranks.forEach((rank, k) => {
+    out += typeof rank === "string" ? text(0, k * LANE + 14, rank, 'style="font-weight:600"') : text(0, k * LANE + 14, `rank ${rank}`, 'class="sp-rank"');
+  });
   for (const [row, start, end, code, stage, minibatch] of scene.spans) {
     const kind = palette.kinds[code], thin = THIN.has(kind), w = (end - start) * scale;
     const color = shade(palette, stage, kind), x = LEFT + start * scale, y = row * LANE + (thin ? 16 : 2);
@@ -183,8 +196,8 @@ function underLanes(scene, palette, width, x, y) {
   const found = scene.spans.find(([own, start, end, code]) =>
     own === row && start <= at && at <= end && THIN.has(palette.kinds[code]) === low);
   if (!found) return "";
-  const [, start, end, code, stage, minibatch] = found;
-  return `stage ${stage} ${palette.kinds[code]}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`;
+  const [, start, end, code, stage, minibatch, peer] = found;
+  return `stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`;
 }
 
 function network(graph, palette, width) {  // built once; the stages' colours come and go: see `coloured`
@@ -232,7 +245,7 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
   }
   update(scene, width, old) {
     const { at, movable, blocked, reasons } = scene.cuts;
-    this.old = old;
+    this.old = Boolean(old); this.whyOld = old;
     this.scene = scene; this.cell = width / scene.layers.length;
     this.blocked = blocked; this.reasons = reasons;
     const number = movable ? at.length : 0;
@@ -251,7 +264,7 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
     handle.at = at;
     handle.setAttribute("aria-disabled", this.old);  // cuts of an old plan stay where they are
     handle.tabIndex = this.old ? -1 : 0;
-    handle.title = this.old ? OLD : "";
+    handle.title = this.whyOld;
   }
   why(k, at) {  // the reason why cut k cannot be there, or nothing
     const range = (this.blocked[k] || []).find(([low, high]) => low <= at && at <= high);
@@ -321,7 +334,7 @@ function render({ model, el }) {
     <div class="sp-changes"></div>
     <div class="sp-part">Stages <i>time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
     <div class="sp-part">Timeline <i>simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
-    <div class="sp-graph-part"><div class="sp-part">Layer graph <i>coloured by stage</i></div><div class="sp-graph"></div></div>
+    <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">coloured by stage</i></div><div class="sp-graph"></div></div>
     <div class="sp-code"><button type="button" class="sp-copy">copy as code</button><details><summary>The code</summary>
     <pre style="overflow:auto;margin:4px 0;word-break:normal;overflow-wrap:break-word" tabindex="0" aria-label="the cell that makes this plan"></pre></details></div></div>`;
   const id = `sp-${Math.random().toString(36).slice(2)}`;
@@ -347,29 +360,31 @@ function render({ model, el }) {
   hovered("graph", (x, y, event) => (event.target.dataset.k ? underNetwork(graph, scene, Number(event.target.dataset.k)) : ""));
   const draw = () => {
     waiting = false;
-    const told = model.get("scene"), old = Boolean(model.get("stale"));
+    const told = model.get("scene"), old = model.get("stale") ? model.get("reason") : "";
     if (told !== seen) { scene = JSON.parse(told); seen = told; }
     palette = model.get("palette");
-    root.classList.toggle("sp-old", old);
+    root.classList.toggle("sp-old", Boolean(old));
+    root.classList.toggle("sp-pending", Boolean(model.get("pending")));  // nothing else moves on the page meanwhile
     find("stale").textContent = model.get("stale");
-    find("copy").disabled = old;
-    find("copy").title = old ? OLD : "copy the cell that makes this plan";
+    find("copy").disabled = Boolean(old);
+    find("copy").title = old || "copy the cell that makes this plan";
     width = Math.floor(root.clientWidth);
     if (!scene.tiles || width < 50) return;
     put("tiles", tiles(scene, id));
     find("why").textContent = [scene.why, ...scene.notes].join(" ");
     find("hint").textContent = scene.before ? `${scene.hint}; the thin line below is A` : scene.hint;
-    put("cells", strip(scene, palette, width));
+    put("cells", scene.pipelines ? strips(scene, palette, width) : strip(scene, palette, width));
     put("changes", changes(scene));
     put("stages", stages(scene, palette, width));
     put("lanes", lanes(scene, palette, width));
+    find("of").textContent = scene.pipelines ? "coloured by the stages of pipeline 0" : "coloured by stage";
     find("graph-part").style.display = graph.positions ? "" : "none";
     if (placed !== `${width}`) {
       put("graph", network(graph, palette, width));
       placed = `${width}`; stagesSeen = [];
     }
     if (graph.positions) stagesSeen = coloured(find("graph"), graph, scene, palette, stagesSeen);
-    find("code").querySelector("pre").textContent = old ? `# ${OLD}` : scene.code;
+    find("code").querySelector("pre").textContent = old ? `# ${old}` : scene.code;
     cuts.update(scene, width, old);
     root.dataset.serial = scene.serial;
     root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
@@ -402,13 +417,15 @@ function render({ model, el }) {
   const regraph = () => { graph = JSON.parse(model.get("graph")); placed = ""; soon(); };
   model.on("change:scene", soon);
   model.on("change:stale", soon);
+  model.on("change:reason", soon);
+  model.on("change:pending", soon);
   model.on("change:graph", regraph);
   model.on("msg:custom", copied);
   const observer = new ResizeObserver(() => { if (Math.floor(root.clientWidth) !== width) soon(); });
   observer.observe(root);
   regraph();
   return () => {
-    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:graph", regraph], ["msg:custom", copied]])
+    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["msg:custom", copied]])
       model.off(name, act);
     observer.disconnect();
     turn.port1.close();

@@ -18,6 +18,8 @@ from ..plots.layout import layout
 from ..profile import Profile
 from .view_model import PALETTE
 
+NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
+
 
 class PartitionView(anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
@@ -28,6 +30,8 @@ class PartitionView(anywidget.AnyWidget):
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
     stale = traitlets.Unicode("").tag(sync=True)  # what the picture is of, where it is not of what the controls say
+    pending = traitlets.Bool(False).tag(sync=True)  # whether the picture of what they say is on its way
+    reason = traitlets.Unicode(NO_PLAN).tag(sync=True)  # why nothing can be done with it then
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

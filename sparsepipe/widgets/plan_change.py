@@ -6,6 +6,7 @@ from pathlib import Path
 import ipywidgets
 
 from ..display.markup import Html
+from ..pipelines import Pipelines
 from ..plan import Plan
 from .html_view import HtmlView
 from .messages import Messages
@@ -20,7 +21,10 @@ class PlanChange:
     """
 
     def __init__(
-        self, messages: Messages, prepared: Callable[[str], Plan], change: Callable[[str, Plan, str], object]
+        self,
+        messages: Messages,
+        prepared: Callable[[str], Plan | Pipelines],
+        change: Callable[[str, Plan | Pipelines, str], object],
     ) -> None:
         self._prepared, self._change = prepared, change
         named = {"description_width": "auto"}

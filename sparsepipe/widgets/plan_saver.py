@@ -10,11 +10,13 @@ import ipywidgets
 
 from ..display.markup import Html
 from ..errors import InputError
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from .html_view import HtmlView
 from .messages import Messages
 from .partition_view import PartitionView
+from .pipelines_planning import PipelinesAnswer
 from .planning import Answer
 from .promised import MadeFor
 from .settled_button import SettledButton
@@ -22,13 +24,14 @@ from .settled_button import SettledButton
 _SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
 _SAVED = Html("saved: <code>{}</code>; to train it: <code>{}</code>")
 _APPLIED = Html("the job on the launch board is asked to go on under {}, saved as <code>{}</code>")
+_KEPT = "a running job trains one pipeline, or several that keep their plans"
 _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 
 
 class Board(Protocol):
     """Where a plan is launched: a LaunchBoard."""
 
-    def add(self, plan: Plan, name: str, *, made_for: MadeFor | None) -> Any: ...
+    def add(self, plan: Plan | Pipelines, name: str, *, made_for: MadeFor | None) -> Any: ...
 
     def replan(self, name: str | None, plan: Plan, *, called: str) -> Any: ...
 
@@ -36,7 +39,8 @@ class Board(Protocol):
 class PlanSaver:
     """Buttons *save plan*, *launch this* and *apply to the job* for what `answer` returns; `widget` shows them.
 
-    Files are numbered, PLANNER-3-stages-001.json, and none is overwritten. Without a `board` there is the first alone.
+    Files are numbered, PLANNER-3-stages-001.json or PLANNER-2-pipelines-001.json, and none is overwritten. Without a
+    `board` there is the first button alone.
     """
 
     def __init__(
@@ -44,7 +48,7 @@ class PlanSaver:
         profile: Profile,
         view: PartitionView,
         messages: Messages,
-        answer: Callable[[], Answer],
+        answer: Callable[[], Answer | PipelinesAnswer],
         *,
         folder: Path,
         board: Board | None,
@@ -61,14 +65,19 @@ class PlanSaver:
         self.widget = ipywidgets.VBox([ipywidgets.HBox(buttons, layout={"flex_flow": "row wrap"}), self.told])
         self.block("")
 
-    def block(self, reason: str) -> None:
-        """Save and launch nothing until this is called again without a reason."""
+    def block(self, reason: str, *, of_one: str = "") -> None:
+        """Save and launch nothing until this is called again without a reason.
+
+        `of_one`: why the plan, which is of several pipelines, cannot be applied to a job.
+        """
         for button, tip in (
             (self.save_button, f"a file in {self.folder} that sparsepipe run takes"),
             (self.launch_button, "save it and open it on the launch board, where its settings can be changed"),
             (self.apply_button, "save it, and have the job that runs on the launch board go on under it"),
         ):
             button.disabled, button.tooltip = bool(reason), reason or tip
+        if of_one and not reason:
+            self.apply_button.disabled, self.apply_button.tooltip = True, f"{_KEPT}; {of_one}"
 
     def save(self) -> Path:
         """Write the plan; returns the path. Raises InputError while there is no plan, or where it cannot be written."""
@@ -93,6 +102,8 @@ class PlanSaver:
         Raises InputError as `save` does, and where no job runs, several do, or the plan cannot be its.
         """
         answer, board = self._answer(), self._board()
+        if isinstance(answer, PipelinesAnswer):
+            raise InputError(f"nothing applied: {_KEPT}")
         path = self._write(answer.plan)
         board.replan(None, answer.plan, called=path.stem)
         self.told.value = _SMALL.format(_APPLIED.format(path.stem, path))
@@ -103,16 +114,19 @@ class PlanSaver:
             raise InputError("there is no launch board: give board=LaunchBoard({}, config, runs='runs')")
         return self.board
 
-    def _made_for(self, answer: Answer) -> MadeFor:
+    def _made_for(self, answer: Answer | PipelinesAnswer) -> MadeFor:
         """What the estimate holds for: no run's minibatches where boundaries are taken as compressed."""
         settings = answer.settings
         size = settings.batch_size or self.profile.origin.get("batch_size") or 0
         batch_size = int(size) if settings.compression == 1 else 0
         return MadeFor(batch_size, settings.voxel_size, self.profile, answer.cluster)
 
-    def _write(self, plan: Plan) -> Path:
-        stages = f"{len(plan.stages)}-stage{'s' if len(plan.stages) > 1 else ''}"
-        stem = f"{plan.planner.replace(' ', '-')}-{stages}"
+    def _write(self, plan: Plan | Pipelines) -> Path:
+        if isinstance(plan, Pipelines):
+            parts = f"{len(plan.pipelines)}-pipelines"
+        else:
+            parts = f"{len(plan.stages)}-stage{'s' if len(plan.stages) > 1 else ''}"
+        stem = f"{plan.planner.replace(' ', '-')}-{parts}"
         try:
             return plan.save(_free(self.folder, stem))
         except OSError as error:

@@ -72,21 +72,22 @@ class Planning:
 
     def answer(self, settings: Settings) -> Answer:
         """Plan and simulate. Raises InputError for settings that cannot be planned."""
-        problem = self._problem(settings)
+        problem = self.problem(settings)
         plan, bound = self._plan(problem, settings)
         counts = problem.profile.typical_sizes
         number = max(self.minibatches, 2 * plan.num_microbatches)
         trace = simulate(plan, problem.profile, problem.cluster, [counts[k % len(counts)] for k in range(number)])
-        return Answer(settings, problem, plan, bound, trace, self._factor(settings))
+        return Answer(settings, problem, plan, bound, trace, self.factor(settings))
 
-    def _factor(self, settings: Settings) -> float:
+    def factor(self, settings: Settings) -> float:
+        """How many times as many voxels a minibatch has as was profiled."""
         if self.scale is None or settings.batch_size is None or settings.voxel_size is None:
             return 1.0
         return self.scale.factor(settings.batch_size, settings.voxel_size)
 
     def _profile(self, settings: Settings) -> Profile:
         """The profile at the batch size, voxel size and compression chosen."""
-        ratio, factor = settings.compression, self._factor(settings)
+        ratio, factor = settings.compression, self.factor(settings)
         if ratio not in self._compressed:
             self._compressed[ratio] = compressed(self.profile, ratio)
         profile = self._compressed[ratio]
@@ -95,8 +96,11 @@ class Planning:
         sizes = tuple(count * factor for count in self.profile.typical_sizes)
         return remembered(self._kept, "sized", (ratio, sizes), lambda: replace(profile, sizes=sizes))
 
-    def _problem(self, settings: Settings) -> Problem:
-        """What is asked for; the same object while it is the same, as it holds the costs worked out."""
+    def problem(self, settings: Settings) -> Problem:
+        """What is asked for; the same object while it is the same, as it holds the costs worked out.
+
+        Raises InputError where there is no device.
+        """
         cluster = placed(self.cluster, settings)
         sizes = (settings.batch_size, settings.voxel_size, settings.compression)
         key = (cluster, settings.schedule, settings.num_microbatches, settings.recompute, *sizes)

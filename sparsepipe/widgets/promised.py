@@ -5,6 +5,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import Problem
 from ..profile import Profile
@@ -26,7 +27,7 @@ class MadeFor:
         """Whether a run under `config` has such minibatches."""
         return self.batch_size == config.batch_size and self.voxel_size in (None, config.voxel_size)
 
-    def held_against(self, plan: Plan) -> dict[str, Any]:
+    def held_against(self, plan: Plan | Pipelines) -> dict[str, Any]:
         """The profile and the cluster that a run of the plan is held against; none of another network or devices."""
         if self.profile is None or self.cluster is None:
             return {}
@@ -37,7 +38,16 @@ class MadeFor:
         return {"profile": self.profile, "cluster": self.cluster}
 
 
-def promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
+def promised(plan: Plan | Pipelines, config: RunConfig, made_for: MadeFor) -> Plan | Pipelines:
+    """Return the plan, or the plans of several pipelines, with the estimate that holds for `config`."""
+    if isinstance(plan, Plan):
+        return _promised(plan, config, made_for)
+    own = tuple(_promised(one, config, made_for) for one in plan.pipelines)
+    bound = plan.lower_bound_seconds if own == plan.pipelines else None
+    return replace(plan, pipelines=own, samples=float(config.batch_size), lower_bound_seconds=bound)
+
+
+def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
     """Return the plan with the estimate that holds for `config`; without one where nothing tells.
 
     A plan keeps the estimate that it came with where that holds. Else the profile on the cluster tells, scaled to the
@@ -54,8 +64,11 @@ def promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
     return plan if made_for.holds(config) else replace(plan, estimate=None)
 
 
-def samples_per_second(plan: Plan, batch_size: int) -> float | None:
-    """One minibatch a period; None where the plan holds no estimate."""
+def samples_per_second(plan: Plan | Pipelines, batch_size: int) -> float | None:
+    """One minibatch a period, of several pipelines where none waits; None where a plan holds no estimate."""
+    if isinstance(plan, Pipelines):
+        rate = plan.minibatches_per_second
+        return None if rate is None else batch_size * rate
     return batch_size / plan.estimate.period_seconds if plan.estimate and plan.estimate.period_seconds else None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import ipywidgets
 
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime.config import RunConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
@@ -57,14 +58,18 @@ class RunSettings:
         if self.epochs.disabled:
             self.epochs.tooltip = f"the run ends after {config.minibatches} minibatches, whatever its epochs"
 
-    def scheduled(self, plan: Plan) -> Plan:
-        """The plan under the schedule chosen, without the estimate of another one."""
+    def scheduled(self, plan: Plan | Pipelines) -> Plan | Pipelines:
+        """The plan under the schedule chosen, without the estimate of another one; steps of pipelines stay alike."""
         name = self.schedule.value
         if not name or name == plan.schedule:
             return plan
+        plans = plan.pipelines if isinstance(plan, Pipelines) else (plan,)
         steps = WEIGHT_RULES[WEIGHT_POLICIES[name][0]].updates_by_step
-        count = max(plan.num_microbatches, 2 * len(plan.stages)) if steps else 1
-        return replace(plan.with_schedule(name, num_microbatches=count), estimate=None)
+        count = max(max(one.num_microbatches, 2 * len(one.stages)) for one in plans) if steps else 1
+        changed = [replace(one.with_schedule(name, num_microbatches=count), estimate=None) for one in plans]
+        if isinstance(plan, Plan):
+            return changed[0]
+        return replace(plan, pipelines=tuple(changed), lower_bound_seconds=None)
 
 
 def _told(name: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from ..cluster import Cluster
 from ..display.html import counted
 from ..quantities import BANDWIDTH, SIZE, TIME
+from .several import Several
 
 AS_GIVEN, BY_TYPE = "as given", "one node per device type"  # how devices are placed on nodes
 
@@ -32,12 +33,15 @@ class Settings:
     recompute: bool = False
     cuts: tuple[int, ...] | None = None  # pinned: layers before each cut
     stage_devices: tuple[tuple[tuple[str, int], ...], ...] | None = None  # pinned: the devices of each stage
+    several: Several | None = None  # pipelines; None: one
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; "as given" for what stayed as it was given."""
         found = asdict(self) | {"devices": dict(self.devices)}
         if self.stage_devices is not None:
             found["stage_devices"] = [dict(group) for group in self.stage_devices]
+        if self.several is None:
+            del found["several"]
         for name in ("bandwidth", "latency", "memory_bytes"):
             found[name] = "as given" if found[name] is None else _finite(found[name])
         return found | {"network_bandwidth": _finite(self.network_bandwidth)}
@@ -56,6 +60,8 @@ class Settings:
         steps = f", {self.num_microbatches} microbatches per step" if self.num_microbatches > 1 else ""
         again = ", recomputation" if self.recompute else ""
         parts.append(f"planner {chosen}{several}{again}, schedule {self.schedule} ({self.weights}{steps})")
+        if self.several is not None:
+            parts.append(f"{self.several.count} pipelines, {self.several.rule}")
         return " · ".join(parts)
 
 

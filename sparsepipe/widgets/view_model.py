@@ -1,5 +1,6 @@
 """The view model of the partition explorer: all that is drawn of a plan, as JSON-ready values."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,14 +65,15 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     elif plan.stages_per_rank > 1:
         told = "bounds are proven for plans with one stage per device, which interleaved stages can be better than"
         found.append(["lower bound", "not known", told])
-    position, limit = max(
-        _memory(plan, cluster), key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes)
-    )
+    return [*found, fullest_device([plan], cluster)]
+
+
+def fullest_device(plans: Iterable[Plan], cluster: Cluster) -> list[str]:
+    """The tile of the device whose memory is fullest."""
+    every = [pair for plan in plans for pair in _memory(plan, cluster)]
+    position, limit = max(every, key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes))
     of = f" of {scaled_bytes(limit)}" if limit < float("inf") else ""
-    found.append(
-        ["fullest device", scaled_bytes(position.memory_bytes) + of, "weights, optimizer state, activations kept"]
-    )
-    return found
+    return ["fullest device", scaled_bytes(position.memory_bytes) + of, "weights, optimizer state, activations kept"]
 
 
 def why(plan: Plan, problem: Problem) -> str:
@@ -145,12 +147,19 @@ def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
     return rows
 
 
-def timeline(trace: Trace) -> dict[str, Any]:
-    """Ranks and spans [row, start, end, kind, stage, minibatch]; seconds rounded to what a screen can show."""
-    rows = {rank: k for k, rank in enumerate(trace.ranks)}
+def timeline(trace: Trace, lanes: Sequence[int | str] = ()) -> dict[str, Any]:
+    """Ranks and spans [row, start, end, kind, stage, minibatch]; seconds rounded to what a screen can show.
+
+    `lanes`: the ranks in the order of their rows, where that is another, with a row for each heading between them; a
+    wait then ends with the rank that is waited for, where it is for one.
+    """
+    rows = {rank: k for k, rank in enumerate(lanes or trace.ranks)}
     digits = 9
     spans = [
-        [rows[s.rank], round(s.start, digits), round(s.end, digits), SPAN_KINDS.index(s.kind), s.stage, s.minibatch]
+        [
+            *(rows[s.rank], round(s.start, digits), round(s.end, digits), SPAN_KINDS.index(s.kind)),
+            *(s.stage, s.minibatch, *([s.peer] if lanes and s.kind == "wait" and s.peer >= 0 else [])),
+        ]
         for s in trace.spans
         if s.end > s.start
     ]

@@ -16,6 +16,14 @@ OF_PLANS: Mapping[str, str] = {
     "transfer": "outputs that go to the next stage and gradients that come back, beside the computation",
     "pin": "keep the cuts, or the devices of each stage, as they are while all else is planned anew",
 }
+OF_PIPELINES: Mapping[str, str] = {
+    "pipeline": "a copy of the network, cut into stages on devices of its own; several share minibatches out by pace",
+    "replication rule": "how pipelines keep their copies alike: what they average, with whom, and whether they wait",
+    "straggler": "whatever holds a rank up: it is slow, sleeps, stops for a while, or ends",
+    "own pace": "samples a second that a pipeline would train by itself, with the same straggler",
+    "group": "the pipelines whose weights, or gradients, are averaged together",
+    "staleness": "updates that a pipeline makes from its contribution to an average until it takes the average",
+}
 OF_RUNS: Mapping[str, str] = {
     "work": "forwards, backwards and updates of the weights",
     "dependency": "waiting for another stage because what it makes is not there yet",

@@ -1,0 +1,136 @@
+"""What a rule and a straggler come to: a sentence, a table of who waited for whom, and figures, of every explorer."""
+
+from dataclasses import dataclass
+
+import ipywidgets
+
+from .. import plots
+from ..display.markup import Html, joined
+from ..pipeline_simulator import PipelinePace, PipelinesForecast
+from ..replication import rule_text
+from .exporter import Figures
+from .html_view import HtmlView
+from .plot_view import PlotView
+
+_TABLE = Html(
+    "<table style='font-size:13px;line-height:1.6;text-align:left'><tr>{}</tr>{}</table>"
+    "<div style='opacity:.75;font-size:12px'>own pace: what a pipeline trains by itself with the same straggler</div>"
+)
+_HEAD, _CELL = Html("<th style='padding-right:18px'>{}</th>"), Html("<td style='padding-right:18px'>{}</td>")
+_NOTHING = 0.005  # of a pace
+_HEADS = ("pipeline", "minibatches", "samples/s", "of its own pace", "held up itself", "waited", "for")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Outcomes of one rule or several, and the simulation of the one that is picked."""
+
+    free: tuple[plots.Outcome, ...]  # of each rule while nobody is slow; none where nobody is slow anyway
+    held: tuple[plots.Outcome, ...]  # of each rule under what holds ranks up
+    rule: str  # that is picked, as the outcomes call it
+    forecast: PipelinesForecast  # of it, under what holds ranks up
+    note: str = ""  # of the figures
+
+    @property
+    def outcomes(self) -> tuple[plots.Outcome, ...]:
+        return (*self.free, *self.held)
+
+    @property
+    def picked(self) -> tuple[plots.Outcome, ...]:
+        """The outcome of the rule that is picked, under what holds ranks up."""
+        return tuple(one for one in self.held if one.rule == self.rule)
+
+    @property
+    def undisturbed(self) -> float:
+        """The pace of that rule while nobody is slow."""
+        return next(one.samples_per_second for one in self.outcomes if one.rule == self.rule)
+
+    def figures(self) -> Figures:
+        """Return (figure, table) by name. Without averages there is none of groups."""
+        pace = plots.waiting(self.outcomes, note=self.note), plots.waiting_table(self.outcomes)
+        lost = plots.lost_seconds(self.held, note=self.note), plots.lost_seconds_table(self.held)
+        found = {"explorer_waiting": pace, "explorer_lost_seconds": lost}
+        if any(one.group_sizes or one.staleness for one in self.picked):
+            groups = plots.groups(self.picked, note=self.note), plots.groups_table(self.picked)
+            found["explorer_groups"] = groups
+        return found
+
+    def told(self) -> Html:
+        """The pace, what the straggler costs, what waiting costs, and the averages, in a few sentences."""
+        pace, own = self.forecast.samples_per_second, self.forecast.own_pace
+        text = Html("<b>{}</b>: {} samples/s together").format(rule_text(self.forecast.rule), pace_text(pace))
+        if self.free:
+            free, lost = self.undisturbed, self.undisturbed - pace
+            cost = f"{pace_text(lost)} of them ({_share(lost, free)})" if lost >= _NOTHING * free else "next to nothing"
+            told = Html("{}, {} while nobody is slow: the straggler costs {}.")
+            text = told.format(text, pace_text(free), cost)
+        else:
+            text = Html("{}; nobody is slow.").format(text)
+        waiting = _share(own - pace, own) if own - pace >= _NOTHING * own else "next to nothing"
+        said = Html("{} Waiting for one another costs {} of the {} that the pipelines would train alone; {}.")
+        whole = said.format(text, waiting, pace_text(own), _averages(self.forecast))
+        return Html("<div style='line-height:1.45;margin:6px 0'>{}</div>").format(whole)
+
+
+class WaitingFigures:
+    """Shows what was compared; `widget` is what to display."""
+
+    def __init__(self) -> None:
+        self.told, self.waits = HtmlView(), HtmlView()
+        self.paces, self.lost, self.groups = PlotView(), PlotView(), PlotView()
+        self.widget = ipywidgets.VBox([self.told, self.waits, self.paces, self.lost, self.groups])
+
+    def fade(self, old: bool) -> None:
+        """Look as the explorer's picture does while that is old (partition_view.js), or as new again."""
+        if old:
+            self.widget.add_class("sp-faded")
+        else:
+            self.widget.remove_class("sp-faded")
+
+    def show(self, compared: Compared) -> None:
+        figures = compared.figures()
+        self.paces.show(figures["explorer_waiting"][0])
+        self.lost.show(figures["explorer_lost_seconds"][0])
+        self.groups.layout.display = "" if "explorer_groups" in figures else "none"
+        if "explorer_groups" in figures:
+            self.groups.show(figures["explorer_groups"][0])
+        self.told.value, self.waits.value = compared.told(), waits_table(compared.forecast)
+
+
+def pace_text(value: float) -> str:
+    """A pace in three digits, or in whole numbers where it has more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def waits_table(forecast: PipelinesForecast) -> Html:
+    """A row for each pipeline: its pace, what held it up, how long it waited, and for whom."""
+    rows = [_row(k, one) for k, one in enumerate(forecast.pipelines)]
+    body = joined(Html("<tr>{}</tr>").format(joined(map(_CELL.format, row))) for row in rows)
+    return _TABLE.format(joined(map(_HEAD.format, _HEADS)), body)
+
+
+def _row(k: int, one: PipelinePace) -> tuple[str, ...]:
+    waited = sum(one.waited_for) + one.waited_for_time
+    whom = [(f"pipeline {other}", seconds) for other, seconds in enumerate(one.waited_for)]
+    named = sorted([*whom, ("time to be up", one.waited_for_time)], key=lambda pair: -pair[1])
+    told = ", ".join(f"{name} ({_seconds(seconds)})" for name, seconds in named if seconds >= 0.01 * waited > 0)
+    paces = pace_text(one.samples_per_second), _share(one.samples_per_second, one.own_pace)
+    return (str(k), str(one.minibatches), *paces, _seconds(one.lost_seconds["straggler"]), _seconds(waited), told)
+
+
+def _averages(forecast: PipelinesForecast) -> str:
+    count = sum(forecast.group_sizes.values())
+    if not count:
+        return "no average yet"
+    forced = f", {forecast.forced_merges} of them forced" if forecast.forced_merges else ""
+    late = f"taken {forecast.mean_staleness:.1f} updates later" if forecast.staleness else "none taken yet"
+    averages = f"{count} averages" if count > 1 else "1 average"
+    return f"{averages}, of {forecast.mean_group_size:.1f} pipelines on average{forced}, {late}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "none"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value else "–"
