@@ -208,8 +208,6 @@ class Optimal:
             problem = merged(problem)
         joined, classes = JoinedNodes.of(problem, cuts), device_classes(problem.cluster)
         best = min(one.value for one in found)
-        if len(problem.cluster.nodes) > 1:
-            low = placed_bound(problem, cuts, low=low, high=best)
         low = lagrangian_bound(joined, low=low, high=best)
         failed, until = low, time.process_time() + _GUIDED_SECONDS
         while best - failed > _GUIDED_GAP * best and time.process_time() < until:
@@ -224,6 +222,8 @@ class Optimal:
                 failed = tried
                 continue
             found, best = [*found, *more], period
+        if len(problem.cluster.nodes) > 1:  # last: the periods that are tried are those between bounds by types alone
+            low = placed_bound(problem, cuts, low=low, high=best)
         space = None if is_close(low, best) or self.all_devices else symmetric_space(problem, cuts)
         if space is None:
             return self._with_orders_nearby(problem, cuts, found, low), low
