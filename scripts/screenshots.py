@@ -57,7 +57,7 @@ def main() -> int:
 def few_colours(source: Path, target: Path) -> None:
     """A chart has few colours: as a palette of them it is a quarter as large."""
     with Image.open(source) as picture:
-        picture.convert("RGB").quantize(256).save(target, optimize=True)
+        picture.convert("RGB").quantize(128).save(target, optimize=True)
 
 
 def explorer(browser: Any, lab: Lab, path: Path) -> None:

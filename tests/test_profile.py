@@ -198,7 +198,7 @@ def test_a_profile_may_count_in_another_unit_than_voxels(unit, tmp_path):
     one = replace(profile(), size_unit=unit)
     path = one.save(tmp_path / "p.json")
     assert Profile.load(path) == one and json.loads(path.read_text())["sizes"] == list(one.sizes)
-    assert f" {unit} a minibatch" in one._repr_html_()
+    assert f" {unit} per minibatch" in one._repr_html_()
     with pytest.raises(
         InputError, match=f"profiles over {' and over '.join(sorted(['voxels', unit]))} cannot be joined"
     ):

@@ -19,7 +19,7 @@ import pytest
 from processes import ENOUGH
 
 from sparsepipe.errors import InputError
-from sparsepipe.files import read_rows, write_atomic
+from sparsepipe.files import read_rows, write_atomic, write_rows
 from sparsepipe.record.record_files import read_metrics
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
@@ -27,7 +27,7 @@ from sparsepipe.runtime.pipelines.address import ADDRESS, CoordinatorAddress
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.client import Connection, connect
 from sparsepipe.runtime.pipelines.messages import MOST_BYTES, line_of
-from sparsepipe.runtime.pipelines.resuming import keep_nothing
+from sparsepipe.runtime.pipelines.resuming import keep_nothing, keep_rows
 
 TIMEOUT = 60.0
 
@@ -326,6 +326,18 @@ def test_a_run_is_stopped_and_goes_on_where_it_was(tmp_path) -> None:
     events = [row["event"] for row in read_metrics(run_dir / "metrics.jsonl")]
     assert events == ["resume"] * 2, "without a checkpoint each minibatch is trained again"
     assert len(read_rows(run_dir / "minibatches.jsonl")) > 200, "what happened stays"
+
+
+@pytest.mark.parametrize(
+    "left,kept",
+    [({}, [0, 1, 2, 3]), ({"2": [0]}, [0, 1, 2, 3]), ({"1": [1]}, [0, 1, 2]), ({"0": [1], "1": [0, 1]}, [0])],
+)
+def test_a_run_that_goes_on_keeps_rows_of_what_its_checkpoint_has(tmp_path, left, kept) -> None:
+    """Of a checkpoint at an epoch's end nothing is left: what was trained after it, which comes again, is forgotten."""
+    done = [{"event": "step", "epoch": m // 2, "minibatch": m, "seconds": float(m)} for m in range(5)]
+    write_rows(tmp_path / "metrics.jsonl", done)
+    keep_rows(tmp_path, {"done": len(kept), "left": left, "epoch_minibatches": 2})
+    assert [row["minibatch"] for row in read_metrics(tmp_path / "metrics.jsonl", "step")] == kept
 
 
 def test_bad_input_is_one_line(tmp_path) -> None:

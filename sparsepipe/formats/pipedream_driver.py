@@ -66,7 +66,7 @@ class DriverFile:
         if found := self._near("config_file"):
             return found
         raise InputError(
-            f"{self.path}: config_file {shown(self.values['config_file'])} is neither beside it, nor beside its "
+            f"{self.path}: config_file {shown(self._value('config_file'))} is neither beside it, nor beside its "
             "folder, nor here: add it, or give the conf json or another plan in the place of this file"
         )
 

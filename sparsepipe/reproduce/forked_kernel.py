@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host.forked import Forked
+from ..host.python_path import this_python
 
 _MODULE = "ipykernel_launcher"
 _MOST_BYTES = 2**20  # of a request: an environment, mostly
@@ -61,7 +62,7 @@ class WaitingKernel:
         class Manager(AsyncKernelManager):
             async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
                 """Have the waiting process be the kernel (the method that jupyter_client has overridden for that)."""
-                if kernel_cmd[0] != sys.executable or _MODULE not in kernel_cmd:  # another Python's, or language's
+                if kernel_cmd[0] != this_python() or _MODULE not in kernel_cmd:  # another Python's, or language's
                     await super()._async_launch_kernel(kernel_cmd, **options)
                     return
                 provisioner, folder = self.provisioner, options.get("cwd") or Path.cwd()

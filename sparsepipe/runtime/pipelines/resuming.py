@@ -61,8 +61,8 @@ def _stays(row: Mapping[str, Any], progress: Mapping[str, Any]) -> bool:
         return bool(row["event"] == "resume")
     left = {int(epoch): minibatches for epoch, minibatches in progress["left"].items()}
     epoch = row["epoch"]
-    if epoch not in left:
-        return bool(epoch < min(left, default=epoch + 1))
+    if epoch not in left:  # before the first that is named all is done, where none is as many as were trained whole
+        return bool(epoch < min(left, default=progress["done"] // progress["epoch_minibatches"]))
     if row["event"] == "epoch":
         return not left[epoch]
     return row["minibatch"] - epoch * progress["epoch_minibatches"] not in left[epoch]
