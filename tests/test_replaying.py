@@ -172,6 +172,7 @@ def test_any_simulated_pipeline_is_replayed_and_explained(times, schedule, micro
     assert replay(trace).largest_error < 1e-9
     found = what_if(trace)
     assert found.slowdown > 0.5 and found.culprit
+    assert "replica 0" not in found.culprit.split(" (")[0] and " in 0 of " not in found.culprit, "the only one"
     assert found.without[Part("launch")] <= found.measured_seconds * (1 + 1e-9)
 
 

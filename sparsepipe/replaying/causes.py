@@ -7,6 +7,7 @@ what the measured step would gain if this part alone were even. Only a part that
 called the cause: many real jobs have none.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from .dependencies import Dependencies, replicas_of
 from .steps import COMPUTE
 from .timing import Floats
 
-CATEGORIES = ("stage", "replica", "rank", "operation")
+_OF_DEVICES = ("stage", "replica", "rank")
+CATEGORIES = (*_OF_DEVICES, "operation")
 _COMMUNICATION = ("average", "send", "transfer")  # of which an even one takes the median: most of them wait for nobody
 _TRANSFERS = ("send", "transfer")
 _EXPLAINS = 0.8  # of the loss, of what is called its cause
@@ -166,19 +168,23 @@ def _culprit(found: WhatIf, known: Dependencies) -> str:
         return f"nothing to explain: a step takes {ratio:.2f} × as long as an even one"
     computes = {node.operation for node in known.nodes if node.kind in COMPUTE}
     parts = [part for part in found.without if not (part.category == "operation" and part.key in computes)]
+    counts = Counter(part.category for part in parts)  # the only rank, stage or replica is no slower than any other
+    parts = [part for part in parts if part.category not in _OF_DEVICES or counts[part.category] > 1]
     for category in ("rank", "stage", "replica", "launch", "transfer", "size", "operation"):
         own = [part for part in parts if part.category == category]
         if own and found.share(worst := max(own, key=found.share)) >= _EXPLAINS:
-            return _sentence(worst, found, known)
+            if told := _sentence(worst, found, known):
+                return told
     ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
     told = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
     return f"no single cause: of the time lost against an even step {told or 'no part accounts for any'}"
 
 
 def _sentence(part: Part, found: WhatIf, known: Dependencies) -> str:
+    """What a part costs; of one with devices of its own how slow it is and when, "" where it is so in no step."""
     before = found.measured_seconds if part.category == "launch" else found.launched_seconds
     cost = f"{(before - found.without[part]) / found.measured_seconds:.0%} of the job"
-    if part.category not in ("rank", "stage", "replica"):
+    if part.category not in _OF_DEVICES:
         return f"{_name(part)}: {cost}"
     replica = replicas_of(known.nodes)
     where = ""
@@ -190,6 +196,8 @@ def _sentence(part: Part, found: WhatIf, known: Dependencies) -> str:
     ratios = _ratios(part, known, replica)
     factor = float(np.median(ratios))
     slow = sum(ratio > 1 + (factor - 1) / 2 for ratio in ratios)
+    if not slow:
+        return ""
     when = "all steps" if slow == len(ratios) else f"{slow} of {len(ratios)} steps"
     return f"{_name(part)}{where} is {factor:.1f} × slow in {when}: {cost}"
 
