@@ -45,12 +45,14 @@ def main() -> int:
         lab = Lab(folder)
         try:
             with chromium() as browser:
-                explorer(browser, lab, out / "readme_explorer.png")
-                board(browser, lab, out / "readme_board.png")
+                explorer(browser, lab, folder / "explorer.png")
+                board(browser, lab, folder / "board.png")
         finally:
             lab.close()
         reproduce(["mixed_devices"], out=folder / "figures")
         few_colours(folder / "figures" / "mixed_devices.png", out / "readme_mixed_devices.png")
+        for name in ("explorer", "board"):
+            few_colours(folder / f"{name}.png", out / f"readme_{name}.png")
     return 0
 
 
