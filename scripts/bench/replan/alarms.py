@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.document import say
-from sparsepipe import Cluster, partition, profile_model
+from scripts.bench.replan.cut_in_two import cut_in_two
 from sparsepipe.dynamics import Alarm, Follower, Standing
 from sparsepipe.launchers import launch
-from sparsepipe.reproduce.averaging import local_link
 from sparsepipe.runtime import RunConfig
 
 _LOOK = 1.0  # seconds between two looks at the run, as whoever follows one takes
@@ -49,10 +48,7 @@ def alarms_of(config: RunConfig, folder: Path, *, seconds: float) -> Watched:
     Raises InputError for what cannot run.
     """
     say("profile and link")
-    settings = {"batch_size": config.batch_size, "voxel_size": config.voxel_size, "num_points": config.num_points}
-    profile = profile_model(config.model, config.data, **settings, engine=config.engine, threads=1, beside=1)
-    cluster = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
-    plan = partition(profile, cluster, planner="model-parallel")
+    profile, cluster, plan = cut_in_two(config)
     say(f"{config.minibatches} minibatches, or {seconds:.0f} s of them")
     with launch(plan, config, run_dir=folder / "watched", profile=profile, cluster=cluster) as job:
         follower, began, stopped = Follower(job.record), time.monotonic(), False

@@ -5,13 +5,12 @@ from typing import Any
 
 from scripts.bench.document import say
 from scripts.bench.rounds import load, quartiles, ratios
+from scripts.bench.sleeping import DEVICE, sleeping_profile
 from sparsepipe import Cluster, Plan, Profile, partition
 from sparsepipe.cluster import Link
 from sparsepipe.dynamics.factors import Factors
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.oracle import Stretch, best_plans
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.profile import CostSample, LayerCost
 from sparsepipe.record import RunRecord
 from sparsepipe.reproduce.foresight import ORACLE, Foresight, Wanted
 from sparsepipe.reproduce.moving import whole_run_seconds
@@ -25,11 +24,8 @@ _SLOW_FROM, _SLOW_TO, _FACTOR = 0.25, 0.75, 2.0  # of the run; the second device
 
 def ways_replayed(folder: Path, *, minibatches: int, rounds: int) -> dict[str, Any]:
     """Return samples a second of each way, round by round, and live's over each other's in the same round."""
-    each = _SECONDS / _LAYERS
-    graph = LayerGraph.chain([Layer(f"l{k}", "", _PARAMETER_BYTES) for k in range(_LAYERS)])
-    cost = LayerCost(tuple(CostSample(s, s * each / 3, s * 2 * each / 3, _OUTPUT_BYTES) for s in (1.0, 2.0)))
-    profile = Profile(graph, {"device": (cost,) * _LAYERS}, (1.0,))
-    cluster = Cluster.uniform(2, device_type="device", link=Link(1e9, 1e-4))
+    profile = sleeping_profile(_LAYERS, _SECONDS, parameter_bytes=_PARAMETER_BYTES, output_bytes=_OUTPUT_BYTES)
+    cluster = Cluster.uniform(2, device_type=DEVICE, link=Link(1e9, 1e-4))
     plan = partition(profile, cluster, planner="model-parallel")
     found: dict[str, list[float]] = {name: [] for name in NAMES}
     changes: dict[str, list[int]] = {name: [] for name in NAMES}

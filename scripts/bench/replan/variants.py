@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.document import say
+from scripts.bench.replan.cut_in_two import cut_in_two
 from scripts.bench.rounds import quartiles, ratios
-from sparsepipe import Cluster, Plan, Profile, partition, profile_model
+from sparsepipe import Cluster, Plan, Profile
 from sparsepipe.dynamics.factors import Factors
 from sparsepipe.dynamics.interference import KINDS, Predictor, learn
 from sparsepipe.dynamics.interference.measuring import measure
@@ -18,7 +19,6 @@ from sparsepipe.dynamics.variants import VARIANTS
 from sparsepipe.errors import InputError
 from sparsepipe.launchers import Job
 from sparsepipe.record import RunRecord
-from sparsepipe.reproduce.averaging import local_link
 from sparsepipe.reproduce.foresight import ORACLE, Foresight, foreseen, slowed_by
 from sparsepipe.reproduce.intrusion import Intrusion
 from sparsepipe.reproduce.moving import changes, moments, whole_run_seconds
@@ -66,11 +66,7 @@ def variants_of(
     longest before. Raises InputError for what cannot run.
     """
     say("profile, link and plan")
-    settings = {"batch_size": config.batch_size, "voxel_size": config.voxel_size, "num_points": config.num_points}
-    settings |= {"engine": config.engine, "threads": 1}
-    profile = profile_model(config.model, config.data, **settings, beside=1)
-    cluster = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
-    plan = partition(profile, cluster, planner="model-parallel")
+    profile, cluster, plan = cut_in_two(config)
     names = [name for name in NAMES if name in {*names, *ALWAYS}]
     needed = any(VARIANTS[name].needs_predictor for name in names if name != ORACLE)
     predictor = predictor_of(config, folder) if needed else None

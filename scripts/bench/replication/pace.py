@@ -10,9 +10,8 @@ from typing import Any
 import sparsepipe as sp
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.files import read_rows
-from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.pipeline_simulator import PipelinesForecast
-from sparsepipe.profile import CostSample, LayerCost, Profile
+from sparsepipe.profile import Profile
 from sparsepipe.record import RunRecord
 from sparsepipe.replication import parse_rule
 from sparsepipe.reproduce.replays import replay
@@ -22,9 +21,10 @@ from sparsepipe.trace import WORK, Trace
 from ..document import say
 from ..rounds import load
 from ..scratch import scratch
+from ..sleeping import DEVICE, sleeping_profile
 
 SLOW = "slow:rank=0,factor=4"  # pipeline 0: its only rank
-_LAYERS, _PARAMETER_BYTES = 4, 1e5  # of the network whose layers sleep; bytes a layer
+_LAYERS, _PARAMETER_BYTES, _OUTPUT_BYTES = 4, 1e5, 1e3  # of the network whose layers sleep; bytes a layer
 _SIMULATIONS = 11  # of each replay, whose minibatches differ by chance as much as the replayed ones did
 
 
@@ -51,13 +51,9 @@ def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[d
 
 
 def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dict[str, Any]:
-    graph = LayerGraph.chain([Layer(f"l{k}", "", _PARAMETER_BYTES) for k in range(_LAYERS)])
-    each = setting.seconds / _LAYERS
-    # two samples on a line through 0: a minibatch of another size takes longer in proportion
-    cost = LayerCost(tuple(CostSample(size, size * each / 3, size * 2 * each / 3, 1e3) for size in (1.0, 2.0)))
-    profile = Profile(graph, {"device": (cost,) * _LAYERS}, (1.0,))
-    cluster = Cluster.uniform(setting.pipelines, device_type="device", link=Link(1e9, 1e-4))
-    alone = sp.partition(profile, Cluster.uniform(1, device_type="device", link=Link(1e9, 1e-4)))
+    profile = sleeping_profile(_LAYERS, setting.seconds, parameter_bytes=_PARAMETER_BYTES, output_bytes=_OUTPUT_BYTES)
+    cluster = Cluster.uniform(setting.pipelines, device_type=DEVICE, link=Link(1e9, 1e-4))
+    alone = sp.partition(profile, Cluster.uniform(1, device_type=DEVICE, link=Link(1e9, 1e-4)))
     plan = sp.Pipelines.alike(alone, setting.pipelines, parse_rule(rule), samples=1)
     minibatches = setting.each * setting.pipelines
     held_up = Stragglers.parse(f"{spec};seed={seed}")
