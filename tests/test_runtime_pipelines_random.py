@@ -146,6 +146,7 @@ class Pipeline:
                 update = self.run.draw.choice([-1, 10**6])
                 last = yield from self.until_answered("last_merge", update=update)
                 self.run.last.append((self.number, last))
+                self.ask("merged", merge=last.number, facts={"update": update, "stage": 0, "last": True})
             else:
                 self.run.closing(self, "run")
                 self.duty = "run"

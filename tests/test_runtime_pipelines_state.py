@@ -206,6 +206,26 @@ def test_staleness_sizes_and_paces_are_counted() -> None:
     assert told["pipelines"][1] == {**paces, "lost_seconds": dict.fromkeys(lost, 0.0)}
 
 
+def test_nobody_is_at_its_end_before_all_have_the_last_average() -> None:
+    """A pipeline whose first rank was through was taken for gone by those that still waited for its others."""
+    state = begun(3, rule=rule("partial-reduce"), whole=1, epoch=1, total=1)
+    for k in range(3):  # each has two stages
+        state.members[k].num_holders = 2
+    state.stop(now=1)
+    for k in range(3):
+        assert asks(state, "next_task", k, number=0).kind is Kind.FINISH
+    merge = [asks(state, "last_merge", k, update=4) for k in (0, 1, 2)][-1]
+    for stage in (1, 0):
+        assert asks(state, "next_task", 0, number=1) is WAIT
+        asks(state, "merged", 0, merge=merge.number, facts={"stage": stage, "last": True})
+    asks(state, "merged", 1, merge=merge.number, facts={"stage": 1, "last": True})
+    asks(state, "merged", 1, merge=merge.number, facts={"stage": 1, "last": True})  # said twice
+    asks(state, "leave", 2)  # who dies meanwhile is waited for no more
+    assert [asks(state, "next_task", k, number=1) for k in (0, 1)] == [WAIT, WAIT]
+    asks(state, "merged", 1, merge=merge.number, facts={"stage": 0, "last": True})
+    assert asks(state, "next_task", 1, number=1).kind is Kind.CLOSE_RUN
+
+
 def test_one_at_its_end_has_no_weights_to_give() -> None:
     state = begun(whole=1, epoch=1, total=1)
     holders = [Holder(k, 0, ("layer0",), Address("127.0.0.1", 1, "ab")) for k in (0, 1)]

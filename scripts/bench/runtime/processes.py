@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from sparsepipe.runtime.processes import lifeline
+
 from ..document import REPOSITORY
 
 _COMMAND = REPOSITORY / "scripts" / "bench_runtime.py"
@@ -37,15 +39,22 @@ def start(
     outputs = [folder / f"{role}-{attempt}-{rank}.json" for rank in range(world_size)]
     words = [sys.executable, str(_COMMAND), "--role", role, "--workload", name, "--folder", str(folder)]
     words += ["--seconds", str(seconds), *extra]
-    processes = [
-        subprocess.Popen(
-            [*(before[rank] if before else ()), *words, "--output", str(output)],
-            env={**common, "RANK": str(rank), "WORLD_SIZE": str(world_size)},
-        )
-        for rank, output in enumerate(outputs)
-    ]
-    for process in processes:
-        process.wait()
+    reading, writing = os.pipe()  # they end with this process, however it ends
+    common |= {lifeline.VARIABLE: f"/proc/self/fd/{reading}"}
+    try:
+        processes = [
+            subprocess.Popen(
+                [*(before[rank] if before else ()), *words, "--output", str(output)],
+                env={**common, "RANK": str(rank), "WORLD_SIZE": str(world_size)},
+                pass_fds=(reading,),
+            )
+            for rank, output in enumerate(outputs)
+        ]
+        for process in processes:
+            process.wait()
+    finally:
+        os.close(reading)
+        os.close(writing)
     if any(process.returncode for process in processes):
         raise SystemExit(f"bench_runtime: {role} of {name} failed; its traceback is above")
     return [json.loads(output.read_text()) for output in outputs]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from sparsepipe.runtime.processes import lifeline
+
 from .cases import CASES
 from .channel import role_channel, role_link
 from .competitors import role_ddp, role_single
@@ -34,6 +36,8 @@ ROLES = {
 
 def work(options: argparse.Namespace) -> int:
     """Do the role that the options name, write what it found, and end this process."""
+    lifeline.watch()
+    os.environ.pop(lifeline.VARIABLE, None)  # it is of this process alone
     torch.set_num_threads(1)
     extra = {"cut": options.cut, "count": options.microbatches} if options.role in TORCH else {}
     extra |= {"shared_memory": False} if options.sockets else {}

@@ -37,6 +37,7 @@ class Merges:
         self._applied: dict[tuple[Any, ...], None] = {}  # (merge, pipeline, rank, stage) that have said so, the latest
         self._num_merges = 0
         self._came: dict[int, int] = {}  # to the last merge: pipeline → update
+        self._have_last: dict[int, set[Any]] = {}  # pipeline → its stages that have the result of the last merge
         self.last: Merge | None = None
         self.sizes: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
@@ -66,6 +67,7 @@ class Merges:
         self._under_way[pipeline] = None
         self._told[pipeline].clear()
         self._came.pop(pipeline, None)
+        self._have_last.pop(pipeline, None)
         self._changes.note()
 
     def _leave(self, pipeline: int) -> None:
@@ -131,6 +133,8 @@ class Merges:
         self._applied[said] = None
         if len(self._applied) > _KEPT * len(self._numbers):
             del self._applied[next(iter(self._applied))]
+        if self.last and merge == self.last.number:
+            self._have_last.setdefault(pipeline, set()).add(facts.get("stage"))
         number = self._under_way[pipeline]
         own = self._kept[pipeline].get(-1 if number is None else number)
         if own and own.merge and own.merge.number == merge and own.rank == rank:
@@ -175,6 +179,14 @@ class Merges:
         weights = tuple((member in trained) / len(trained) for member in members)
         self._take([Merge(0, members, contributions, weights, forced=True)])
         self.last = self._kept[members[0]][contributions[0]].merge
+
+    def waits_for_last(self, num_stages: Sequence[int]) -> bool:
+        """Whether a stage of a pipeline in the last merge, of `num_stages` each, has not got its result yet.
+
+        Those that have it still answer the others until then.
+        """
+        members = self.last.members if self.last else ()
+        return any(len(self._have_last.get(k, ())) < num_stages[k] for k in members if k in self._came)
 
     def last_of(self, pipeline: int) -> Merge:
         """Return the last merge as a pipeline sees it: of itself alone, where it came when it had been made."""

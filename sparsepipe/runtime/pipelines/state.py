@@ -209,11 +209,20 @@ class RunState:
         if member.phase is Phase.STARTING:
             member.phase = Phase.LIVE
             self.changes.row(MINIBATCHES, "joined", pipeline=member.number, attempt=member.attempt)
-        if not self._may_start():
+        if not self._may_start() or self._is_waited_for_at_its_end(member):
             return WAIT
         found = self._work.next_task(member)
         self._decide_last()  # who is past it is not waited for
         return found
+
+    def _is_waited_for_at_its_end(self, member: Member) -> bool:
+        """Whether other ranks may still need what this pipeline holds for the run's last average.
+
+        A rank asks for the next entry as soon as its own stage is done: its pipeline would be at its end, and who waits
+        for an answer of another of its ranks would take it for gone and keep weights that no other pipeline has.
+        """
+        at_last = member.current is not None and member.current.kind is Kind.FINISH
+        return at_last and self.merges.waits_for_last([one.num_holders for one in self.members])
 
     def _may_start(self) -> bool:
         """Whether minibatches are handed out: all pipelines are ready, or one has been for `START_SECONDS`.

@@ -127,7 +127,8 @@ class Reduction:
     ) -> tuple[list[Tensor], dict[int, int]]:
         """Return the encoded means of some tensors' shares, and the members' versions, once they are there.
 
-        `look` is called with the members that are missing every now and then; it raises CalledOff where they are gone.
+        `look` is called with the members that are missing where none of them has come for a while; it raises CalledOff
+        where they are gone.
         """
         while True:
             with self._changed:
@@ -137,7 +138,9 @@ class Reduction:
                 if share is not None and all(name in share.results for name in names):
                     return [share.results[name] for name in names], dict(share.versions)
                 missing = set() if share is None else share.missing
-                self._changed.wait(min(seconds_left(deadline), _LOOK))
+                come = self._changed.wait(min(seconds_left(deadline), _LOOK))
+            if come:
+                continue  # perhaps it was what is missing
             if time.monotonic() >= deadline:
                 raise CalledOff(f"no part of pipelines {sorted(missing)} has come")
             if look is not None:
