@@ -10,6 +10,7 @@ import pytest
 
 from sparsepipe.errors import InputError
 from sparsepipe.host.limits import limit_in, limit_met
+from sparsepipe.host.memory import _of_container
 from sparsepipe.host.memory_kills import MemoryKills
 from sparsepipe.runtime.failures import PeerLost, described, translated
 
@@ -100,3 +101,15 @@ def test_a_kill_by_the_kernel_is_told_from_its_counts() -> None:
     assert "oom_kill of its control group rose" in str(MemoryKills(2, 6).since(before))
     assert str(MemoryKills(1, 6).since(before)).startswith("perhaps by the kernel")
     assert MemoryKills.now().since(MemoryKills.now()) is None
+
+
+def test_what_a_container_keeps_of_files_is_free_for_whoever_needs_it(tmp_path: Path) -> None:
+    """A container that had read a large data set had no memory left for a plan, as it seemed."""
+    assert _of_container(tmp_path) == float("inf"), "no container"
+    (tmp_path / "memory.max").write_text("8000\n")
+    (tmp_path / "memory.current").write_text("7000\n")
+    assert _of_container(tmp_path) == 1000
+    (tmp_path / "memory.stat").write_text("anon 1500\nfile 5500\ninactive_file 5000\n")
+    assert _of_container(tmp_path) == 6000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _of_container(tmp_path) == float("inf")

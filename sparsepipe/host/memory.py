@@ -3,7 +3,7 @@
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
-_LIMIT, _USED = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+_CONTAINER = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> float:
@@ -19,8 +19,13 @@ def _of_machine() -> float:
         return float("inf")
 
 
-def _of_container() -> float:
+def _of_container(folder: Path = _CONTAINER) -> float:
     try:
-        return float(_LIMIT.read_text()) - float(_USED.read_text())
+        limit, used = (float((folder / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # no container, or "max"
         return float("inf")
+    try:  # what is kept of files that nobody reads any more is given up for whoever needs memory
+        rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return limit - used + float(rows["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return limit - used
