@@ -128,6 +128,22 @@ def test_no_file_leaves_its_folder(tmp_path, name):
         place(tmp_path, name)
 
 
+def test_a_log_goes_on_where_it_begins_anew_on_another_host(tmp_path):
+    """The coordinator was started on another host: what it had said on the first was gone from the record."""
+    here = tmp_path / "record" / "coordinator.log"
+    for number, said in enumerate(("first\n", "second\n")):
+        there = tmp_path / f"host{number}"
+        there.mkdir()
+        (there / here.name).write_text(said)
+        mirror, copy = Mirror(there, ("*.log",)), Copy()
+        for text in ("", "more\n"):
+            with (there / here.name).open("a") as log:
+                log.write(text)
+            for growth in mirror.changes():
+                copy.take(growth, here)
+    assert here.read_text() == "first\nmore\nsecond\nmore\n"
+
+
 def test_a_mirror_has_what_grows_and_what_is_replaced(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()

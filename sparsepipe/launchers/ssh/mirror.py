@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PIECE = 2**19
+_LOG = ".log"
 
 
 class Growth(NamedTuple):
@@ -65,7 +66,10 @@ class Mirror:
 
 
 class Copy:
-    """The other side: writes what has grown on a host. A file that is replaced is so in one step."""
+    """The other side: writes what has grown on a host. A file that is replaced is so in one step.
+
+    A log is never replaced: one that begins anew, as on another host, goes on behind what was said before.
+    """
 
     def __init__(self) -> None:
         self._replacing: set[str] = set()
@@ -74,7 +78,7 @@ class Copy:
         """Write a growth to `path`. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.arriving")
-        if growth.anew:
+        if growth.anew and path.suffix != _LOG:
             partial.unlink(missing_ok=True)
             self._replacing.add(growth.name)
         replaces = growth.name in self._replacing
