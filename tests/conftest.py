@@ -106,6 +106,17 @@ def shared_reference() -> Path:
 
 
 @pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A desk with three hosts beside it, which has run "one": on one device, what others are held against."""
+    from hosts_desk import desk_of, kept_of_all_workers  # here: they bring torch
+    from network_hosts import network_hosts
+
+    folder = tmp_path_factory.mktemp("hosts")
+    with network_hosts(3, folder) as network:
+        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
+
+
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A JupyterLab server."""
     from scripts.lab_driver import Lab
@@ -208,7 +219,7 @@ _TIMEOUT = re.compile(r"pytest\.mark\.timeout\((\d+)")
 # What says that tests of a file share something that is made once a module: all of the file's go to one worker of
 # pytest-xdist, which else each make it anew. (xdist's own groups, `--dist loadgroup`, do nothing under pytest 9.2:
 # xdist 3.8 renames tests in vain.)
-_SHARING = re.compile(r'scope="module"|^@cache$|pytest\.mark\.browser', re.MULTILINE)
+_SHARING = re.compile(r'scope="module"|^@cache$|pytest\.mark\.browser|^from hosts_desk import', re.MULTILINE)
 
 
 @cache

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hosts_desk import DATA, FLUSH, MODEL, config, desk_of, kept_of_all_workers
-from network_hosts import network_hosts
+from hosts_desk import DATA, FLUSH, MODEL, config
 from processes import ENOUGH
 from runtime_jobs import REPOSITORY, plan_of
 
@@ -47,13 +46,6 @@ LISTEN = """
         found["encrypted"] += payload[:3] == b"\\x17\\x03\\x03"
     print(json.dumps(found))
 """
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hosts")
-    with network_hosts(3, folder) as network:
-        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
 
 
 @pytest.fixture(scope="module")

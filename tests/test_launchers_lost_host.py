@@ -4,8 +4,7 @@ import json
 import shutil
 
 import pytest
-from hosts_desk import FLUSH, MODEL, config, desk_of, kept_of_all_workers
-from network_hosts import network_hosts
+from hosts_desk import FLUSH, MODEL, config
 from processes import ENOUGH, until
 from runtime_jobs import plan_of
 
@@ -13,13 +12,6 @@ from sparsepipe.files import read_json
 from sparsepipe.record import RunRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hosts")
-    with network_hosts(3, folder) as network:
-        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
 
 
 def log_of(desk, name):

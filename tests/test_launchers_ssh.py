@@ -7,8 +7,7 @@ import signal
 import sys
 
 import pytest
-from hosts_desk import DATA, FLUSH, MODEL, config, desk_of, kept_of_all_workers
-from network_hosts import network_hosts
+from hosts_desk import DATA, FLUSH, MODEL, config
 from processes import until
 from runtime_jobs import REPOSITORY, plan_of
 from strangers import knock
@@ -20,13 +19,6 @@ from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hosts")
-    with network_hosts(3, folder) as network:
-        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
 
 
 def test_the_score_of_translations_is_told_though_the_last_stage_has_no_checkpoint_at_hand(desk):

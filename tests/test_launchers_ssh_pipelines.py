@@ -6,8 +6,7 @@ import signal
 from collections import Counter
 
 import pytest
-from hosts_desk import config, desk_of, kept_of_all_workers
-from network_hosts import network_hosts
+from hosts_desk import config
 from pipeline_jobs import PipelinesResult, pipelines_of
 from processes import ENOUGH, until
 from replayed_pipelines import Replay, same_ends
@@ -23,13 +22,6 @@ from sparsepipe.runtime import commands
 pytestmark = pytest.mark.timeout(900)
 slow = pytest.mark.slow
 EPOCH = 5  # minibatches
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hosts")
-    with network_hosts(3, folder) as network:
-        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
 
 
 def rows(desk, name, event):
