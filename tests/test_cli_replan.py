@@ -34,6 +34,7 @@ def test_variants_are_simulated_beside_an_oracle(machine, tmp_path):
     assert 40 < first["minibatch"] < 80 and first["predicted_gain_seconds"] > first["predicted_cost"]["seconds"] > 0
     assert first["moved_bytes"] > 0 and len(first["plan"]["stages"]) == 2
     assert Trace.load(tmp_path / "trace.json").makespan == pytest.approx(document["makespan_seconds"])
+    assert json.loads(sparsepipe(*words, "--replan", "--json")[1])["variant"] == "live", "where none is named"
     code, out, _ = sparsepipe(*words, "--replan", "never")
     assert code == 0 and "0 changes of the plan (never)" in out and "of the oracle" in out
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..dynamics.variants import VARIANTS
+from ..dynamics.variants.live import Live
 from ..engines import ENGINES
 from ..fields import MOST_LIKE_DEVICES
 from ..quantities import BANDWIDTH, SIZE
@@ -79,7 +80,8 @@ def replication_option(verb: Parser) -> None:
 def replan_option(verb: Parser) -> None:
     """How the plan follows devices that change while the run goes on."""
     listed = "; ".join(f"{name}: {kind.summary}" for name, kind in VARIANTS.items())
-    verb.add_argument("--replan", choices=tuple(VARIANTS), metavar="VARIANT", help=f"{listed} (default: never)")
+    told = f"{listed} (default: never; {Live.name} where no variant is named)"
+    verb.add_argument("--replan", choices=tuple(VARIANTS), nargs="?", const=Live.name, metavar="VARIANT", help=told)
 
 
 def stragglers_option(verb: Parser) -> None:
