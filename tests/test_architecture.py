@@ -129,6 +129,13 @@ def test_values_and_decisions_stand_on_each_other_alone():
     assert not found
 
 
+def test_averages_between_pipelines_need_no_process_group():
+    """Nor does the coordinator: one that dies or joins makes nobody wait for a group of torch's."""
+    apart = {("runtime", "pipelines"), ("runtime", "replication", "between_pipelines")}
+    found = [path for path, parts in sources() if {parts[:2], parts[:3]} & apart]
+    assert len(found) > 30 and not [path.name for path in found if "distributed" in path.read_text()]
+
+
 def test_nothing_imports_in_circles():
     """Neither files, nor what a folder holds, wherever the import stands: one for type checkers counts too."""
     files = file_graph()

@@ -79,11 +79,12 @@ def by_hand(num_pipelines, *, updates, seed=0, rate=0.1, average=True):
     ids=lambda rule: rule.name,
 )
 def test_where_all_are_ready_weights_are_their_plain_average_to_the_bit(rule):
-    """Under plain SGD, in ascending order of pipelines."""
+    """Under plain SGD, in ascending order of pipelines; there is no process group."""
     trained, board = train(rule, 3, updates=4, finish=False)
     (expected, *_) = by_hand(3, updates=4)
     for one in trained:
         assert same_bits(one.weights(), expected)
+    assert not torch.distributed.is_initialized()
     assert {len(merge.members) for _, merge, _ in board.facts} == {3}
     assert all(facts["applied"] and facts["staleness"] == 0 for _, _, facts in board.facts)
 
