@@ -5,19 +5,20 @@ import os
 import random
 import signal
 import time
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import sparsepipe
+from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
-from sparsepipe import InputError
-from sparsepipe.cli.run_verbs import runs_replan
+from sparsepipe import Cluster, CostSample, DeviceType, InputError, LayerCost, Node, Profile
 from sparsepipe.launchers import Job, attach, launch
 from sparsepipe.launchers.replan import request_replan
 from sparsepipe.launchers.supervisor import COMMANDS
+from sparsepipe.models import network
 from sparsepipe.plan import Estimate, Plan, StageEstimate
 from sparsepipe.record import RunRecord
 from sparsepipe.record.processes import num_processes
@@ -29,6 +30,12 @@ PLAN, OTHER, SWAPPED = (
     plan_of(PLAIN, ranks, cuts=(cut,), **FLUSH) for ranks, cut in (([[0], [1]], 5), ([[0], [1]], 9), ([[1], [0]], 7))
 )
 slow = pytest.mark.slow
+UNTOLD = "whether there is memory for the plan could not be told beforehand"
+pytestmark = pytest.mark.filterwarnings(f"ignore:{UNTOLD}")  # of plans by hand for runs without a profile
+
+# The first of two stages holds two minibatches of a step of two, what each of its layers keeps of them: of 9 layers 180
+# MB, of 16 layers 320 MB. The last holds one: of 24 layers 240 MB. Weights and what training keeps of them: 10 MB.
+BEYOND, KEPT, DEVICE = plan_of(PLAIN, [[0], [1]], cuts=(16,), **FLUSH), 10e6, 300e6
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +55,17 @@ def _workers(folder: Path) -> list[int]:
     return [int((folder / f"logs/rank{rank}.pid").read_text()) for rank in (0, 1)]
 
 
+def _profile(kept: float = KEPT) -> Profile:
+    """Every layer keeps so many bytes of a minibatch from its forward to its backward."""
+    graph = network(PLAIN, num_classes=3).graph()
+    sample = CostSample(1, 0.001, 0.002, 1e3, saved_bytes=kept)
+    return Profile(graph, {"cpu": (LayerCost((sample,)),) * len(graph.layers)}, (1.0,), size_unit="samples")
+
+
+def _devices(*memory: float) -> Cluster:
+    return Cluster((Node("here", tuple(DeviceType("cpu", each) for each in memory)),))
+
+
 def test_the_guard_says_which_commands_a_run_hears() -> None:
     assert COMMANDS == commands.COMMANDS
 
@@ -62,11 +80,19 @@ def test_a_job_goes_on_under_another_plan(tmp_path, clouds) -> None:
     workers = _workers(folder)
     first = job.replan(OTHER, reason="the first")
     assert job.record.plan == OTHER and first is not None and first > 4
-    told = runs_replan(Namespace(run=folder, plan=plan_file, reason="the second")).document
-    assert told == {"run": "run", "minibatch": told["minibatch"], "reason": "the second"} and told["minibatch"] > first
+    code, out, lines = sparsepipe("runs", "replan", folder, plan_file, "--reason", "the second", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["minibatch"] > first and told["reason"] == "the second" and told["run"] == "run"
+    (untold,) = told["warnings"]
+    assert untold.startswith(UNTOLD) and untold.endswith("without a profile (--profile FILE)")
+    assert lines == [f"warning: {untold}"]
     with pytest.raises(InputError, match="follows this plan already"):
         attach(folder).replan(SWAPPED)
-    assert job.replan(PLAN, predicted_gain_seconds=2.5, wait=False) is None
+    large = replace(OTHER, estimate=Estimate(1.0, (StageEstimate(1.0, memory_bytes=1e15),) * 2))
+    with pytest.raises(InputError, match="needs 2000000.0 GB, and .* GB are there"):
+        job.replan(large)  # where there is no profile its own estimate is believed
+    with pytest.warns(UserWarning, match=UNTOLD):
+        assert job.replan(PLAN, predicted_gain_seconds=2.5, wait=False) is None
     until(lambda: len(job.record.metrics("replan")) == 3, "the third")
     assert _workers(folder) == workers, "the processes stay"
     job.stop()
@@ -91,23 +117,31 @@ def test_a_job_goes_on_under_another_plan(tmp_path, clouds) -> None:
 
 @slow
 @pytest.mark.timeout(300)
-def test_what_cannot_be_is_refused_and_the_job_goes_on(tmp_path, clouds, monkeypatch) -> None:
+def test_what_cannot_be_is_refused_and_the_job_goes_on(tmp_path, clouds) -> None:
     """Before anything is asked where that can be seen here; else by the job, in control/refused.json."""
     folder = tmp_path / "run"
-    job = launch(PLAN, settings(clouds, batch_size=1, epochs=10_000, checkpoint_every=0), run_dir=folder)
+    config = settings(clouds, batch_size=1, epochs=10_000, checkpoint_every=0)
+    job = launch(PLAN, config, run_dir=folder, profile=_profile(), cluster=_devices(DEVICE, DEVICE))
     _step(job, 2)
     bad: dict[str, Plan] = {
         "different graph": plan_of(NORMED, [[0], [1]], **FLUSH),
         r"uses ranks \[0, 1, 2\], this job has \[0, 1\]": plan_of(PLAIN, [[0], [1], [2]], **FLUSH),
         "follows this plan already": PLAN,
-        "needs 2000000.0 GB, and .* GB are there": replace(
-            OTHER, estimate=Estimate(1.0, (StageEstimate(1.0, memory_bytes=1e15),) * 2)
+        # By hand, so that its bytes are those of the run's profile; and one whose estimate is of other minibatches.
+        "stage 0 needs 330.1 MB on a device of type 'cpu', which has 300 MB": BEYOND,
+        "stage 0 needs 330.1 MB on a device": replace(
+            BEYOND, estimate=Estimate(1.0, (StageEstimate(1.0, memory_bytes=1.0),) * 2)
         ),
     }
     for message, plan in bad.items():
         with pytest.raises(InputError, match=message) as caught:
             job.replan(plan)
         assert "\n" not in str(caught.value)
+    code, out, lines = sparsepipe("runs", "replan", folder, BEYOND.save(tmp_path / "beyond.json"))
+    assert code == 2 and not out and len(lines) == 1 and "the plan does not fit into memory: stage 0" in lines[0]
+    assert not (folder / "control").exists() and job.record.plan == PLAN, "nothing was asked"
+    done = len(_trained(job))
+    until(lambda: len(_trained(job)) > done, "it trains on under the old plan")
     os.kill(_workers(folder)[1], signal.SIGSTOP)
     try:
         request_replan(folder, OTHER)
@@ -137,6 +171,22 @@ def _left(folder: Path, document: object) -> str:
     (folder / f"control/plan-{token}.json").write_text(json.dumps(document))
     (folder / "control/request.json").write_text(json.dumps({"command": "replan", "plan": token}))
     return token
+
+
+def test_a_plan_beyond_the_memory_of_devices_or_of_this_machine_is_not_launched(tmp_path, clouds) -> None:
+    """Whoever made it, by the profile that the run is held against; of several pipelines each is looked at."""
+    config, folder = settings(clouds, batch_size=1), tmp_path / "run"
+    two = pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
+    large = replace(PLAN, estimate=Estimate(1.0, (StageEstimate(1.0, memory_bytes=1.0),) * 2))
+    for plan, memory, kept, told in (
+        (BEYOND, (DEVICE, DEVICE), KEPT, "stage 0 needs 330.1 MB on a device of type 'cpu', which has 300 MB"),
+        (two, (400e6, DEVICE), 1.1 * KEPT, "pipeline 1: the plan does not fit into memory: stage 0 needs"),
+        (PLAN, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, and .* GB are there for this job"),
+        (large, (float("inf"),) * 2, 1e14, "needs 3400000.0 GB, and .* GB are there for this job"),
+    ):
+        with pytest.raises(InputError, match=told) as caught:
+            launch(plan, config, run_dir=folder, profile=_profile(kept), cluster=_devices(*memory))
+        assert "\n" not in str(caught.value) and not folder.exists()
 
 
 @slow

@@ -6,8 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hosts_desk import FLUSH, MODEL, config, desk_of, kept_of_all_workers
-from network_hosts import network_hosts
+from hosts_desk import FLUSH, MODEL, config
 from processes import ENOUGH, until
 from runtime_jobs import NORMED, plan_of
 
@@ -17,13 +16,6 @@ from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.training_state.checkpoint import latest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hosts")
-    with network_hosts(3, folder) as network:
-        yield desk_of(network, folder, kept_of_all_workers(tmp_path_factory))
 
 
 def plan(ranks, *cuts):
@@ -84,6 +76,8 @@ def test_a_job_goes_on_under_other_plans_and_after_a_crash_trained_as_one_device
         moves = [moved(folder, process, other) for other in others[:2]]
         token = replan_request.leave(folder, plan_of(NORMED, [[0], [1]], **FLUSH))
         assert "different graph" in answered(folder, token, process)
+        token = replan_request.leave(folder, others[2], memory_bytes=[1e15] * 3)
+        assert "the plan needs 1000000.0 GB" in answered(folder, token, process), "each host looks for its own ranks"
         assert RunRecord.load(folder).plan == others[1] and workers(desk) == before, "the processes stay"
         until(lambda: latest(folder).minibatches >= moves[1] or process.poll() is not None, "a checkpoint under it")
         os.kill(int(pid_of(desk, before, "rank2.pid")), signal.SIGKILL)

@@ -34,14 +34,15 @@ def asked(tmp_path):
 def test_a_plan_is_handed_on_once_and_is_the_runs_when_a_host_says_so(asked):
     requests, folder, host, heard = asked
     requests.forward(host)
-    token = replan_request.leave(folder, OTHER, reason="rank 0 is slow", predicted_gain_seconds=3.0)
+    given = {"predicted_gain_seconds": 3.0, "memory_bytes": (5.0, 7.0)}
+    token = replan_request.leave(folder, OTHER, reason="rank 0 is slow", **given)
     requests.forward(host)
     requests.forward(host)
     plan, request = heard.read(), heard.read()
     assert plan.head["name"] == f"control/plan-{token}.json" and Plan.from_json(json.loads(plan.payload)) == OTHER
     told = json.loads(request.payload)
     assert request.head["name"] == "control/request.json" and told.pop("predicted_gain_seconds") == 3.0
-    assert told == {"command": "replan", "plan": token, "reason": "rank 0 is slow"}
+    assert told == {"command": "replan", "plan": token, "reason": "rank 0 is slow", "memory_bytes": [5, 7]}
     answer = json.dumps({"command": "replan", "minibatch": 12, "plan": token}).encode()
     with pytest.raises(InputError, match="a plan that the run was not asked for"):
         requests.take(ANSWERS[0], answer.replace(token.encode(), b"01234567"))

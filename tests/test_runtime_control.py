@@ -56,7 +56,7 @@ def test_a_run_that_cannot_be_asked_is_named(tmp_path):
         (b'{"command": "stop", "minibatch": -1}', "expected a whole number"),
         (b"\xff", "codec"),
         (b"[" * 4000, "recursion"),
-        (b'{"command": "stop"}' + b" " * 5000, "at most 4096 bytes"),
+        (b'{"command": "stop"}' + b" " * 70_000, "at most 65536 bytes"),
     ],
 )
 def test_what_is_no_command_is_put_aside_and_said(tmp_path, content, reason):

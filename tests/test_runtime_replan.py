@@ -40,9 +40,10 @@ NEXT = plan_of(PLAIN, [[1], [0]], cuts=(9,), **TWO)
 
 
 def test_a_plan_is_handed_over_once(tmp_path):
-    token = replan_request.leave(tmp_path, NEXT, reason="rank 1\nis slow", predicted_gain_seconds=3.0)
+    told = {"predicted_gain_seconds": 3.0, "memory_bytes": (5.4, 7.0)}
+    token = replan_request.leave(tmp_path, NEXT, reason="rank 1\nis slow", **told)
     found = commands.request(tmp_path)
-    assert found == ("replan", token, "rank 1 is slow", 3.0) and replan_request.read(tmp_path, token) == NEXT
+    assert found == ("replan", token, "rank 1 is slow", 3.0, [5, 7]) and replan_request.read(tmp_path, token) == NEXT
     with pytest.raises(InputError, match="is asked for a change already"):
         replan_request.leave(tmp_path, NEXT)
     assert len(list((tmp_path / "control").glob("*.json"))) == 2, "of the second nothing is left"

@@ -232,7 +232,12 @@ def test_a_refusal_stays_in_the_message_line_while_jobs_go_on(board, at_work, tm
     look()
     assert "rank 1 has no room for it" in board.messages.value and "old plan" in board.messages.value
     board.change.button.click()
-    assert board.messages.value == "" and commands.request(at_work).reason.startswith(str(tmp_path))
+    asked = commands.request(at_work)
+    assert board.messages.value == "" and asked.reason.startswith(str(tmp_path))
+    untold = "memory for the plan could not be told beforehand: it has no estimate, and the run was launched without"
+    assert untold in board.change.told.value
+    commands.take(at_work, commands.REPLAN, 30, plan=asked.plan)
+    until(lambda: untold in board._lines["pipeline"].state.value, "its line says so")
 
 
 def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, at_work, profile, tmp_path):

@@ -9,10 +9,10 @@ import pytest
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.forecast import forecast
 from sparsepipe.planners import Problem, estimate, partition
+from sparsepipe.planners.scale import Scale
 from sparsepipe.plots.table import scaled_bytes
 from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets.hypothetical import compressed
-from sparsepipe.widgets.scale import Scale
 from sparsepipe.widgets.stages_per_device import StagesPerDevice
 from sparsepipe.widgets.view_model import bottleneck, changes
 

@@ -24,7 +24,7 @@ from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..launchers import LOCAL, RAY, SLURM, attach, default_launcher
 from ..launchers.going_on import went_on
-from ..launchers.replan import check_running
+from ..launchers.replan import check_running, replanned, request_replan
 from ..launchers.run_state import is_alive, state_of
 from ..launchers.ssh.placement import HOSTS
 from ..models import is_table
@@ -278,8 +278,12 @@ def runs_replan(options: argparse.Namespace) -> Answer:
     record = _record(options.run)
     check_running(record)
     plan = load_plan(options.plan, lambda: layer_graph(RunConfig.from_json(record.config)))
-    minibatch = attach(record.folder).replan(plan, reason=options.reason)
+    asked, job = request_replan(record.folder, plan, reason=options.reason), attach(record.folder)
+    if asked.doubt:
+        progress_line(f"warning: {asked.doubt}")
+    minibatch = replanned(record.folder, asked.token, running=lambda: job.running)
     document = {"run": record.name, "minibatch": minibatch, "reason": options.reason}
+    document |= {"warnings": [asked.doubt] if asked.doubt else []}
     return Answer(
         document, f"{one_line(record.folder)}: goes on under {one_line(options.plan)} from minibatch {minibatch} on"
     )

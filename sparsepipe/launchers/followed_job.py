@@ -93,8 +93,10 @@ class FollowedJob:
         self, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None, wait: bool = True
     ) -> int | None:
         folder = self.record.folder
-        token = request_replan(folder, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
-        return replanned(folder, token, running=lambda: self.running) if wait else None
+        asked = request_replan(folder, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
+        if asked.doubt:
+            warnings.warn(asked.doubt, stacklevel=2)
+        return replanned(folder, asked.token, running=lambda: self.running) if wait else None
 
     def cancel(self) -> None:
         if self._ended:

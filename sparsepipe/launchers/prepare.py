@@ -25,6 +25,7 @@ from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
+from .memory_need import check_at_launch
 
 
 def for_hosts(plan: Plan, config: RunConfig, *, port: int | None, run_dir: Path | str, resume: bool) -> int:
@@ -70,11 +71,13 @@ def prepare(
     cluster: Cluster | None = None,
     campaign: str | None = None,
     forward_only: Path | str | None = None,
+    elsewhere: bool = False,
 ) -> tuple[RunRecord, int]:
     """Write the plan, the settings and their origin for the workers; return the record and its lock (see `lock.hold`).
 
     `forward_only`: the checkpoint, or the run, whose weights to compute outputs with; nothing is trained.
-    Raises InputError where the plan cannot run or the folder is another run's.
+    `elsewhere`: workers are on other hosts, whose memory is not this machine's.
+    Raises InputError where the plan cannot run, for want of memory too, or the folder is another run's.
     """
     if forward_only is not None:
         if resume:
@@ -83,6 +86,15 @@ def prepare(
     folder = Path(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     config = checked(plan, config, profile=profile, cluster=cluster, processes=processes)
+    check_at_launch(
+        [plan],
+        config,
+        profile=profile,
+        cluster=cluster,
+        resumes=folder if resume else None,
+        here=not elsewhere,
+        forward_only=forward_only is not None,
+    )
     weights = find_checkpoint(forward_only, plan, config) if forward_only is not None else None
     if config.stragglers is not None:
         Stragglers.parse(config.stragglers).check(processes)

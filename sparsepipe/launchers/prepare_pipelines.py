@@ -22,6 +22,7 @@ from ..runtime.pipelines.resuming import keep_nothing
 from ..schedule import check_rule
 from ..stragglers import Stragglers
 from .lock import hold
+from .memory_need import check_at_launch
 from .prepare import check_name, checked, note_concurrent_runs, written
 
 RESUME = Path("logs", "resume.json")  # of the whole run: the checkpoint that it goes on from, for workers (member.py)
@@ -40,8 +41,9 @@ def prepare_pipelines(
 ) -> tuple[RunRecord, list[int]]:
     """Write the records of a run of several pipelines; return that of the whole run, and the locks of all.
 
-    `elsewhere`: the workers are on other hosts, which know how many threads each has.
-    Raises InputError where the pipelines cannot run, alone or together, or the folder is another run's.
+    `elsewhere`: the workers are on other hosts, which know how many threads each has, and whose memory is their own.
+    Raises InputError where the pipelines cannot run, alone or together, for want of memory too, or the folder is
+    another run's.
     """
     if profile is not None:
         plan.check(profile.graph, cluster)
@@ -50,6 +52,14 @@ def prepare_pipelines(
         configs = [_sharing_cores(own, num_ranks=len(plan.ranks)) for own in configs]
     _check_together(plan, configs[0])
     folder = Path(run_dir).resolve()
+    check_at_launch(
+        plan.pipelines,
+        configs[0],
+        profile=profile,
+        cluster=cluster,
+        resumes=folder if resume else None,
+        here=not elsewhere,
+    )
     check_name(folder)
     locks = [hold(folder)]
     try:

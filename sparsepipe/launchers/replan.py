@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from ..cluster import Cluster
 from ..errors import InputError
@@ -14,21 +15,31 @@ from ..record import RunRecord
 from ..record.processes import num_processes
 from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits
-from ..runtime.plan_memory import check_memory
+from ..runtime.plan_memory import check_memory, held_bytes, needed_bytes
 from ..runtime.workloads import check_launch
 from ..workload_facts import workload_facts
+from .memory_need import MemoryNeed, need_of_job
 from .run_state import is_alive, state_of
 
 _LOOK_SECONDS = 0.02  # between two looks for the answer
 
 
+class Requested(NamedTuple):
+    """A plan that a job was asked to go on under: the token that `replanned` waits with, and what could not be told of
+    the plan beforehand, in a line; empty where all could."""
+
+    token: str
+    doubt: str
+
+
 def request_replan(
     run_dir: Path | str, plan: Plan | Pipelines, *, reason: str = "", predicted_gain_seconds: float | None = None
-) -> str:
-    """Ask the job in `run_dir` to go on under `plan`, and return at once a token that `replanned` waits with.
+) -> Requested:
+    """Ask the job in `run_dir` to go on under `plan`, and return at once what `replanned` waits with.
 
     Its processes stay: each prepares the plan while it trains, then layers change hands between two minibatches. Where
-    a rank cannot do that the job goes on as before. `reason` and `predicted_gain_seconds` are for the record.
+    a rank cannot do that the job goes on as before. `reason` and `predicted_gain_seconds` are for the record. The
+    memory that the plan needs is estimated by the profile that the run was launched with, whoever made the plan.
     Raises InputError for a run that is not at work, or of a version before, a plan that is not one for its network, its
     ranks, its settings or its memory, one that it follows already, and while another change is under way.
     """
@@ -41,8 +52,15 @@ def request_replan(
             f"{folder}: pipelines that train together keep their plans; stop the run, and resume it under another"
         )
     check_running(record)
-    _check_plan(record, record.plan, plan)
-    return replan_request.leave(folder, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
+    need = _checked_plan(record, record.plan, plan)
+    token = replan_request.leave(
+        folder,
+        plan,
+        reason=reason,
+        predicted_gain_seconds=predicted_gain_seconds,
+        memory_bytes=need.by_place,
+    )
+    return Requested(token, need.doubt)
 
 
 def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -> int:
@@ -74,7 +92,8 @@ def check_running(record: RunRecord) -> None:
         )
 
 
-def _check_plan(record: RunRecord, before: Plan, plan: Plan) -> None:
+def _checked_plan(record: RunRecord, before: Plan, plan: Plan) -> MemoryNeed:
+    """Return what memory the job would need under a plan. Raises InputError for one that it cannot go on under."""
     config = RunConfig.from_json(record.config)
     ranks = range(count := num_processes(record.folder, before))
     if not set(plan.ranks) <= set(ranks):
@@ -91,4 +110,7 @@ def _check_plan(record: RunRecord, before: Plan, plan: Plan) -> None:
     elif is_table(config.model):
         check_launch(plan, config, None, None)  # of a torch module the workers look, who have it open
     check_fits(plan, config, num_processes=count)
-    check_memory(record.folder, plan, config, ranks=ranks)  # over hosts the workers look, each on its own
+    need, held = need_of_job(record.folder, plan, config), held_bytes(record.folder)
+    if need.by_place and held is not None:  # over hosts the workers look, each on its own
+        check_memory(needed_bytes(plan, need.by_place, ranks), config, held=held)
+    return need

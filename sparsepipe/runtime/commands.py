@@ -13,12 +13,13 @@ import json
 import os
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..fields import fields, integer, maybe, number, one_of, shown, text
+from ..fields import each, fields, integer, maybe, number, one_of, shown, text
 from ..files import write_json
 
 STOP = "stop"  # end the run at an agreed minibatch, with a checkpoint to resume from
@@ -26,7 +27,7 @@ REPLAN = "replan"  # go on under another plan from an agreed minibatch on
 COMMANDS = (STOP, REPLAN)  # a worker announces them by their place here
 FOLDER, REQUEST = "control", "request.json"
 TAKEN, REFUSED = "taken.json", "refused.json"
-_MOST_BYTES = 4096
+_MOST_BYTES = 2**16  # the bytes of thousands of places of a plan
 _MOST_REASON = 500  # letters
 
 
@@ -43,6 +44,7 @@ _FIELDS = fields(
         "plan": maybe(_token),
         "reason": text,
         "predicted_gain_seconds": maybe(number),
+        "memory_bytes": maybe(each(number)),
     }
 )
 
@@ -54,6 +56,7 @@ class Request(NamedTuple):
     plan: str | None = None  # names the plan to go on under
     reason: str = ""  # why
     predicted_gain_seconds: float | None = None  # of whoever decided on it
+    memory_bytes: Sequence[float] | None = None  # of a rank at each of the plan's places, by whoever asks
 
 
 def ask(run_dir: Path, command: str) -> None:
@@ -81,7 +84,7 @@ def request(run_dir: Path) -> Request | None:
     path = run_dir / FOLDER / REQUEST
     try:
         found = _FIELDS(json.loads(read_own(path, most_bytes=_MOST_BYTES)), str(path))
-        told = Request(found["command"], *(found.get(name) for name in ("plan", "reason", "predicted_gain_seconds")))
+        told = Request(found["command"], *(found.get(name) for name in Request._fields[1:]))
         if told.command == REPLAN and told.plan is None:
             raise InputError(f"{path}: names no plan to go on under")
         return told._replace(reason=" ".join((told.reason or "").split())[:_MOST_REASON])

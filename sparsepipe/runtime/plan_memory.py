@@ -1,6 +1,6 @@
-"""Whether a machine has the memory that a plan asks for: before a running job goes on under it."""
+"""Whether a machine has the memory that a plan asks for: before a job begins, or goes on, under it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..errors import InputError
@@ -10,18 +10,26 @@ from ..workload_facts import workload_facts
 from .config import RunConfig
 
 
-def check_memory(run_dir: Path, plan: Plan, config: RunConfig, *, ranks: Collection[int]) -> None:
-    """Raise InputError where the plan says that `ranks` need more memory than this machine has for the job.
+def bytes_by_place(plan: Plan) -> tuple[float, ...] | None:
+    """Return the bytes that a rank at each of the plan's `positions` needs; None where it has no estimate."""
+    return tuple(one.memory_bytes for one in plan.position_estimates) if plan.estimate else None
 
-    They are those of the job at work in `run_dir`, on this machine; where none of them is here, nothing is known.
+
+def needed_bytes(plan: Plan, by_place: Sequence[float], ranks: Collection[int]) -> float:
+    """Return the bytes that `ranks` need together. Raises InputError where there is not a number for each place."""
+    if len(by_place) != len(plan.positions):
+        raise InputError(f"bytes of {len(by_place)} places, the plan has {len(plan.positions)}")
+    places = zip(by_place, plan.positions, strict=True)
+    return sum(each * len(set(ranks) & set(plan.stages[own[0]].ranks)) for each, own in places)
+
+
+def check_memory(needed: float, config: RunConfig, *, held: float = 0.0) -> None:
+    """Raise InputError where ranks of a job need more memory than this machine, on which they are, has for them.
+
+    `held`: the bytes that the job has here now, which are those of its ranks. Of GPUs nothing is known here.
     """
-    if plan.estimate is None or config.device != "cpu" or not workload_facts(config.engine).trains:
+    if config.device != "cpu" or not workload_facts(config.engine).trains:
         return
-    held = _held(run_dir)
-    if held is None:
-        return
-    positions = ((one.memory_bytes, plan.stages[one.stages[0]].ranks) for one in plan.position_estimates)
-    needed = sum(memory_bytes * len(set(ranks) & set(own)) for memory_bytes, own in positions)
     room = available_bytes() + held
     if needed > room:
         raise InputError(
@@ -30,8 +38,8 @@ def check_memory(run_dir: Path, plan: Plan, config: RunConfig, *, ranks: Collect
         )
 
 
-def _held(run_dir: Path) -> float | None:
-    """Return the bytes that the job's workers here hold now, which the plan takes over; None where none is here."""
+def held_bytes(run_dir: Path) -> float | None:
+    """Return the bytes that the workers here of the job at work in `run_dir` hold now; None where none is here."""
     found: list[int] = []
     for path in (run_dir / "logs").glob("rank*.pid"):
         try:

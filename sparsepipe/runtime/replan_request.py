@@ -8,7 +8,9 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 from ..files import write_json
@@ -19,13 +21,23 @@ _LOOKS, _LOOK_SECONDS = 1000, 0.02  # for the end of a request that was answered
 _MOST_BYTES = 2**24  # of a plan: one of thousands of layers and devices has a few
 
 
-def leave(run_dir: Path, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None) -> str:
+def leave(
+    run_dir: Path,
+    plan: Plan,
+    *,
+    reason: str = "",
+    predicted_gain_seconds: float | None = None,
+    memory_bytes: Sequence[float] | None = None,
+) -> str:
     """Ask a run to go on under `plan`; return the token that names it.
 
+    `memory_bytes`: what a rank at each of the plan's places needs, where whoever asks knows it.
     Raises InputError where the run is asked for something else that it has not done yet, or cannot be asked.
     """
     folder, token = run_dir / FOLDER, secrets.token_hex(4)
-    told = {"command": REPLAN, "plan": token, "reason": reason, "predicted_gain_seconds": predicted_gain_seconds}
+    told: dict[str, Any] = {"command": REPLAN, "plan": token, "reason": reason}
+    told |= {"predicted_gain_seconds": predicted_gain_seconds}
+    told |= {"memory_bytes": [round(each) for each in memory_bytes]} if memory_bytes else {}
     made = folder / f".{REQUEST}.{token}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -67,9 +67,9 @@ class JobLine:
         self._offer(running=running)
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
-    def goes_on(self, plan: Plan | Pipelines, *, called: str, minibatch: int) -> None:
-        """Show that its job is under another plan from a minibatch on."""
-        self.plan, self.other = plan, f"under {called} from minibatch {minibatch} on"
+    def goes_on(self, plan: Plan | Pipelines, *, called: str, minibatch: int, doubt: str = "") -> None:
+        """Show that its job is under another plan from a minibatch on, and what could not be told of it beforehand."""
+        self.plan, self.other = plan, f"under {called} from minibatch {minibatch} on{f' ({doubt})' if doubt else ''}"
 
     def _start(self, _: Any) -> None:
         job = self.board.jobs.get(self.name)

@@ -14,7 +14,7 @@ from ..cluster import Cluster
 from ..errors import DamagedRecord, InputError
 from ..launchers import Job, attach, launch
 from ..launchers.lock import is_held
-from ..launchers.replan import replanned, request_replan
+from ..launchers.replan import Requested, replanned, request_replan
 from ..launchers.run_folders import folders, new_folder
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -183,13 +183,13 @@ class LaunchBoard(Shown):
             with self._lock:
                 name = self._running(name)
                 folder = self.jobs[name].record.folder
-                token = request_replan(folder, plan, reason=f"{called}, from the launch board")
-                self.change.say(name, called)
+                asked = request_replan(folder, plan, reason=f"{called}, from the launch board")
+                self.change.say(name, called, asked.doubt)
         except InputError as error:
             self.messages.fail(str(error))
             raise
         wait = self.messages.shown(self._await_plan)
-        thread = threading.Thread(target=wait, args=(name, plan, called, token), name=f"plan of {name}", daemon=True)
+        thread = threading.Thread(target=wait, args=(name, plan, called, asked), name=f"plan of {name}", daemon=True)
         thread.start()
         return thread
 
@@ -206,14 +206,14 @@ class LaunchBoard(Shown):
         told = f"{', '.join(running)} are running: choose one" if running else "no job is running: launch one first"
         raise InputError(told)
 
-    def _await_plan(self, name: str, plan: Plan | Pipelines, called: str, token: str) -> None:
+    def _await_plan(self, name: str, plan: Plan | Pipelines, called: str, asked: Requested) -> None:
         job = self.jobs[name]
         try:
-            first = replanned(job.record.folder, token, running=lambda: job.running)
+            first = replanned(job.record.folder, asked.token, running=lambda: job.running)
         finally:
             self.change.done()
         with self._lock:
-            self._lines[name].goes_on(plan, called=called, minibatch=first)
+            self._lines[name].goes_on(plan, called=called, minibatch=first, doubt=asked.doubt)
 
     def update(self) -> None:
         """Refresh the state of all jobs on screen."""

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import PLANNERS, Problem
+from ..planners.scale import Scale
 from ..profile import Profile
 from ..schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..trace import Trace
@@ -41,7 +42,6 @@ from .placement import placement_told
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
 from .responsive import responsive
-from .scale import Scale
 from .settings import AS_GIVEN, BY_TYPE, Settings
 from .settled_button import SettledButton
 from .shown import Shown

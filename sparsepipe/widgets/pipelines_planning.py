@@ -10,13 +10,13 @@ from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import Problem, partition_pipelines, planners_with
+from ..planners.run_estimate import judged
 from ..remembered import remembered
 from ..replication import parse_rule
 from ..replication.base import Rule
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .as_code import pipelines_code
-from .hypothetical import judged
 from .planning import Planning
 from .settings import Settings
 from .several import MINIBATCHES, TYPED, HeldUp, Several

@@ -50,9 +50,9 @@ class PlanChange:
                 chooser.options = tuple(names)
                 chooser.value = chosen if chosen in names else next(iter(names), None)
 
-    def say(self, job: str, called: str) -> None:
-        """Show that a job was asked, until `done`."""
-        self.told.value = _ASKED.format(job, called)
+    def say(self, job: str, called: str, doubt: str = "") -> None:
+        """Show that a job was asked, and what could not be told of the plan, until `done`."""
+        self.told.value = Html("; ").join(filter(None, [_ASKED.format(job, called), doubt]))
 
     def done(self) -> None:
         self.told.value = ""

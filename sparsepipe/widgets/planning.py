@@ -9,14 +9,15 @@ from ..plan import Plan
 from ..planners import Problem, bound_of, partition, planners_with
 from ..planners.by_hand import by_hand, with_cuts, with_groups
 from ..planners.device_groups import device_classes
+from ..planners.run_estimate import judged
+from ..planners.scale import Scale
 from ..profile import Profile
 from ..remembered import remembered
 from ..simulator import simulate
 from ..trace import Trace
 from .as_code import as_code
-from .hypothetical import compressed, judged
+from .hypothetical import compressed
 from .placement import placed
-from .scale import Scale
 from .settings import Settings
 
 _KEPT = 64  # plans that are remembered: going back costs nothing

@@ -7,11 +7,9 @@ from ..cluster import Cluster
 from ..errors import InputError
 from ..pipelines import Pipelines
 from ..plan import Plan
-from ..planners import Problem
+from ..planners.run_estimate import estimated_for_run
 from ..profile import Profile
 from ..runtime.config import RunConfig
-from .hypothetical import judged
-from .scale import Scale
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,13 @@ def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
         return plan
     if made_for.profile is not None and made_for.cluster is not None:
         try:
-            plan.check(made_for.profile.graph, made_for.cluster)
-            return judged(plan, _problem(plan, config, made_for.profile, made_for.cluster))
+            return estimated_for_run(
+                plan,
+                made_for.profile,
+                made_for.cluster,
+                batch_size=config.batch_size,
+                voxel_size=config.voxel_size,
+            )
         except InputError:
             pass
     return plan if made_for.holds(config) else replace(plan, estimate=None)
@@ -70,14 +73,3 @@ def samples_per_second(plan: Plan | Pipelines, batch_size: int) -> float | None:
         rate = plan.minibatches_per_second
         return None if rate is None else batch_size * rate
     return batch_size / plan.estimate.period_seconds if plan.estimate and plan.estimate.period_seconds else None
-
-
-def _problem(plan: Plan, config: RunConfig, profile: Profile, cluster: Cluster) -> Problem:
-    """Raises InputError where the profile does not tell what a minibatch of another size takes."""
-    scale, recompute = Scale.of(profile), any(stage.recompute for stage in plan.stages)
-    factor = 1.0 if scale is None else scale.factor(config.batch_size, config.voxel_size)
-    if scale is None and profile.origin.get("batch_size", config.batch_size) != config.batch_size:
-        raise InputError(f"profiled at batch size {profile.origin['batch_size']} alone")
-    sizes = tuple(size * factor for size in profile.typical_sizes)
-    sized = profile if factor == 1 else replace(profile, sizes=sizes)
-    return Problem(sized, cluster, plan.schedule, plan.num_microbatches, recompute)

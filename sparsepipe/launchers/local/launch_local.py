@@ -39,8 +39,8 @@ def launch(
     by the system. The store at a port asks for no secret: leave it out where others have accounts on this
     machine. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: a checkpoint, or a run
     of which the newest: nothing is trained, and the network's outputs for the validation split are written.
-    Raises InputError for a port that cannot be had, more threads than there are cores, and more workers than there is
-    memory for.
+    Raises InputError for a port that cannot be had, more threads than there are cores, more workers than there is
+    memory for, and a plan that needs more memory, by the run's profile, than its devices or this machine have.
     """
     if isinstance(plan, Pipelines):
         if forward_only is not None:

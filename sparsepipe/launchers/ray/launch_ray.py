@@ -66,7 +66,7 @@ def launch(
                 "or name more hosts in its file"
             )
         _check_here(config, count, address)
-        record, lock = prepare(plan, config, forward_only=forward_only, **asked)
+        record, lock = prepare(plan, config, forward_only=forward_only, elsewhere=address is not None, **asked)
         locks = [lock]
         write_types(record.folder, range(count), cluster)
         module = "sparsepipe.launchers.ray"

@@ -50,7 +50,7 @@ def launch(
     if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(count, cluster)]):
         raise InputError(wrong[0])
     check_current_folder()
-    record, lock = prepare(plan, config, forward_only=forward_only, **asked)
+    record, lock = prepare(plan, config, forward_only=forward_only, elsewhere=True, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     command = python_command("sparsepipe.launchers.ssh", *options)

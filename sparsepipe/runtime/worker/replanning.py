@@ -16,7 +16,7 @@ checkpoint, which is kept by layer, under whatever plan.json says. So no checkpo
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -50,8 +50,8 @@ class Follower(Protocol):
     replicas: dict[int, StageReplica]
     connections: Connections
 
-    def check_next(self, plan: Plan) -> None:
-        """Raise InputError where this job cannot go on under a plan."""
+    def check_next(self, plan: Plan, memory_bytes: Sequence[float] | None) -> None:
+        """Raise InputError where this job cannot go on under a plan, whose places need so many bytes, if known."""
         ...
 
     def connect_next(self, plan: Plan, opening: int) -> Connections:
@@ -220,7 +220,7 @@ class Replanning:
         try:
             plan = self._told(number) if token is None else self._propose(number, token)
             if token is None:
-                self._worker.check_next(plan)
+                self._check(plan)
             self._ballot.answer(rank, number, Answer.CHECKED)
             if not self._wait_for_all(number):
                 raise InputError("another rank cannot go on under it")
@@ -249,11 +249,14 @@ class Replanning:
         if plan == self._worker.plan:
             self._same = True
             raise InputError("the run follows this plan already")
-        self._worker.check_next(plan)
-        assert self._request is not None
+        self._check(plan)
         self._say(f"plan-{number}", json.dumps({"plan": plan.to_json(), "request": self._request}))
         self._ballot.propose(number)
         return plan
+
+    def _check(self, plan: Plan) -> None:
+        assert self._request is not None
+        self._worker.check_next(plan, self._request.memory_bytes)
 
     def _told(self, number: int) -> Plan:
         """Return what rank 0 proposes."""

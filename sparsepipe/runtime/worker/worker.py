@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +20,7 @@ from ..commands import REPLAN, STOP
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
 from ..plan_fit import check_fits
-from ..plan_memory import check_memory
+from ..plan_memory import bytes_by_place, check_memory, held_bytes, needed_bytes
 from ..reporting.load import shared_load
 from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
@@ -325,13 +325,17 @@ class Worker:
 
     # --- another plan ------------------------------------------------------------------------------------------------
 
-    def check_next(self, plan: Plan) -> None:
-        """Raise InputError where this job cannot go on under a plan."""
+    def check_next(self, plan: Plan, memory_bytes: Sequence[float] | None) -> None:
+        """Raise InputError where this job cannot go on under a plan.
+
+        `memory_bytes`: what a rank at each of its places needs, where whoever asked knows it better than the plan.
+        """
         check_ranks(plan, self.process.world_size)
         self.workload.check(plan)
         check_fits(plan, self.config, num_processes=self.process.world_size)
-        if self.process.hosts:  # of a job on one machine whoever asks has looked
-            check_memory(self.run_dir, plan, self.config, ranks=self.process.ranks_here)
+        by_place, held = memory_bytes or bytes_by_place(plan), held_bytes(self.run_dir)
+        if self.process.hosts and by_place and held is not None:  # of a job on one machine whoever asks has looked
+            check_memory(needed_bytes(plan, by_place, self.process.ranks_here), self.config, held=held)
 
     def connect_next(self, plan: Plan, opening: int) -> Connections:
         """Open the connections of the plan after this one, beside those that are at work. All ranks come here."""

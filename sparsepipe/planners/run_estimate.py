@@ -1,0 +1,64 @@
+"""What a plan is expected to do in a run: its estimate for the run's own minibatches, and for its own weight policy."""
+
+from dataclasses import replace
+
+from ..cluster import Cluster
+from ..costs import MemoryNeed
+from ..errors import InputError
+from ..plan import Plan
+from ..profile import Profile
+from ..schedule import compile_until_steady
+from ..schedule_rules import WEIGHT_POLICIES
+from .base import Problem
+from .estimate import estimate, stage_memory
+from .forward_estimate import forward_estimate
+from .scale import Scale
+
+
+def estimated_for_run(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    voxel_size: float,
+    forward_only: bool = False,
+) -> Plan:
+    """Return the plan with the default cost model's estimate for minibatches of so many samples at such voxels.
+
+    Times and bytes are the profile's, scaled to the voxels of such minibatches. Raises InputError where the plan is not
+    one for the profile's network and the cluster's devices, and where the profile does not tell what a minibatch of
+    another size takes.
+    """
+    plan.check(profile.graph, cluster)
+    recompute = any(stage.recompute for stage in plan.stages)
+    sized = _sized(profile, batch_size, voxel_size)
+    problem = Problem(sized, cluster, plan.schedule, plan.num_microbatches, recompute, forward_only)
+    return replace(plan, estimate=forward_estimate(plan, problem)) if forward_only else judged(plan, problem)
+
+
+def judged(plan: Plan, problem: Problem) -> Plan:
+    """The plan with the default cost model's estimate, with the memory of the plan's own weight policy."""
+    expected = estimate(plan, problem)
+    straight = plan.stages_per_rank == 1  # of interleaved stages it counts them
+    if plan.weights != WEIGHT_POLICIES[plan.schedule][0] and straight:
+        parts, program = [], compile_until_steady(plan)
+        for k, (stage, part) in enumerate(zip(plan.stages, expected.stages, strict=True)):
+            fullest = max(zip(stage.shares, stage.ranks, strict=True))[1]
+            own = [problem.graph.index[id] for id in stage.layers]
+            weights = MemoryNeed(float(problem.table.parameter_bytes[own].sum()), 0.0, 0.0)
+            now = weights.total(versions=program.num_versions(k, fullest), minibatches=program.in_flight(k, fullest))
+            parts.append(replace(part, memory_bytes=part.memory_bytes - stage_memory(plan, k, weights) + now))
+        expected = replace(expected, stages=tuple(parts))
+    seconds = plan.estimate.plan_seconds if plan.estimate else 0.0
+    return replace(plan, estimate=replace(expected, plan_seconds=seconds))
+
+
+def _sized(profile: Profile, batch_size: int, voxel_size: float) -> Profile:
+    """Raises InputError where the profile does not tell what a minibatch of another size takes."""
+    scale = Scale.of(profile)
+    factor = 1.0 if scale is None else scale.factor(batch_size, voxel_size)
+    if scale is None and profile.origin.get("batch_size", batch_size) != batch_size:
+        raise InputError(f"profiled at batch size {profile.origin['batch_size']} alone")
+    sizes = tuple(size * factor for size in profile.typical_sizes)
+    return profile if factor == 1 else replace(profile, sizes=sizes)
