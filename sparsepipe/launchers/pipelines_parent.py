@@ -18,7 +18,7 @@ from ..record import RunRecord
 from ..runtime import commands
 from ..runtime.pipelines.changes import MINIBATCHES
 from .going_on import went_on
-from .supervisor import GOING_ON, kill_worker, read_status, tell_status
+from .supervisor import GOING_ON, STATUS, kill_worker, read_status, tell_begun, tell_status
 
 # In the status of a run that has lost hosts: which ones it waits for, to go on, and the attempt that lost them.
 _AWAITS, _LOST_BY = "awaits", "lost_by_attempt"
@@ -118,9 +118,10 @@ class Parent:
 
     def _start(self, k: int, *, starts: int = 1) -> _Launcher:
         folder = self.folder / "pipelines" / str(k)
+        (folder / STATUS).unlink(missing_ok=True)  # how one before it stood says nothing from now on
         # Higher than that of any before: workers tell their attempts apart by it.
         process = self._starting.start(k, first_attempt=(starts - 1) * (self._most_restarts + 1))
-        tell_status(folder, state="running", guard=os.getppid(), launcher=process.pid)
+        tell_begun(folder, state="running", guard=os.getppid(), launcher=process.pid)
         return _Launcher(k, folder, process, starts)
 
     @property

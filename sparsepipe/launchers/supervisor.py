@@ -28,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -169,6 +169,27 @@ def read_status(run_dir: Path) -> dict:
 
 def tell_status(run_dir: Path, **status: object) -> None:
     """Write status.json, whole; where that cannot be done, say it in a line on standard output."""
+    _tell(run_dir, status, lambda written: written.replace(run_dir / STATUS))
+
+
+def tell_begun(run_dir: Path, **status: object) -> None:
+    """Write the first status of a run, unless a launcher that ended at once has written how: that one stays."""
+
+    def link(written: Path) -> None:
+        try:
+            os.link(written, run_dir / STATUS)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            if not (run_dir / STATUS).exists():
+                written.replace(run_dir / STATUS)
+        written.unlink(missing_ok=True)
+
+    _tell(run_dir, status, link)
+
+
+def _tell(run_dir: Path, status: Mapping[str, object], put: Callable[[Path], object]) -> None:
+    """Write a status beside status.json, and `put` it in its place."""
     document = {**status, "time": time.time()}
     temporary = run_dir / f".{STATUS}.{secrets.token_hex(4)}"
     try:
@@ -176,7 +197,7 @@ def tell_status(run_dir: Path, **status: object) -> None:
             handle.write(json.dumps(document, indent=2) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
-        temporary.replace(run_dir / STATUS)
+        put(temporary)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -269,7 +290,7 @@ def supervise(lifeline: int, run_dir: Path, start: Start) -> int:
         what = f"its guard could not start the launcher ({error.strerror}: {error.filename or run_dir})"
         tell_status(run_dir, state="failed", reason=what)
         return 1
-    tell_status(Path(), state="running", guard=os.getpid(), launcher=supervisor.process.pid, commands=list(COMMANDS))
+    tell_begun(Path(), state="running", guard=os.getpid(), launcher=supervisor.process.pid, commands=list(COMMANDS))
     return supervisor.wait()
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..display import html
-from ..errors import InputError
+from ..errors import DamagedRecord, InputError
 from ..fields import shown
 from ..files import write_json
 from ..functions import short_name
@@ -220,7 +220,12 @@ class RunRecord:
         "started" is before a worker speaks.
         """
         path = self.folder / "status.json"
-        return read_fields(path, STATUS, what="run's status") if path.exists() else {"state": "started"}
+        try:
+            return read_fields(path, STATUS, what="run's status")
+        except DamagedRecord:
+            if path.exists() or path.is_symlink():
+                raise
+            return {"state": "started"}
 
     def write_status(self, state: str, **facts: Any) -> None:
         write_json(self.folder / "status.json", {"state": state, **facts}, make_folder=False)
