@@ -14,7 +14,8 @@ from ..host.limits import limit_in, limit_met
 from ..plan import Plan
 
 _LOG_BYTES = 2000  # of the end of a log
-KILLED = 2  # the precedence of a worker, or a host, that went without a word
+# Precedences: of a worker, or a host, that went without a word, and of a worker that lost its connection to another.
+KILLED, LOST = 2, 4
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def find_cause(
     if waiting:
         return _of_error(waiting[0], plan, precedence=3)
     if errors:
-        return _of_error(errors[0], plan, precedence=4)
+        return _of_error(errors[0], plan, precedence=LOST)
     for rank, code in sorted(exits.items()):
         limit = limit_in(_end_of_log(run_dir, rank), where=run_dir)
         reason = f"{_named(rank, plan)}: {limit or f'ended with code {code}'}; see logs/rank{rank}.log"

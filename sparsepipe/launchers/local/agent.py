@@ -33,11 +33,13 @@ from ...runtime.processes.last_words import Listener
 from ...runtime.processes.lifeline import Lifeline, watch
 from ...runtime.processes.run_folder import RunFolder, RunFolderGone
 from ...runtime.training_state.partial_checkpoints import remove_partial
-from ..failure_cause import FailureCause, clear, find_cause
+from ..failure_cause import LOST, FailureCause, clear, find_cause
 from ..supervisor import say_status, tell_status
 from .workers import LOOPBACK, Workers
 
 _LOOK_SECONDS = 0.05  # between two looks at the workers
+# Seconds for one that is killed to be seen so, after others have lost it: its connections end before it does.
+_TO_SEE_A_KILL = 1.0
 
 
 def main(options: Sequence[str]) -> int:
@@ -122,11 +124,17 @@ def _attempt(
         lifeline.look(_LOOK_SECONDS)
         listener.said()  # before its pipe is full
     exits = workers.failed()
-    workers.kill()
     if not exits:
         return None
-    said, killed = listener.said(), MemoryKills.now().since(kills)
-    return find_cause(record.folder, plan, exits, said=said, killed=killed)
+    deadline = time.monotonic() + _TO_SEE_A_KILL
+    while True:
+        said, killed = listener.said(), MemoryKills.now().since(kills)
+        cause = find_cause(record.folder, plan, exits, said=said, killed=killed)
+        if cause.precedence != LOST or time.monotonic() > deadline:
+            workers.kill()
+            return cause
+        lifeline.look(_LOOK_SECONDS)
+        exits = workers.failed()
 
 
 def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
