@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -62,6 +63,7 @@ class ChildProcess:
 
     def __init__(self, process: Process, lifeline: int) -> None:
         self._process, self._lifeline = process, lifeline
+        self._closing = threading.Lock()  # whoever follows the job lets it go while another may end it
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -72,12 +74,13 @@ class ChildProcess:
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGCONT)  # one that is stopped would not hear
-        if self._lifeline < 0:
-            self._process.send_signal(signal.SIGTERM)
-            return
-        with suppress(BrokenPipeError):  # it ended meanwhile
-            os.write(self._lifeline, b"c")
-        self._close_lifeline()
+        with self._closing:
+            if self._lifeline < 0:
+                self._process.send_signal(signal.SIGTERM)
+                return
+            with suppress(BrokenPipeError):  # it ended meanwhile
+                os.write(self._lifeline, b"c")
+            self._close_lifeline()
 
     def last_words(self) -> dict[str, Any] | None:
         if self._process.stdout is None:
@@ -95,7 +98,8 @@ class ChildProcess:
         return None
 
     def let_go(self) -> None:
-        self._close_lifeline()
+        with self._closing:
+            self._close_lifeline()
         if self._process.stdout is not None:
             self._process.stdout.close()
 

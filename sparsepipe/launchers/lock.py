@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import InputError
 
 LOCK = Path("logs", ".lock")
+_TO_LOOK = 0.5  # seconds that whoever looks whether it is held may have it, on a busy machine
 
 
 def hold(folder: Path) -> int:
@@ -26,7 +27,7 @@ def hold(folder: Path) -> int:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another --run-dir") from None
-    if _locks(lock):
+    if _locks(lock) or (guard_of(folder) is None and _locks(lock, seconds=_TO_LOOK)):
         if os.fstat(lock).st_uid == os.geteuid():
             os.fchmod(lock, 0o600)  # one that an earlier version made: nobody else may open it, and so lock it
         return lock
@@ -73,17 +74,19 @@ def guard_of(folder: Path) -> int | None:
     return None
 
 
-def _locks(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Try to lock; more than once, since whoever looks whether it is held has it for a moment."""
-    for _ in range(5):
+def _locks(descriptor: int, how: int = fcntl.LOCK_EX, *, seconds: float = 0.005) -> bool:
+    """Try to lock, for so many seconds, since whoever looks whether it is held has it for a moment."""
+    deadline = time.monotonic() + seconds
+    while True:
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             return True
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            time.sleep(0.001)
-    return False
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.001)
 
 
 def _holders(folder: Path) -> list[int]:
