@@ -1,6 +1,7 @@
 """Whoever waits for a job gets an answer, whatever happens to the files that are followed."""
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import ENOUGH
+from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
 
 from sparsepipe import InputError, RunFailed
@@ -20,6 +21,7 @@ from sparsepipe.launchers.handle import AttachedProcess
 from sparsepipe.launchers.kept_rows import KeptRows
 from sparsepipe.launchers.lock import LOCK, hold, is_held
 from sparsepipe.launchers.metrics_tail import Tail
+from sparsepipe.launchers.supervisor import read_status, tell_begun, tell_status
 from sparsepipe.record import RunRecord
 
 SUMMARY = {"event": "summary", "run_dir": "run", "minibatches": 3, "samples_per_second": 1.0}
@@ -102,6 +104,8 @@ def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> Non
     while not job.rows:
         time.sleep(0.01)
     _rubbish(record.folder / "metrics.jsonl", what)
+    if what == "cut to nothing":  # whoever looks only once it is as long as before again cannot know
+        until(lambda: job._tail._place == 0, "it is seen")
     time.sleep(0.1)
     assert job.running
     if (record.folder / "metrics.jsonl").is_file():
@@ -181,6 +185,34 @@ def test_a_run_whose_folder_was_removed_is_said_to_be_gone(record) -> None:
     assert not record.folder.exists(), "not made anew for the status"
 
 
+def test_what_watches_a_job_and_ends_with_it_has_written_what_it_found_when_the_wait_ends(record) -> None:
+    """The last decisions about a run's plan were missing from its folder, or told after its summary."""
+    _write(record, SUMMARY)
+    record.write_status("finished")
+    job, written = FollowedJob(record, guard := Held()), []
+
+    def watch() -> None:
+        guard.ended.wait()
+        time.sleep(0.3)  # a decision takes a while
+        written.append("the last")
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    job.wait_for(watcher)
+    guard.stop()
+    assert job.wait(timeout=ENOUGH) == SUMMARY and written == ["the last"]
+
+
+def test_how_a_launcher_ended_that_ended_at_once_stays(tmp_path) -> None:
+    """Its guard, which came to say that it had started it on a busy machine later, wrote "running" over it."""
+    tell_begun(tmp_path, state="running", guard=7)
+    assert read_status(tmp_path)["guard"] == 7
+    tell_status(tmp_path, state="failed", reason="no such folder")
+    tell_begun(tmp_path, state="running", guard=7)
+    assert read_status(tmp_path)["reason"] == "no such folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
 def test_what_is_kept_in_memory_is_bounded_and_spans_the_run() -> None:
     kept = KeptRows(most=100)
     kept.add([{"event": "start"}])
@@ -235,6 +267,17 @@ def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
             holder.kill()
     with pytest.raises(RunFailed, match="its guard was killed"):
         job.wait(timeout=ENOUGH)
+
+
+def test_whoever_looks_at_a_lock_keeps_nobody_from_having_it(tmp_path) -> None:
+    """A board that looked which runs are at work was given no processor meanwhile: "this run is still running"."""
+    os.close(hold(tmp_path))
+    looking = os.open(tmp_path / LOCK, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    looked = threading.Timer(0.2, os.close, (looking,))
+    looked.start()
+    os.close(hold(tmp_path))
+    looked.join()
 
 
 def test_nobody_else_may_open_the_lock(tmp_path) -> None:

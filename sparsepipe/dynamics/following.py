@@ -67,7 +67,8 @@ class Following:
     """Watches a job until it ends, and changes its plan as a variant says.
 
     The job is asked by `Job.replan`, and goes on as before where it refuses. Whatever happens here ends no job: `fault`
-    tells what ended the watching before the job. What was decided is in the run's decisions.jsonl too.
+    tells what ended the watching before the job; `thread` ends with it. What was decided is in the run's
+    decisions.jsonl too.
 
     >>> with Following(job, "live") as following:
     ...     job.wait()
@@ -116,8 +117,8 @@ class Following:
         self._next = 0  # the minibatch that begins next
         self._ends: list[float] = []  # of the newest minibatches, in seconds
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name=f"replan {record.name}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._follow, name=f"replan {record.name}", daemon=True)
+        self.thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +139,7 @@ class Following:
     def close(self) -> None:
         """Stop watching. The job goes on."""
         self._over.set()
-        self._thread.join()
+        self.thread.join()
 
     def _follow(self) -> None:
         try:

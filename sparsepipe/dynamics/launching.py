@@ -59,5 +59,6 @@ def launch(
         )
     job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:
-        Following(job, replan, tell=tell, predict=predict, predictor=predictor)  # its thread lives as long as the job
+        following = Following(job, replan, tell=tell, predict=predict, predictor=predictor)
+        job.wait_for(following.thread)
     return job

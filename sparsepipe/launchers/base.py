@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol, Required, Self, TypedDict
 
 from ..cluster import Cluster
@@ -57,6 +58,13 @@ class Job(Protocol):
 
         Raises RunFailed in one line (which rank, what it met, where its traceback is), InputError where the user's
         input was at fault, and TimeoutError after `timeout` seconds. Interrupting the wait leaves the job alone.
+        """
+        ...
+
+    def wait_for(self, watcher: Thread) -> None:
+        """Have `wait` return once a thread has ended, too, which watches the job and ends by itself when that does.
+
+        What it writes of the job in the record is whole then. It is waited for so many seconds as a busy machine takes.
         """
         ...
 

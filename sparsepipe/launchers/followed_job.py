@@ -39,6 +39,7 @@ class FollowedJob:
         self._rows = KeptRows()
         self._changed = threading.Condition()
         self._ended = False
+        self._watchers: list[threading.Thread] = []
         self._status: MetricsRow = {"state": "running"}
         self._thread = threading.Thread(target=self._follow, name=f"job {record.name}", daemon=True)
         self._thread.start()
@@ -78,12 +79,17 @@ class FollowedJob:
             for row in new:
                 on_row(row)  # type: ignore[misc]  # there are none without it
             if ended and not new:
+                for watcher in self._watchers:
+                    watcher.join(timeout=_TO_END)
                 return self._result()
             if deadline is not None and time.monotonic() > deadline and not ended:
                 raise TimeoutError(f"{self.record.folder}: still running after {timeout:g} s")
             with self._changed:
                 if not self._ended and not new:
                     self._changed.wait(1 / _POLLS_A_SECOND)
+
+    def wait_for(self, watcher: threading.Thread) -> None:
+        self._watchers.append(watcher)
 
     def stop(self) -> None:
         if not self._ended:
