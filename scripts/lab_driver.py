@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+
+from scripts.free_port import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SETTINGS = REPOSITORY / "scripts" / "jupyterlab"  # what lab.sh has JupyterLab read
@@ -72,8 +73,7 @@ class Lab:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir(parents=True, exist_ok=True)
         self.token = secrets.token_hex(8)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         own = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR")
         own += ("JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "HOME")
