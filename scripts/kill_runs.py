@@ -165,7 +165,7 @@ def disturbed(
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     kernel.wait(timeout=300)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     # A process that is ending has no name any more, and for a moment still its sockets.
     while ((left := processes_of(folder)) or listening(sockets)) and time.monotonic() < deadline:
         time.sleep(0.05)

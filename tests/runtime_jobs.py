@@ -207,7 +207,7 @@ def _told(paths: Sequence[Path]) -> str:
     return "\n".join(f"--- {name}\n{text[-3000:]}" for name, text in found)
 
 
-def run_jobs(folder: Path, jobs: Sequence[Job], *, limit: float = 240) -> dict[str, Result]:
+def run_jobs(folder: Path, jobs: Sequence[Job], *, limit: float = 480) -> dict[str, Result]:
     """Run the jobs one after the other in one set of processes. Fails with the first traceback where one does."""
     folders = {}
     for job in jobs:

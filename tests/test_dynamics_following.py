@@ -72,7 +72,7 @@ def test_a_replay_leaves_out_a_rank_that_stands_almost_still_and_takes_it_back(t
 @pytest.mark.slow
 def test_a_job_can_be_followed_from_a_cell_and_left_alone(tmp_path):
     profile, cluster = network(seconds=[0.002] * 8), cpus(2)
-    config, plan, told = replace(CONFIG, minibatches=400), partition(profile, cluster), list[str]()
+    config, plan, told = replace(CONFIG, minibatches=20_000), partition(profile, cluster), list[str]()
     layers = [layer for stage in plan.stages for layer in stage.layers]
     parts = zip(plan.stages, (layers[:5], layers[5:]), strict=True)
     other = replace(plan, stages=tuple(replace(stage, layers=tuple(own)) for stage, own in parts), estimate=None)
@@ -81,7 +81,8 @@ def test_a_job_can_be_followed_from_a_cell_and_left_alone(tmp_path):
         until(lambda: job.rows, "its first row")
         first = job.replan(other)
         until(lambda: following.plan == other, "who follows knows of the plan that others asked for")
-        assert job.wait(timeout=ENOUGH)["minibatches"] == 400
+        job.stop()
+        assert job.wait(timeout=ENOUGH)["minibatches"] > first and job.state == "stopped"
     assert not following.fault and not any(made.changes for _, made in following.decisions)
     assert [line for line in told if f"from minibatch {first} on, as somebody else asked" in line]
 

@@ -13,11 +13,12 @@ NAME = "minkvgg16bn-narrow on modelnet"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_benchmark_on_synthetic_shapes(tmp_path):
     command = [sys.executable, str(SCRIPT), "--threads", "1", "--rounds", "1", "--cases", NAME]
     command += ["--json", str(tmp_path / "found.json")]
     environment = os.environ | {"SPARSEPIPE_DATA": str(tmp_path)}  # no real data there
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=580)
     found = json.loads((tmp_path / "found.json").read_text())
     part = found["threads"]["1"]
     assert part["clouds"]["modelnet"].startswith("synthetic: CAD-like shapes")

@@ -312,7 +312,7 @@ def test_a_chromium_that_cannot_draw_costs_a_line_and_a_bounded_time(tmp_path, m
         plots.export(figure(), tmp_path / "out" / "bars", table=TABLE, origin={})
     assert "\n" not in str(first.value) and "name another in BROWSER_PATH" in str(first.value)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bars.csv", "bars.json"]
-    assert not alive(tmp_path)
+    until(lambda: not alive(tmp_path), "the end of all that was started")
     monkeypatch.setattr(chromium._Drawer, "start", None)  # the next figure does not wait for it again
     with pytest.raises(plots.NoPicture, match="cannot be used"):
         plots.export(figure(), tmp_path / "out" / "others", table=TABLE, origin={})
@@ -331,7 +331,8 @@ def test_a_browser_killed_between_two_figures_is_started_again(exported, tmp_pat
     assert chromium.drawn(figure(), "png", 1) == first
     folder = chromium._state.drawer.folder
     plots.close_browser()
-    assert not alive(tmp_path) and not folder.exists()
+    assert not folder.exists()
+    until(lambda: not alive(tmp_path), "the end of the browser")
 
 
 @needs_chromium

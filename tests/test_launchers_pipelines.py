@@ -58,25 +58,26 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
 @slow
 def test_a_coordinator_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path) -> None:
     plan, config, profile, cluster = replayed_pipelines((1, 1), rule="local-sgd:every=4", seconds=0.02)
-    job = launch(plan, config.replace(minibatches=400), run_dir=tmp_path / "run", profile=profile, cluster=cluster)
+    config = config.replace(minibatches=800)  # so that it is not over before both are killed
+    job = launch(plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
     for _ in range(2):
         seen = len(job.record.metrics("step"))
         until(lambda seen=seen: len(job.record.metrics("step")) > seen + 20, "some minibatches")
         (pid,) = (p for p, words in processes_of(tmp_path / "run").items() if "pipelines.service" in words)
         os.kill(pid, signal.SIGKILL)
-    assert job.wait(timeout=ENOUGH)["minibatches"] == 400
-    _trained_once(job.record, 400)
+    assert job.wait(timeout=ENOUGH)["minibatches"] == 800
+    _trained_once(job.record, 800)
 
 
 @slow
 def test_a_job_of_pipelines_stops_resumes_and_is_cancelled(tmp_path, clouds) -> None:
     plan = pipelines_of(NORMED, [[0]], [[1]], rule="local-sgd:every=2")
-    config = settings(clouds, model=NORMED, epochs=400, momentum=0.0)
+    config = settings(clouds, model=NORMED, epochs=10_000, momentum=0.0)
     job = launch(plan, config, run_dir=tmp_path / "run")
     until(lambda: len(job.record.metrics("step")) > 12, "some minibatches")
     job.stop()
     stopped = job.wait(timeout=ENOUGH)
-    assert job.state == "stopped" and 12 < stopped["minibatches"] < 2000
+    assert job.state == "stopped" and 12 < stopped["minibatches"] < 50_000
     assert {one.status["state"] for one in (job.record, *job.record.pipelines)} == {"stopped"}
     again = launch(plan, config, run_dir=tmp_path / "run", resume=True)
     until(lambda: len(again.record.metrics("step")) > stopped["minibatches"] + 12, "it goes on")
@@ -121,6 +122,7 @@ def test_nobody_is_left_when_a_process_above_pipelines_is_killed(tmp_path, victi
         assert parent.stdout.readline() == "running\n"
         record, rank = RunRecord.load(tmp_path / "run"), "-m sparsepipe.runtime --run-dir"
         until(lambda: str(processes_of(tmp_path / "run")).count(rank) == 3, "three ranks")
+        until(lambda: all("launcher" in one.status for one in record.pipelines), "their launchers are known")
         begun, status = processes_of(tmp_path / "run"), record.status
         assert len(begun) == 8, "a guard, a parent, a coordinator, two launchers, three ranks"
         launchers = {begun[one.status["launcher"]].split()[-1] for one in record.pipelines}

@@ -225,7 +225,7 @@ def test_ranks_that_are_left_out_stay_through_a_crash_and_a_resumption(tmp_path,
     job = launch(alone, config, run_dir=folder, resume=True)
     until(lambda: any(row["event"] == "step" for row in job.rows), "it goes on")
     assert job.replan(SWAPPED) is not None
-    _step(job, 49)
+    _step(job, 99)
     job.stop()
     done = job.wait(timeout=ENOUGH)["minibatches"]
     assert _trained(job) == list(range(done))
@@ -235,9 +235,9 @@ def test_ranks_that_are_left_out_stay_through_a_crash_and_a_resumption(tmp_path,
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, clouds) -> dict[int, float]:
-    """The losses of 50 minibatches in one process."""
+    """The losses of 100 minibatches in one process."""
     plan = plan_of(PLAIN, [[0]], **FLUSH)
-    job = launch(plan, settings(clouds, epochs=10), run_dir=tmp_path_factory.mktemp("undisturbed") / "run")
+    job = launch(plan, settings(clouds, epochs=20), run_dir=tmp_path_factory.mktemp("undisturbed") / "run")
     job.wait(timeout=ENOUGH)
     return {row["minibatch"]: row["loss"] for row in job.record.metrics("step")}
 
@@ -249,12 +249,12 @@ def test_a_rank_killed_during_a_move_leaves_the_old_plan_or_the_new(tmp_path, cl
     """The job starts again from its checkpoint, and trains each minibatch once, as one that nobody disturbed."""
     chance, folder = random.Random(seed), tmp_path / "run"
     dawdles = "jitter:rank=0,p=1,seconds=0.05"  # so that it is not over before the rank is killed
-    job = launch(PLAN, settings(clouds, epochs=10, max_restarts=1), run_dir=folder, stragglers=dawdles)
+    job = launch(PLAN, settings(clouds, epochs=20, max_restarts=1), run_dir=folder, stragglers=dawdles)
     _step(job, 7)
     workers = _workers(folder)
     request_replan(folder, SWAPPED)
     time.sleep(chance.uniform(0.0, 0.4))
     os.kill(chance.choice(workers), signal.SIGKILL)
-    assert job.wait(timeout=ENOUGH)["minibatches"] == 50 and job.state == "finished"
+    assert job.wait(timeout=ENOUGH)["minibatches"] == 100 and job.state == "finished"
     assert {row["minibatch"]: row["loss"] for row in job.record.metrics("step")} == undisturbed
-    assert _trained(job) == list(range(50)) and RunRecord(folder).plan in (PLAN, SWAPPED)
+    assert _trained(job) == list(range(100)) and RunRecord(folder).plan in (PLAN, SWAPPED)

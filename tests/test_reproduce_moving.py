@@ -165,7 +165,7 @@ def test_a_file_that_tells_of_no_visits_is_refused(tmp_path, document):
 @pytest.mark.slow
 @pytest.mark.skipif(len(processors_of()) < 2, reason="two ranks need a processor each")
 def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_path):
-    profile, cluster = network(seconds=[0.004] * 8), cpus(2)
+    profile, cluster = network(seconds=[0.012] * 8), cpus(2)
     config = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=60, timeout_seconds=120)
     config = config.replace(validate=False, checkpoint_every=0)  # as a replay has it
     plan, intrusion = partition(profile, cluster), Intrusion.of("matrix-products", [[0.2, 0.4], [0.6, 0.7]])

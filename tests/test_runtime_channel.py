@@ -182,10 +182,10 @@ def test_strangers_do_not_hold_up_a_deadline(monkeypatch) -> None:
     monkeypatch.setattr(greeting, "_SECONDS", 2 * ENOUGH)
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=1)
+        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=3)
         host, port, _ = json.loads(store.get("socket/1"))
         with socket.create_connection((host, port)), socket.create_connection((host, port)):
-            with pytest.raises(DeadlinePassed, match="rank 1 waited 1 s for rank 0 to connect"):
+            with pytest.raises(DeadlinePassed, match="rank 1 waited 3 s for rank 0 to connect"):
                 waiting.result(timeout=ENOUGH)
 
 

@@ -8,7 +8,7 @@ import pytest
 from scripts import lab_driver
 from scripts.lab_driver import READY, RUN, open_notebook, run_notebook
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 PROFILE = """
@@ -310,7 +310,7 @@ def test_board_launches_and_shows_the_end(page, lab):
     lab.write("board.ipynb", BOARD.format(epochs=2, runs="runs-a"))
     run_notebook(page, lab, "board.ipynb")
     page.locator("button.jupyter-button:has-text('launch pipeline')").click()
-    page.wait_for_selector("text=finished:", timeout=90_000)
+    page.wait_for_selector("text=finished:", timeout=200_000)
     page.wait_for_selector(".js-plotly-plot .scatterlayer .js-line")
     assert not page.problems
 
@@ -325,9 +325,9 @@ def test_board_launches_and_cancels_while_a_cell_runs(page, lab):
     page.evaluate(BUSY)
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext.kernelDisplayStatus === 'busy'")
     page.locator("button.jupyter-button:has-text('launch pipeline')").click()
-    page.wait_for_selector("text=/minibatch \\d+/", timeout=90_000)
+    page.wait_for_selector("text=/minibatch \\d+/", timeout=200_000)
     page.locator("button.jupyter-button:has-text('cancel pipeline')").click()
-    page.wait_for_selector("text=cancelled", timeout=90_000)
+    page.wait_for_selector("text=cancelled", timeout=200_000)
     record = lab.notebooks / "runs-b" / "minkvgg11bn-narrow-pipeline-001"
     assert json.loads((record / "status.json").read_text())["state"] == "cancelled"
 
@@ -337,16 +337,16 @@ def test_a_detached_job_is_found_again_after_the_kernel_restarted(page, lab):
     run_notebook(page, lab, "again.ipynb")
     page.get_by_label("jobs outlive the kernel").check()
     page.locator("button.jupyter-button", has_text="launch").click()
-    page.wait_for_selector("text=/minibatch \\d+/", timeout=90_000)
+    page.wait_for_selector("text=/minibatch \\d+/", timeout=200_000)
     page.wait_for_selector("text=/rank 1, stage 1/")  # what each rank does
     page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart'); }")
     page.locator(".jp-Dialog .jp-mod-accept").click()
     page.wait_for_timeout(1000)
     page.evaluate(READY)
     page.evaluate(RUN, 200)
-    page.wait_for_selector("text=/minibatch \\d+/", timeout=90_000)
+    page.wait_for_selector("text=/minibatch \\d+/", timeout=200_000)
     page.locator("button.jupyter-button", has_text="cancel").click()
-    page.wait_for_selector("text=cancelled", timeout=90_000)
+    page.wait_for_selector("text=cancelled", timeout=200_000)
     record = lab.notebooks / "runs-c" / "minkvgg11bn-narrow-pipeline-001"
     assert json.loads((record / "status.json").read_text())["state"] == "cancelled"
     assert not page.problems
