@@ -94,7 +94,7 @@ class ChangePoint:
         return len(self._sorted) < LEARNT
 
     def restart(self) -> None:
-        """Learn the reference anew, as what is measured is something else from now on; a jump of it is a change."""
+        """Learn the reference level anew, as another quantity is measured from now on; a jump of it is a change."""
         self._sorted, self._sums, self._outliers, self._last = [], _sums(), 0, None
         self.to_pass_over = PASSED_OVER
 

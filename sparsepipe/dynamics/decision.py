@@ -122,7 +122,7 @@ def decide(
 
 
 def candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]) -> list[Plan]:
-    """Other plans for the devices as they are now, each once: the optimal one, the same stages cut anew, the known."""
+    """Return other plans for the devices as they are now, each once: the optimal one, stages cut anew, the known."""
     found: list[Plan] = []
     settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
     recompute = any(stage.recompute for stage in plan.stages)
@@ -150,7 +150,7 @@ def _same_devices(plan: Plan, problem: Problem) -> Plan:
 
 
 def for_real(new: Plan, cluster: Cluster) -> Plan:
-    """The plan with the names of the types that its devices have, whatever they are like now; estimated as now."""
+    """Return the plan with its devices' own type names again, and the estimate for the devices as they are now."""
     stages = tuple(
         replace(
             stage,

@@ -1,4 +1,4 @@
-"""Launch a run that changes its plan by itself: `launchers.launch`, and somebody who follows the job."""
+"""Launch a run that changes its plan by itself: `launchers.launch`, and a thread that follows the job."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -126,7 +126,7 @@ def largest_payload(plan: Plan, profile: Profile) -> float:
 
 
 def cost_of(before: Pace, after: Pace, *, transfer_seconds: float, other_seconds: float) -> MoveCost:
-    """What a change between two plans of these paces takes.
+    """Return what a change between two plans of these paces costs.
 
     A run that changes its plan once fills and drains each of two pipelines where it would one: half of both is charged.
     """
@@ -134,7 +134,7 @@ def cost_of(before: Pace, after: Pace, *, transfer_seconds: float, other_seconds
 
 
 def nearest(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> Plan:
-    """`new` with devices that are alike exchanged so that the fewest bytes change hands.
+    """Return `new` with like devices exchanged such that the fewest bytes change hands.
 
     Devices are alike that have a type and a node in common. Exact for one stage per device; others stay as they are.
     """

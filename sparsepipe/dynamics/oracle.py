@@ -1,4 +1,4 @@
-"""What somebody who knew all that comes would get: the best plans in turn, with what changing them costs."""
+"""The oracle: the best sequence of plans for one who knows every slow-down in advance, with the cost of each change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

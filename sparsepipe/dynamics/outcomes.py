@@ -1,4 +1,4 @@
-"""Outcomes: what changes of the plan gave, beside what they were to give, and how far the next is to be believed.
+"""Outcomes: the gain predicted for each change of plan, the gain measured, and how far the next prediction is believed.
 
 A simulator has ranks that do not touch one another. On a machine they may share a memory, a cache or a processor: who
 gets more to do slows the others down, and an intruder slows all of them. No profile tells by how much; the paces before
@@ -36,7 +36,7 @@ _SURE = 2.0  # standard errors
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A change that was judged: shares by which a minibatch was to become shorter, and became; below 0: longer."""
+    """A judged change of plan: by which share minibatches were to become shorter, and became; below 0: longer."""
 
     first_minibatch: int
     predicted: float
@@ -117,7 +117,7 @@ class Outcomes:
         self._plan, self._since = plan, _filled(plan, first_minibatch)
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
-        """The run follows a plan from `first_minibatch` on of which nobody told what it was to give."""
+        """The run follows another plan from `first_minibatch` on, whose gain nobody predicted."""
         ranks = self._factors.ranks
         self._remember(self._plan, self._pace(self._plan, self._since, first_minibatch), first_minibatch, ranks)
         self._open = self._last = None
@@ -125,11 +125,11 @@ class Outcomes:
 
     @property
     def judging(self) -> bool:
-        """Whether there is a change of which it is not known yet what it gave."""
+        """Whether the gain of the newest change is not measured yet."""
         return self._open is not None
 
     def trust(self, minibatch: int) -> float:
-        """What share of the gains that the simulator told was seen; 1 before any change was judged."""
+        """The share of the predicted gains that was measured; 1 before any change was judged."""
         newest = [one for one in self.judged[-_JUDGED:] if minibatch - one.first_minibatch < _FORGOTTEN]
         # No more than what it was to give speaks against the simulator: what else happened meanwhile is in it, too.
         seen = sum(max(min(one.measured, one.predicted), -one.predicted) for one in newest)
@@ -137,7 +137,7 @@ class Outcomes:
         return min(max((_AT_FIRST + seen) / (_AT_FIRST + told), 0.0), 1.0)
 
     def believed(self, plan: Plan, share: float, minibatch: int) -> float:
-        """By which share a minibatch will be shorter under `plan`, where the simulator says `share`.
+        """The share by which a minibatch is expected to be shorter under `plan`, where the simulator predicts `share`.
 
         What a plan took on devices like these counts more than what a simulator says, as far as it is sure.
         """

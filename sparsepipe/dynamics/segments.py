@@ -19,7 +19,7 @@ Followed = tuple[int, Plan]  # (its first minibatch, plan)
 
 @dataclass(frozen=True)
 class Later(Stragglers):
-    """Stragglers as a part of a run meets them whose first minibatch is the run's number `first`."""
+    """A run's stragglers, for a part of the run that begins at the run's minibatch `first`."""
 
     first: int = 0
 

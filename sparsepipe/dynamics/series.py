@@ -16,7 +16,7 @@ _REMEMBERED = 1024  # values that are kept, with their minibatches
 
 @dataclass
 class Series:
-    """Either `rank` or `link` says whose it is.
+    """The times of one rank or of one link over those expected: `rank` or `link` says whose.
 
     Usual is what its profile says, what it took before it ever changed, what it took when it was quickest, and all
     between: a profile is off by other shares for other layers, and what ranks of a job slow one another by is no other
@@ -36,7 +36,7 @@ class Series:
 
     @classmethod
     def of_link(cls, pair: Pair) -> "Series":
-        """One whose first times count: links do not warm up."""
+        """Return the series of a link, whose first times count: links do not warm up."""
         return cls(link=pair, _test=ChangePoint(to_pass_over=0))
 
     def add(
@@ -57,7 +57,7 @@ class Series:
         return slow and math.log(at_most / expected) < self._test.level - _ALIKE
 
     def learn_anew(self) -> None:
-        """What is usual may be another level from now on, as a rank has other layers."""
+        """Learn the usual level anew, as the rank has other layers from now on."""
         self._test.restart()
 
     @property

@@ -1,4 +1,4 @@
-"""Why a run failed: the first error among all that its workers report, which the others only follow from."""
+"""Why a run failed: the first error among those that its workers report; the others follow from it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a run that goes on lost on the way, such as a host: in its status, for whoever sees it finish.
+"""What a run lost and went on without, such as a host: kept in its status, to be told when it finishes.
 
 status.json   {"state": "finished", "went_on": ["host2: rank 1 …: the disk of … is full; …; going on … on host1"]}
 """

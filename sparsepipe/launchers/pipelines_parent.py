@@ -1,4 +1,4 @@
-"""What the parent of several pipelines does, on one machine and over hosts: a launcher each, and how all of them end.
+"""The parent process of several pipelines, on one machine or over hosts: it starts a launcher for each.
 
 A launcher that is killed is started again where that is allowed. The run fails when all pipelines have, and at once
 where what the user gave keeps one of them from beginning.

@@ -16,7 +16,7 @@ _UNITS = (MemoryNeed(1.0, 0.0, 0.0), MemoryNeed(0.0, 1.0, 0.0), MemoryNeed(0.0, 
 
 
 def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
-    """{"reasons": sentences, "blocked": for each cut the ranges [first, last, reason] of places where it cannot be}.
+    """Return {"reasons": sentences, "blocked": for each cut the ranges [first, last, reason] where it cannot be}.
 
     The other cuts and all devices stay. A place is the number of layers before the cut.
     """

@@ -110,7 +110,7 @@ def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Htm
 
 
 def phase(rows: Sequence[MetricsRow], plan: Plan | Pipelines, *, running: bool) -> tuple[str, int, int]:
-    """(what the job is at and how long it still takes, minibatches done, minibatches in all; 0: not known yet)."""
+    """Return (what the job is at and for how long still, minibatches done, minibatches in all; 0: not known yet)."""
     start = next((row for row in reversed(rows) if row["event"] == "start"), None)
     if start is None:
         return "setting up: processes start, meet, and read their data", 0, 0

@@ -66,7 +66,7 @@ class Settings:
 
 
 def devices_told(cluster: Cluster) -> str:
-    """ "2 × fast + slow on 2 nodes"."""
+    """The devices in words, such as 2 × fast + slow on 2 nodes."""
     names = counted(device.type.name for device in cluster.devices)
     return f"{names} on {len(cluster.nodes)} nodes" if len(cluster.nodes) > 1 else names
 

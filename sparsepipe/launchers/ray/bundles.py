@@ -28,7 +28,7 @@ def labels(types: Sequence[str | None], *, without: Collection[str] = ()) -> lis
 
 
 def pinned(ids: Sequence[str]) -> list[dict[str, str]]:
-    """Return the labels by which each rank is on the node with the id at its place."""
+    """Return labels that put each rank on the node whose id stands at the rank's place in the list."""
     return [{_NODE: id} for id in ids]
 
 

@@ -42,7 +42,7 @@ _SILENT: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
 class HostsOfFile:
-    """The hosts of a cluster, reached by `ssh`: a place, as a run that starts again has one (restarting.py)."""
+    """The hosts of a cluster, reached by `ssh`: the `Place` (restarting.py) of a run's ranks."""
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         """`folder`: of the run, where the hosts are kept for whoever resumes it."""

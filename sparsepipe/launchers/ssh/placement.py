@@ -12,7 +12,7 @@ HOSTS = "hosts.toml"  # in the run's folder: the cluster that it was launched on
 
 
 def own_prefix(pipeline: int | None) -> str:
-    """Return what names of a pipeline's files begin with in the folder of the whole run; nothing where it is all."""
+    """Return the prefix of a pipeline's file names in the folder of the whole run; empty where it is the whole run."""
     return "" if pipeline is None else f"pipelines/{pipeline}/"
 
 

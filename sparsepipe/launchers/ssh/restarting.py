@@ -192,7 +192,7 @@ def attempts(session: Session, attempt: int, allowed: int) -> tuple[FailureCause
 
 
 def clear_what_is_torn(folder: Path, attempt: int) -> None:
-    """Remove what came in part, of a host that was lost, or to a controller that was killed, before an attempt."""
+    """Remove, before an attempt, files that came only in part: from a lost host, or to a killed controller."""
     clear(folder, attempt)
     remove_partial(folder)
     for path in (folder / "metrics.jsonl", *folder.glob("trace-rank*.jsonl")):

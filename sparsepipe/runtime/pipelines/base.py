@@ -36,7 +36,7 @@ class Holder:
 
 
 class Kind(Enum):
-    """What a pipeline is to do next."""
+    """What a task has a pipeline do."""
 
     TRAIN = "train"  # minibatches of an epoch, from an empty pipeline to an empty one
     CLOSE_EPOCH = "close epoch"  # checkpoint it where that is due, validate, and say so by `closed`

@@ -29,7 +29,7 @@ _READ_BYTES = 2**16
 
 
 class Where(Protocol):
-    """Where somebody listens, and what both sides prove to know."""
+    """The address of a process that listens, and the secret that both sides prove to know."""
 
     @property
     def host(self) -> str: ...

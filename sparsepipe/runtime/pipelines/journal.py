@@ -102,7 +102,7 @@ class Journal:
 
 
 def apply(state: RunState, row: Mapping[str, Any]) -> None:
-    """Ask a state again what a row of a journal says. What was refused is refused again."""
+    """Make the request of a journal's row again. What was refused is refused again."""
     if row["call"] == "expire":
         state.expire(now=row["now"])
     elif row["call"] == "stop":

@@ -30,7 +30,7 @@ START_SECONDS = 30.0  # that pipelines which are ready wait for the others at mo
 
 
 class GivenUp(RuntimeError):
-    """Who asks belongs to an attempt of a pipeline that has ended."""
+    """Raised for a request of a pipeline's attempt that has ended."""
 
 
 class Request(NamedTuple):

@@ -22,7 +22,7 @@ _MOST_HELLO = 256  # bytes
 
 
 class Handler(Protocol):
-    """Who answers those that have proved themselves."""
+    """What a switchboard calls when a rank that proved itself connects, sends a line, or disconnects."""
 
     def connected(self, peer: "Peer") -> None:
         """A rank has said who it is."""
