@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fuzzing import fuzzed
+from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,7 +162,7 @@ def test_damaged_pictures_are_read_or_refused_in_a_line(tmp_path: Path, damage: 
         content = content[: damage.draw(st.integers(0, len(content)))]
     path = tmp_path / "set" / "train" / "a" / "b.jpg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    put(path, bytes(content))
     try:
         inputs = open_examples(tmp_path / "set", split="train", image_size=8).batch([0]).inputs
     except InputError as error:

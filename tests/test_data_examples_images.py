@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fuzzing import fuzzed
+from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,9 +146,9 @@ def test_any_bytes_as_cifar_are_read_or_refused_in_a_line(tmp_path: Path, conten
     folder = tmp_path / "cifar"
     if not folder.exists():
         write_cifar(folder, label_bytes=2)
-    (folder / "train.bin").write_bytes((content + bytes(3074 - len(content) % 3074)) * repeats + content[:1])
+    put(folder / "train.bin", (content + bytes(3074 - len(content) % 3074)) * repeats + content[:1])
     read_or_refused(folder)
-    (folder / "train.bin").write_bytes((content + bytes(3074 - len(content) % 3074)) * repeats)
+    put(folder / "train.bin", (content + bytes(3074 - len(content) % 3074)) * repeats)
     read_or_refused(folder)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from fuzzing import fuzzed
+from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,7 +104,7 @@ def test_damaged_shards_are_read_or_refused_in_a_line(tmp_path: Path, damage: st
         content = content[: damage.draw(st.integers(8, len(content)))]
     folder = tmp_path / "damaged"
     folder.mkdir(exist_ok=True)
-    (folder / "train.hdf5").write_bytes(content)
+    put(folder / "train.hdf5", bytes(content))
     try:
         opened = open_examples(folder, split="train")
         batch = opened.batch(range(len(opened)))

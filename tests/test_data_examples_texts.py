@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fuzzing import fuzzed
+from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -209,8 +209,8 @@ def test_options_of_translation_are_checked(tmp_path: Path, options: dict[str, A
 def test_any_two_files_are_a_text_or_refused_in_a_line(tmp_path: Path, source: bytes, target: bytes) -> None:
     folder = tmp_path / "pairs"
     folder.mkdir(exist_ok=True)
-    (folder / "train.en").write_bytes(source)
-    (folder / "train.de").write_bytes(target)
+    put(folder / "train.en", source)
+    put(folder / "train.de", target)
     try:
         opened = open_examples(folder, split="train", vocabulary_size=100)
         batch = opened.batch(range(len(opened)))
@@ -334,7 +334,7 @@ def test_sentences_end_before_a_capital() -> None:
 @given(content=st.binary(max_size=200))
 def test_any_file_is_plain_text_or_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "train").mkdir(exist_ok=True)
-    (tmp_path / "train" / "a.txt").write_bytes(b"Some words of prose. " + content)
+    put(tmp_path / "train" / "a.txt", b"Some words of prose. " + content)
     try:
         opened = open_examples(tmp_path, split="train", vocabulary_size=100, sequence_length=16)
         batch = opened.batch(range(len(opened)))

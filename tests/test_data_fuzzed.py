@@ -11,7 +11,7 @@ import h5py
 import laspy
 import numpy as np
 import pytest
-from fuzzing import fuzzed
+from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,7 +197,7 @@ def test_whatever_is_damaged_is_read_or_refused_in_one_line(
     tmp_path: Path, name: str, found: list, declared: Reading
 ) -> None:
     path = tmp_path / name
-    path.write_bytes(damaged(VALID[name], found))
+    put(path, damaged(VALID[name], found))
     outcome(path, declared)
 
 
@@ -207,7 +207,7 @@ def test_whatever_is_damaged_is_read_or_refused_in_one_line(
 def test_a_damaged_laz_is_refused_in_one_line(tmp_path: Path, found: list) -> None:
     """The decompressor ended the whole process: it works in one of its own, which takes its time."""
     path = tmp_path / "damaged.laz"
-    path.write_bytes(damaged(VALID["packed.laz"], found))
+    put(path, damaged(VALID["packed.laz"], found))
     outcome(path, Reading())
 
 

@@ -1,7 +1,7 @@
 """A real job's table of operations becomes a trace; what is no such table is refused in one line."""
 
 import pytest
-from fuzzing import fuzzed
+from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,7 +137,7 @@ def test_damaged_tables_are_read_or_refused(tmp_path, data):
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content) - 1))
         content[place] = data.draw(st.integers(0, 255))
-    (tmp_path / "bent.parquet").write_bytes(content[: data.draw(st.integers(1, len(content)))])
+    put(tmp_path / "bent.parquet", bytes(content[: data.draw(st.integers(1, len(content)))]))
     try:
         trace = Trace.load(tmp_path / "bent.parquet")
     except InputError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzing import fuzzed
+from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -141,8 +141,7 @@ def read_or_refused(path: Path, read: Callable[[], Any], use: Callable[[Any], An
 
 
 def write(path: Path, content: str) -> Path:
-    path.write_bytes(content.encode("utf-8", "surrogatepass"))
-    return path
+    return put(path, content.encode("utf-8", "surrogatepass"))
 
 
 GRAPH = LayerGraph.chain(

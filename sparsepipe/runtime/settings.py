@@ -130,7 +130,9 @@ class Settings:
         """Return `settings`. Raises InputError where one of them is none of these."""
         names = {item.name for item in fields(cls)}
         if unknown := sorted(set(settings) - names):
-            raise InputError(f"unknown setting {unknown[0]!r} of a run, expected some of {', '.join(sorted(names))}")
+            raise InputError(
+                f"unknown setting {shown(unknown[0])} of a run, expected some of {', '.join(sorted(names))}"
+            )
         return dict(settings)
 
     def __repr__(self) -> str:
