@@ -1,5 +1,7 @@
 """What the tests of engines share: seeded random voxels, real voxels, rows matched by coordinates."""
 
+from functools import cache
+
 import torch
 
 from sparsepipe import data
@@ -20,8 +22,9 @@ def random_batch(num_samples=3, num_points=150, reach=6, *, channels=2, seed=0, 
     return PointBatch(coordinates, features, torch.arange(num_samples))
 
 
+@cache
 def real_batch(shared_data, *, num_samples=4, voxel_size=0.05):
-    """Voxels of real shapes, one from each of `num_samples` classes; the feature is 1."""
+    """Voxels of real shapes, one from each of `num_samples` classes; the feature is 1. Nobody changes them."""
     source = shared_data / "modelnet10-sample" / "ModelNet10"
     dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=1024)
     return dataset.batch([k * len(dataset) // num_samples for k in range(num_samples)])

@@ -1,4 +1,6 @@
-"""Networks of torch modules learn real data, in a pipeline with stashed weights as in one process.
+"""Networks of torch modules learn real data in a pipeline of two stages, with stashed weights.
+
+That one process learns as a plain loop does is the law of test_runtime_modules.py: it has no test of minutes here.
 
 They are trained by the product's own processes, on data that are fetched once: `sparsepipe data fetch NAME`.
 """
@@ -19,7 +21,7 @@ from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-PROCESSES = {"one process": 1, "1f1b": 2}
+STAGES = 2
 PREPARED = "prepared"  # the folder of what is made of texts: it takes seconds, and serves all processes of a test
 
 
@@ -31,24 +33,23 @@ def need(name: str) -> None:
         pytest.skip(str(error))
 
 
-def validations(folder, config: RunConfig, processes: int) -> list[dict]:
+def validations(folder, config: RunConfig) -> list[dict]:
     """Train a network cut into stages of as many layers, a process each; return what each validation reports."""
     config = config.replace(cache=str(folder / PREPARED))
     ids = [layer.id for layer in layer_graph(config).layers]
-    bounds = [round(k * len(ids) / processes) for k in range(processes + 1)]
+    bounds = [round(k * len(ids) / STAGES) for k in range(STAGES + 1)]
     stages = (Stage(tuple(ids[a:b]), (k,)) for k, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)))
-    with launch(Plan(tuple(stages), schedule="1f1b"), config, run_dir=folder / f"{processes}-{config.seed}") as job:
+    with launch(Plan(tuple(stages), schedule="1f1b"), config, run_dir=folder / f"run-{config.seed}") as job:
         job.wait()
     return [row["validation"] for row in job.record.metrics("epoch")]
 
 
-@pytest.mark.parametrize("strategy", PROCESSES)
-def test_digits_are_read(strategy, tmp_path):
+def test_digits_are_read(tmp_path):
     """MNIST's, 4,000 to learn from: at least 97 of 100 of the other 1,000, in the mean of two seeds."""
     need("mnist-5k")
     config = RunConfig("mnist-convnet", "mnist-5k", batch_size=32, learning_rate=0.05, threads=1, checkpoint_every=0)
     config = config.replace(epochs=6, learning_rate_schedule="cosine")
-    found = [validations(tmp_path, config.replace(seed=seed), PROCESSES[strategy])[-1]["accuracy"] for seed in range(2)]
+    found = [validations(tmp_path, config.replace(seed=seed))[-1]["accuracy"] for seed in range(2)]
     assert sum(found) / 2 >= 0.97, found
 
 
@@ -64,7 +65,7 @@ def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):
         if word != IGNORED
     )
     most = max(words.values()) / words.total()
-    found = validations(tmp_path, task.config(seed=0, minibatches=600, checkpoint_every=0), 2)[-1]["accuracy"]
+    found = validations(tmp_path, task.config(seed=0, minibatches=600, checkpoint_every=0))[-1]["accuracy"]
     assert found > 1.2 * most, (found, most)
 
 
@@ -74,7 +75,7 @@ def test_translations_become_better_than_copies(tmp_path):
     options = {"sequence_length": 10, "vocabulary_size": 1000}
     config = RunConfig("gnmt-small", "libreoffice-help-en-de", data_args=json.dumps(options), batch_size=32, threads=1)
     config = config.replace(optimizer="adam", learning_rate=0.003, epochs=2)
-    found = [row["bleu"] for row in validations(tmp_path, config, 2)]
+    found = [row["bleu"] for row in validations(tmp_path, config)]
     held = open_examples("libreoffice-help-en-de", split="test", cache=tmp_path / PREPARED, **options)
     copies = bleu_of_copies(held, source_vocabulary=held, vocabulary=held, most_sentences=config.bleu_sentences)
     assert found[0] < found[-1] > copies["bleu"], (found, copies)

@@ -17,6 +17,7 @@ from sparsepipe.runtime import RunConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EPOCH = 5  # minibatches
+EPOCHS = 4
 TRAINED = {
     "all-reduce": 2,
     "ad-psgd": 3,
@@ -45,16 +46,18 @@ def test_every_rule_is_trained_with() -> None:
 def test_pipelines_of_one_stage_train_to_the_end_and_are_replayed_to_the_same_bits(tmp_path, clouds, rule) -> None:
     plan = pipelines_of(NORMED, *([[rank]] for rank in range(TRAINED[rule])), rule=rule)
     # Each rank sleeps longer than it computes, so that pipelines take minibatches in turn on a busy machine, too.
-    config = settings(clouds, model=NORMED, epochs=6, validate=True, momentum=0.0, stragglers="jitter:p=1,seconds=0.1")
+    config = settings(
+        clouds, model=NORMED, epochs=EPOCHS, validate=True, momentum=0.0, stragglers="jitter:p=1,seconds=0.1"
+    )
     result = run_pipelines(tmp_path / "run", plan, config)
-    _each_once(result, 6)
+    _each_once(result, EPOCHS)
     (summary,) = result.rows("summary")
-    assert summary["minibatches"] == 6 * EPOCH and summary["replication"]["rule"] == rule.partition(":")[0]
+    assert summary["minibatches"] == EPOCHS * EPOCH and summary["replication"]["rule"] == rule.partition(":")[0]
     assert {row["pipeline"] for row in result.rows("step")} == set(range(TRAINED[rule])), "each had some"
     epochs = result.rows("epoch")
-    assert [row["epoch"] for row in epochs] == list(range(6)) and epochs[-1]["minibatches"] == 6 * EPOCH
+    assert [row["epoch"] for row in epochs] == list(range(EPOCHS)) and epochs[-1]["minibatches"] == EPOCHS * EPOCH
     assert epochs[-1]["validation"] == summary["validation"] and epochs[-1]["samples_per_second"] > 0
-    last = [row for row in result.rows("step") if row["epoch"] == 5]
+    last = [row for row in result.rows("step") if row["epoch"] == EPOCHS - 1]
     loss = sum(row["loss"] * row["counted"] for row in last) / sum(row["counted"] for row in last)
     assert epochs[-1]["train"]["loss"] == pytest.approx(loss), "of all pipelines' minibatches"
     _replayed(result, plan, config)
@@ -95,7 +98,7 @@ def test_a_run_is_replayed_in_one_process_from_its_record_to_the_same_bits(tmp_p
     Each rank sleeps longer than it computes, so that both are at work when averages are due.
     """
     plan = pipelines_of(NORMED, [[0]], [[1]], rule=rule)
-    config = settings(clouds, model=NORMED, epochs=4, shuffle=True, stragglers="jitter:p=1,seconds=0.1")
+    config = settings(clouds, model=NORMED, epochs=EPOCHS, shuffle=True, stragglers="jitter:p=1,seconds=0.1")
     _replayed(run_pipelines(tmp_path / "run", plan, config), plan, config)
 
 
