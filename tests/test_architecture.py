@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
@@ -66,8 +67,13 @@ def sources():
             yield path, parts
 
 
+@cache
 def imports(path, parts):
-    """Absolute dotted names that the file imports, wherever in it."""
+    """Absolute dotted names that the file imports, wherever in it: four tests ask for those of every file."""
+    return tuple(_imports(path, parts))
+
+
+def _imports(path, parts):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
