@@ -57,7 +57,7 @@ def test_a_layer_is_found_by_name_or_kind_and_brought_into_sight():
     figure = drawn(explorer.view)["layout"]
     low, high = figure["xaxis"]["range"]
     assert high - low < (whole[1] - whole[0]) / 1.9 and len(figure["shapes"]) == 1
-    assert figure["height"] < 600 and "meta" not in figure, "what is found is not below an empty page"
+    assert figure["height"] < 600 and not figure["meta"]["keeps_ratio"], "what is found is not below an empty page"
     explorer.find.value = "relu"
     assert len(explorer.found.options) == 200 and explorer.found.value == "node1"
     explorer.find.value = "nothing-like-it"

@@ -4,6 +4,7 @@ import html
 import json
 import threading
 
+import ipywidgets
 import pytest
 from processes import ENOUGH, until
 
@@ -60,6 +61,26 @@ def pace(value):
 def printed(capsys, *arguments):
     assert main([str(argument) for argument in (*arguments, "--json")]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def test_controls_share_layouts_and_styles_that_none_can_change(profile, cluster, monkeypatch):
+    """Each with its own sent a page a hundred messages more, for every explorer."""
+    opened, send = [], ipywidgets.Widget.open
+    monkeypatch.setattr(ipywidgets.Widget, "open", lambda self: (opened.append(self), send(self))[1])
+    first, second = PartitionExplorer(profile, cluster), WaitingExplorer(profile, Link(1e9), pipelines=2)
+    looks = [one for one in opened if isinstance(one, ipywidgets.Layout | ipywidgets.Style)]
+    controls = [one for one in opened if isinstance(one, ipywidgets.DOMWidget)]
+    assert len(looks) < 40 < 70 < len(controls)
+    picker, other = second.straggler, first.several.straggler
+    picker.kind.value = NOBODY
+    assert picker.rank.layout is other.rank.layout
+    picker.kind.value = SLOW
+    assert picker.rank.layout.display != "none" == other.rank.layout.display
+    assert picker.rank.layout.width == other.rank.layout.width == "330px"
+    with pytest.raises(AttributeError, match="many controls share this"):
+        picker.rank.layout.width = "10px"
+    first.widget.layout.width = "900px"  # what is displayed has a layout of its own
+    assert second.widget.layout.width is None
 
 
 def test_one_pipeline_plans_and_simulates_no_several(profile, cluster, monkeypatch):

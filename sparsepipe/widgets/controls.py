@@ -6,6 +6,7 @@ from typing import Any
 import ipywidgets
 
 from ..quantities import BANDWIDTH, SIZE, TIME
+from . import looks
 from .readings import Plain, Whole
 from .stop_slider import StopSlider
 
@@ -59,18 +60,18 @@ def choice_slider(name: str, value: int, options: Iterable[int], *, most: int, t
 
 
 def dropdown(name: str, options: Any, tip: str) -> ipywidgets.Dropdown:
-    return ipywidgets.Dropdown(options=options, description=name, layout=_WIDE, style=_NAMES, tooltip=tip)
+    return looks.Dropdown(options=options, description=name, layout=_WIDE, style=_NAMES, tooltip=tip)
 
 
 def written(name: str, *, example: str, tip: str) -> ipywidgets.Text:
     """A line of text, taken when it is left or Enter is pressed."""
-    return ipywidgets.Text(
+    return looks.Text(
         description=name, placeholder=example, tooltip=tip, continuous_update=False, layout=_WIDE, style=_NAMES
     )
 
 
 def toggle(name: str, tip: str) -> ipywidgets.ToggleButton:
-    return ipywidgets.ToggleButton(description=name, tooltip=tip, layout={"width": "160px"})
+    return looks.ToggleButton(description=name, tooltip=tip, layout={"width": "160px"})
 
 
 def _link_slider(name: str, given: Iterable[float], reading: Any, stops: Iterable[float], tip: str) -> StopSlider:

@@ -7,14 +7,13 @@ from ..display.markup import Html, joined
 from ..dynamics import Alarm, Follower, Standing
 from ..errors import InputError
 from ..launchers import Job
+from .html_view import scrolled
 from .promised import MadeFor
 
 _ALARMS = 5  # the newest that are shown
 _ALARM, _USUAL = "#D55E00", "inherit"  # colours
-_TABLE = Html(
-    "<div style='opacity:.75'>times as long as its profile says, for minibatches of their sizes</div>"
-    "<table style='font-size:13px;line-height:1.6'>{}</table>{}"
-)
+_SHOWN = Html("<div style='opacity:.75'>times as long as its profile says, for minibatches of their sizes</div>{}{}")
+_TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
 _ROW = Html(
     "<tr><td style='padding-right:10px'>{}</td><td style='padding-right:10px;color:{}'>{:.2f} ×</td><td>{}</td></tr>"
 )
@@ -31,7 +30,7 @@ def drift_table(standings: Sequence[Standing], alarms: Sequence[Alarm]) -> Html:
         told += [f"{one.spikes} spike{'s' if one.spikes > 1 else ''}"] if one.spikes else []
         rows.append(_ROW.format(one.name, _ALARM if one.changed else _USUAL, one.factor, ", ".join(told)))
     lines = [_LINE.format(_USUAL if alarm.recovered else _ALARM, str(alarm)) for alarm in alarms[-_ALARMS:]]
-    return _TABLE.format(joined(rows), joined(lines))
+    return _SHOWN.format(scrolled(_TABLE.format(joined(rows)), "drift"), joined(lines))
 
 
 class DriftOfJobs:

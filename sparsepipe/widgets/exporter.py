@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from ..errors import InputError
 from ..plots import COLUMN_WIDTHS, export
+from . import looks
 from .html_view import HtmlView
 from .messages import Messages
 
@@ -41,9 +42,9 @@ class Exporter:
         button: ipywidgets.Button | None = None,
     ) -> None:
         self.folder, self.make, self.blocked = folder, make, ""
-        self.button = button or ipywidgets.Button()
+        self.button = button or looks.Button()
         self.button.description, self.button.icon = "export", "download"
-        self.width = ipywidgets.Dropdown(
+        self.width = looks.Dropdown(
             options=_WIDTHS,
             description="PDF",
             tooltip="how wide the PDF is",
@@ -52,8 +53,8 @@ class Exporter:
         )
         self.told = HtmlView()
         self.button.on_click(messages.shown(lambda _: self.export()))
-        chosen = ipywidgets.HBox([self.button, self.width], layout={"flex_flow": "row wrap"})
-        self.widget = ipywidgets.VBox([chosen, self.told])
+        chosen = looks.HBox([self.button, self.width], layout={"flex_flow": "row wrap"})
+        self.widget = looks.VBox([chosen, self.told])
         self.block("")
 
     def block(self, reason: str) -> None:

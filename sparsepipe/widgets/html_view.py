@@ -1,4 +1,4 @@
-"""A widget for HTML that escapes every string that is not `Html`."""
+"""A widget for HTML that escapes every string that is not `Html`, and tables in it that scroll within themselves."""
 
 from typing import Any
 
@@ -6,9 +6,20 @@ import ipywidgets
 import traitlets
 
 from ..display.markup import Html
+from . import looks
+
+# No wider than its place, whatever its table is: a flex item would grow with it, and the page cut it off.
+_SCROLLED = Html(
+    "<div style='overflow-x:auto;width:0;min-width:100%' tabindex='0' role='region' aria-label='{}'>{}</div>"
+)
 
 
-class HtmlView(ipywidgets.HTML):
+def scrolled(table: Html, name: str) -> Html:
+    """Return a table that scrolls within itself where it is wider than its place, with the pointer and with keys."""
+    return _SCROLLED.format(name, table)
+
+
+class HtmlView(looks.Shares, ipywidgets.HTML):
     """Shows markup as such and any other string as the text that it is. The package's only use of ipywidgets.HTML."""
 
     @traitlets.validate("value")

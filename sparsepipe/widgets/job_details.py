@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ipywidgets
-
 from .. import plots
 from ..display.markup import Html, joined
 from ..errors import InputError
@@ -21,8 +19,9 @@ from ..record.processes import num_processes
 from ..replaying import what_if
 from ..simulator import simulate
 from ..trace import Trace
+from . import looks
 from .drift import DriftOfJobs
-from .html_view import HtmlView
+from .html_view import HtmlView, scrolled
 from .live import doings_of, doings_table, log_of
 from .messages import Messages
 from .plot_view import PlotView
@@ -38,28 +37,28 @@ class JobDetails:
     def __init__(self, messages: Messages, jobs: Mapping[str, Job], made_for: Callable[[str], MadeFor]) -> None:
         self.jobs, self.made_for = jobs, made_for
         self.drift, self.drifts = DriftOfJobs(made_for), HtmlView()
-        self.job = ipywidgets.Dropdown(
+        self.job = looks.Dropdown(
             options=[_NONE], description="job", layout={"width": "260px"}, style={"description_width": "40px"}
         )
         self.job.tooltip = "the job that is shown below"
-        self.rank = ipywidgets.Dropdown(description="log of rank", layout={"width": "180px"})
+        self.rank = looks.Dropdown(description="log of rank", layout={"width": "180px"})
         self.rank.tooltip = "whose log is shown"
         self.ranks, self.log, self.speeds = HtmlView(), HtmlView(), HtmlView()
         self.timeline, self.anatomy = PlotView(), PlotView()
         self.culprit = HtmlView()
         ended = [self.speeds, self.timeline, self.anatomy, self.culprit]
-        self.end = ipywidgets.VBox(ended, layout={"display": "none"})
+        self.end = looks.VBox(ended, layout={"display": "none"})
         self._tried: Path | None = None  # the run that was compared last
         self._compared: Path | None = None  # the run of the figures
         self._quiet = False
         for chooser in (self.job, self.rank):
             chooser.observe(messages.shown(self._chosen), names="value")
-        heads = ipywidgets.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
-        self.widget = ipywidgets.VBox([heads, self.ranks, self.drifts, self.log, self.end], layout={"display": "none"})
+        heads = looks.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
+        self.widget = looks.VBox([heads, self.ranks, self.drifts, self.log, self.end], layout={"display": "none"})
 
     def add(self, name: str, *, select: bool = True) -> None:
         """Offer a job, and show it where `select`."""
-        self.widget.layout.display = ""
+        looks.show(self.widget, on=True)
         chosen = name if select else self.job.value
         self._quiet = True
         try:  # new options choose the first of them
@@ -77,10 +76,10 @@ class JobDetails:
     def show(self, _: Any = None) -> None:
         name = self.job.value
         job = self.jobs.get(name) if name else None
-        self.rank.layout.display = "none" if job is None else ""
+        looks.show(self.rank, on=job is not None)
         if job is None:
             self.ranks.value = self.drifts.value = self.log.value = ""
-            self.end.layout.display = "none"
+            looks.show(self.end, on=False)
             return
         folder, plan = job.record.folder, job.record.plan
         several = isinstance(plan, Pipelines)
@@ -98,11 +97,11 @@ class JobDetails:
                 self._compare(job.record)
                 self._compared = job.record.folder
         finally:  # figures of another run are not shown below this one
-            self.end.layout.display = "" if finished and self._compared == job.record.folder else "none"
+            looks.show(self.end, on=finished and self._compared == job.record.folder)
 
     def _compare(self, record: RunRecord) -> None:
         """Speeds, then the last epoch as planned, above it as measured, and where the time went."""
-        self.anatomy.layout.display = ""
+        looks.show(self.anatomy, on=True)
         if isinstance(record.plan, Pipelines):
             self._compare_rules(record)
             return
@@ -130,7 +129,7 @@ class JobDetails:
         self.speeds.value = self.culprit.value = ""
         self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))
         averaged = bool(outcome.group_sizes or outcome.staleness)
-        self.anatomy.layout.display = "" if averaged else "none"
+        looks.show(self.anatomy, on=averaged)
         if averaged:
             self.anatomy.show(resting_on(plots.groups([outcome], note=record.name), rests_on))
 
@@ -169,7 +168,8 @@ def speeds_table(record: RunRecord) -> Html:
         rows.append((f"stage {k} computes", told, f"{row['busy_fraction']:.0%} of the time"))
     head, *body = rows
     lines = [_ROW.format(joined(map(_HEAD.format, head))), *(_ROW.format(joined(map(_CELL.format, r))) for r in body)]
-    return Html("<table style='font-size:13px;text-align:left'>{}</table>").format(joined(lines))
+    table = Html("<table style='font-size:13px;text-align:left'>{}</table>").format(joined(lines))
+    return scrolled(table, "planned beside measured")
 
 
 def _speed(value: float | None) -> str:

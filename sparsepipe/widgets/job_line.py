@@ -2,8 +2,6 @@
 
 from typing import Any, Protocol
 
-import ipywidgets
-
 from ..display.html import counted
 from ..display.markup import Html
 from ..errors import InputError, RunFailed
@@ -12,6 +10,7 @@ from ..pipelines import Pipelines
 from ..plan import Plan
 from ..replication import rule_text
 from ..runtime.config import RunConfig
+from . import looks
 from .html_view import HtmlView
 from .live import learned, phase
 from .messages import Messages
@@ -42,19 +41,19 @@ class JobLine:
 
     def __init__(self, board: Board, name: str, plan: Plan | Pipelines) -> None:
         self.board, self.name, self.plan, self.other = board, name, plan, ""
-        free = ipywidgets.Layout(width="auto")  # a button is called after its plan, for those who hear it alone
-        self.start = ipywidgets.Button(description=f"launch {name}", button_style="primary", layout=free, icon="play")
-        self.stop = ipywidgets.Button(description=f"cancel {name}", layout=free, disabled=True, icon="stop")
+        free = {"width": "auto"}  # a button is called after its plan, for those who hear it alone
+        self.start = looks.Button(description=f"launch {name}", button_style="primary", layout=free, icon="play")
+        self.stop = looks.Button(description=f"cancel {name}", layout=free, disabled=True, icon="stop")
         self.start.tooltip, self.stop.tooltip = "start its processes", "end its processes: the record stays"
-        wide, names = ipywidgets.Layout(width="170px"), {"description_width": "44px"}
-        self.progress = ipywidgets.IntProgress(max=1, layout=wide, style=names, tooltip=f"minibatches of {name} done")
-        self.state = HtmlView("not launched", layout=ipywidgets.Layout(flex="1 1 300px", min_width="0"))
-        self.promise = HtmlView(layout=ipywidgets.Layout(margin="0 0 6px 12px"))
+        wide, names = {"width": "170px"}, {"description_width": "44px"}
+        self.progress = looks.IntProgress(max=1, layout=wide, style=names, tooltip=f"minibatches of {name} done")
+        self.state = HtmlView("not launched", layout={"flex": "1 1 300px", "min_width": "0"})
+        self.promise = HtmlView(layout={"margin": "0 0 6px 12px"})
         self.start.on_click(board.messages.shown(self._start))
         self.stop.on_click(board.messages.shown(lambda _: board.cancel(name)))
-        row = ipywidgets.Layout(flex_flow="row wrap", align_items="center")
-        buttons = ipywidgets.HBox([self.start, self.stop, self.progress, self.state], layout=row)
-        self.widget = ipywidgets.VBox([buttons, self.promise])
+        row = {"flex_flow": "row wrap", "align_items": "center"}
+        buttons = looks.HBox([self.start, self.stop, self.progress, self.state], layout=row)
+        self.widget = looks.VBox([buttons, self.promise])
 
     def tell(self, plan: Plan | Pipelines, batch_size: int) -> None:
         """Show the stages that the next launch would have, and the speed that is predicted for it."""

@@ -21,6 +21,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
+from . import looks
 from .html_view import HtmlView
 from .job_details import JobDetails
 from .job_line import JobLine
@@ -65,7 +66,7 @@ class LaunchBoard(Shown):
         self.messages = Messages()
         self.curves = PlotView()
         self.settings = RunSettings(config, self.messages.shown(self._tell))
-        self.detach = ipywidgets.Checkbox(
+        self.detach = looks.Checkbox(
             description="jobs outlive the kernel",
             indent=False,
             tooltip="detach: found again by this board, or by attach()",
@@ -76,11 +77,12 @@ class LaunchBoard(Shown):
         self._drawn = (0.0, -1)
         self.details = JobDetails(self.messages, self.jobs, self.made_for)
         self._lines = {name: JobLine(self, name, plan) for name, plan in self.plans.items()}
-        self._list = ipywidgets.VBox([line.widget for line in self._lines.values()])
+        self._list = looks.VBox([line.widget for line in self._lines.values()])
         self.change = PlanChange(self.messages, lambda name: self.prepared(name)[0], self._change)
         parts = [self.settings.widget, self.detach, self._list, self.change.widget, self.question.widget]
         words = HtmlView(explained(OF_RUNS))
-        self.widget = ipywidgets.VBox([self.messages, *parts, self.curves, self.details.widget, words])
+        views = [self.messages, *parts, self.curves, self.details.widget, words]
+        self.widget = looks.VBox(views, layout=ipywidgets.Layout())
         responsive(with_tips(self.widget))
         self.messages.shown(self._begun)()
 
@@ -267,22 +269,20 @@ class _Question:
 
     def __init__(self, messages: Messages) -> None:
         self.told = HtmlView()
-        self.yes = ipywidgets.Button(description="go on beside it", icon="play", tooltip="launch it all the same")
-        self.no = ipywidgets.Button(description="wait", icon="times", tooltip="launch nothing now")
-        self.widget = ipywidgets.HBox(
-            [self.told, self.yes, self.no], layout={"display": "none", "flex_flow": "row wrap"}
-        )
+        self.yes = looks.Button(description="go on beside it", icon="play", tooltip="launch it all the same")
+        self.no = looks.Button(description="wait", icon="times", tooltip="launch nothing now")
+        self.widget = looks.HBox([self.told, self.yes, self.no], layout={"display": "none", "flex_flow": "row wrap"})
         self._act: Callable[[], None] | None = None
         self.yes.on_click(messages.shown(lambda _: self._answered(go_on=True)))
         self.no.on_click(messages.shown(lambda _: self._answered(go_on=False)))
 
     def ask(self, text: str, act: Callable[[], None]) -> None:
         self.told.value, self._act = text, act
-        self.widget.layout.display = ""
+        looks.show(self.widget, on=True)
 
     def _answered(self, *, go_on: bool) -> None:
         act, self._act = self._act, None
-        self.widget.layout.display = "none"
+        looks.show(self.widget, on=False)
         if go_on and act is not None:
             act()
 

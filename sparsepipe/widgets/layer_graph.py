@@ -13,7 +13,8 @@ from ..plots.layout import layout
 from ..plots.table import milliseconds, scaled_bytes
 from ..plots.theme import INK
 from ..profile import Profile
-from .html_view import HtmlView
+from . import looks
+from .html_view import HtmlView, scrolled
 from .messages import Messages
 from .plot_view import PlotView
 from .responsive import responsive
@@ -52,21 +53,22 @@ class LayerGraphExplorer(Shown):
         self.details = HtmlView(Html("<i>{}</i>").format(_HOW))
         self.view = PlotView()
         names = {"description_width": "initial"}
-        self.device_type = ipywidgets.Dropdown(
+        self.device_type = looks.Dropdown(
             options=list(profile.device_types), description="device type", tooltip="whose times are shown", style=names
         )
-        self.find = ipywidgets.Text(
+        self.find = looks.Text(
             description="find", placeholder="a layer's name or kind", tooltip="shows the layers that match", style=names
         )
-        self.found = ipywidgets.Dropdown(
+        self.found = looks.Dropdown(
             description="found", tooltip="shows this layer", style=names, layout={"display": "none"}
         )
         self.device_type.observe(self.messages.shown(lambda _: self._draw()), names="value")
         self.find.observe(self.messages.shown(lambda _: self._search()), names="value")
         self.found.observe(self.messages.shown(lambda _: self._draw()), names="value")
         self.view.on_click(self.messages.shown(self._clicked))
-        controls = ipywidgets.HBox([self.device_type, self.find, self.found], layout={"flex_flow": "row wrap"})
-        self.widget = responsive(with_tips(ipywidgets.VBox([self.messages, controls, self.details, self.view])))
+        controls = looks.HBox([self.device_type, self.find, self.found], layout={"flex_flow": "row wrap"})
+        views = [self.messages, controls, self.details, self.view]
+        self.widget = responsive(with_tips(looks.VBox(views, layout=ipywidgets.Layout())))
         self._draw()
 
     def show(self, layer: str) -> None:
@@ -81,7 +83,7 @@ class LayerGraphExplorer(Shown):
         hits = [layer for text, layer in told if all(word in text.lower() for word in words)]
         options = [(f"{layer_name(layer)} ({layer.id})", layer.id) for layer in hits[:_MOST_FOUND]]
         self.found.options = options
-        self.found.layout.display = "" if options else "none"
+        looks.show(self.found, on=bool(options))
         if options:
             self.found.value = options[0][1]  # which draws it
             return
@@ -107,7 +109,8 @@ class LayerGraphExplorer(Shown):
         if placed.extent[0] > 2 * room:
             figure.update_xaxes(range=[x - room, x + room])
             figure.update_yaxes(range=[y - room / 2, y + room / 2])
-            figure.update_layout(height=_HIGH, meta=None)  # else as high as all of it, and the layer below the fold
+            # Else it would be as high as all of it, and the layer below the fold.
+            figure.update_layout(height=_HIGH, meta={**figure.layout.meta, "keeps_ratio": False})
 
     def _clicked(self, point: dict[str, Any]) -> None:
         if point.get("data") in self.profile.graph.index:
@@ -132,10 +135,8 @@ def layer_details(profile: Profile, layer: int) -> Html:
     top = line.format(joined(head.format(look, word) for word in _HEAD))
     table = joined([top, *(line.format(joined(cell.format(look, text) for text in row)) for row in rows)])
     text = f"from {inputs}, to {consumers}; parameters {scaled_bytes(found.parameter_bytes)}"
-    return Html(
-        "<b>{}</b> {}<br>{}<div style='overflow-x:auto' tabindex='0' role='region' aria-label='costs'>"
-        "<table>{}</table></div>"
-    ).format(found.id, found.description, text, table)
+    told = Html("<b>{}</b> {}<br>{}{}")
+    return told.format(found.id, found.description, text, scrolled(Html("<table>{}</table>").format(table), "costs"))
 
 
 def _time(seconds: float) -> str:

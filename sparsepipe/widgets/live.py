@@ -11,6 +11,7 @@ from ..pipelines import Pipelines
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
 from ..trace import WORK, Span, span_of
+from .html_view import scrolled
 from .messages import WHOLE_WORDS
 
 MetricsRow = Mapping[str, Any]
@@ -24,9 +25,8 @@ _RANK = Html(
 )
 _LEFT_OUT = Html("<tr><td style='padding-right:10px'>rank {}</td><td colspan='3'>the plan leaves it out</td></tr>")
 _NO_LOG = Html("<i>rank {} has nothing to report: warnings and errors of its process would stand here</i>")
-_RANKS = Html(
-    "<div style='opacity:.75'>the last {:.0f} seconds</div><table style='font-size:13px;line-height:1.6'>{}</table>"
-)
+_RANKS = Html("<div style='opacity:.75'>the last {:.0f} seconds</div>{}")
+_TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Htm
         also = f", {one.validating:.0%} validating" if one.validating >= 0.01 else ""
         waiting = f"waits {told}" if told else ""
         rows.append(_RANK.format(one.rank, one.stage, bar, f"{one.work:.0%} at work{also}", waiting))
-    return _RANKS.format(WINDOW, joined(rows)) if rows else Html("")
+    if not rows:
+        return Html("")
+    return _RANKS.format(WINDOW, scrolled(_TABLE.format(joined(rows)), "what each rank does"))
 
 
 def phase(rows: Sequence[MetricsRow], plan: Plan | Pipelines, *, running: bool) -> tuple[str, int, int]:

@@ -6,8 +6,10 @@ from pathlib import Path
 import anywidget
 import traitlets
 
+from . import looks
 
-class PageLink(anywidget.AnyWidget):
+
+class PageLink(looks.Shares, anywidget.AnyWidget):
     """Shows a link once there is a page: `show`; nothing before, and after `hide`."""
 
     _esm = Path(__file__).with_name("page_link.js")

@@ -18,6 +18,7 @@ from ..planners.scale import Scale
 from ..profile import Profile
 from ..schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..trace import Trace
+from . import looks
 from .controls import (
     bandwidth_slider,
     choice_slider,
@@ -186,7 +187,7 @@ class PartitionExplorer(Shown):
         self.editor.more.on_click(self.messages.shown(lambda _: self._resize(1)))
         self.editor.less.on_click(self.messages.shown(lambda _: self._resize(-1)))
         self.pin = SettledButton(self.view, description="pin as A", icon="thumb-tack")
-        self.unpin = ipywidgets.Button(description="forget A", tooltip="compare no more", disabled=True)
+        self.unpin = looks.Button(description="forget A", tooltip="compare no more", disabled=True)
         self.pin.on_click(self.messages.shown(lambda _: self._pin(self.current())))
         self.unpin.on_click(self.messages.shown(lambda _: self._pin(None)))
 
@@ -206,17 +207,17 @@ class PartitionExplorer(Shown):
         end = found.index(self.planner)
         names = ("Devices and links", "Workload", "Plan", "Pipelines")
         heads = [HtmlView(Html("<b>{}</b>").format(text)) for text in names]
-        toggles = ipywidgets.HBox([self.pin_cuts, self.pin_devices])
+        toggles = looks.HBox([self.pin_cuts, self.pin_devices])
         chosen = [*found[end:-3], self.stages_per_device.note, self.recompute, toggles]
         column = [heads[0], *found[:split], self.placed, heads[1], *found[split:end], heads[2], *chosen]
-        column += [self.editor.widget, heads[3], self.several.widget, ipywidgets.HBox([self.pin, self.unpin])]
+        column += [self.editor.widget, heads[3], self.several.widget, looks.HBox([self.pin, self.unpin])]
         column += [self.saver.widget, self.exporter.widget]
-        left = ipywidgets.VBox(column, layout={"flex": "0 0 350px", "overflow": "hidden"})
+        left = looks.VBox(column, layout={"flex": "0 0 350px", "overflow": "hidden"})
         words = HtmlView(explained({**OF_PLANS, **OF_PIPELINES}, schedules=True))
-        self._beside = ipywidgets.VBox([])  # what several pipelines add to the picture
+        self._beside = looks.VBox([])  # what several pipelines add to the picture
         views = [self.messages, self.view, self._beside, words]
-        right = ipywidgets.VBox(views, layout={"flex": "1 1 420px", "min_width": "0"})
-        return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
+        right = looks.VBox(views, layout={"flex": "1 1 420px", "min_width": "0"})
+        return looks.HBox([left, right], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def settings(self) -> Settings:
         """What the controls say now."""
@@ -278,7 +279,7 @@ class PartitionExplorer(Shown):
                 change["owner"].value = False
         pinned = self.pin_cuts.value or self.pin_devices.value
         self.planner.disabled = pinned
-        self.editor.widget.layout.display = "" if pinned else "none"
+        looks.show(self.editor.widget, on=pinned)
 
     def _resize(self, step: int) -> None:
         """One stage more, out of the one with the most layers, or one less, joined with its neighbour."""
@@ -338,7 +339,7 @@ class PartitionExplorer(Shown):
         """Have pipelines planned in a moment, and mark the picture until then."""
         if self.waiting is None:
             self.waiting = WaitingFigures()
-            self.waiting.widget.layout.display = "none"  # until there is something to show
+            looks.show(self.waiting.widget, on=False)  # until there is something to show
             self._beside.children = (responsive(self.waiting.widget),)
         self._pending, self.refused = True, ""
         self.messages.hold("")
@@ -409,7 +410,7 @@ class PartitionExplorer(Shown):
             batch_size = answer.settings.batch_size or self.profile.origin.get("batch_size")
             drawn = picture(answer, self._pinned, batch_size=batch_size, note=self.note)
         if self.waiting is not None:
-            self.waiting.widget.layout.display = "" if isinstance(answer, PipelinesAnswer) else "none"
+            looks.show(self.waiting.widget, on=isinstance(answer, PipelinesAnswer))
         self.view.show({**drawn, "serial": self._serial})
 
     def _pin(self, answer: Answer | PipelinesAnswer | None) -> None:

@@ -16,12 +16,13 @@ from ..errors import InputError
 from ..plots.layer_graph import layer_name
 from ..plots.layout import layout
 from ..profile import Profile
+from . import looks
 from .view_model import PALETTE
 
 NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
 
 
-class PartitionView(anywidget.AnyWidget):
+class PartitionView(looks.Shares, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
     _esm = Path(__file__).with_name("partition_view.js")

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import ipywidgets
-
 from ..display.markup import Html
 from ..options import option_values, written_value
 from ..replication import RULES, parse_rule
+from . import looks
 from .controls import count_slider, dropdown, written
 from .html_view import HtmlView
 from .several import NOBODY, Several
@@ -35,8 +34,8 @@ class PipelinesChoice:
         self.straggler = StragglerPicker(ranks=num_devices, most=most, kind=NOBODY)
         self.about, self.note = HtmlView(layout={"width": "330px"}), HtmlView(layout={"width": "330px"})
         self._rule, self._pinned = "", False  # the rule that is told about
-        self.more = ipywidgets.VBox([self.rule, self.about, self.options, *self.straggler.controls])
-        self.widget = ipywidgets.VBox([self.slider, self.note, self.more])
+        self.more = looks.VBox([self.rule, self.about, self.options, *self.straggler.controls])
+        self.widget = looks.VBox([self.slider, self.note, self.more])
         self.follow(None, pinned=False)
 
     @property
@@ -62,7 +61,7 @@ class PipelinesChoice:
             self.options.value = ""
         self._pinned = self.slider.disabled = pinned
         self.note.value = _SMALL.format(_PINNED) if pinned else ""
-        self.more.layout.display = "none" if self.picked is None else ""
+        looks.show(self.more, on=self.picked is not None)
         if self.picked is None:  # a move costs nothing more then
             return
         if self._rule != self.rule.value:

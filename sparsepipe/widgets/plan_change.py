@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import ipywidgets
-
 from ..display.markup import Html
 from ..pipelines import Pipelines
 from ..plan import Plan
+from . import looks
 from .html_view import HtmlView
 from .messages import Messages
 
@@ -28,22 +27,22 @@ class PlanChange:
     ) -> None:
         self._prepared, self._change = prepared, change
         named = {"description_width": "auto"}
-        self.job = ipywidgets.Dropdown(description="running job", style=named, layout={"width": "auto"})
+        self.job = looks.Dropdown(description="running job", style=named, layout={"width": "auto"})
         self.job.tooltip = "the job that is to go on under another plan"
-        self.plan = ipywidgets.Dropdown(description="goes on under", style=named, layout={"width": "auto"})
+        self.plan = looks.Dropdown(description="goes on under", style=named, layout={"width": "auto"})
         self.plan.tooltip = "a plan of this board, as its line shows it"
-        self.file = ipywidgets.Text(description="or a file", style=named, layout={"width": "260px"})
+        self.file = looks.Text(description="or a file", style=named, layout={"width": "260px"})
         self.file.placeholder, self.file.tooltip = "work/plans/….json", "a plan's file, in place of one of this board"
-        self.button = ipywidgets.Button(description="change its plan", icon="random", layout={"width": "auto"})
+        self.button = looks.Button(description="change its plan", icon="random", layout={"width": "auto"})
         self.button.tooltip = "layers that change hands travel with all their state; its processes stay"
         self.told = HtmlView()
         self.button.on_click(messages.shown(lambda _: self._asked()))
         row = [self.job, self.plan, self.file, self.button, self.told]
-        self.widget = ipywidgets.HBox(row, layout={"flex_flow": "row wrap", "display": "none"})
+        self.widget = looks.HBox(row, layout={"flex_flow": "row wrap", "display": "none"})
 
     def offer(self, jobs: Sequence[str], plans: Sequence[str]) -> None:
         """Offer those jobs, which run, and plans; what was chosen stays chosen."""
-        self.widget.layout.display = "" if jobs else "none"
+        looks.show(self.widget, on=bool(jobs))
         for chooser, names in ((self.job, jobs), (self.plan, plans)):
             if chooser.options != tuple(names):
                 chosen = chooser.value

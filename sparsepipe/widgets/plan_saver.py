@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import ipywidgets
-
 from ..display.markup import Html
 from ..errors import InputError
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
+from . import looks
 from .html_view import HtmlView
 from .messages import Messages
 from .partition_view import PartitionView
@@ -62,7 +61,7 @@ class PlanSaver:
         self.launch_button.on_click(messages.shown(lambda _: self.open()))
         self.apply_button.on_click(messages.shown(lambda _: self.apply()))
         buttons = [self.save_button, *([self.launch_button, self.apply_button] if board is not None else [])]
-        self.widget = ipywidgets.VBox([ipywidgets.HBox(buttons, layout={"flex_flow": "row wrap"}), self.told])
+        self.widget = looks.VBox([looks.HBox(buttons, layout={"flex_flow": "row wrap"}), self.told])
         self.block("")
 
     def block(self, reason: str, *, of_one: str = "") -> None:

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import ipywidgets
-
 from ..errors import DamagedRecord, InputError
 from ..record import RunRecord
 from ..record.labels import Labels
+from . import looks
 from .messages import Messages
 
 _NAMES = {"description_width": "initial"}
@@ -20,17 +19,17 @@ class RunLabels:
         self, messages: Messages, chosen: Callable[[], Sequence[RunRecord]], changed: Callable[[], None]
     ) -> None:
         self.chosen, self.changed = chosen, changed
-        self.tags = ipywidgets.Text(
+        self.tags = looks.Text(
             description="tags", placeholder="words to find a run by", layout={"width": "240px"}, style=_NAMES
         )
-        self.note = ipywidgets.Text(
+        self.note = looks.Text(
             description="note", placeholder="a sentence on it", layout={"width": "360px"}, style=_NAMES
         )
-        self.button = ipywidgets.Button(
+        self.button = looks.Button(
             description="write labels", icon="tag", tooltip="keep tags and note beside the marked runs"
         )
         self.button.on_click(messages.shown(lambda _: self.write()))
-        self.widget = ipywidgets.HBox([self.tags, self.note, self.button], layout={"flex_flow": "row wrap"})
+        self.widget = looks.HBox([self.tags, self.note, self.button], layout={"flex_flow": "row wrap"})
 
     def show(self, folders: Sequence[Path]) -> None:
         """Show what the marked runs have, where all have the same."""

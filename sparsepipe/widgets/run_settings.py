@@ -10,6 +10,7 @@ from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime.config import RunConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from . import looks
 
 _MOST = 10**6
 _NAMES = {"description_width": "initial"}
@@ -20,10 +21,10 @@ class RunSettings:
     """Four controls over a configuration. `changed` is called when one of them was moved; `widget` shows them."""
 
     def __init__(self, config: RunConfig, changed: Callable[[], Any]) -> None:
-        self.epochs = _number(ipywidgets.BoundedIntText, "epochs", "how often the run reads all its data", min=1)
-        self.learning_rate = _number(ipywidgets.FloatText, "learning rate", "at first, before its schedule lowers it")
-        self.batch_size = _number(ipywidgets.BoundedIntText, "batch size", "samples of a minibatch", min=1)
-        self.schedule = ipywidgets.Dropdown(
+        self.epochs = _number(looks.BoundedIntText, "epochs", "how often the run reads all its data", min=1)
+        self.learning_rate = _number(looks.FloatText, "learning rate", "at first, before its schedule lowers it")
+        self.batch_size = _number(looks.BoundedIntText, "batch size", "samples of a minibatch", min=1)
+        self.schedule = looks.Dropdown(
             options=[_AS_PLANNED, *((name, name) for name in WEIGHT_POLICIES)],
             description="schedule",
             tooltip="the order of forwards and backwards; " + "; ".join(_told(name) for name in WEIGHT_POLICIES),
@@ -33,7 +34,7 @@ class RunSettings:
         self.config = config
         for control in self._controls:
             control.observe(lambda _: changed(), names="value")
-        self.widget = ipywidgets.HBox(self._controls, layout={"flex_flow": "row wrap"})
+        self.widget = looks.HBox(self._controls, layout={"flex_flow": "row wrap"})
 
     @property
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:

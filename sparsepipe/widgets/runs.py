@@ -14,6 +14,7 @@ from ..errors import DamagedRecord, InputError
 from ..launchers.lock import hold, is_held
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
+from . import looks
 from .exporter import Export, Exporter
 from .html_view import HtmlView
 from .messages import Messages
@@ -39,13 +40,13 @@ class RunsTable(Shown):
     def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
         self.folder = Path(folder)
         self.messages, self.link = Messages(), PageLink()
-        self.filter = ipywidgets.Text(
+        self.filter = looks.Text(
             description="filter",
             placeholder="words that a row must have",
             layout={"width": "300px"},
             style={"description_width": "initial"},
         )
-        self.columns = ipywidgets.SelectMultiple(
+        self.columns = looks.SelectMultiple(
             description="more columns",
             options=[*SETTINGS, *METRICS],
             rows=3,
@@ -64,11 +65,11 @@ class RunsTable(Shown):
         self.sure = _button("yes, delete", "check", "there is no way back")
         self.keep = _button("keep", "times", "delete nothing")
         self.question = HtmlView()
-        self.asked = ipywidgets.HBox([self.question, self.sure, self.keep], layout={"display": "none"})
+        self.asked = looks.HBox([self.question, self.sure, self.keep], layout={"display": "none"})
         self._compared: tuple[str, ...] = ()  # the runs of the figures on screen
         self._to_delete: tuple[str, ...] = ()  # what the question on screen is about
         self.throughput, self.accuracy = PlotView(), PlotView()
-        self.views = ipywidgets.VBox([self.throughput, self.accuracy], layout={"display": "none"})
+        self.views = looks.VBox([self.throughput, self.accuracy], layout={"display": "none"})
         self.exporter = Exporter(self.messages, Path(figures), self._figures)
         shown = self.messages.shown
         for chooser in (self.filter, self.columns):
@@ -83,18 +84,19 @@ class RunsTable(Shown):
         self.keep.on_click(shown(lambda _: self._hide()))
         buttons = [self.again, self.compare, self.trace, self.delete, self.exporter.widget]
         row = {"flex_flow": "row wrap"}
-        self.widget = ipywidgets.VBox(
+        self.widget = looks.VBox(
             [
                 self.messages,
                 self.link,
-                ipywidgets.HBox([self.filter, self.columns], layout=row),
+                looks.HBox([self.filter, self.columns], layout=row),
                 self.marks,
                 self.listed,
-                ipywidgets.HBox(buttons, layout=row),
+                looks.HBox(buttons, layout=row),
                 self.labels.widget,
                 self.asked,
                 self.views,
-            ]
+            ],
+            layout=ipywidgets.Layout(),
         )
         responsive(with_tips(self.widget))
         shown(self.update)()
@@ -137,7 +139,7 @@ class RunsTable(Shown):
         self.link.hide()
         self.labels.show([self.folder / name for name in self.marks.value])
         same = bool(self._compared) and self.marks.value == self._compared
-        self.views.layout.display = "" if same else "none"
+        looks.show(self.views, on=same)
 
     def _compare(self) -> None:
         self._compared = ()
@@ -147,9 +149,9 @@ class RunsTable(Shown):
         with warnings.catch_warnings(record=True) as caught:  # of damaged runs, which the figures leave out
             warnings.simplefilter("always")
             pace, learned = self._drawn(records, note)
-        self.views.layout.display = ""
+        looks.show(self.views, on=True)
         self.throughput.show(pace)
-        self.accuracy.layout.display = "none" if learned is None else ""
+        looks.show(self.accuracy, on=learned is not None)
         if learned is not None:
             self.accuracy.show(learned)
         self._compared = tuple(self.marks.value)
@@ -178,7 +180,7 @@ class RunsTable(Shown):
         links = [record.name for record in records if record.folder.is_symlink()]
         kept = f" Of {', '.join(links)}, a link, the link alone goes: the run that it leads to stays." if links else ""
         self.question.value = f"Delete {', '.join(self._to_delete)} with records, traces and checkpoints?{kept}"
-        self.asked.layout.display = ""
+        looks.show(self.asked, on=True)
 
     def _delete(self) -> None:
         """Delete what was asked about, whatever is marked now, unless one of them has begun to run meanwhile."""
@@ -200,7 +202,7 @@ class RunsTable(Shown):
 
     def _hide(self) -> None:
         self._to_delete = ()
-        self.asked.layout.display = "none"
+        looks.show(self.asked, on=False)
 
     def _guarded(self, act: Any) -> None:
         """Like `messages.shown`, for what says something itself when all went well."""
@@ -244,4 +246,4 @@ def _counted(shown: int, folder: Path, total: int) -> Html:
 
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:
-    return ipywidgets.Button(description=name, icon=icon, tooltip=tip, layout={"width": "120px"})
+    return looks.Button(description=name, icon=icon, tooltip=tip, layout={"width": "120px"})

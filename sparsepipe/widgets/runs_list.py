@@ -8,8 +8,10 @@ import anywidget
 import pandas as pd
 import traitlets
 
+from . import looks
 
-class RunsList(anywidget.AnyWidget):
+
+class RunsList(looks.Shares, anywidget.AnyWidget):
     """`options` are the runs listed, `value` those that are marked; `sort` is the column that a page's click chose."""
 
     _esm = Path(__file__).with_name("runs_list.js")

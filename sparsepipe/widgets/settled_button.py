@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import ipywidgets
-
+from . import looks
 from .partition_view import PartitionView
 
 
-class SettledButton(ipywidgets.Button):
+class SettledButton(looks.Button):
     """Acts on a click of the page once all changes made there before it have come.
 
     A page holds back the moves of a slider while the kernel is at work on an earlier one, and a click would overtake

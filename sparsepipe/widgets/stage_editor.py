@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import ipywidgets
 
 from ..errors import InputError
+from . import looks
 from .responsive import responsive
 
 Group = Mapping[str, int]  # device type → how many
@@ -20,11 +21,11 @@ class StageEditor:
 
     def __init__(self, types: Sequence[str], changed: Callable[[], None]) -> None:
         self.types, self._changed, self._quiet = tuple(types), changed, False
-        self.more = ipywidgets.Button(icon="plus", tooltip="one stage more", layout={"width": "38px"})
-        self.less = ipywidgets.Button(icon="minus", tooltip="one stage less", layout={"width": "38px"})
-        self.number = ipywidgets.Label()
-        self.rows = ipywidgets.VBox([])
-        self.widget = ipywidgets.VBox([ipywidgets.HBox([self.number, self.less, self.more]), self.rows])
+        self.more = looks.Button(icon="plus", tooltip="one stage more", layout={"width": "38px"})
+        self.less = looks.Button(icon="minus", tooltip="one stage less", layout={"width": "38px"})
+        self.number = looks.Label()
+        self.rows = looks.VBox([])
+        self.widget = looks.VBox([looks.HBox([self.number, self.less, self.more]), self.rows])
         self.groups: list[dict[str, int]] = []
 
     def show(self, groups: Sequence[Group], *, devices: bool) -> None:
@@ -47,11 +48,11 @@ class StageEditor:
         boxes, wide = [], max(82, min(_WIDEST, 8 + 7 * max(map(len, self.types))))  # names whole, up to a line of them
         for name in self.types:
             layout, style = {"width": f"{wide + 54}px"}, {"description_width": f"{wide}px"}
-            box = ipywidgets.BoundedIntText(min=0, max=99, description=name, layout=layout, style=style)
+            box = looks.BoundedIntText(min=0, max=99, description=name, layout=layout, style=style)
             box.observe(lambda change, name=name: self._set(k, name, change["new"]), names="value")
             boxes.append(box)
-        label = ipywidgets.Label(f"stage {k}", layout={"width": "52px"})
-        return ipywidgets.HBox([label, *boxes], layout={"flex_flow": "row wrap"})  # of many types in several lines
+        label = looks.Label(f"stage {k}", layout={"width": "52px"})
+        return looks.HBox([label, *boxes], layout={"flex_flow": "row wrap"})  # of many types in several lines
 
     def _set(self, k: int, name: str, value: int) -> None:
         if not self._quiet:

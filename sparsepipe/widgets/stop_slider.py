@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
-import ipywidgets
 import traitlets
 
 from ..errors import InputError
+from . import looks
 from .readings import Reading
 
 
@@ -26,7 +26,7 @@ def _meant(key: Any, slider: "StopSlider") -> Any:
     return slider.of_key(str(key))
 
 
-class StopSlider(anywidget.AnyWidget):
+class StopSlider(looks.Shares, anywidget.AnyWidget):
     """`value` is one of the stops; a value that is not among them, typed or assigned, becomes one.
 
     `named` are values with a name and no number, each beside the number that it is placed behind: {None: ("as given",
@@ -56,10 +56,8 @@ class StopSlider(anywidget.AnyWidget):
     ) -> None:
         self.reading, self.named, self._up_to = reading, dict(named or {}), up_to or (lambda value: [value])
         self._values: dict[str, Any] = {self.key(each): each for each in [*stops, *self.named]}
-        super().__init__(
-            description=name, tooltip=tooltip, value=value, layout=ipywidgets.Layout(width="330px", min_height="28px")
-        )
-        self.given = self.key(value)
+        look = {"width": "330px", "min_height": "28px"}
+        super().__init__(description=name, tooltip=tooltip, value=value, given=self.key(value), layout=look)
         self.on_msg(self._asked)
 
     def key(self, value: Any) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..quantities import TIME
+from . import looks
 from .controls import count_slider, dropdown, number_slider, written
 from .several import JITTER, NOBODY, PIPELINE, SLOW, STOP, TYPED, HeldUp
 from .stop_slider import StopSlider
@@ -58,4 +59,5 @@ class StragglerPicker:
         """Show those controls alone that say something about what is picked."""
         for name in ("rank", "factor", "chance", "seconds", "text"):
             control, used = getattr(self, name), name in _USED[self.kind.value]
-            control.disabled, control.layout.display = not used, "" if used else "none"
+            control.disabled = not used
+            looks.show(control, on=used)

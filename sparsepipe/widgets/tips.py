@@ -8,8 +8,10 @@ import anywidget
 import ipywidgets
 import traitlets
 
+from . import looks
 
-class Tips(anywidget.AnyWidget):
+
+class Tips(looks.Shares, anywidget.AnyWidget):
     """Shows nothing itself; `tips` are tooltips by the names of the controls beside it."""
 
     _esm = Path(__file__).with_name("tips.js")

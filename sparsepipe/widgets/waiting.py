@@ -18,6 +18,7 @@ from ..profile import Profile
 from ..provenance import Provenance
 from ..replication import RULES, parse_rule
 from ..stragglers import Stragglers
+from . import looks
 from .controls import bandwidth_slider, count_slider, dropdown
 from .exporter import Export, Exporter
 from .messages import Messages
@@ -83,9 +84,9 @@ class WaitingExplorer(Shown):
         self._controls = (self.pipelines, self.stages, self.link_bandwidth, self.rule, *self.straggler.controls)
 
     def _layout(self) -> ipywidgets.HBox:
-        left = ipywidgets.VBox([*self._controls, self.exporter.widget], layout={"flex": "0 0 350px"})
-        right = ipywidgets.VBox([self.messages, self.waiting.widget], layout={"flex": "1 1 420px", "min_width": "0"})
-        return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
+        left = looks.VBox([*self._controls, self.exporter.widget], layout={"flex": "0 0 350px"})
+        right = looks.VBox([self.messages, self.waiting.widget], layout={"flex": "1 1 420px", "min_width": "0"})
+        return looks.HBox([left, right], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def stragglers(self) -> Stragglers:
         """What the pickers say holds ranks up. Raises InputError for a text that cannot be read."""

@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass
 
-import ipywidgets
-
 from .. import plots
 from ..display.markup import Html, joined
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
+from . import looks
 from .exporter import Figures
-from .html_view import HtmlView
+from .html_view import HtmlView, scrolled
 from .plot_view import PlotView
 
-_TABLE = Html(
-    "<table style='font-size:13px;line-height:1.6;text-align:left'><tr>{}</tr>{}</table>"
-    "<div style='opacity:.75;font-size:12px'>own pace: what a pipeline trains by itself with the same straggler</div>"
-)
-_HEAD, _CELL = Html("<th style='padding-right:18px'>{}</th>"), Html("<td style='padding-right:18px'>{}</td>")
+_TABLE = Html("<table style='font-size:13px;line-height:1.6;text-align:left'><tr>{}</tr>{}</table>")
+_OWN = "own pace: what a pipeline trains by itself with the same straggler"
+_SHOWN = Html("{}<div style='opacity:.75;font-size:12px'>{}</div>")
+_HEAD, _CELL = Html("<th style='padding-right:12px'>{}</th>"), Html("<td style='padding-right:12px'>{}</td>")
 _NOTHING = 0.005  # of a pace
 _HEADS = ("pipeline", "minibatches", "samples/s", "of its own pace", "held up itself", "waited", "for")
 
@@ -78,7 +76,7 @@ class WaitingFigures:
     def __init__(self) -> None:
         self.told, self.waits = HtmlView(), HtmlView()
         self.paces, self.lost, self.groups = PlotView(), PlotView(), PlotView()
-        self.widget = ipywidgets.VBox([self.told, self.waits, self.paces, self.lost, self.groups])
+        self.widget = looks.VBox([self.told, self.waits, self.paces, self.lost, self.groups])
 
     def fade(self, old: bool) -> None:
         """Look as the explorer's picture does while that is old (partition_view.js), or as new again."""
@@ -91,7 +89,7 @@ class WaitingFigures:
         figures = compared.figures()
         self.paces.show(figures["explorer_waiting"][0])
         self.lost.show(figures["explorer_lost_seconds"][0])
-        self.groups.layout.display = "" if "explorer_groups" in figures else "none"
+        looks.show(self.groups, on="explorer_groups" in figures)
         if "explorer_groups" in figures:
             self.groups.show(figures["explorer_groups"][0])
         self.told.value, self.waits.value = compared.told(), waits_table(compared.forecast)
@@ -106,7 +104,8 @@ def waits_table(forecast: PipelinesForecast) -> Html:
     """A row for each pipeline: its pace, what held it up, how long it waited, and for whom."""
     rows = [_row(k, one) for k, one in enumerate(forecast.pipelines)]
     body = joined(Html("<tr>{}</tr>").format(joined(map(_CELL.format, row))) for row in rows)
-    return _TABLE.format(joined(map(_HEAD.format, _HEADS)), body)
+    table = _TABLE.format(joined(map(_HEAD.format, _HEADS)), body)
+    return _SHOWN.format(scrolled(table, "who waited for whom"), _OWN)
 
 
 def _row(k: int, one: PipelinePace) -> tuple[str, ...]:
