@@ -432,6 +432,26 @@ def test_a_long_line_below_the_title_goes_on_in_the_next_line():
     assert further == figure.layout.height - short.layout.height == 40
 
 
+def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
+    """A note in lines for a figure of 900 pixels was cut off by a page that had 848."""
+    note, doubt = "one thread of a processor · " * 12, "other processes used 90 % of the cores, " * 5
+    figure = theme.doubted(theme.finished(go.Figure(), "Costs", note=f"shapes\n{note}", width=900), [doubt])
+    before = figure.to_json()
+    shown = plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict())["application/vnd.plotly.v1+json"]
+    layout = shown["layout"]
+    assert figure.to_json() == before and "width" not in layout and layout["autosize"]
+    lines = [re.sub("<[^>]*>", "", line) for line in layout["title"]["text"].split("<br>")]
+    assert max(map(len, lines)) * 6.4 < theme.WIDTH and " ".join(lines[1:]) == f"shapes {note}doubtful: {doubt}".strip()
+    narrow = theme.doubted(theme.finished(go.Figure(), "Costs", note=f"shapes\n{note}"), [doubt]).layout
+    assert layout["title"]["text"] == narrow.title.text, "as if it had been drawn for that width"
+    assert (layout["height"], layout["margin"]["t"]) == (narrow.height, narrow.margin.t)
+    heading = theme.heading_of(figure)
+    assert heading.title == "Costs" and heading.notes == ("shapes", note) and heading.doubt == f"doubtful: {doubt}"
+    assert figure.layout.height - heading.height == figure.layout.margin.t - heading.margin > 0
+    strange = go.Figure(layout={"width": 900}).to_dict()
+    assert plots.as_wide_as_the_page(strange) == strange and theme.heading_of(go.Figure(strange)) is None
+
+
 def test_no_button_uploads_the_data():
     for name in ("plotly_mimetype", "notebook"):
         assert plotly.io.renderers[name].config["showSendToCloud"] is False

@@ -13,9 +13,12 @@ import json
 from pathlib import Path
 from IPython.display import display
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
+from sparsepipe import plots, simulate
+from sparsepipe.plots.theme import doubted
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
+from sparsepipe.widgets.looks import show
 layers = tuple(Layer(f"conv{k}", "Conv2d()", 4e6) for k in range(12))
 def costs(factor):
     few = [CostSample(1000, .01 * factor, .02 * factor, 1e6) for k in range(12)]
@@ -55,6 +58,13 @@ several.several.straggler.kind.value = "one rank is slow"
 several.current()
 several
 """
+BOARD = """
+told = "other processes used 90 % of the cores while layers were measured, and again while the run was at work"
+timeline = plots.timeline(simulate(plan, profile, cluster, [1000.0] * 12), note="net-pipeline-000, last epoch")
+board.details.timeline.show(doubted(timeline, [told]))
+show(board.details.end, on=True)
+board
+"""
 RUNS = """
 table = RunsTable("shown")
 table.marks.value = table.marks.options
@@ -67,7 +77,7 @@ CELLS = (
     ALL,
     SHOW,
     PIPELINES,
-    "board",
+    BOARD,
     "LayerGraphExplorer(profile, plan)",
     RUNS,
     "WaitingExplorer(profile, Link(1e9, 1e-5), pipelines=2)",
@@ -99,6 +109,50 @@ def test_tooltips_of_pickers_and_fields_reach_the_page(widgets):
     row = widgets.locator(".widget-dropdown", has_text="planner").first
     assert row.get_attribute("title") == "who chooses the stages"
     assert row.locator("select").get_attribute("aria-description") == "who chooses the stages"
+
+
+OUTPUTS = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea-output"
+TITLES = "(title) => [...document.querySelectorAll('.sp-heading b')].filter((b) => b.textContent === title).length"
+# Figures that are not as wide as their place yet.
+UNFITTED = """() => [...document.querySelectorAll('.js-plotly-plot')].filter((one) => one.parentElement.clientWidth
+  && Math.abs(one.querySelector('.main-svg').clientWidth - one.parentElement.clientWidth) > 1)"""
+# What is wider than its place, and words of pictures that lie beyond them; tables scroll within regions of their own.
+PLACES = ".widget-box, .widget-html, .widget-html-content, .sp-view, .sp-heading, .sp-heading *"
+CUT_OFF = """([outputs, places]) => {
+  const told = [];
+  const say = (one, what) =>
+    told.push(`${one.className.baseVal ?? one.className}: ${what}: ${one.textContent.slice(0, 60)}`);
+  for (const output of document.querySelectorAll(outputs)) {
+    for (const one of [output, ...output.querySelectorAll(places)])
+      if (one.clientWidth && one.scrollWidth > one.clientWidth + 1)
+        say(one, `${one.scrollWidth} of ${one.clientWidth} pixels`);
+    for (const text of output.querySelectorAll('.main-svg text, .sp-view svg text')) {
+      const box = text.getBoundingClientRect(), frame = text.closest('.main-svg, .sp-view').getBoundingClientRect();
+      const beside = box.left < frame.left - 1 || box.right > frame.right + 1;
+      if (box.width && (beside || box.bottom > frame.bottom + 1)) say(text, 'cut off');
+    }
+  }
+  return told;
+}"""
+
+
+def test_nothing_is_wider_than_its_place_beside_the_side_bar_of_a_small_page(widgets):
+    """Figures for 900 pixels, a table of waits and the notes above were cut off at the right."""
+    size = widgets.viewport_size
+    try:
+        widgets.set_viewport_size({"width": 1280, "height": size["height"]})
+        widgets.wait_for_function(f"() => ({TITLES})('Who averages with whom, and how late') === 2")  # both explorers'
+        widgets.wait_for_function(f"() => ({UNFITTED})().length === 0")
+        assert 800 < widgets.evaluate(f"() => document.querySelector('{OUTPUTS}').clientWidth") < 900
+        assert widgets.locator(".sp-heading", has_text="doubtful: other processes used").count() == 1
+        assert not (cut := widgets.evaluate(CUT_OFF, [OUTPUTS, PLACES])), "\n".join(cut)
+    finally:
+        widgets.set_viewport_size(size)
+
+
+def test_no_tooltip_says_null(widgets):
+    """ipywidgets' way of showing none."""
+    widgets.wait_for_function("() => document.querySelectorAll('.jupyter-widgets [title=null]').length === 0")
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])

@@ -2,6 +2,7 @@
 
 from .accuracy import accuracy, accuracy_table
 from .anatomy import anatomy, anatomy_table
+from .cells import as_wide_as_the_page
 from .chromium import NoPicture, browser, close_browser
 from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
@@ -9,7 +10,7 @@ from .compression import compression, compression_table
 from .cuts import cut_bytes, cut_bytes_table
 from .distances import distances, distances_table
 from .epochs import epoch_trace, working_epoch
-from .export import export, keep_pictures, live
+from .export import export, keep_pictures
 from .gaps import Gap, gaps, gaps_table
 from .groups import groups, groups_table
 from .held_against import HeldAgainst, held_against, held_against_table
@@ -38,6 +39,7 @@ from .traffic import traffic, traffic_table
 from .waiting import waiting, waiting_table
 
 __all__ = [
+    "as_wide_as_the_page",
     "anatomy",
     "anatomy_table",
     "mixes",
@@ -73,7 +75,6 @@ __all__ = [
     "epoch_trace",
     "export",
     "keep_pictures",
-    "live",
     "Gap",
     "gaps",
     "gaps_table",

@@ -125,13 +125,6 @@ class _KeptPicture(MimetypeRenderer):
             return {}
 
 
-def live(figure: go.Figure) -> go.Figure:
-    """The figure for a page: as wide as there is room. As it is where pictures are kept, which need a width."""
-    if "png" in (pio.renderers.default or ""):
-        return figure
-    return go.Figure(figure).update_layout(width=None, autosize=True)
-
-
 def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") -> dict[str, Any]:
     """Return where a figure comes from: sources, commit, command, versions; undated, so that it is reproducible."""
     here = Origin.here().to_json()

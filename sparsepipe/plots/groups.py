@@ -66,7 +66,7 @@ def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
         figure.update_xaxes(dtick=1, row=1, col=2)
     figure.update_yaxes(title_text="share of averages (%)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
-    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
+    legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="group", bargroupgap=0.06, legend=legend, margin={"b": 110})
     return finished(figure, "Who averages with whom, and how late", note=held_up(outcomes, note), width=900, height=430)
 

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
-import plotly.io as pio
 
 from ..display.html import STAGE_COLORS
 from ..display.markup import Html, figure_text, joined
-from ..host.left_out import ADDRESSES, left_out
 from ..provenance import Provenance
 from .markup import with_text_escaped
 
@@ -56,10 +55,6 @@ _AXIS = {
 }
 TEMPLATE.layout.xaxis = _AXIS
 TEMPLATE.layout.yaxis = _AXIS
-
-with left_out(ADDRESSES):  # which renderers bring by way of nbformat
-    for _renderer in ("plotly_mimetype", "notebook", "notebook_connected", "browser"):
-        pio.renderers[_renderer].config = {**(pio.renderers[_renderer].config or {}), **MODEBAR}
 
 
 def stage_color(stage: int, kind: str = "backward") -> str:
@@ -119,11 +114,13 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
     the same figure would differ in every export. A note of several lines, or of one longer than the figure is wide,
     makes the figure higher: nothing else moves.
     """
-    told = [line for given in note.split("\n") for line in _wrapped(given, width)]
+    given = note.split("\n") if note else []
+    told = _in_lines(given, width)
     further, margin = max(0, len(told) - 1) * _LINE, figure.layout.margin.t or TEMPLATE.layout.margin.t
     height += further
     whole = Html("<b>{}</b>{}").format(figure_text(title), _as_note(told) if note else "")
-    figure.update_layout(template=TEMPLATE, title={"text": whole}, width=width, height=height)
+    meta = _meta(figure) | {"notes": given}
+    figure.update_layout(template=TEMPLATE, title={"text": whole}, width=width, height=height, meta=meta)
     if further:
         figure.update_layout(title=_title_above(margin, height), margin={"t": margin + further})
     for k, trace in enumerate(figure.data):
@@ -139,14 +136,26 @@ def _wrapped(line: str, width: float) -> list[str]:
     return wrap(line, max(20, int(width / _GLYPH) - 4))
 
 
-_DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
+def _in_lines(notes: Iterable[str], width: float) -> list[str]:
+    return [line for given in notes for line in _wrapped(given, width)]
+
+
+def _meta(figure: go.Figure) -> dict[str, Any]:
+    """What a finished figure knows of itself: `notes` and `doubts` as they were given, `lines` of doubts as drawn."""
+    return dict(figure.layout.meta) if isinstance(figure.layout.meta, dict) else {}
+
+
+DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
 _ABOVE = 26  # pixels of a legend or of panels' titles above a plot
+_BUTTONS, _OVER_PLOT = (
+    34,
+    48,
+)  # pixels over a plot whose title is elsewhere: for its buttons, and panels' titles as well
 
 
 def doubts_of(figure: go.Figure) -> tuple[str, ...]:
     """What a figure's own function found doubtful, as it is told to `doubted`."""
-    meta = figure.layout.meta
-    return tuple(meta["doubts"]) if isinstance(meta, dict) and "doubts" in meta else ()
+    return tuple(_meta(figure).get("doubts", ()))
 
 
 def resting_on(figure: go.Figure, origin: Provenance) -> go.Figure:
@@ -164,14 +173,16 @@ def with_held_up(figure: go.Figure, notes: Iterable[str]) -> go.Figure:
     missing = [text for text in notes if "".join(text.split()) not in said]
     if not missing:
         return figure
-    lines = _wrapped(f"held up on purpose: {'; '.join(missing)}", figure.layout.width or WIDTH)
-    more = _as_note(lines)
+    told = f"held up on purpose: {'; '.join(missing)}"
+    lines = _wrapped(told, figure.layout.width or WIDTH)
+    more, meta = _as_note(lines), _meta(figure)
     extra = _LINE * (max(1, note.count("<br>") + len(lines)) - max(1, note.count("<br>")))
     height = (figure.layout.height or HEIGHT) + extra
     return go.Figure(figure).update_layout(
         title={"text": note + more + joined(map(_as_doubt, doubts)), **_title_above(margin, height)},
         margin={"t": _margin(figure) + extra},
         height=height,
+        meta=meta | {"notes": [*meta.get("notes", ()), told]},
     )
 
 
@@ -192,7 +203,53 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
         title={"text": note + joined(map(_as_doubt, lines)), **_title_above(margin, height)},
         margin={"t": _margin(figure) + extra},
         height=height,
-        meta={"doubts": list(told), "lines": lines},
+        meta=_meta(figure) | {"doubts": list(told), "lines": lines},
+    )
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The words over a figure's plot as they were given, and the size of the figure without them."""
+
+    title: str
+    notes: tuple[str, ...]
+    doubt: str  # a sentence; empty where nothing is doubtful
+    margin: float  # pixels that are left over the plot
+    height: float  # of the figure
+
+
+def heading_of(figure: go.Figure) -> Heading | None:
+    """The heading of a finished figure, for a page that shows it in words of its own; None of one without a title."""
+    if "notes" not in _meta(figure) or not figure.layout.title.text:
+        return None
+    text, _, _ = _heading(figure)
+    keeps = _OVER_PLOT if legend_is_above(figure) else _BUTTONS
+    had = _margin(figure)
+    doubt = Provenance(doubts=doubts_of(figure)).doubt or ""
+    title = text.partition("<br>")[0].striptags()
+    return Heading(title, tuple(_meta(figure)["notes"]), doubt, keeps, (figure.layout.height or HEIGHT) - (had - keeps))
+
+
+def in_place(figure: go.Figure, width: float) -> go.Figure:
+    """The figure with its note and doubts in lines for a place of so many pixels, as high as that makes it.
+
+    As it is where it is no wider itself, and where it has no note that is known.
+    """
+    own = figure.layout.width or WIDTH
+    if own <= width or "notes" not in _meta(figure) or not figure.layout.title.text:
+        return figure
+    text, _, margin = _heading(figure)
+    notes = _in_lines(_meta(figure)["notes"], width)
+    doubt = Provenance(doubts=doubts_of(figure)).doubt
+    lines = _wrapped(doubt, width) if doubt else []
+    above = margin + _LINE * max(0, len(notes) - 1) + _doubts_height(figure, lines)
+    height = (figure.layout.height or HEIGHT) + above - _margin(figure)
+    told = text.partition("<br>")[0] + (_as_note(notes) if notes else "") + joined(map(_as_doubt, lines))
+    return go.Figure(figure).update_layout(
+        title={"text": told, **_title_above(margin, height)},
+        margin={"t": above},
+        height=height,
+        meta=_meta(figure) | ({"lines": lines} if lines else {}),
     )
 
 
@@ -200,7 +257,7 @@ def _heading(figure: go.Figure) -> tuple[Html, tuple[str, ...], float]:
     """A finished figure's title with its note, the lines of its doubts below, and the margin it has without either's
     further lines."""
     text = Html(figure.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
-    doubts = tuple((figure.layout.meta or {}).get("lines", ()))
+    doubts = tuple(_meta(figure).get("lines", ()))
     for line in doubts:
         text = text.replace(_as_doubt(line), "")
     further = _LINE * max(0, text.count("<br>") - 1)  # lines of a long note
@@ -242,7 +299,7 @@ def _as_note(lines: Iterable[str]) -> Html:
 
 def _as_doubt(line: str) -> Html:
     looks = Html("<br><span style='font-size:{}px;color:{}'>{}</span>")
-    return looks.format(SMALL, _DOUBT, figure_text(line))
+    return looks.format(SMALL, DOUBT, figure_text(line))
 
 
 def log_ticks(drawn: Iterable[float], *, most: int = 99) -> dict[str, list]:

@@ -55,6 +55,16 @@ const size = (b) => {
 const rect = (x, y, w, h, fill, more = "", title = "") =>
   `<rect x="${x.toFixed(2)}" y="${y}" width="${Math.max(w, 0).toFixed(2)}" height="${h}" fill="${fill}" ${more}>` +
   (title ? `<title>${escape(title)}</title>` : "") + `</rect>`;
+const ruler = document.createElement("canvas").getContext("2d");  // its font is that of a view's bold text
+function inLines(words, room) {  // of bold text, as wide as that
+  const lines = [""];
+  for (const word of words.split(" ")) {
+    const last = lines.length - 1, longer = lines[last] ? `${lines[last]} ${word}` : word;
+    if (lines[last] && ruler.measureText(longer).width > room) lines.push(word);
+    else lines[last] = longer;
+  }
+  return lines;
+}
 const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${escape(words)}</text>`;
 const line = (x1, y1, x2, y2, more = "") =>
   `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" stroke="var(--jp-ui-font-color1,#222)" ${more}/>`;
@@ -115,7 +125,7 @@ function strip(scene, palette, width, high = STRIP, whose = "") {
 }
 function strips(scene, palette, width) {  // one for each of several pipelines
   return scene.pipelines.map(({ name, layers }, k) =>
-    `<div class="sp-name">${escape(name)}</div>` + strip({ layers }, palette, width, LOW_STRIP, ` of pipeline ${k}`)).join("");
+    `<div class="sp-name" title="${escape(name)}">${escape(name)}</div>` + strip({ layers }, palette, width, LOW_STRIP, ` of pipeline ${k}`)).join("");
 }
 function underStrip(scene, width, x, y) {  // what a place of it shows
   const own = scene.pipelines, layers = own ? own[Math.min(own.length - 1, Math.floor(y / (NAME + LOW_STRIP)))].layers : scene.layers;
@@ -135,7 +145,7 @@ function stages(scene, palette, width) {
   const space = TAIL - 86, full = Math.max(...rows.map((s) => Math.max(s.memory, s.limit || 0)), 1);
   let out = "", low = 16;
   rows.forEach((s, k) => {
-    if (s.head) { out += text(0, low + 13, s.head, 'style="font-weight:600"'); low += NAME; }
+    if (s.head) for (const part of inLines(s.head, width)) { out += text(0, low + 13, part, 'style="font-weight:600"'); low += NAME; }
     const y = low;
     low += ROW;
     const layers = ([, first, last, count]) => `${first} … ${last} (${count} layers)`;
@@ -157,7 +167,8 @@ function stages(scene, palette, width) {
     }
     const end = Math.max(x(s.compute + s.averaging), x(s.transfer));
     const inside = end > HEAD + room - 66;
-    out += text(inside ? HEAD + 6 : end + 5, y + 13, s.words[0] + (s.slowest ? " ◀ slowest" : ""),
+    const whole = s.words[0] + (s.slowest ? " ◀ slowest" : ""), long = inside && inLines(whole, end - HEAD - 10).length > 1;
+    out += text(inside ? HEAD + 6 : end + 5, y + 13, long ? s.words[0] + (s.slowest ? " ◀" : "") : whole,
                 (s.slowest ? 'font-weight="700" ' : "") + (inside ? `style="fill:${ink(shade(palette, s.parts[0][0], "backward"))}"` : ""));
     const left = width - TAIL, over = s.limit !== null && s.memory > s.limit;
     out += rect(left, y + 4, s.memory / full * space, 11, over ? "#D55E00" : palette.other, "", `memory ${size(s.memory)}${several(s)}`);
@@ -340,6 +351,7 @@ function render({ model, el }) {
   const id = `sp-${Math.random().toString(36).slice(2)}`;
   const root = el.querySelector(".sp-view"), find = (name) => root.querySelector(`.sp-${name}`);
   let number = 0;
+  ruler.font = `600 11.5px ${getComputedStyle(document.body).getPropertyValue("--jp-ui-font-family") || "sans-serif"}`;
   const cuts = new Cuts(find("strip"), find("reason"), (cut, at) => {
     model.set("moved", { cut, at, number: ++number });  // back to where it was is a move as well
     model.save_changes();
@@ -358,6 +370,15 @@ function render({ model, el }) {
   hovered("cells", (x, y) => underStrip(scene, width, x, y));
   hovered("lanes", (x, y) => underLanes(scene, palette, width, x, y));
   hovered("graph", (x, y, event) => (event.target.dataset.k ? underNetwork(graph, scene, Number(event.target.dataset.k)) : ""));
+  const beside = (event) => {  // an explanation that would end beyond the picture begins before its number
+    const tile = event.target.closest && event.target.closest(".sp-tile");
+    if (!tile) return;
+    const pop = tile.querySelector(".sp-pop");
+    pop.style.left = "0";
+    pop.style.left = `${Math.min(0, root.getBoundingClientRect().right - pop.getBoundingClientRect().right)}px`;
+  };
+  find("tiles").addEventListener("pointerover", beside);
+  find("tiles").addEventListener("focusin", beside);
   const draw = () => {
     waiting = false;
     const told = model.get("scene"), old = model.get("stale") ? model.get("reason") : "";
