@@ -19,10 +19,14 @@ from sparsepipe.record import Origin
 from sparsepipe.reproduce.foresight import AHEAD, Foresight, Wanted, foreseen, slowed_by
 from sparsepipe.reproduce.intrusion import FILE, Intrusion, came_and_went
 from sparsepipe.reproduce.moving import (
+    bars_of_runs,
     changes,
     changes_table,
+    devices_in_use,
     iterations,
+    losses_by_hours,
     moments,
+    samples_per_second,
     seconds_bars,
     simulated_stays,
     whole_run_seconds,
@@ -81,6 +85,27 @@ def test_of_several_runs_a_bar_knows_the_least_and_the_most(tmp_path):
     assert bars["beside the intruder"] == (4.5, 3, 6) and bars["before the intruder"] == (1.5, 1, 2)
     assert whole_run_seconds(second) == 2 * whole_run_seconds(first)
     assert {(bar.least, bar.most) for bar in seconds_bars({"live": [first]})} == {(None, None)}
+
+
+def test_paces_losses_and_use_of_the_devices_are_read_off_a_run(tmp_path):
+    """Ends after 1, 2, 4 and 5 s; the first minibatch has nothing before it. Rank 1 computes for half of the time."""
+    record = RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
+    told = zip((1.0, 2.0, 4.0, 5.0), (8.0, 4.0, 2.0, 2.0), (32, 32, 32, 16), strict=True)
+    rows = [
+        {"event": "step", "epoch": 0, "minibatch": k, "seconds": end, "loss": loss, "samples": samples}
+        for k, (end, loss, samples) in enumerate(told)
+    ]
+    (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for rank, end in ((0, 4.0), (1, 2.0)):
+        span = {"rank": rank, "name": "F0", "start": 0.0, "end": end, "stage": rank, "minibatch": 0, "kind": "forward"}
+        (record.folder / f"trace-rank{rank}.jsonl").write_text(json.dumps(span) + "\n")
+    assert samples_per_second(record) == (32 + 32 + 16) / 4
+    assert devices_in_use(record) == pytest.approx(75)
+    assert losses_by_hours({"live": [record]}) == {
+        "live": [(0, 8), (pytest.approx(1 / 3600), 6), (pytest.approx(3 / 3600), 14 / 3), (pytest.approx(4 / 3600), 4)]
+    }
+    (bar,) = bars_of_runs("all", {"live": [record], "never": []}, samples_per_second)
+    assert (bar.case, bar.system, bar.value, bar.source, bar.least) == ("all", "live", 20, "ours", None)
 
 
 def test_what_an_intruder_costs_each_rank_is_read_off_a_run_that_never_moved(tmp_path):

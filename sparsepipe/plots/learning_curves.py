@@ -57,7 +57,7 @@ def learning_curves(panels: Panels, *, unit: str = "top-1 (%)", title: str = "",
                 legendgroup=system,
                 showlegend=not any(system in panels[before] for before in tasks[:place]),
                 line={"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
-                hovertemplate=Html("{}<br>%{{x:.2f}} h: %{{y:.4g}}<extra></extra>").format(system),
+                hovertemplate=Html("{}<br>%{{x:.3g}} h: %{{y:.4g}}<extra></extra>").format(system),
             )
             figure.add_trace(line, row=row, col=column)
         own = task.rpartition(" (")[2].rstrip(")") if " (" in task else unit

@@ -1,6 +1,6 @@
 """What disturbed runs say, by their records and in simulations: when an iteration took how long, what changes gave."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -21,6 +21,7 @@ from ..record import RunRecord
 from ..stragglers import Stragglers
 from .intrusion import came_and_went
 
+_NEWEST = 20  # minibatches before one, with which its loss is drawn as a mean
 _NAMES = ("before the intruder", "beside the intruder", "the whole run")
 
 
@@ -102,6 +103,39 @@ def changes_table(records: Mapping[str, RunRecord]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(Change.__dataclass_fields__))
 
 
+def samples_per_second(record: RunRecord) -> float:
+    """Samples a second from the first minibatch's end to the last one's, changes of the plan among them."""
+    first, *rest = sorted(record.metrics("step"), key=lambda row: row["seconds"])
+    return sum(row["samples"] for row in rest) / (rest[-1]["seconds"] - first["seconds"]) if rest else 0.0
+
+
+def devices_in_use(record: RunRecord) -> float:
+    """Per cent of all processes' time in which they compute, by the trace; an intruder beside them takes some of it."""
+    return 100 * (1 - record.trace().bubble_fraction)
+
+
+def bars_of_runs(
+    case: str, records: Mapping[str, Sequence[RunRecord]], value: Callable[[RunRecord], float]
+) -> list[SystemBar]:
+    """One bar for each variant; of several runs it is the mean of theirs, and knows the least and the most."""
+    every = {variant: [value(record) for record in runs] for variant, runs in records.items() if runs}
+    return [_bar(case, variant, values) for variant, values in every.items()]
+
+
+def losses_by_hours(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[tuple[float, float]]]:
+    """The training loss of each variant's first run, by hours since its first minibatch's end.
+
+    A point is the mean over a minibatch and those before it, some twenty at the most.
+    """
+    found = {}
+    for variant, (record, *_) in records.items():
+        rows = sorted(record.metrics("step"), key=lambda row: row["seconds"])
+        means = (fmean(row["loss"] for row in rows[max(0, k - _NEWEST) : k + 1]) for k in range(len(rows)))
+        hours = ((row["seconds"] - rows[0]["seconds"]) / 3600 for row in rows)
+        found[variant] = list(zip(hours, means, strict=True))
+    return found
+
+
 def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
     """Mean seconds of an iteration of each variant: before the first visit, during visits, and over the whole run.
 
@@ -112,9 +146,13 @@ def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
         every = [_mean_seconds(record) for record in runs]
         for name in _NAMES:
             if seconds := [one[name] for one in every if name in one]:
-                ends = (min(seconds), max(seconds)) if len(seconds) > 1 else (None, None)
-                found.append(SystemBar(name, variant, fmean(seconds), "ours", *ends))
+                found.append(_bar(name, variant, seconds))
     return found
+
+
+def _bar(case: str, variant: str, values: Sequence[float]) -> SystemBar:
+    ends = (min(values), max(values)) if len(values) > 1 else (None, None)
+    return SystemBar(case, variant, fmean(values), "ours", *ends)
 
 
 def _mean_seconds(record: RunRecord) -> dict[str, float]:
