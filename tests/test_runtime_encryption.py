@@ -26,7 +26,7 @@ from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.rendezvous.address import StoreAddress
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
-from sparsepipe.runtime.transport import encrypted_group
+from sparsepipe.runtime.transport import encrypted_group, sockets
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.sockets import Sockets, SocketTransport, connect
 from sparsepipe.runtime.worker.join import joined
@@ -40,10 +40,14 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no open
 
 
 class Wire:
-    """A stretch of network between callers and a port: everything that passes is heard."""
+    """A stretch of network between callers and a port: everything that passes is heard.
+
+    Of what passes one way, the byte after `bends_after` others is changed.
+    """
 
     def __init__(self) -> None:
         self.heard = bytearray()
+        self.bends_after: int | None = None
         self._open: list[socket.socket] = []
 
     def to(self, port: int) -> int:
@@ -69,9 +73,13 @@ class Wire:
                     threading.Thread(target=self._carry, args=ends, daemon=True).start()
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        passed = 0
         with suppress(OSError):
             while data := source.recv(2**16):
                 self.heard += data
+                if self.bends_after is not None and 0 <= (place := self.bends_after - passed) < len(data):
+                    data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+                passed += len(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
@@ -335,6 +343,51 @@ def test_what_one_rank_sends_another_comes_to_it_between_what_all_do_together(gr
         assert work.wait(timedelta(seconds=ENOUGH))
     assert all((came == 10 + source).all() for (source, _), came in found.items())
     assert all((own == 3).all() for own in (*sums[0], *sums[1]))
+
+
+@pytest.fixture
+def largest(monkeypatch):
+    """The most bytes that a rank had for one thing that it received."""
+    found, empty = [0], torch.empty
+
+    def noted(*size, **options):
+        if options.get("dtype") is torch.uint8 and len(size) == 1 and isinstance(size[0], int):
+            found[0] = max(found[0], size[0])
+        return empty(*size, **options)
+
+    monkeypatch.setattr(sockets.torch, "empty", noted)
+    return found
+
+
+def test_messages_longer_than_what_is_read_ahead_cross_and_come_in_pieces(groups, largest):
+    """Each rank has a few pieces of a message beside the message itself, whatever it is that they do together."""
+    size = 12 * encrypted_group._PIECE_BYTES + 5
+    given = [torch.randint(0, 100, (size,), dtype=torch.uint8) for _ in groups]
+    found = [torch.zeros(size, dtype=torch.uint8) for _ in groups]
+    begun = [groups[source].send([given[source]], target, 0) for source, target in ((0, 1), (1, 0))]
+    begun += [groups[target].recv([found[target]], 1 - target, 0) for target in range(2)]
+    copies, summed = ([own.clone() for own in given] for _ in range(2))
+    begun += [group.allreduce([own], SUM) for group, own in zip(groups, summed, strict=True)]
+    begun += [group.broadcast([own], dist.BroadcastOptions()) for group, own in zip(groups, copies, strict=True)]
+    for work in begun:
+        assert work.wait(timedelta(seconds=ENOUGH))
+    assert torch.equal(found[0], given[1]) and torch.equal(found[1], given[0])
+    assert all(torch.equal(own, given[0] + given[1] + given[2]) for own in summed)
+    assert all(torch.equal(own, given[0]) for own in copies)
+    assert 0 < largest[0] <= encrypted_group._PIECE_BYTES + 64, "a piece with what aligns it"
+
+
+def test_a_message_that_is_changed_on_its_way_ends_the_connection(groups, wire):
+    """Of its pieces those before the change have come, and nothing else is in its place."""
+    given = torch.randint(1, 255, (6 * encrypted_group._PIECE_BYTES,), dtype=torch.uint8)
+    found = torch.zeros_like(given)
+    wire.bends_after = 3 * encrypted_group._PIECE_BYTES
+    groups[0].send([given], 1, 0)
+    with pytest.raises(ConnectionError, match="closed"):
+        groups[1].recv([found], 0, 0).wait(timedelta(seconds=ENOUGH))
+    come = int((found != 0).sum())
+    assert come in (2 * encrypted_group._PIECE_BYTES, 3 * encrypted_group._PIECE_BYTES)
+    assert torch.equal(found[:come], given[:come]) and not found[come:].any()
 
 
 def test_sums_pass_encrypted_and_the_end_of_a_rank_is_told_to_the_others(groups, wire):

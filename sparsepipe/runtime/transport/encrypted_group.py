@@ -7,11 +7,15 @@ connections are in clear and ask nobody who they are.
     send, recv   from one rank to another, between two of those that all ranks do together
 
 A thread does one after the other in the order in which they were begun, so every rank has to begin them alike; of sends
-and receives between the same two, a rank begins its sends first.
+and receives between the same two, a rank begins its sends first. What a message is goes in pieces, each of which is
+put, or added, where it belongs as it comes: a rank holds a few of them beside the tensors that it was given. Where one
+of them is not what was sent, the connection breaks, and what has come of the message stays in the tensor.
 Registered as a backend of torch.distributed (`use`), it is what all groups of the job are made of, like gloo.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..encryption import Encryption
-from ..failures import PacketMismatch, PeerLost
+from ..failures import DeadlinePassed, PacketMismatch, PeerLost
 from ..in_order import Begun, InOrder
 from .base import Sending
 from .packet import Packet, Slot, decode
@@ -28,6 +32,7 @@ from .sockets import Sockets, SocketTransport, connect
 
 BACKEND = "encrypted"  # in torch.distributed's words
 _TAG = 0  # of all its connections
+_PIECE_BYTES = 2**20
 _LONG = float("inf")  # deadlines are kept where somebody waits for the work
 
 
@@ -88,8 +93,9 @@ class EncryptedGroup(dist.ProcessGroup):
 
     all_to_all_single = alltoall_base  # type: ignore[assignment]  # what torch calls it since 2.13
 
-    def send(self, tensors: list[Tensor], target: int, tag: int) -> Begun:  # type: ignore[override]
-        return self._thread.begin(partial(_translated, partial(self._give, tensors[0], target)))
+    def send(self, tensors: list[Tensor], target: int, tag: int) -> "_Given":  # type: ignore[override]
+        under_way: list[Sending] = []  # what comes after it does not wait for its end: the other rank may send first
+        return _Given(self._thread.begin(partial(self._give, tensors[0], target, under_way)), under_way)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Begun:  # type: ignore[override]
         return self._thread.begin(partial(_translated, partial(self._receive, tensors[0], source)))
@@ -113,56 +119,100 @@ class EncryptedGroup(dist.ProcessGroup):
     def _sum(self, values: Tensor) -> None:
         here = values.detach().cpu().contiguous().view(-1)  # of a CPU's own memory, where it lies there in one piece
         parts = here.tensor_split(len(self._ranks))
-        summed = [peer for peer in self._others if len(parts[peer])]
-        under_way = [self._send(peer, parts[peer]) for peer in summed]
-        if len(own := parts[self._rank]):
-            found = {self._rank: own.clone()} | {peer: self._take(peer) for peer in self._others}
-            total = found[0]
-            for peer in self._ranks[1:]:
-                total += found[peer]
-            own.copy_(total)
-            under_way += [self._send(peer, own) for peer in self._others]
-        for peer in summed:
-            parts[peer].copy_(self._take(peer))
+        under_way = self._send({peer: parts[peer] for peer in self._others})
+        own = parts[self._rank]
+        for piece in _pieces(own):
+            self._add_up(piece)
+        under_way += self._send(dict.fromkeys(self._others, own))
+        for peer in self._others:
+            self._take(parts[peer], peer)
         _finish(under_way)
         if here.data_ptr() != values.data_ptr():
             values.copy_(here.view(values.shape))
 
+    def _add_up(self, own: Tensor) -> None:
+        """Make a piece of this rank's the sum of what all ranks have there, in their order."""
+        found = {self._rank: own} | {peer: self._piece(peer) for peer in self._others}
+        total = found[0].clone()
+        for peer in self._ranks[1:]:
+            total += found[peer]
+        own.copy_(total)
+
     def _broadcast(self, values: Tensor, root: int) -> None:
         if self._rank == root:
-            _finish([self._send(peer, values) for peer in self._others])
+            _finish(self._send(dict.fromkeys(self._others, values)))
         else:
-            values.copy_(self._take(root))
+            self._take(values, root)
 
     def _gather(self, outputs: list[Tensor], own: Tensor) -> None:
-        under_way = [self._send(peer, own) for peer in self._others]
-        for peer, output in enumerate(outputs):
-            output.copy_(own if peer == self._rank else self._take(peer))
+        under_way = self._send(dict.fromkeys(self._others, own))
+        outputs[self._rank].copy_(own)
+        for peer in self._others:
+            self._take(outputs[peer], peer)
         _finish(under_way)
 
     def _exchange(self, output: Tensor, own: Tensor) -> None:
         count = len(self._ranks)
         parts, outputs = own.view(count, -1), output.view(count, -1)
-        under_way = [self._send(peer, parts[peer]) for peer in self._others]
-        for peer in self._ranks:
-            outputs[peer].copy_(parts[peer] if peer == self._rank else self._take(peer))
+        under_way = self._send({peer: parts[peer] for peer in self._others})
+        outputs[self._rank].copy_(parts[self._rank])
+        for peer in self._others:
+            self._take(outputs[peer], peer)
         _finish(under_way)
 
-    def _give(self, values: Tensor, target: int) -> None:
-        _finish([self._send(target, values)])
+    def _give(self, values: Tensor, target: int, under_way: list[Sending]) -> None:
+        under_way += self._send({target: values})
 
     def _receive(self, values: Tensor, source: int) -> None:
-        values.copy_(self._take(source))
+        self._take(values, source)
 
-    def _send(self, peer: int, values: Tensor) -> Sending:
-        packet = Packet(0, self._count, 0, (Slot(values.detach().cpu().contiguous()),))
+    def _send(self, messages: Mapping[int, Tensor]) -> list[Sending]:
+        """Begin to send each rank its message, to all of them at a time. What they are made of must not change."""
+        flat = {peer: values.detach().cpu().contiguous().view(-1) for peer, values in messages.items()}
+        return [self._send_piece(peer, piece) for peer, values in flat.items() for piece in _pieces(values)]
+
+    def _send_piece(self, peer: int, piece: Tensor) -> Sending:
+        packet = Packet(0, self._count, 0, (Slot(piece),))
         return self._transport.send(packet, peer, _TAG, deadline=_LONG, message="a sum")
 
-    def _take(self, peer: int) -> Tensor:
+    def _take(self, values: Tensor, peer: int) -> None:
+        """Receive what a rank sends into `values`."""
+        whole = values.detach()
+        flat = whole.view(-1) if whole.is_contiguous() else whole.new_empty(whole.numel())
+        for piece in _pieces(flat):
+            piece.copy_(self._piece(peer))
+        if not whole.is_contiguous():
+            whole.copy_(flat.view(whole.shape))
+
+    def _piece(self, peer: int) -> Tensor:
+        """Return the next piece of what a rank sends."""
         packet = decode(*self._transport.receive(peer, _TAG, deadline=_LONG, message="a sum"))
         if packet.minibatch != self._count:
             raise PacketMismatch(f"work {packet.minibatch} of a group where {self._count} is due")
         return packet.slots[0].rows
+
+
+def _pieces(values: Tensor) -> Sequence[Tensor]:
+    """Return the pieces of `values` [n] that travel one by one, as views; of none there is none."""
+    return values.split(max(1, _PIECE_BYTES // values.element_size())) if len(values) else ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """A message to one rank: waited for, once, until the system has all of it."""
+
+    begun: Begun
+    under_way: list[Sending]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return once it has. Raises TimeoutError, or what went wrong."""
+        deadline = _LONG if timeout is None else time.monotonic() + timeout.total_seconds()
+        self.begun.wait(timeout)
+        try:
+            _translated(partial(_finish, self.under_way, deadline=deadline))
+        except DeadlinePassed:
+            raise TimeoutError("the other rank does not read") from None
+        return True
 
 
 def _translated(do: Callable[[], None]) -> None:
@@ -172,7 +222,7 @@ def _translated(do: Callable[[], None]) -> None:
         raise ConnectionError("its end of a connection is closed") from None
 
 
-def _finish(under_way: list[Sending]) -> None:
+def _finish(under_way: list[Sending], *, deadline: float = _LONG) -> None:
     """Wait until the system has all of it: who waits for the sum may write to its memory then."""
     for sending in under_way:
-        sending.wait(_LONG, "a sum")
+        sending.wait(deadline, "a sum")

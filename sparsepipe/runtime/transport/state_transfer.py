@@ -52,7 +52,7 @@ class StateTransfer:
 
     def run(self) -> dict[str, Tensor]:
         """Send and receive. All ranks come here; return what came. Raises DeadlinePassed or PeerLost."""
-        # Sends first: an encrypted group does one thing after the other, and those who receive read ahead.
+        # Sends first: an encrypted group begins one thing after the other, and waits for what it receives.
         under_way = [dist.isend(message, peer) for peer, message in self.outgoing.items()]
         under_way += [dist.irecv(message, peer) for peer, message in self.incoming.items()]
         for work in under_way:
