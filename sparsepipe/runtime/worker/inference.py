@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ...errors import InputError
 from ...plan import Plan
 from ...schedule import compile_until_steady
 from ..config import RunConfig
@@ -58,10 +57,8 @@ def infer(
     """Compute the outputs for the validation split and write them, and how fast that was. Every rank comes here.
 
     `forwards` names the checkpoint. `origin` is as a `Recorder` takes it.
-    Raises InputError for a checkpoint of another network, for a last stage on several hosts, and what reading,
-    computing and waiting for others raise.
+    Raises InputError for a checkpoint of another network, and what reading, computing and waiting for others raise.
     """
-    _check_last_stage(plan, process)
     program = compile_until_steady(plan)
     connections = Connections.open(program, process, share_memory=config.shared_memory)
     recorder = Recorder(
@@ -80,16 +77,6 @@ def infer(
     finally:
         recorder.close()
     connections.close()
-
-
-def _check_last_stage(plan: Plan, process: Process) -> None:
-    """Raise InputError where replicas of the last stage are on several hosts: a host's disk brings theirs together."""
-    ranks = set(plan.stages[-1].ranks)
-    if process.hosts and not any(ranks <= set(own) for own in process.hosts):
-        raise InputError(
-            f"the last stage's ranks {sorted(ranks)} are on several hosts, and forwards alone write one file of what "
-            "they compute; use a plan whose last stage is on one host"
-        )
 
 
 def _replicas(

@@ -1,7 +1,7 @@
 """What a run of forwards alone keeps: each minibatch's outputs, row by row, and when it began and was done."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...files import write_atomic
 from ..processes.process import Process
+from ..transport.state_transfer import StateTransfer
 from ..workloads.base import Rows
 
 _NO_PLACE = -1  # of a shorter row of predictions: padding
@@ -37,30 +38,44 @@ class Predictions:
     def write(self, path: Path, process: Process, ranks: Sequence[int], count: int) -> None:
         """Write those of all ranks as one file, in the order of `count` minibatches. Every rank comes here.
 
-        `ranks` have them, on one host: the first of them writes the file.
+        `ranks` have them: the first of them writes the file. To it come those of the others, by the disk of their host
+        or, where they are on several, over the network.
         """
-        first = process.rank == ranks[0]
-        if self._rows and not first:
-            parts = {f"{m}/{name}": values for m, own in self._rows.items() for name, values in own.items()}
-            np.savez(_part(path, process.rank), **parts)  # type: ignore[arg-type]  # NumPy's stub takes them for a flag
-        process.barrier("end of the predictions")
-        if not first:
+        if process.hosts and not any(set(ranks) <= set(own) for own in process.hosts):
+            self._send(process, ranks[0])
+        else:
+            self._leave(path, process, ranks)
+        if process.rank != ranks[0]:
             return
-        for rank in ranks[1:]:
-            part = _part(path, rank)
-            if part.exists():
-                self._read(part)
-                part.unlink()
         arrays = _joined([self._rows[m] for m in range(count)])
         file = io.BytesIO()
         np.savez(file, **arrays)  # type: ignore[arg-type]
         write_atomic(path, file.getvalue(), make_folder=False)
 
-    def _read(self, part: Path) -> None:
-        with np.load(part, allow_pickle=False) as found:
-            for key in found.files:
-                minibatch, name = key.split("/")
-                self._rows.setdefault(int(minibatch), {})[name] = found[key]
+    def _send(self, process: Process, first: int) -> None:
+        own = {key: torch.from_numpy(values) for key, values in self._named().items()}
+        transfer = StateTransfer.of(process, {} if process.rank == first else {first: own})
+        transfer.make_room()
+        self._take({key: tensor.numpy() for key, tensor in transfer.run().items()})
+
+    def _leave(self, path: Path, process: Process, ranks: Sequence[int]) -> None:
+        if self._rows and process.rank != ranks[0]:
+            parts: dict[str, Any] = self._named()
+            np.savez(_part(path, process.rank), **parts)
+        process.barrier("end of the predictions")
+        for part in (_part(path, rank) for rank in ranks[1:] if process.rank == ranks[0]):
+            if part.exists():
+                with np.load(part, allow_pickle=False) as found:
+                    self._take({key: found[key] for key in found.files})
+                part.unlink()
+
+    def _named(self) -> dict[str, NDArray]:
+        return {f"{m}/{name}": values for m, own in self._rows.items() for name, values in own.items()}
+
+    def _take(self, named: Mapping[str, NDArray]) -> None:
+        for key, values in named.items():
+            minibatch, name = key.split("/")
+            self._rows.setdefault(int(minibatch), {})[name] = values
 
 
 def _part(path: Path, rank: int) -> Path:
