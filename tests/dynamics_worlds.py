@@ -1,11 +1,27 @@
 """Networks, clusters and watchers for tests of plans that change while they run."""
 
+import numpy as np
+
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile
 from sparsepipe.dynamics import Alarm, Factors, Watch
+from sparsepipe.dynamics.interference import Forest, Predictor
+from sparsepipe.dynamics.interference.measurements import features_of
 from sparsepipe.dynamics.replanner import Replanner
 from sparsepipe.dynamics.segments import simulate_from
 from sparsepipe.dynamics.variants import variant
 from sparsepipe.stragglers import Stragglers
+
+KIND = "layer"  # of every layer in these networks, which say nothing of themselves
+KEPT = 0.25  # share of its pace that a layer keeps, as this predictor has it
+
+
+def stump(metrics, *, kept=KEPT):
+    """A predictor of one tree: layers of that kind keep so much of their pace, whatever the machine says."""
+    names = tuple(features_of(dict.fromkeys(metrics, 0.0), "", (KIND,), 1.0, 0.0))
+    whole, real = (lambda *values: np.array(values, np.int64)), (lambda *values: np.array(values, np.float64))
+    asked, leaf = names.index(f"kind {KIND}"), -1
+    parts = whole(asked, leaf, leaf), real(0.5, 0, 0), whole(1, 1, 2), whole(2, 1, 2), real(1, 1, kept)
+    return Predictor(Forest(names, whole(0), *parts), tuple(metrics), (KIND,), "a machine")
 
 
 def network(num_layers=12, *, seconds=None, parameter_bytes=1e6, output_bytes=1e5):

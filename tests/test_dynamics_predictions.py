@@ -8,34 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 
-import numpy as np
 import pytest
 from command_line import sparsepipe
-from dynamics_worlds import cpus, network
+from dynamics_worlds import KEPT, cpus, network, stump
 from nvml_library import BUSY, FIRST, UUID, answering
 
 from sparsepipe import InputError, RunConfig, partition
 from sparsepipe.dynamics import Factors
-from sparsepipe.dynamics import predictions as under_test
 from sparsepipe.dynamics.following import DECISIONS
-from sparsepipe.dynamics.interference import Forest, MachineWatch, Predictor, nvml
-from sparsepipe.dynamics.interference.measurements import features_of
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.predictions import Predictions, check_predictor
 from sparsepipe.dynamics.variants.base import Situation, predicted_factors
+from sparsepipe.host.metrics import MachineWatch, nvml
+from sparsepipe.runtime.processes import rank_readings, rank_watches
 from sparsepipe.runtime.processes.gpu_file import forget_gpu, gpu_of
-
-KIND = "layer"  # of every layer in these networks, which say nothing of themselves
-KEPT = 0.25  # share of its pace that a layer keeps, as this predictor has it
-
-
-def stump(metrics, *, kept=KEPT):
-    """A predictor of one tree: layers of that kind keep so much of their pace, whatever the machine says."""
-    names = tuple(features_of(dict.fromkeys(metrics, 0.0), "", (KIND,), 1.0, 0.0))
-    whole, real = (lambda *values: np.array(values, np.int64)), (lambda *values: np.array(values, np.float64))
-    asked, leaf = names.index(f"kind {KIND}"), -1
-    parts = whole(asked, leaf, leaf), real(0.5, 0, 0), whole(1, 1, 2), whole(2, 1, 2), real(1, 1, kept)
-    return Predictor(Forest(names, whole(0), *parts), tuple(metrics), (KIND,), "a machine")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +67,7 @@ def test_run_refuses_in_one_line_before_anything_is_started(tmp_path, given):
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
 def test_ranks_are_read_by_their_process_ids(tmp_path, here, monkeypatch):
     """None is known before its second reading, after its end, and again before the second of its successor."""
-    monkeypatch.setattr(under_test, "_SECONDS", 0.0)
+    monkeypatch.setattr(rank_watches, "SECONDS", 0.0)
     (tmp_path / "logs").mkdir()
     profile, sleeping = network(3), [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
     predictions = Predictions(here, tmp_path, profile, cpus(2))
@@ -104,7 +90,7 @@ def test_ranks_are_read_by_their_process_ids(tmp_path, here, monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
 def test_ranks_on_gpus_are_read_with_the_gauges_of_their_own_gpu(tmp_path, monkeypatch):
     """Not before they have told which it is; the GPU's number there is another than NVML's."""
-    monkeypatch.setattr(under_test, "_SECONDS", 0.0)
+    monkeypatch.setattr(rank_watches, "SECONDS", 0.0)
     monkeypatch.setattr(nvml, "library", lambda: answering(BUSY))
     with MachineWatch(gpu=UUID) as watch:
         learned = stump(tuple(watch.read()))
@@ -121,6 +107,33 @@ def test_ranks_on_gpus_are_read_with_the_gauges_of_their_own_gpu(tmp_path, monke
     predictions.close()
     forget_gpu(logs, 0)
     assert gpu_of(logs, 0) is None
+
+
+def test_ranks_on_other_hosts_are_asked_for_and_known_by_what_comes_from_there(tmp_path, here, monkeypatch):
+    """Of a rank that its host tells nothing new of, nothing is known; a host with other metrics is told by its rank."""
+    monkeypatch.setattr(rank_watches, "SECONDS", 0.0)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    assert not rank_readings.are_asked_for(tmp_path)
+    predictions = Predictions(here, tmp_path, network(3), cpus(2))
+    assert rank_readings.are_asked_for(tmp_path)
+    rank_readings.write(logs, 1, dict.fromkeys(here.metrics, 0.5))
+    predictions.look()
+    assert predictions.of(1) == pytest.approx((1 / KEPT,) * 3) and predictions.of(0) is None
+    os.utime(logs / "rank1.machine.json", (0, 0))
+    predictions.look()
+    assert predictions.of(1) is None
+    rank_readings.write(logs, 1, {"gpu watts": 1.0})
+    with pytest.raises(InputError, match="host of rank 1: the predictor learned from other metrics"):
+        predictions.look()
+    for damaged in ("[]", '{"ran": "much"}', '{"ran": NaN}', "{", "9" * 10**5):
+        (logs / "rank1.machine.json").write_text(damaged)
+        with pytest.raises(InputError, match="rank1.machine.json") as told:
+            predictions.look()
+        assert "\n" not in str(told.value)
+    predictions.close()
+    rank_readings.forget(tmp_path)
+    assert not rank_readings.are_asked_for(tmp_path) and not list(logs.iterdir())
 
 
 def test_a_predictor_of_processors_is_refused_for_a_run_on_gpus_and_the_other_way_round(here, monkeypatch):

@@ -3,19 +3,37 @@
 import json
 import os
 import signal
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+from dynamics_worlds import network, stump
 from hosts_desk import FLUSH, MODEL, config
 from processes import ENOUGH, until
 from runtime_jobs import NORMED, plan_of
 
-from sparsepipe.files import read_json
+from sparsepipe import Cluster, RunConfig, partition
+from sparsepipe.dynamics.following import DECISIONS
+from sparsepipe.files import read_json, read_rows
+from sparsepipe.host.metrics import MachineWatch
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.training_state.checkpoint import latest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+FOLLOWED = """
+    import json, sys
+    from sparsepipe import Cluster, Plan, Profile, RunConfig
+    from sparsepipe.dynamics.interference import Predictor
+    from sparsepipe.dynamics.launching import launch
+    told = json.loads(sys.argv[1])
+    launch(
+        Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"], launcher="ssh",
+        profile=Profile.load(told["profile"]), cluster=Cluster.load(told["cluster"]), replan="predicted",
+        predictor=Predictor.load(told["predictor"]), tell=lambda text: print(text, file=sys.stderr),
+    ).wait()
+"""
 
 
 def plan(ranks, *cuts):
@@ -97,6 +115,36 @@ def test_a_job_goes_on_under_other_plans_and_after_a_crash_trained_as_one_device
     assert [row["minibatch"] for row in summary["replans"]] == [row["minibatch"] for row in rows]
     newest = folder / "checkpoints" / f"minibatch-{done:08d}"
     assert set(read_json(newest / "manifest.json")["files"]) == {f"stage{k}.safetensors" for k in range(3)}
+    desk.check_nothing_is_left()
+
+
+def test_a_replay_sleeps_on_hosts_and_is_followed_by_what_a_predictor_expects_of_what_they_say(desk):
+    """Rank 1 becomes four times slower, for which it would be given less; this predictor expects nothing of the kind.
+
+    The network between the hosts carries a packet at once; the cluster's link takes 50 ms, and so does the replay.
+    """
+    hosts, folder, profile = desk.network.hosts[:2], desk.folder / "slept", network(seconds=[0.006] * 12)
+    with MachineWatch() as watch:
+        learned = stump(tuple(watch.read()), kept=1.0)
+    path = desk.cluster("slept", *hosts)
+    path.write_text(path.read_text() + "[network]\nbandwidth = 2e6\n")
+    plan = partition(profile, Cluster.load(path), planner="model-parallel")
+    settings = {"engine": "replay", "batch_size": 1, "minibatches": 85, "stragglers": "slow:rank=1,factor=4,from=60"}
+    told = {"run_dir": str(folder), "config": RunConfig("net", "replay", **settings).to_json()}
+    for name, value in (("plan", plan), ("profile", profile), ("predictor", learned)):
+        told[name] = str(value.save(desk.folder / f"slept-{name}.json"))
+    words = [sys.executable, "-c", textwrap.dedent(FOLLOWED), json.dumps(told | {"cluster": str(path)})]
+    done = desk.network.desk.run(*words, timeout=5 * ENOUGH)
+    assert done.returncode == 0, done.stderr
+    record = RunRecord.load(folder)
+    assert "no longer" not in done.stderr and steps(folder) == list(range(85))
+    assert [row["sent_bytes"] for row in record.metrics("epoch")] == [85 * 2 * 1e5]
+    spans = {(span.rank, span.minibatch): span for span in record.trace().spans if span.kind == "forward"}
+    assert all(spans[1, m].start >= spans[0, m].end + 0.05 - 5e-3 for m in range(85))
+    for rank in range(2):
+        assert read_json(folder / f"logs/rank{rank}.machine.json").keys() == set(learned.metrics)
+    decided = next(row for row in read_rows(folder / DECISIONS) if row.get("changes"))
+    assert decided["minibatch"] > 60 and "DynPipe's planner expects it to be 0.0%" in decided["reason"], decided
     desk.check_nothing_is_left()
 
 

@@ -55,8 +55,9 @@ def write_pairs(folder):
 
 
 def test_a_run_stopped_on_some_hosts_goes_on_on_others(desk):
-    """On the second host of the first part two ranks share memory."""
+    """On the second host of the first part two ranks share memory; the third gets the data, which it lacks."""
     first, second, third = desk.network.hosts
+    shutil.rmtree(third.home / "shapes")
     ranks = [[0], [1], [2]]
     begun = desk.told("moved", plan_of(MODEL, ranks, **FLUSH), config(), first, second, counts=[1, 2], stop=True)
     assert desk.launch(begun) == ["stopped"]
@@ -64,6 +65,9 @@ def test_a_run_stopped_on_some_hosts_goes_on_on_others(desk):
     rest = desk.told("moved", plan_of(MODEL, [[0], [1]], **FLUSH), config(), third, second, resume=True)
     assert desk.launch(rest) == ["finished"]
     assert desk.losses("moved") == desk.losses("one")
+    log = (desk.folder / "moved" / "logs" / "launcher.log").read_text()
+    assert f"host3: has no {DATA}, which is brought from here: " in log and "host2: has no" not in log
+    shutil.copytree(second.home / "shapes", third.home / "shapes")
     desk.check_nothing_is_left()
 
 

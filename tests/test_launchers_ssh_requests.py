@@ -51,9 +51,9 @@ def test_a_plan_is_handed_on_once_and_is_the_runs_when_a_host_says_so(asked):
     assert commands.taken_plan(folder, token) == 12 and commands.request(folder) is None
     assert sorted(path.name for path in (folder / "control").iterdir()) == ["taken.json"]
     given = {"port": None, "run_dir": folder}
-    assert for_hosts(OTHER, settings(folder), resume=True, **given) == 3, "what it leaves out stays in the job"
+    assert for_hosts(OTHER, resume=True, **given) == 3, "what it leaves out stays in the job"
     with pytest.raises(InputError, match="a job begins with all of its ranks"):
-        for_hosts(OTHER, settings(folder), resume=False, **given)
+        for_hosts(OTHER, resume=False, **given)
     commands.ask(folder, commands.STOP)
     requests.forward(host)
     assert json.loads(heard.read().payload)["command"] == "stop", "it was handed on once, and this comes next"

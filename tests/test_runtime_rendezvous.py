@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from contextlib import ExitStack, closing
 from datetime import timedelta
 
@@ -46,7 +47,14 @@ def test_it_does_what_torch_asks_of_a_store(store_at):
     assert [first.add("n", 2), second.add("n", -5)] == [2, -3]
     assert second.check(["n"]) and not second.check(["n", "m"])
     assert second.delete_key("n") and not first.delete_key("n")
-    assert abs(first.ahead_of_here()) < 1
+    assert abs(first.ahead_of_here()) < 1 and abs(first.ahead_of_here(monotonic=True)) < 1
+
+
+def test_what_one_has_at_a_time_is_had_in_turn(store_at):
+    first, second, before = store_at(), store_at(1), time.monotonic()
+    ends = [one.occupy(keys, 10.0) for one, keys in ((first, ["a", "b"]), (second, ["b", "c"]), (first, ["c"]))]
+    assert ends[0] >= before + 10 and ends == pytest.approx([ends[0], ends[0] + 10, ends[0] + 20])
+    assert second.occupy(["d"], 0.0) <= time.monotonic()
 
 
 def test_a_wait_ends_when_the_key_comes_or_the_time_is_over(store_at):

@@ -1,6 +1,7 @@
 """A replay drives the real runtime through a cluster nobody owns, and takes the time that the simulator predicts."""
 
 import time
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +26,12 @@ from sparsepipe import (
 from sparsepipe.files import read_rows
 from sparsepipe.launchers import Job, launch
 from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.rendezvous.address import StoreAddress
+from sparsepipe.runtime.rendezvous.server import StoreServer
+from sparsepipe.runtime.rendezvous.store import KeyedStore
 from sparsepipe.runtime.reporting.metrics import pace_of
-from sparsepipe.runtime.transport.emulated_links import Links
 from sparsepipe.runtime.worker.run import run
+from sparsepipe.runtime.workloads.emulated_links import LinksOfHost, LinksOverHosts
 from sparsepipe.runtime.workloads.replay import Replay
 from sparsepipe.schedule import Op, compile
 from sparsepipe.simulator import simulate
@@ -39,9 +43,12 @@ CONFIG = RunConfig("six layers", "nothing", engine="replay", minibatches=12, bat
 
 
 def _profile(seconds: float) -> Profile:
-    """Six like layers on two types, one half as fast; a layer puts out 1 MB."""
+    """Six like layers on two types, one half as fast; a layer puts out 2 MB, of which half crosses between nodes."""
+    coded = {"coded_output_bytes": 1e6, "coded_gradient_bytes": 1e6}
     costs = {
-        kind: tuple(LayerCost((CostSample(100.0, factor * seconds, 2 * factor * seconds, 1e6),)) for _ in GRAPH.layers)
+        kind: tuple(
+            LayerCost((CostSample(100.0, factor * seconds, 2 * factor * seconds, 2e6, **coded),)) for _ in GRAPH.layers
+        )
         for kind, factor in (("fast", 1.0), ("slow", 2.0))
     }
     return Profile(GRAPH, costs, (100.0,))
@@ -104,7 +111,7 @@ def test_stages_there_and_back_are_replayed_in_their_order_and_pace(schedule, tm
     trace = simulate(plan, profile, cluster, [100.0] * 12)
     job = _replayed(tmp_path, plan, CONFIG, profile, cluster, expected=2 * pace_of(trace, plan), rel=0.2)
     (row,) = job.record.metrics("epoch")
-    assert row["sent_bytes"] == 12 * 2 * 2 * 1e6, "1 MB over each of two boundaries each way"
+    assert row["sent_bytes"] == 12 * 2 * 2 * 2e6, "2 MB over each of two boundaries each way, within a node"
     program = compile(plan, 12)
     for played, updates in ((trace, False), (job.record.trace(), True)):  # a simulated update takes no time here
         for rank, todo in program.actions.items():
@@ -172,14 +179,38 @@ def _slower(cost: LayerCost, factor: float) -> LayerCost:
     return LayerCost(tuple(samples))
 
 
-def test_transfers_between_nodes_wait_for_each_other_whoever_sends(tmp_path) -> None:
+@pytest.fixture
+def store():
+    """What connects a rank to the store of a job on several hosts."""
+    server = StoreServer("127.0.0.1", b"0123456789abcdef")
+    where = StoreAddress("127.0.0.1", server.port, b"0123456789abcdef")
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        yield lambda rank: stack.enter_context(closing(KeyedStore(where, rank=rank, timeout=ENOUGH)))
+
+
+@pytest.mark.parametrize("over_hosts", [False, True])
+def test_transfers_between_nodes_wait_for_each_other_whoever_sends(tmp_path, store, over_hosts) -> None:
     """Each of 0.1 s; within a node every device has ports of its own, for each direction."""
-    start = time.monotonic()
-    links = [Links(tmp_path / "ports", _cluster(Link(1e7, 0.0))) for _ in range(4)]  # one a rank
-    sent = [links[a].send(a, b, 10**6, forward=forward) - start for a, b, forward in TRANSFERS]
+    start, cluster = time.monotonic(), _cluster(Link(1e7, 0.0))
+    links = [  # one a rank
+        LinksOverHosts(store(k), cluster, rank=k) if over_hosts else LinksOfHost(tmp_path / "ports", cluster)
+        for k in range(4)
+    ]
+    sent = [links[a].send(a, b, 10**6, forward=forward, to=b) - start for a, b, forward in TRANSFERS]
     took = time.monotonic() - start
     for end, turn in zip(sent, (1, 2, 3, 1, 1, 1, 2, 1), strict=True):
-        assert 0.1 * turn <= end <= 0.1 * turn + took
+        assert 0.1 * turn - 1e-3 <= end <= 0.1 * turn + took
+
+
+def test_when_a_transfer_ends_is_told_by_the_clock_of_who_receives_it(store) -> None:
+    """Here both are one clock; the second rank says that its own is 1000 s behind that of the store's host."""
+    cluster, other = _cluster(Link(1e7, 0.0)), store(1)
+    first, _ = LinksOverHosts(store(0), cluster, rank=0), LinksOverHosts(other, cluster, rank=1)
+    other.set("clock/1", repr(1000.0))
+    before = time.monotonic()
+    end = first.send(0, 1, 10**6, forward=True, to=1)
+    assert before - 1000 + 0.1 - 1e-3 <= end <= time.monotonic() - 1000 + 0.1
 
 
 # In the order of time: ranks 0 and 1 are one node, 2 and 3 the other.

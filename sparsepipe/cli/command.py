@@ -13,7 +13,17 @@ from ..display.markup import one_line, visible
 from ..errors import InputError, RunFailed
 from ..host.limits import limit_met
 from ..host.python_path import check_current_folder
-from . import cluster_verbs, data_verbs, interference_verbs, model_verbs, plan_verbs, run_verbs, sweep_verb, trace_verbs
+from . import (
+    cluster_verbs,
+    data_verbs,
+    interference_verbs,
+    model_verbs,
+    plan_verbs,
+    replay_verb,
+    run_verbs,
+    sweep_verb,
+    trace_verbs,
+)
 from .argument_types import value
 from .output import Answer, OutputLost, print_answer, progress_line, standard_streams
 from .parser import complete, parser
@@ -112,6 +122,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     **plan_verbs.VERBS,
     **sweep_verb.VERBS,
     **run_verbs.VERBS,
+    **replay_verb.VERBS,
     **trace_verbs.VERBS,
     "reproduce": reproduce,
 }

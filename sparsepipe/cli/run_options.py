@@ -5,7 +5,7 @@ from pathlib import Path
 from ..data.labels import TASKS
 from ..data.minibatch_sizes import LAST_MINIBATCH
 from ..fields import MOST_MINIBATCHES
-from ..launchers import LAUNCHERS, SLURM
+from ..launchers import LAUNCHERS, LOCAL, SLURM
 from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, ON_LOST_HOST, OPTIMIZERS, PRECISIONS
 from .argument_types import count, names, positive, whole
 from .shared_options import (
@@ -37,12 +37,7 @@ def run(verb: Parser) -> None:
         help="ssh where --cluster has hosts beyond this one, else local; ray: nodes of Ray; slurm prints a script for "
         "sbatch",
     )
-    verb.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="with --launcher ray: of a cluster that this machine is a node of, such as 10.0.0.1:6379 or auto "
-        "(default: RAY_ADDRESS, else a Ray of this job's own on this machine)",
-    )
+    _ray_address_option(verb)
     verb.add_argument("--submit", action="store_true", help="with --launcher slurm: give the script to sbatch")
     verb.add_argument("--cluster", type=Path, metavar="FILE", help="the hosts to run on, in the order of the ranks")
     verb.add_argument(
@@ -150,9 +145,7 @@ def _fault_options(verb: Parser) -> None:
         "--asynchronous-checkpoints", action="store_true", default=None, help="write them beside the next epoch"
     )
     verb.add_argument("--max-restarts", type=whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
-    verb.add_argument(
-        "--encrypt", action="store_true", default=None, help="what hosts beyond this one send to each other, by TLS"
-    )
+    _encrypt_option(verb)
     verb.add_argument(
         "--on-lost-host",
         choices=ON_LOST_HOST,
@@ -161,9 +154,32 @@ def _fault_options(verb: Parser) -> None:
     )
 
 
+def _ray_address_option(verb: Parser) -> None:
+    verb.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="with --launcher ray: of a cluster that this machine is a node of, such as 10.0.0.1:6379 or auto "
+        "(default: RAY_ADDRESS, else a Ray of this job's own on this machine)",
+    )
+
+
+def _encrypt_option(verb: Parser) -> None:
+    verb.add_argument(
+        "--encrypt", action="store_true", default=None, help="what hosts beyond this one send to each other, by TLS"
+    )
+
+
 def replay(verb: Parser) -> None:
     verb.add_argument("plan", type=Path, metavar="PLAN")
     machine_options(verb)
+    verb.add_argument(
+        "--launcher",
+        choices=tuple(LAUNCHERS),
+        default=LOCAL,
+        help="local (the default): on this machine, whatever hosts the cluster has; ssh: on them; ray: on nodes of Ray",
+    )
+    _ray_address_option(verb)
+    _encrypt_option(verb)
     verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
     replication_option(verb)
     stragglers_option(verb)

@@ -1,11 +1,8 @@
 """The verbs of the command line that start, follow and compare runs."""
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +13,33 @@ from ..dynamics.interference.predictor import Predictor
 from ..dynamics.launching import launch
 from ..errors import DamagedRecord, InputError
 from ..files import write_json
-from ..forecast import forecast
 from ..formats.clusters import load_cluster
 from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
-from ..functions import short_name
-from ..host.background_load import BackgroundLoad
-from ..launchers import LOCAL, RAY, SLURM, attach, default_launcher
+from ..launchers import SLURM, attach, default_launcher
 from ..launchers.going_on import went_on
 from ..launchers.replan import check_running, replanned, request_replan
 from ..launchers.run_state import is_alive, state_of
 from ..launchers.ssh.placement import HOSTS
 from ..models import is_table
-from ..pipeline_simulator import simulate_pipelines
-from ..pipelines import Pipelines, holds_pipelines
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
-from ..record import RunRecord, load_warnings
-from ..replication import parse_rule
+from ..record import RunRecord
 from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
-from ..stragglers import Stragglers
-from .drift import DriftLines, drift_answer
+from .drift import drift_answer
 from .driver_run import filled
 from .follow_run import RunFollower
 from .for_slurm import for_slurm
 from .forward_only import inference_text, trained_by
+from .launches import RUNS, check_launcher, load_any_plan, new_run_dir, waited
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import profile_and_cluster
 
-_RUNS = Path("runs")  # where runs are looked for by name
 _CPU = DEVICES[:1]
 
 
@@ -76,10 +67,10 @@ def run(options: argparse.Namespace) -> Answer:
         for name in ("plan", "model", "data"):
             if not getattr(options, name) and record is None:
                 raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
-        parent = driver.folder if driver and driver.folder else _RUNS
-        folder = options.run_dir or _new_run_dir(options.model or settings["model"], parent)
+        parent = driver.folder if driver and driver.folder else RUNS
+        folder = options.run_dir or new_run_dir(options.model or settings["model"], parent)
     config = settings_of(options, before=settings if record else None)
-    chosen = record.plan if record and not options.plan else _load_plan(options.plan, lambda: layer_graph(config))
+    chosen = record.plan if record and not options.plan else load_any_plan(options.plan, lambda: layer_graph(config))
     if driver and isinstance(chosen, Plan):
         chosen = driver.planned(chosen)
     for text in chosen.warnings:
@@ -90,14 +81,7 @@ def run(options: argparse.Namespace) -> Answer:
         return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
     if options.submit:
         raise InputError(f"--submit goes with --launcher {SLURM}")
-    if options.ray_address and launcher != RAY:
-        raise InputError(f"--ray-address goes with --launcher {RAY}")
-    if options.on_lost_host and launcher == RAY and not (options.ray_address or os.environ.get("RAY_ADDRESS")):
-        raise InputError("--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out")
-    if options.encrypt and launcher == LOCAL:
-        raise InputError("--encrypt goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
-    if options.on_lost_host and launcher == LOCAL:
-        raise InputError("--on-lost-host goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
+    check_launcher(options, launcher)
     profile, cluster = _held_against(options, chosen, cluster)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where |= {"replan": options.replan, "tell": progress_line, "predictor": _predictor(options)}
@@ -158,58 +142,6 @@ def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None
     if "epochs" in given:  # minibatches of before would end the run whatever is asked for now
         given = {"minibatches": None} | given
     return RunConfig.from_json({**before, **given})
-
-
-def replay(options: argparse.Namespace) -> Answer:
-    """Sleep through a plan: the real runtime on this machine, the profile's times, the cluster's links.
-
-    The answer says beside it what the simulator expects.
-    """
-    profile, cluster = profile_and_cluster(options)
-    plan = _load_plan(options.plan, profile.graph)
-    plan.check(profile.graph, cluster)
-    config = RunConfig(
-        profile.origin.get("model", "profile"),
-        "replay",
-        engine="replay",
-        batch_size=1,
-        minibatches=options.minibatches,
-        timeout_seconds=options.timeout_seconds or 300.0,
-        stragglers=";".join(options.straggler) if options.straggler else None,
-    )
-    folder = options.run_dir or _new_run_dir("replay")
-    given: dict[str, Any] = {"profile": profile, "cluster": cluster, "replication": options.replication}
-    given |= {"replan": options.replan, "tell": progress_line}
-    counts = profile.typical_sizes
-    sizes = [counts[m % len(counts)] for m in range(options.minibatches)]
-    stragglers = Stragglers.parse(config.stragglers or "")
-    if isinstance(plan, Pipelines):
-        if options.replication:
-            plan = replace(plan, replication=parse_rule(options.replication))
-        together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)
-        summary = _waited(launch(plan, config, run_dir=folder, **given))
-        return _replayed(summary, together.minibatches_per_second)
-    told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)
-    if text := told.beyond_memory(cluster):
-        progress_line(f"warning: {text}")
-    return _replayed(_waited(launch(plan, config, run_dir=folder, **given)), told.minibatches_per_second)
-
-
-def _replayed(summary: dict[str, Any], expected: float) -> Answer:
-    """What a replay says at its end, of minibatches of one sample, beside what the simulator expects a second."""
-    pace = summary["samples_per_second"]
-    document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
-    text = (
-        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} minibatches/s, "
-        f"{expected:.2f} simulated"
-    )
-    return Answer(document, text)
-
-
-def _load_plan(path: Path, graph: Any) -> Plan | Pipelines:
-    """Read a plan of several pipelines, or one of one pipeline in whatever format."""
-    several = path.suffix == ".json" and path.is_file() and holds_pipelines(path)
-    return Pipelines.load(path) if several else load_plan(path, graph)
 
 
 def runs_list(options: argparse.Namespace) -> Answer:
@@ -324,7 +256,7 @@ def runs_drift(options: argparse.Namespace) -> Answer:
 def _record(run: Path) -> RunRecord:
     """Open a run by its folder, or by its name where it is in the usual place."""
     known = run / "plan.json"
-    return RunRecord.load(run if known.exists() or run.is_absolute() else _first(run, _RUNS / run))
+    return RunRecord.load(run if known.exists() or run.is_absolute() else _first(run, RUNS / run))
 
 
 def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster | None]:
@@ -338,11 +270,6 @@ def _first(*folders: Path) -> Path:
     return next((folder for folder in folders if (folder / "plan.json").exists()), folders[0])
 
 
-def _new_run_dir(model: str, parent: Path = _RUNS) -> Path:
-    name = short_name(model).replace(".py:", "-").replace(":", "-")
-    return parent / f"{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-
-
 def _sinks(options: argparse.Namespace) -> list[Sink]:
     """Open what --log asks for. Raises InputError for what cannot be opened, and where nobody will follow the run."""
     if options.log and getattr(options, "detach", False):
@@ -351,34 +278,8 @@ def _sinks(options: argparse.Namespace) -> list[Sink]:
 
 
 def _followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> Answer:
-    summary = _waited(job, cancel=cancel, sinks=sinks)
+    summary = waited(job, cancel=cancel, sinks=sinks)
     return Answer(summary, _summary_text(summary))
-
-
-def _waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
-    follower = RunFollower()
-    sinks = (follower, DriftLines(job.record, before=follower.close), *sinks)
-
-    def take(row: dict[str, Any]) -> None:
-        for sink in sinks:
-            sink(row)
-
-    try:
-        summary: dict[str, Any] = job.wait(on_row=take)
-    except KeyboardInterrupt:
-        if cancel:
-            job.cancel()
-        raise
-    finally:
-        for sink in sinks:
-            sink.close()
-    if job.state == "stopped":
-        progress_line(f"stopped as asked; sparsepipe run --resume {job.record.folder} goes on")
-    for text in went_on(job.record.folder):
-        progress_line(f"warning: {one_line(text)}")
-    for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
-        progress_line(f"warning: {text}")
-    return summary
 
 
 def _left_alone(job: Any) -> Answer:
@@ -445,7 +346,6 @@ def _summary_text(summary: dict[str, Any]) -> str:
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "run": run,
-    "replay": replay,
     "runs list": runs_list,
     "runs show": runs_show,
     "runs compare": runs_compare,

@@ -61,7 +61,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "run driver_configs/vgg16_4pipedream.yml",
         "run work/inference.json --forward-only runs/first",
     ),
-    "replay": ("replay work/plan.json --profile work/profile.json --cluster cluster.toml --minibatches 64",),
+    "replay": (
+        "replay work/plan.json --profile work/profile.json --cluster cluster.toml --minibatches 64",
+        "replay work/plan.json --profile work/profile.json --cluster hosts.toml --launcher ssh",
+    ),
     "runs list": ("runs list", "runs list --folder runs --json"),
     "runs show": ("runs show runs/first",),
     "runs compare": ("runs compare runs/first runs/second",),

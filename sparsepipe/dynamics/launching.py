@@ -39,8 +39,10 @@ def launch(
 
     `replan` is a variant's name (variants/): this process follows the run and changes its plan where devices change,
     for which it needs the `profile` and the `cluster` that the plan was made for; a run that is resumed has them.
-    `tell` is called with a line for each decision. Variant "predicted" asks a `predictor` that learned on this machine
-    (`Predictor.load`), or `predict` in its place, how long a rank's layers will take beside what disturbs it.
+    `tell` is called with a line for each decision. Variant "predicted" asks a `predictor` that learned on this machine,
+    or on hosts like those of the run (`Predictor.load`), how long a rank's layers will take beside what disturbs it,
+    or `predict` in its place. Where a host's metrics are not those that it learned from, that is told by `tell`, and
+    the plan is followed no longer.
     Raises InputError for a run that cannot change its plan, before anything is started.
     """
     if replan is not None:
@@ -51,12 +53,8 @@ def launch(
             known = devices_of(RunRecord.load(run_dir), profile, cluster)
         check_replan(replan, plan, *known)
     computes = predict is None and workload_facts(config.engine).trains
-    check_predictor(replan, predictor, needed=computes, device=config.device)
-    if predictor is not None and (launcher := given.get("launcher", LOCAL)) != LOCAL:
-        raise InputError(
-            f"a predictor reads what this machine says of ranks' processes, which launcher {launcher} has on hosts; "
-            "use --launcher local, or replan by live, measured or epoch without one"
-        )
+    here = given.get("launcher", LOCAL) == LOCAL
+    check_predictor(replan, predictor, needed=computes, device=config.device, here=here)
     job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:
         following = Following(job, replan, tell=tell, predict=predict, predictor=predictor)

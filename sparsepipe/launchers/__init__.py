@@ -38,18 +38,18 @@ def _ray() -> Launcher:
     return launch_ray  # type: ignore[return-value]
 
 
-LOCAL, _BETWEEN_HOSTS, RAY = "local", "ssh", "ray"
+LOCAL, SSH, RAY = "local", "ssh", "ray"
 SLURM = "slurm"  # no launcher of jobs: a script is written, which launches within one of Slurm (slurm.py)
 LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {  # brought in when asked for
     LOCAL: _local,
-    _BETWEEN_HOSTS: _ssh,
+    SSH: _ssh,
     RAY: _ray,
 }
 
 
 def default_launcher(cluster: Cluster | None) -> str:
     """Return the launcher for a cluster: "local" where all of its hosts are this one, else "ssh"."""
-    return _BETWEEN_HOSTS if cluster and not all(is_here(node.address) for node in cluster.nodes) else LOCAL
+    return SSH if cluster and not all(is_here(node.address) for node in cluster.nodes) else LOCAL
 
 
 def launch(
@@ -121,4 +121,4 @@ def _launcher(name: str) -> Launcher:
     return LAUNCHERS[name]()
 
 
-__all__ = ["LAUNCHERS", "LOCAL", "RAY", "SLURM", "Job", "Launcher", "attach", "default_launcher", "launch"]
+__all__ = ["LAUNCHERS", "LOCAL", "RAY", "SLURM", "SSH", "Job", "Launcher", "attach", "default_launcher", "launch"]

@@ -20,6 +20,7 @@ from ..replication import rule_text
 from ..runtime import RunConfig, commands
 from ..runtime.forward_only import write_forward_only
 from ..runtime.plan_fit import check_fits
+from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
@@ -28,12 +29,12 @@ from .lock import hold, is_held
 from .memory_need import check_at_launch
 
 
-def for_hosts(plan: Plan, config: RunConfig, *, port: int | None, run_dir: Path | str, resume: bool) -> int:
+def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool) -> int:
     """Return how many processes the job of a plan has, if several hosts can run it.
 
-    Raises InputError for what one machine alone does, or takes.
+    Raises InputError for what one machine alone takes.
     """
-    check_for_hosts(config, port=port)
+    check_for_hosts(port=port)
     count = num_processes(Path(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not set(plan.ranks) <= set(range(count)):
         raise InputError(
@@ -43,22 +44,17 @@ def for_hosts(plan: Plan, config: RunConfig, *, port: int | None, run_dir: Path 
     return count
 
 
-def check_several_for_hosts(config: RunConfig, *, port: int | None, forward_only: Path | str | None) -> None:
+def check_several_for_hosts(*, port: int | None, forward_only: Path | str | None) -> None:
     """Raise InputError for what several pipelines on hosts do not do."""
-    check_for_hosts(config, port=port)
+    check_for_hosts(port=port)
     if forward_only is not None:
         raise InputError("forward_only goes with a plan of one pipeline; each of several has the whole network")
 
 
-def check_for_hosts(config: RunConfig, *, port: int | None) -> None:
-    """Raise InputError for settings that go with one machine alone."""
+def check_for_hosts(*, port: int | None) -> None:
+    """Raise InputError for what goes with one machine alone."""
     if port is not None:
         raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
-    if not workload_facts(config.engine).trains:
-        raise InputError(
-            f"engine {config.engine!r} runs on one machine, by whose clock its links take their time, and what it "
-            "sends has no values that a network would carry; use --launcher local"
-        )
 
 
 def prepare(
@@ -147,6 +143,7 @@ def written(
 ) -> RunRecord:
     """Write what a run's folder holds before its workers start. Its lock is held."""
     commands.clear(folder)
+    rank_readings.forget(folder)
     if resume and (folder / "plan.json").exists():
         return _changed(folder, plan, config)
     plans = plan.pipelines if isinstance(plan, Pipelines) else [plan]

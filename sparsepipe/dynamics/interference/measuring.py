@@ -10,9 +10,9 @@ from ...errors import InputError
 from ...fields import shown
 from ...host import cpu
 from ...host.background_load import num_processors
+from ...host.metrics import MachineWatch
 from .intruding import intruding
 from .kinds import KINDS, check_kind
-from .machine import MachineWatch
 from .measurements import Measurement, MeasurementFile
 from .places import CPU, device_at, device_here, places, torch_device
 from .victims import OpenVictim, Victim, pinned_to

@@ -41,9 +41,10 @@ def launch(
     with it. Each rank has a CPU of Ray's and, with device "cuda", a GPU. `cluster` says of which type the device of
     each rank is: where there are several, nodes are those with the label device=TYPE (`ray start --labels`). Its
     addresses are not used. Ranks on one node share memory; data are read on each node, by the path or the manifest's
-    name that the settings have. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: as on
-    one machine; the weights are brought to the nodes. Several pipelines have a bundle for each of their ranks, and a
-    node of Ray's that one of them loses is treated as a host is over ssh (ssh/launch_pipelines.py).
+    name that the settings have, or as brought from here. `detach`: the job outlives this process; `attach` finds it
+    again. `forward_only`: as on one machine; the weights are brought to the nodes. Several pipelines have a bundle for
+    each of their ranks, and a node of Ray's that one of them loses is treated as a host is over ssh
+    (ssh/launch_pipelines.py).
     Raises InputError where Ray is not installed, and for a plan or settings that cannot run there, before anything is
     started.
     """
@@ -52,14 +53,14 @@ def launch(
     resume, cluster = asked.get("resume", False), asked.get("cluster")
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
     if isinstance(plan, Pipelines):
-        check_several_for_hosts(config, port=port, forward_only=forward_only)
+        check_several_for_hosts(port=port, forward_only=forward_only)
         check_ranks(plan, len(cluster.devices) if cluster else 1 + max(plan.ranks))
         _check_here(config, len(plan.ranks), address)
         record, locks = prepare_pipelines(plan, config, elsewhere=True, **asked)
         write_types(record.folder, sorted(plan.ranks), cluster)
         module = "sparsepipe.launchers.ray.pipelines"
     else:
-        count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
+        count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
         if cluster is not None and count > len(cluster.devices):
             raise InputError(
                 f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, "

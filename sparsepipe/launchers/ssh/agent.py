@@ -20,6 +20,7 @@ from ...errors import InputError
 from ...host.limits import limit_met
 from ...runtime.encryption import Encryption
 from ...runtime.rendezvous.server import StoreServer
+from .brought_data import is_there
 from .facts import check_ways, facts_here, interface_of
 from .frames import Frame, FrameReader, FrameWriter
 from .hosted_coordinator import HostedCoordinator
@@ -97,6 +98,8 @@ class Agent:
                     self._coordinator.tell_gone(int(frame.head["pipeline"]), frame.head["attempt"])
             case "ask":
                 self._opened.ask(str(frame.head["command"]))
+            case "read":
+                self._opened.reads = True
             case "forget":
                 self._opened.forget(str(frame.head["checkpoint"]))
             case "stop":
@@ -117,7 +120,8 @@ class Agent:
         if certificate := str(told.get("certificate", "")):
             self._encryption = Encryption.write(self._run.run_dir, certificate)
         self._arrivals = Arrivals(self._run.folder)
-        told = {"facts": facts_here(), "folder": str(self._run.folder), "address": self._address}
+        has_data = "data" not in told or is_there(str(told["data"]))
+        told = {"facts": facts_here(), "folder": str(self._run.folder), "address": self._address, "has_data": has_data}
         self._writer.send("hello", **told, now=time.time())
 
     @property

@@ -94,6 +94,7 @@ class Connection:
             thread.start()
         self.alive = True
         self.folder = ""  # of the run, there
+        self.has_data = True  # whether those that the settings name are there
         self.ahead = 0.0  # seconds by which its clock is ahead of the one here, to what a word from there takes
         self._writer = FrameWriter(self._input.fileno())
         self._ending = threading.Event()

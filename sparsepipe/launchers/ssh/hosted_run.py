@@ -16,6 +16,8 @@ from ...host.python_path import python_command
 from ...record import RunRecord
 from ...runtime import RunConfig, commands
 from ...runtime.forward_only import PREDICTIONS
+from ...runtime.processes import rank_readings
+from ...runtime.processes.rank_watches import RankWatches
 from ...runtime.rendezvous.address import StoreAddress
 from .. import supervisor
 from ..failure_cause import KILLED
@@ -31,7 +33,7 @@ from .shards import Shards
 
 _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
 _STALE_SECONDS = 60.0
-_OF_EACH = (*("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),)
+_OF_EACH = ("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log", rank_readings.PATTERN)
 _OF_ONE = ANSWERS  # of the lowest rank of the plan, which may change with it; several pipelines are asked as one
 _OF_RANK_0 = ("logs/clock.json",)
 _OF_WRITER = (PREDICTIONS,)  # where the last stage's first rank is
@@ -65,6 +67,9 @@ class HostedRun:
         self.shards = Shards(self.folder, leads=False)
         self._mirror = Mirror(self.folder, ())
         self._rows: OwnRows | None = None  # of workers
+        self.reads = False  # what the machine says of them
+        self._watches: RankWatches | None = None
+        self._ranks: tuple[int, ...] = ()
         self._process: subprocess.Popen | None = None
         self._lifeline = -1
 
@@ -95,6 +100,7 @@ class HostedRun:
         if others and (self.run_dir / METRICS).exists():
             cut_torn_row(self.run_dir / METRICS)  # of workers that were killed: its ranks do no minibatch again
         self.shards, self._rows = Shards(self.folder, leads=0 in ranks), OwnRows(self.run_dir)
+        self._watches, self._ranks = RankWatches(self.run_dir / "logs", on_gpus=config.device != "cpu"), ranks
         self.shards.skip()
         commands.clear(self.run_dir)  # what was not answered is asked again
         self.begin(python_command("sparsepipe.launchers.local", *options), environment, patterns)
@@ -140,6 +146,9 @@ class HostedRun:
         """Send what has been written since the last call: rows before the checkpoint that has what they tell of."""
         if self._rows is not None:
             self._rows.tell(writer)
+        if self.reads and self._watches is not None and self._watches.look(self._ranks):
+            for rank, metrics in self._watches.metrics.items():
+                rank_readings.write(self.run_dir / "logs", rank, metrics)
         for growth in self._mirror.changes():
             facts = growth._asdict()
             writer.send("grown", facts.pop("data"), **facts)
@@ -161,6 +170,8 @@ class HostedRun:
     def end(self) -> None:
         """End the workers, and see that they have."""
         self._close_lifeline()
+        if self._watches is not None:
+            self._watches.close()
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_TO_END)

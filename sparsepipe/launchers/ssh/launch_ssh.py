@@ -34,8 +34,9 @@ def launch(
 
     Hosts are reached by the system's `ssh`, with the keys and aliases of the user's ssh_config, and nothing is typed.
     The record is on this machine. Data are read on each host, by the path or the manifest's name that the settings
-    have: the same on all of them. Files of the user's own code are brought to the hosts. `detach`: the job outlives
-    this process; `attach` finds it again. `forward_only`: as on one machine; the weights are brought to the hosts.
+    have: the same on all of them. A host that has none gets those that are here, for the time of the run, and files of
+    the user's own code. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: as on one
+    machine; the weights are brought to the hosts.
     Raises InputError for a plan or settings that cannot run there, before anything is started.
     """
     cluster = asked.get("cluster")
@@ -43,10 +44,10 @@ def launch(
         raise InputError("launcher ssh needs the hosts: name their file, --cluster FILE")
     check_tools(config)
     if isinstance(plan, Pipelines):
-        check_several_for_hosts(config, port=port, forward_only=forward_only)
+        check_several_for_hosts(port=port, forward_only=forward_only)
         return launch_pipelines(plan, config, detach=detach, **asked)
     resume = asked.get("resume", False)
-    count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
+    count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
     if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(count, cluster)]):
         raise InputError(wrong[0])
     check_current_folder()

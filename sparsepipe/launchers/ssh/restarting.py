@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...errors import InputError
-from ...files import cut_torn_row
+from ...files import cut_torn_row, write_atomic
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.plans import begin_plan
 from ...record.processes import forget_processes, keep_processes
 from ...runtime import RunConfig, commands
 from ...runtime.training_state.partial_checkpoints import remove_partial
+from ...workload_facts import workload_facts
 from ..failure_cause import KILLED, FailureCause, clear
 from ..going_on import tell_going_on
 from ..pipelines_parent import awaiting
@@ -152,6 +153,9 @@ class Restarting:
         else:
             forget_processes(folder)
         begin_plan(folder, going.plan, found.minibatches if found else 0)
+        if going.plan != self.plan and not workload_facts(self.record.config.get("engine", "")).trains:
+            slept_by = folder / "cluster.toml"  # in which ranks are called as before
+            write_atomic(slept_by, going.cluster.to_toml())
         self.plan = going.plan
         names = ", ".join(node.name for node in going.cluster.nodes)
         told = f"{cause.reason}; going on from the last checkpoint on {names}: {going.how}"

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,10 @@ from ...record import RunRecord
 from ...record.processes import PROCESSES
 from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
 from ...runtime.pipelines.address import ADDRESS
+from ...runtime.processes.rank_readings import PATTERN
+from ...workload_facts import workload_facts
 from ..prepare_pipelines import RESUME
+from .brought_data import files_of, name_of
 from .connection import Connection
 from .frames import Frame
 from .mirror import Copy, Growth
@@ -31,9 +35,10 @@ if TYPE_CHECKING:
 _FUNCTIONS = ("model", "data", "loss")  # settings that may name a function of the user's own
 _OF_HOSTS = (  # what hosts may write in the record
     *("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
-    *("logs/clock.json", PREDICTIONS),
+    *("logs/clock.json", PREDICTIONS, PATTERN),
 )
 CLOCK = "logs/clock.json"
+SLEPT_BY = ("profile.json", "cluster.toml")  # what a replay takes the place of a network and of data with
 _OF_CHECKPOINTS = ("checkpoints/.minibatch-*/*.safetensors", "checkpoints/.minibatch-*/*.json")
 
 
@@ -59,6 +64,11 @@ class RunFiles:
         self._root = self.record.folder.parents[1] if self._own else self.record.folder
         self._arrivals = Arrivals(self._root)
 
+    @property
+    def needs_data(self) -> bool:
+        """Whether the run reads a data set."""
+        return workload_facts(self.record.config.get("engine", "")).trains
+
     def begin(self) -> None:
         """Begin an attempt: what hosts have written before has come, and what waits for more is not finished."""
         self.rows.begin()
@@ -77,6 +87,9 @@ class RunFiles:
                 self._send_content(connection, (folder / name).read_bytes(), f"{own}{name}")
         if first:
             self._send_content(connection, self._config_of(connection), f"{own}config.json")
+            if not self.needs_data:
+                for name in SLEPT_BY:
+                    self._send_file(connection, folder / name, f"{own}{name}")
             if forwards := ForwardOnly.of_run(folder):
                 self._bring_weights(connection, plan, forwards)
             if own:
@@ -137,8 +150,16 @@ class RunFiles:
         send_content(connection.writer, content, name)
 
     def _config_of(self, connection: Connection) -> bytes:
-        """The settings as a host has them: files of the user's own code are where they were brought."""
+        """The settings as a host has them: files of the user's own code, and data that it lacks, are where they were
+        brought."""
         config: dict[str, Any] = dict(self.record.config)
+        if not connection.has_data and (found := list(files_of(config["data"]))):
+            size = sum(file.path.stat().st_size for file in found)
+            told = f"{self._named(connection.number)}: has no {config['data']}, which is brought from here"
+            print(f"{told}: {len(found)} files, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
+            for file in found:
+                self._send_file(connection, file.path, file.name)
+            config["data"] = f"{connection.folder}/{name_of(config['data'])}"
         for name in _FUNCTIONS:
             given = config.get(name)
             if given and is_function(given) and (function := UserFunction.parse(given)).is_file:

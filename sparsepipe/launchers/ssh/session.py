@@ -12,6 +12,7 @@ from ...plan import Plan
 from ...record import RunRecord
 from ...record.plans import went_back
 from ...runtime.encryption import CERTIFICATE
+from ...runtime.processes import rank_readings
 from ..failure_cause import KILLED, FailureCause
 from .certificate import new_certificate
 from .connection import Connection, Event, Reach
@@ -68,7 +69,7 @@ class Session:
         self._addresses: dict[str, str] = {}  # in numbers, by the hosts' names
         self._ended: dict[int, Mapping[str, Any]] = {}
         self._requests = Requests(record, sum(len(hosted.ranks) for hosted in hosts))
-        self._silence = silence(record.config)
+        self._silence, self._reads = silence(record.config), False
         self.connections: list[Connection] = []
         rows = RowsOfHosts(record.folder, several=len(hosts) > 1 and pipeline is None)
         self.files = RunFiles(record, self.connections, rows, pipeline.number if pipeline else None)
@@ -92,12 +93,14 @@ class Session:
         for connection in self.connections:
             told = {"silence": self._silence, "alone": self._alone, "certificate": self._certificate}
             told |= {"pipeline": self._pipeline.number} if self._pipeline else {}
+            told |= {"data": self.record.config["data"]} if self.files.needs_data else {}
             connection.send("open", address=connection.hosted.node.address, **told)
         here, hellos = facts_here(), self._await("hello", range(len(self.connections)), seconds=TO_CONNECT)
         names: dict[str, str] = {}
         for number, hello in sorted(hellos.items()):
             connection = self.connections[number]
             connection.folder = str(hello["folder"])
+            connection.has_data = bool(hello["has_data"])
             check_alike(connection.hosted.named, hello["facts"], here)
             own = str(hello["facts"].get("hostname"))
             if own in names:
@@ -179,6 +182,10 @@ class Session:
 
     def _forward_request(self) -> None:
         """Hand on what the run is asked for; several pipelines are asked as one, through their coordinator."""
+        if not self._reads and rank_readings.are_asked_for(self.record.folder):
+            self._reads = True
+            for connection in self.connections:
+                connection.send("read")
         if not self._pipeline:
             with suppress(OSError):  # the end of a connection is an event of its own
                 self._requests.forward(self.connections[self._host_of(min(self.plan.ranks))])

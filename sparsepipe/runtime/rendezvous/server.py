@@ -27,7 +27,7 @@ _BACKLOG = 1024
 _REQUEST = fields(
     {
         "id": lambda value, what: integer(value, what, most=10**15),
-        "op": one_of("set", "get", "wait", "check", "add", "delete", "clock"),
+        "op": one_of("set", "get", "wait", "check", "add", "delete", "clock", "occupy"),
         "keys": each(text),
         "value": text,
         "amount": lambda value, what: integer(value, what, least=-(10**15), most=10**15),
@@ -80,7 +80,9 @@ class _Values:
                 self._bytes -= len(found or b"")
                 _answer(peer, id, [b"0" if found is None else b"1"])
             case "clock":
-                _answer(peer, id, [repr(time.time()).encode()])
+                _answer(peer, id, [repr(now).encode() for now in (time.time(), time.monotonic())])
+            case "occupy":
+                _answer(peer, id, [repr(self._occupy(keys, told["seconds"])).encode()])
             case "get" | "wait" as op:
                 self._wait(peer, id, keys, tells=op == "get", seconds=min(max(told["seconds"], 0.0), _MOST_WAIT))
 
@@ -93,6 +95,14 @@ class _Values:
             if all(each in self._values for each in one.keys):
                 self._forget(one)
                 _answer(one.peer, one.id, [self._values[each] for each in one.keys] if one.tells else ())
+
+    def _occupy(self, keys: tuple[str, ...], seconds: float) -> float:
+        """Take what is used by one at a time for some seconds, once it is free; return when that ends."""
+        free = [float(self._values.get(key, b"0")) for key in keys]
+        end = max([time.monotonic(), *free]) + min(max(seconds, 0.0), _MOST_WAIT)
+        for key in keys:
+            self._keep(key, repr(end).encode())
+        return end
 
     def _wait(self, peer: Peer, id: int, keys: tuple[str, ...], *, tells: bool, seconds: float) -> None:
         if all(key in self._values for key in keys):

@@ -69,16 +69,23 @@ class KeyedStore(dist.Store):
     def delete_key(self, key: str) -> bool:
         return self._ask("delete", [key]) == [b"1"]
 
-    def ahead_of_here(self) -> float:
+    def occupy(self, keys: list[str], seconds: float) -> float:
+        """Take all of what `keys` name, each of which one at a time has, for so many seconds once all are free.
+
+        Returns the end of that by the monotonic clock of the store's host. Raises OSError.
+        """
+        return float(self._ask("occupy", keys, seconds=seconds)[0])
+
+    def ahead_of_here(self, *, monotonic: bool = False) -> float:
         """Return by how many seconds the clock of the store's host is ahead of this one's: of several looks, the best.
 
-        It is off by half the time that the way there and back takes, at most.
+        It is off by half the time that the way there and back takes, at most. `monotonic`: of time.monotonic.
         """
-        looks = []
+        looks, clock = [], time.monotonic if monotonic else time.time
         for _ in range(_LOOKS):
-            before = time.time()
-            there = float(self._ask("clock", [])[0])
-            after = time.time()
+            before = clock()
+            there = float(self._ask("clock", [])[monotonic])
+            after = clock()
             looks.append((after - before, there - (before + after) / 2))
         return min(looks)[1]
 

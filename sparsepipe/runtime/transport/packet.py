@@ -74,7 +74,7 @@ class Packet:
     slots: tuple[Slot, ...]
     coordinate_sets: tuple[CoordinateSet, ...] = ()
     size: int = 0  # of the minibatch, in the workload's unit, such as active voxels at the network's input
-    arrives: float = 0.0  # on time.monotonic, over a link slower than this machine's; 0: when it arrives
+    arrives: float = 0.0  # by the receiver's time.monotonic, over a link slower than those here; 0: when it arrives
 
     @property
     def num_bytes(self) -> int:
@@ -155,7 +155,7 @@ def place_of(header: Tensor) -> tuple[int, int] | None:
 
 
 def arrives_at(header: Tensor) -> float:
-    """Return when the packet may be taken, on the clock that the processes of a host share (time.monotonic)."""
+    """Return when the packet may be taken, by the monotonic clock of its receiver."""
     return int(header[2]) / 1e9
 
 

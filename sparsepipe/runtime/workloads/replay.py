@@ -2,6 +2,8 @@
 
 Everything else is the real runtime: processes, action lists, packets, recorder. So a cluster nobody here owns, of
 devices profiled elsewhere, runs on a laptop; and with layers that cost nothing, what is left is the runtime's overhead.
+On several hosts packets cross their network, too, as many bytes as sockets would carry between the cluster's nodes: a
+transfer takes as long as its link says, or as the network does where that is slower.
 """
 
 import time
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...cluster import Cluster
-from ...costs import LayerTable, averaging_time
+from ...costs import Array, LayerTable, averaging_time
 from ...engines.batch_norm import Group
 from ...losses import CrossEntropy, Loss, Outcome, Tally
 from ...plan import Plan
@@ -21,13 +23,14 @@ from ...profile import Profile
 from ...schedule import Op, compile_until_steady, weights_share
 from ..config import RunConfig
 from ..processes.identity import Identity
+from ..processes.process import Process
 from ..stages.base import InFlight, PackedOutputs
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint
 from ..training_state.weights import Version
-from ..transport.emulated_links import Links
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
 from .base import Rows
+from .emulated_links import Links, links_of
 
 _MINIBATCHES = 50  # of a replay that is not told how many
 
@@ -55,8 +58,8 @@ class Replay:
     ) -> None:
         """`ranks`: which devices of the cluster this job's ranks are, where they are some of it alone."""
         self.config, self.profile, self.cluster = config, profile, cluster
-        self._ranks = tuple(ranks)
-        self.links = Links(run_dir / "logs" / ".ports", cluster)
+        self._ranks, self._run_dir = tuple(ranks), run_dir
+        self._links: Links | None = None
         self.total_minibatches = config.minibatches or _MINIBATCHES
         sizes = profile.typical_sizes
         self.sizes = [sizes[m % len(sizes)] for m in range(self.total_minibatches)]  # of each minibatch, in the profile
@@ -71,6 +74,11 @@ class Replay:
     def device(self, rank: int) -> int:
         """Return which device of the cluster a rank of this job is."""
         return self._ranks[rank] if self._ranks else rank
+
+    def links(self, process: Process) -> Links:
+        """Return what carries packets between the devices. All ranks of the job come here."""
+        self._links = self._links or links_of(process, self.cluster, run_dir=self._run_dir)
+        return self._links
 
     @property
     def model(self) -> str:
@@ -127,20 +135,20 @@ class Replay:
         return Tally(self.loss)
 
     def runner(self, plan: Plan, position: Position) -> "SleptStage":
-        return SleptStage(self, plan, position.stage, position.rank)
+        return SleptStage(self, plan, position.stage, position.rank, self.links(position.process))
 
 
 class SleptStage:
     """Sleeps for as long as the profile says that a stage's layers take: the member of `StageRunner` for a replay."""
 
-    def __init__(self, workload: Replay, plan: Plan, stage: int, rank: int) -> None:
+    def __init__(self, workload: Replay, plan: Plan, stage: int, rank: int, links: Links) -> None:
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.reads_samples = self.is_first
         self.id_before, self.id_after = (boundary_id([f"replay {cut}"]) for cut in (stage, stage + 1))
-        self._rank, self._stage, self._links = rank, stage, workload.links
+        self._rank, self._stage, self._links = rank, stage, links
         self._program = compile_until_steady(plan)
         profile, own = workload.profile, plan.stages[stage]
-        self._device = workload.device
+        self._device, self._devices = workload.device, workload.cluster.devices
         kind = workload.cluster.devices[workload.device(rank)].type.name
         self._places = {size: k for k, size in enumerate(sorted(set(workload.sizes)))}
         self._sizes = workload.sizes
@@ -155,10 +163,12 @@ class SleptStage:
         self._forward = self._forward + table.reading_again(plan, stage, kind)
         self._backward_weight = weights_share(plan, stage) * whole
         self._backward_input = self._backward - self._backward_weight
-        self._bytes_after = table.payload(before | set(layers))[0]
-        self._bytes_before = table.payload(before)[1]
+        # Within a node, and between nodes.
+        self._bytes_after = [table.payload(before | set(layers), between_hosts=apart)[0] for apart in (False, True)]
+        self._bytes_before = [table.payload(before, between_hosts=apart)[1] for apart in (False, True)]
         # One tensor for all packets: new memory for each would take the time of bringing its pages in.
-        self._rows = torch.zeros(int(max(self._bytes_after.max(), self._bytes_before.max())), dtype=torch.uint8)
+        most = max(int(own.max()) for own in (*self._bytes_after, *self._bytes_before))
+        self._rows = torch.zeros(most, dtype=torch.uint8)
         devices = tuple(map(workload.device, own.ranks))
         self.averaging_seconds = averaging_time(workload.cluster, devices, float(table.parameter_bytes[layers].sum()))
         versions = self._program.num_versions(stage, rank)
@@ -192,8 +202,7 @@ class SleptStage:
         return {}
 
     def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
-        num_bytes = int(self._bytes_after[self._place(minibatch)])
-        return PackedOutputs(self._packet(Op.FORWARD, minibatch, self.id_after, num_bytes, size), (), ())
+        return PackedOutputs(self._packet(Op.FORWARD, minibatch, self.id_after, self._bytes_after, size), (), ())
 
     def loss(
         self,
@@ -229,17 +238,18 @@ class SleptStage:
         return []
 
     def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
-        num_bytes = int(self._bytes_before[self._place(flight.minibatch)])
-        return self._packet(Op.BACKWARD, flight.minibatch, self.id_before, num_bytes, flight.size)
+        return self._packet(Op.BACKWARD, flight.minibatch, self.id_before, self._bytes_before, flight.size)
 
-    def _packet(self, op: Op, minibatch: int, boundary: int, num_bytes: int, size: int) -> Packet:
+    def _packet(self, op: Op, minibatch: int, boundary: int, sizes: Sequence[Array], size: int) -> Packet:
         """So many bytes, of no meaning, on their way over the cluster's link to the stage that needs them."""
         target = self._program.target(self._stage, op)
         assert target is not None, "stages at the ends send nothing outwards"
         peer, forward = self._program.rank_of(target, minibatch), op is Op.FORWARD
         # What stays on a device takes no time.
         here, there = self._device(self._rank), self._device(peer)
-        arrives = 0.0 if here == there else self._links.send(here, there, num_bytes, forward=forward)
+        apart = self._devices[here].node.name != self._devices[there].node.name
+        num_bytes = int(sizes[apart][self._place(minibatch)])
+        arrives = 0.0 if here == there else self._links.send(here, there, num_bytes, forward=forward, to=peer)
         direction, slot = FORWARD if forward else BACKWARD, Slot(self._rows[:num_bytes])
         return Packet(direction, minibatch, boundary, (slot,), size=size, arrives=arrives)
 

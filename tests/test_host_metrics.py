@@ -11,12 +11,11 @@ import pytest
 from nvml_library import BUSY, FIRST, UUID, answering
 from processes import until
 
-from sparsepipe.dynamics.interference import nvml
-from sparsepipe.dynamics.interference.machine import MachineWatch
-from sparsepipe.dynamics.interference.nvml import gpu_metrics, library
-from sparsepipe.dynamics.interference.pressure import stalled_seconds
 from sparsepipe.errors import InputError
 from sparsepipe.host.background_load import cpu_seconds
+from sparsepipe.host.metrics import MachineWatch, nvml
+from sparsepipe.host.metrics.nvml import gpu_metrics, library
+from sparsepipe.host.metrics.pressure import stalled_seconds
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ...host.background_load import cpu_seconds, processor_seconds, processors_of, thread_times
+from ..background_load import cpu_seconds, processor_seconds, processors_of, thread_times
 
 _PROC = Path("/proc")
 _SWITCHES = {"voluntary_ctxt_switches": "given up", "nonvoluntary_ctxt_switches": "taken off"}

@@ -1,0 +1,74 @@
+"""The verb `replay`: sleep through a plan with the real runtime, on this machine or on the cluster's hosts."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..display.markup import one_line
+from ..dynamics.launching import launch
+from ..errors import InputError
+from ..forecast import forecast
+from ..launchers import SSH
+from ..pipeline_simulator import simulate_pipelines
+from ..pipelines import Pipelines
+from ..replication import parse_rule
+from ..runtime import RunConfig
+from ..stragglers import Stragglers
+from .launches import check_launcher, load_any_plan, new_run_dir, waited
+from .output import Answer, progress_line
+from .profile_and_cluster import profile_and_cluster
+
+
+def replay(options: argparse.Namespace) -> Answer:
+    """Sleep through a plan: the real runtime, the profile's times, the cluster's links.
+
+    The answer says beside it what the simulator expects.
+    """
+    check_launcher(options, options.launcher)
+    if options.launcher == SSH and not options.cluster:
+        raise InputError(f"--launcher {SSH} goes with hosts: name their file, --cluster FILE")
+    profile, cluster = profile_and_cluster(options)
+    plan = load_any_plan(options.plan, profile.graph)
+    plan.check(profile.graph, cluster)
+    config = RunConfig(
+        profile.origin.get("model", "profile"),
+        "replay",
+        engine="replay",
+        batch_size=1,
+        minibatches=options.minibatches,
+        timeout_seconds=options.timeout_seconds or 300.0,
+        stragglers=";".join(options.straggler) if options.straggler else None,
+        encrypt=bool(options.encrypt),
+    )
+    folder = options.run_dir or new_run_dir("replay")
+    given: dict[str, Any] = {"profile": profile, "cluster": cluster, "replication": options.replication}
+    given |= {"replan": options.replan, "tell": progress_line, "launcher": options.launcher}
+    given |= {"ray_address": options.ray_address} if options.ray_address else {}
+    counts = profile.typical_sizes
+    sizes = [counts[m % len(counts)] for m in range(options.minibatches)]
+    stragglers = Stragglers.parse(config.stragglers or "")
+    if isinstance(plan, Pipelines):
+        if options.replication:
+            plan = replace(plan, replication=parse_rule(options.replication))
+        together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)
+        summary = waited(launch(plan, config, run_dir=folder, **given))
+        return _replayed(summary, together.minibatches_per_second)
+    told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)
+    if text := told.beyond_memory(cluster):
+        progress_line(f"warning: {text}")
+    return _replayed(waited(launch(plan, config, run_dir=folder, **given)), told.minibatches_per_second)
+
+
+def _replayed(summary: dict[str, Any], expected: float) -> Answer:
+    """What a replay says at its end, of minibatches of one sample, beside what the simulator expects a second."""
+    pace = summary["samples_per_second"]
+    document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
+    text = (
+        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} minibatches/s, "
+        f"{expected:.2f} simulated"
+    )
+    return Answer(document, text)
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {"replay": replay}
