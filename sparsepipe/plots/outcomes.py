@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, cycle
 from typing import Any
 
 import pandas as pd
@@ -16,8 +17,9 @@ from ..workload_facts import workload_facts
 from .theme import GREY
 
 NOBODY = "nobody is slow"
-# A rule has its colour in every figure; the one that all others are held against is grey.
-_COLORS = dict(zip(RULES, (GREY, "#004488", "#BB5566", "#DDAA33", "#66A182", "#8C6BB1", "#33BBEE"), strict=True))
+# A rule has its colour in every figure; the one that all others are held against is grey. Further rules begin again.
+_HUES = ("#004488", "#BB5566", "#DDAA33", "#66A182", "#8C6BB1", "#33BBEE")
+_COLORS = dict(zip(RULES, chain([GREY], cycle(_HUES)), strict=False))
 
 
 @dataclass(frozen=True)
