@@ -203,26 +203,33 @@ def test_a_profile_of_cuts_bounds_what_packing_cannot():
     assert partition(problem.profile, problem.cluster).estimate.period_seconds == 2.0
 
 
-# Of each number of devices at 1e9 and 1e10 bytes/s, the periods of before cuts were listed.
-BEFORE = {4: (0.181639, 0.172682), 8: (0.095455192, 0.086925), 16: (0.052413304, 0.043521)}
+# Of numbers of devices and bytes/s, the periods of before cuts were listed. (16 at 1e10 are planned in ten seconds, and
+# are to 16 at 1e9 what 8 are: nothing of their own is shown.)
+BEFORE = {
+    (4, 1e9): 0.181639,
+    (4, 1e10): 0.172682,
+    (8, 1e9): 0.095455192,
+    (8, 1e10): 0.086925,
+    (16, 1e9): 0.052413304,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", BEFORE)
-def test_inception_is_planned_better_and_nearly_proven(shared_reference, devices):
+@pytest.mark.parametrize(("devices", "bandwidth"), BEFORE)
+def test_inception_is_planned_better_and_nearly_proven(shared_reference, devices, bandwidth):
     """It has 221,565 cuts. Without them gaps were .052, .098 and .178 at 1e9 bytes/s, and plans up to 7 % slower."""
     profile = Profile.load(shared_reference / "profiles" / "image_classification" / "inception_v3" / "graph.txt")
-    for bandwidth, before in zip((1e9, 1e10), BEFORE[devices], strict=True):
-        cluster = Cluster.uniform(devices, device_type=profile.device_types[0], link=Link(bandwidth))
-        found = partition(profile, cluster).estimate
-        assert found.period_seconds <= before * (1 + 1e-9)
-        assert found.gap <= 0.01
-        quick = partition(profile, cluster, quick=True).estimate
-        assert quick.period_seconds == pytest.approx(before) and quick.gap >= found.gap
+    before = BEFORE[devices, bandwidth]
+    cluster = Cluster.uniform(devices, device_type=profile.device_types[0], link=Link(bandwidth))
+    found = partition(profile, cluster).estimate
+    assert found.period_seconds <= before * (1 + 1e-9)
+    assert found.gap <= 0.01
+    quick = partition(profile, cluster, quick=True).estimate
+    assert quick.period_seconds == pytest.approx(before) and quick.gap >= found.gap
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "gap"), [(4, 0.001), (8, 0.001), (16, 0.001)])
+@pytest.mark.parametrize(("devices", "gap"), [(4, 0.001), (16, 0.001)])
 def test_frontiers_close_the_gap_where_few_layers_are_large(shared_data, devices, gap):
     """GNMT has more cuts than can be listed; the whole work over all devices left gaps up to .540."""
     from sparsepipe.formats.dnn_partitioning import PartitioningFile
