@@ -275,8 +275,16 @@ def test_figures_follow_the_theme(page, lab):
     lab.write("theme.ipynb", cells)
     run_notebook(page, lab, "theme.ipynb")
     page.wait_for_selector(".js-plotly-plot[data-drawn='1']")
+    drag(page, page.locator(".nsewdrag").first, 120)
+    zoomed = "() => document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range"
+    page.wait_for_function(f"() => ({zoomed})()[0] > 0.1")
+    before = page.evaluate(zoomed)
     lab_driver.set_theme(page, "JupyterLab Dark")
     page.wait_for_selector(".js-plotly-plot[data-drawn='2']")
+    width = page.locator(".js-plotly-plot").bounding_box()["width"]
+    page.set_viewport_size({"width": 1200, "height": 2200})
+    page.wait_for_function(f"() => document.querySelector('.main-svg').clientWidth < {width} - 100")
+    assert page.evaluate(zoomed) == before, "what was zoomed stays so in another theme and at another width"
     stroke = page.evaluate("() => getComputedStyle(document.querySelector('.scatterlayer .js-line')).stroke")
     assert stroke == "rgb(216, 216, 216)" and not page.problems
 

@@ -133,7 +133,7 @@ export default {
     const style = Object.assign(document.createElement("style"), { textContent: STYLE });
     const above = Object.assign(document.createElement("div"), { className: "sp-heading" }), div = document.createElement("div");
     el.append(style, above, div);
-    let drawing = false, again = false, fresh = true, width = 0, size = 0, number = 0;
+    let drawing = false, again = false, fresh = true, width = 0, size = 0, number = 1;
     const fitted = () => {  // names as large as their boxes, of a figure whose boxes shrink with it
       const axis = div._fullLayout && div._fullLayout.xaxis, layout = JSON.parse(model.get("figure")).layout || {};
       if (!axis || !layout.meta || !layout.meta.keeps_ratio) return;
@@ -155,7 +155,7 @@ export default {
         fresh = false;
         above.replaceChildren(...words(heading));
         const { data, layout } = themed(figure, heading, width);
-        layout.uirevision = number;  // what was zoomed stays so at another width and in another theme
+        layout.uirevision = number;  // not 0: what was zoomed stays so at another width and in another theme
         try {
           await Plotly.react(div, data, layout, model.get("config"));
         } catch (error) {  // the next figure may be well
