@@ -20,6 +20,8 @@ from processes import ENOUGH
 
 from sparsepipe.errors import InputError
 from sparsepipe.files import read_rows, write_atomic, write_rows
+from sparsepipe.launchers.local import coordination
+from sparsepipe.launchers.local.coordination import GoneAttempts
 from sparsepipe.record.record_files import read_metrics
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
@@ -192,6 +194,24 @@ def test_a_pipeline_whose_rank_ends_is_given_up_within_a_second(tmp_path) -> Non
             first.take_minibatch(0, 0)
 
 
+def test_a_pipeline_that_ends_for_good_while_there_is_no_coordinator_is_told_to_the_next(tmp_path, monkeypatch) -> None:
+    """Its parent told the one that had just died, which nobody replaced meanwhile; the others waited for ever."""
+    monkeypatch.setattr(coordination, "_TO_HEAR", 0.2)
+    run_dir, gone = tmp_path / "run", GoneAttempts(tmp_path / "run", encrypts=False)
+    run_dir.mkdir()
+    with start(run_dir) as process, connected(run_dir, 2, total=6, whole=2) as (first, second):
+        with ThreadPoolExecutor(2) as pool:
+            tasks = list(pool.map(lambda client: client.next_task(0), (first, second)))
+        assert sorted(task.most for task in tasks) == [4, 6], "each has two of six minibatches"
+        process.kill()
+        process.communicate()
+        gone.add(0, None)
+    with serving(run_dir), closing(connect(run_dir, pipeline=1, rank=0, attempt=0, timeout=TIMEOUT)) as second:
+        assert second.live() == (0,), "another coordinator, which knows of both"
+        gone.tell()
+        assert second.live() == ()
+
+
 def test_strangers_cost_nothing_but_their_own_connections(tmp_path) -> None:
     """Five thousand of them: who say nothing, something else, too much, or have another secret."""
     run_dir, draw = tmp_path / "run", random.Random(5)
@@ -271,8 +291,8 @@ def test_who_takes_the_port_of_a_coordinator_learns_nothing(tmp_path) -> None:
                 heard.extend(connection.recv(1000))
 
         threading.Thread(target=listen, daemon=True).start()
-        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=0.5)) as client:
-            with pytest.raises(DeadlinePassed, match="next_task of rank 0 of pipeline 0 waited 0.5 s for the coord"):
+        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=1.5)) as client:
+            with pytest.raises(DeadlinePassed, match="next_task of rank 0 of pipeline 0 waited 1.5 s for the coord"):
                 client.next_task(0)
     assert len(heard) == 48 and secret not in bytes(heard) and secret.hex().encode() not in bytes(heard)
 

@@ -11,19 +11,22 @@ import subprocess
 import time
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from ...errors import InputError
 from ...host.python_path import python_command
 from ...pipelines import Pipelines
 from ...replication import Arithmetic, rule_to_json
 from ...runtime.encryption import Encryption
+from ...runtime.failures import DeadlinePassed
 from ...runtime.pipelines.address import CoordinatorAddress
 from ...runtime.pipelines.client import connect
 from ..prepare_pipelines import RESUME
 
 LOG_FILES = ("logs/coordinator.log", "logs/server.log")
 _BEYOND_ALL = 10**6  # an attempt that is none: after all there can be
-_TO_END = 5.0  # seconds that the coordinator has to write its last rows
+_TO_HEAR = 2.0  # seconds for a coordinator that is there to hear something, and for one that may come meanwhile
+_TO_END = 12.0  # seconds that the coordinator has to write its last rows, on a busy machine
 _MOST_STARTS = 100  # more restarts than any run needs: one that dies at once is at fault itself
 _BETWEEN_COORDINATORS = 0.2  # seconds, so that one that cannot start takes no processor
 
@@ -51,6 +54,7 @@ class Coordination:
         self._coordinator = self._start_coordinator()
         self._servers = 0
         self._server = self._start_server()
+        self._gone = GoneAttempts(folder, encrypts=encrypts)
 
     def look(self) -> None:
         """Start again what has died. Raises RuntimeError where it does so again and again."""
@@ -58,6 +62,7 @@ class Coordination:
             self._coordinator = self._start_coordinator()
         if self._server is not None and self._server.poll() is not None:
             self._server = self._start_server()
+        self._gone.tell()
 
     def end(self) -> None:
         """End both, with the last rows of the record written."""
@@ -69,7 +74,7 @@ class Coordination:
 
         A coordinator that took another's place has no connection whose end would tell.
         """
-        tell_gone(self.folder, pipeline, attempt, encrypts=self.encrypts)
+        self._gone.add(pipeline, attempt)
 
     def _start_coordinator(self) -> subprocess.Popen:
         self._coordinators += 1
@@ -106,15 +111,36 @@ def address_of(folder: Path) -> CoordinatorAddress | None:
     return None
 
 
-def tell_gone(folder: Path, pipeline: int, attempt: int | None, *, encrypts: bool) -> None:
-    """Tell the coordinator of the run in `folder` that an attempt of a pipeline, or it for good, has ended."""
-    encryption = Encryption.of_run(folder) if encrypts else None
-    given = {"pipeline": pipeline, "rank": -1, "attempt": _BEYOND_ALL if attempt is None else attempt}
-    with (
-        suppress(RuntimeError),
-        closing(connect(folder, **given, timeout=_TO_END, encryption=encryption)) as coordinator,
-    ):
-        coordinator.leave()
+class GoneAttempts:
+    """Attempts of pipelines that have ended, of which the coordinator of the run in `folder` is to be told.
+
+    One that has just died hears nothing: the next is told as soon as it is there.
+    """
+
+    def __init__(self, folder: Path, *, encrypts: bool) -> None:
+        self._folder, self._encrypts = folder, encrypts
+        self._untold: list[tuple[int, int]] = []  # pipeline, attempt
+
+    def add(self, pipeline: int, attempt: int | None) -> None:
+        """Tell that an attempt of a pipeline has ended; without one, that the pipeline does not come back."""
+        self._untold.append((pipeline, _BEYOND_ALL if attempt is None else attempt))
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell of those that the coordinator has not heard of yet."""
+        self._untold = [told for told in self._untold if not self._heard(*told)]
+
+    def _heard(self, pipeline: int, attempt: int) -> bool:
+        encryption = Encryption.of_run(self._folder) if self._encrypts else None
+        given: dict[str, Any] = {"pipeline": pipeline, "rank": -1, "attempt": attempt, "encryption": encryption}
+        try:
+            with closing(connect(self._folder, **given, timeout=_TO_HEAR)) as coordinator:
+                coordinator.leave()
+        except DeadlinePassed:
+            return False
+        except RuntimeError:
+            pass  # it knows no such pipeline, or has given it up
+        return True
 
 
 def start(module: str, options: list[str], log: Path, more: dict[str, str] | None = None) -> subprocess.Popen:

@@ -140,8 +140,10 @@ class Agent:
         if self._run is not None and self._run.running:
             status = self._run.ended()
             self._run.tell(self._writer)
-            if self._coordinator and (where := self._coordinator.listens()):
-                self._writer.send("coordinator", **where)
+            if self._coordinator:
+                self._coordinator.look()
+                if where := self._coordinator.listens():
+                    self._writer.send("coordinator", **where)
             if status is not None:
                 self._writer.send("status", status=status)
 

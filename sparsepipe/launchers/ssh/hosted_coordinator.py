@@ -20,7 +20,7 @@ from typing import Any
 from ...host.python_path import python_command, python_environment
 from ...pipelines import Pipelines
 from ...runtime.processes.lifeline import watch
-from ..local.coordination import LOG_FILES, Coordination, address_of, tell_gone
+from ..local.coordination import LOG_FILES, Coordination, GoneAttempts, address_of
 from ..supervisor import read_status
 from .hosted_run import HostedRun
 
@@ -30,22 +30,23 @@ RECORD_FILES = (  # what is written here of the record
 )
 _MODULE = "sparsepipe.launchers.ssh.hosted_coordinator"
 _LOOK_SECONDS = 0.1
-_TO_END = 15.0  # seconds for the coordinator to write its last rows
+_TO_END = 25.0  # seconds for the coordinator to write its last rows
 
 
 class HostedCoordinator:
     """The process, in the folder of a `HostedRun` that has the plan of all pipelines."""
 
     def __init__(self, run: HostedRun) -> None:
-        self._run, self._encrypts = run, False
+        self._run = run
+        self._gone = GoneAttempts(run.folder, encrypts=False)
         self._told = False
 
     def start(self, job: Mapping[str, Any], *, interface: str, address: str) -> None:
         """Start it, as the controller describes it, at `address`, which the network's `interface` has."""
-        self._encrypts = bool(job["encrypts"])
+        self._gone = GoneAttempts(self._run.folder, encrypts=bool(job["encrypts"]))
         options = ["--run-dir", str(self._run.folder), "--launch", str(job["launch"]), "--host", address]
         options += ["--seed", str(int(job["seed"])), "--timeout", str(float(job["timeout"]))]
-        options += ["--encrypt"] if self._encrypts else []
+        options += ["--encrypt"] if job["encrypts"] else []
         environment = python_environment(GLOO_SOCKET_IFNAME=interface, OMP_NUM_THREADS="1")
         self._run.begin(python_command(_MODULE, *options), environment, RECORD_FILES)
 
@@ -58,7 +59,11 @@ class HostedCoordinator:
 
     def tell_gone(self, pipeline: int, attempt: int | None) -> None:
         """Tell the coordinator that an attempt of a pipeline, or it for good, has ended."""
-        tell_gone(self._run.folder, pipeline, attempt, encrypts=self._encrypts)
+        self._gone.add(pipeline, attempt)
+
+    def look(self) -> None:
+        """Tell it of what it has not heard of yet."""
+        self._gone.tell()
 
     def end(self) -> None:
         """Ask it to end, and wait until it has."""
