@@ -98,7 +98,8 @@ class Connection:
         self.ahead = 0.0  # seconds by which its clock is ahead of the one here, to what a word from there takes
         self._writer = FrameWriter(self._input.fileno())
         self._ending = threading.Event()
-        threading.Thread(target=self._keep_alive, daemon=True).start()
+        self._keeping = threading.Thread(target=self._keep_alive, daemon=True)
+        self._keeping.start()
 
     @property
     def writer(self) -> FrameWriter:
@@ -147,6 +148,7 @@ class Connection:
         """Ask the agent to end, and see that the connection does."""
         self._ending.set()
         self.send("end")
+        self._keeping.join(1.0)  # its next word would be written to whatever has the number of this pipe then
         with suppress(OSError):
             self._input.close()
         self._wait()
