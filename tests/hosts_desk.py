@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from processes import until
 from runtime_jobs import REPOSITORY, plan_of, settings, shapes
@@ -68,6 +68,8 @@ class Desk:
         return path
 
     def told(self, name, plan, config, *hosts, resume=False, stop=False, forward_only=None, **more):
+        if not resume:  # of a test that is run again
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         plan.save(self.folder / f"{name}-plan.json")
         told = {"plan": str(self.folder / f"{name}-plan.json"), "config": config.to_json()}
         told |= {"run_dir": str(self.folder / name), "resume": resume, "stop": stop}
@@ -93,6 +95,9 @@ class Desk:
                 yield process
             finally:
                 process.kill()
+                for host in self.network.hosts:
+                    with suppress(subprocess.CalledProcessError):  # a host that a test has killed
+                        self.network.mend(host)
 
     def steps(self, name):
         """Count the minibatches that a run has told of so far."""

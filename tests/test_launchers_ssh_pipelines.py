@@ -65,8 +65,9 @@ def test_pipelines_on_two_hosts_are_replayed_on_one_machine_to_the_same_bits(des
 def test_a_pipeline_whose_agent_is_killed_joins_again_and_the_run_stops_and_is_resumed_elsewhere(desk):
     """Pipeline 0 is on two hosts, with the coordinator on the first, which is killed too; pipeline 1 on the third."""
     hosts, plan = desk.network.hosts, pipelines_of(PLAIN, [[0], [1]], [[2]], rule="quorum:quorum=1")
-    own = config(epochs=60, max_restarts=1, stragglers="jitter:p=1,seconds=0.1")
+    own = config(epochs=10_000, max_restarts=1, stragglers="jitter:p=1,seconds=0.1")
     with desk.launched(desk.told("again", plan, own, *hosts)) as process:
+        until(lambda: process.poll() is not None or joined(desk, "again") >= {(0, 0), (1, 0)}, "both are there")
         for host in hosts:
             found = host.listening() - {(host.address, 22)}
             assert found and {address for address, _ in found} == {host.address}
@@ -82,11 +83,11 @@ def test_a_pipeline_whose_agent_is_killed_joins_again_and_the_run_stops_and_is_r
     assert "host3 is back" in log_of_pipeline(desk, "again", 1)
     record = RunRecord.load(desk.folder / "again")
     done = len(record.metrics("step"))
-    assert 20 < done < 60 * EPOCH and [one.status["state"] for one in record.pipelines] == ["stopped"] * 2
+    assert done > 20 and [one.status["state"] for one in record.pipelines] == ["stopped"] * 2
     back = {(row["epoch"], m) for row in rows(desk, "again", "put back") for m in row["minibatches"]}
     taken = Counter((row["epoch"], m) for row in rows(desk, "again", "taken") for m in row["minibatches"])
     assert {key for key, times in taken.items() if times > 1} <= back and len(back) <= 4, "what was in flight"
-    goes_on_without_the_coordinators_host(desk, hosts[::-1], 60)
+    goes_on_without_the_coordinators_host(desk, hosts[::-1], done // EPOCH + 20)
     desk.check_nothing_is_left(folders=False)  # but of the agent that was killed: the next to come does that
 
 
@@ -98,7 +99,7 @@ def goes_on_without_the_coordinators_host(desk, hosts, epochs):
         before = desk.steps("again")
         until(lambda: process.poll() is not None or desk.steps("again") > before + 3 * EPOCH, "some epochs")
         desk.network.cut(hosts[0])
-        said = process.communicate(timeout=ENOUGH)[0]
+        said = process.communicate(timeout=2 * ENOUGH)[0]  # the loss is noticed, and all begin again
     desk.network.mend(hosts[0])
     assert json.loads(said) == "finished", said
     trained_once(desk, "again", epochs * EPOCH)
