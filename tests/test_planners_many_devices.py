@@ -8,21 +8,32 @@ from math import inf
 import numpy as np
 import pytest
 from chain_problems import random_problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
 from sparsepipe.planners.base import Problem
 from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.device_groups import device_classes
+from sparsepipe.planners.exact import counted_paths, spread_stages
+from sparsepipe.planners.exact.counted_paths import counted_path
+from sparsepipe.planners.exact.counted_search import counted_search, order_of_spans
 from sparsepipe.planners.exact.guided_path import devices_in_order, guided_path
 from sparsepipe.planners.exact.joined_nodes import JoinedNodes
 from sparsepipe.planners.exact.lagrangian_bound import lagrangian_bound, placed_bound
 from sparsepipe.planners.exact.placed_stages import Placements
-from sparsepipe.planners.exact.priced_stages import PricedStages
+from sparsepipe.planners.exact.priced_stages import PricedStages, ever_dearer
 from sparsepipe.planners.exact.search_space import Rules, spaces
 
 
 def joined(problem, **options):
     return JoinedNodes.of(problem, Cuts.of(problem.table, problem.layers, limit=10**6), **options)
+
+
+def placements(problem):
+    """None on one node."""
+    cuts = Cuts.of(problem.table, problem.layers, limit=10**6)
+    return Placements.of(problem, cuts) if len(problem.cluster.nodes) > 1 else None
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -37,10 +48,9 @@ def test_no_bound_is_above_the_best_plan(seed):
         assert here.fluids or most_groups > 1 or here.available.sum() == 1
         for high in (best, 3 * best):
             assert lagrangian_bound(here, low=0.0, high=high) <= best * (1 + 1e-9)
-    if len(problem.cluster.nodes) > 1:
-        cuts = Cuts.of(problem.table, problem.layers, limit=10**6)
+    if placed := placements(problem):
         for high in (best, 3 * best):
-            assert placed_bound(problem, cuts, low=0.0, high=high) <= best * (1 + 1e-9)
+            assert placed_bound(placed, low=0.0, high=high) <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -50,7 +60,7 @@ def test_no_plan_is_cheaper_than_the_cheapest_placed_stages(seed):
     if len(problem.cluster.nodes) == 1:
         return
     plan = partition(problem.profile, problem.cluster)
-    placed = Placements.of(problem, Cuts.of(problem.table, problem.layers, limit=10**6))
+    placed = placements(problem)
     used = Counter(kind for stage in plan.stages for kind in stage.device_types)
     stages = placed.stages(plan.estimate.period_seconds * (1 + 1e-6))
     for prices in (np.ones(len(placed.types)), *rng.uniform(0, 1, (5, len(placed.types)))):
@@ -66,9 +76,63 @@ def test_neighbours_inside_a_node_are_no_more_than_its_devices():
     nodes = tuple(Node(f"n{k}", (DeviceType("d"),) * 2, Link(1e6)) for k in range(2))
     problem = Problem(profile, Cluster(nodes, Link(1.0)))
     assert partition(profile, problem.cluster).estimate.period_seconds == pytest.approx(2.0, rel=1e-3)
-    cuts = Cuts.of(problem.table, problem.layers, limit=100)
     assert lagrangian_bound(joined(problem), low=0.0, high=2.0) < 1.01
-    assert placed_bound(problem, cuts, low=0.0, high=2.0) == pytest.approx(2.0, rel=2e-3)
+    assert placed_bound(placements(problem), low=0.0, high=2.0) == pytest.approx(2.0, rel=2e-3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_counted_devices_find_plans_no_better_than_the_best_and_prove_no_less_than_prices(seed):
+    problem = random_problem(random.Random(seed), layers=(3, 8))
+    if not (placed := placements(problem)):
+        return
+    best, cuts = partition(problem.profile, problem.cluster).estimate.period_seconds, placed.whole.cuts
+    by_prices = placed_bound(placed, low=0.0, high=2 * best)
+    found, low = counted_search(problem, Rules(), cuts, placed, low=by_prices, high=2 * best)
+    assert by_prices <= low <= best * (1 + 1e-9)
+    periods = [space.model.period(path) for space, path in found]
+    assert periods == sorted(periods, reverse=True) and all(best * (1 - 1e-9) <= one < 2 * best for one in periods)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_counted_path_uses_what_there_is(seed):
+    problem = random_problem(random.Random(seed), layers=(3, 8))
+    if not (placed := placements(problem)):
+        return
+    stages = placed.stages(partition(problem.profile, problem.cluster).estimate.period_seconds * (1 + 1e-6))
+    asked = [*ever_dearer(stages.cheapest, placed.available)]
+    spans = counted_path(stages, asked, until=inf)
+    counts = np.array([span.counts for span in spans])  # the best plan is one
+    assert (counts.sum(axis=0) <= placed.available).all() and (counts.sum(axis=1) > 0).all()
+    held = [
+        [sum(kind.name == name for kind in node.device_types) for name in placed.types]
+        for node in problem.cluster.nodes
+    ]
+    assert all((np.array(span.counts) <= held).all(axis=1).any() for span in spans if span.hosts == 1)
+    order = order_of_spans(spans, placed.types, device_classes(problem.cluster))
+    assert Counter(order) == {k: len(one.ranks) for k, one in enumerate(device_classes(problem.cluster))}
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=12),
+)
+@settings(max_examples=60, deadline=None)
+def test_of_ways_to_reach_a_cut_those_stay_that_no_other_is_better_than(rows):
+    used = np.array(rows)
+    zero = np.zeros(len(used), dtype=np.intp)
+    kept = counted_paths._fewest(counted_paths._Ways(used, zero, np.arange(len(used)), used, zero), np.array([4, 4, 4]))
+    better = {tuple(row) for row in rows if not any(all(np.less_equal(o, row)) and o != row for o in rows)}
+    assert {tuple(row) for row in kept.used.tolist()} == better and len(kept.used) == len(better)
+    assert (used[kept.row] == kept.used).all()
+
+
+@pytest.mark.parametrize("shares", [(1, 0, 2), (3, 1, 2), (0, 1, 0)])
+def test_vectors_make_up_a_round_with_as_few_devices_as_can_be(shares):
+    held, shares = np.array([4, 3, 5]), np.array(shares)
+    for needed in range(1, int(held @ shares) + 2):
+        every = [v for v in itertools.product(*(range(n + 1) for n in held)) if all((np.array(v) > 0) == (shares > 0))]
+        enough = [v for v in every if np.dot(v, shares) >= needed]
+        least = {v for v in enough if not any(all(np.less_equal(o, v)) and o != v for o in enough)}
+        assert {tuple(v) for v in spread_stages._making_up(shares, held, needed).tolist()} == least
 
 
 def cheapest_by_trying(here, seconds, prices):

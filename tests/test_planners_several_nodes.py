@@ -8,12 +8,18 @@ import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.planners.base import Problem
+from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.device_groups import device_classes
-from sparsepipe.planners.exact import optimal, relaxed_bound, search_space, walk_bound
+from sparsepipe.planners.exact import moved_layers, optimal, relaxed_bound, search_space, walk_bound
 from sparsepipe.planners.exact.cut_profile_bound import CutProfile
+from sparsepipe.planners.exact.graph_search import StageEnds
+from sparsepipe.planners.exact.lagrangian_bound import placed_bound
 from sparsepipe.planners.exact.like_nodes import like_nodes
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
-from sparsepipe.planners.exact.optimal import Optimal
+from sparsepipe.planners.exact.min_period import minimise_period
+from sparsepipe.planners.exact.optimal import Found, Optimal
+from sparsepipe.planners.exact.placed_stages import Placements
+from sparsepipe.planners.exact.relaxed_bound import work_bound
 from sparsepipe.planners.exact.search_space import Rules, spaces
 
 
@@ -59,6 +65,92 @@ def test_no_walk_is_shorter_than_the_best_plan(seed):
     for most_groups in (walk_bound._MOST_GROUPS, 0):  # on the nodes as they are, and joined
         with mock.patch.object(walk_bound, "_MOST_GROUPS", most_groups):
             assert walk_bound.walk_bound(problem, profile, low=0.0, high=2 * best) <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_placed_stages_of_a_branching_network_are_shorter_than_the_best_plan(seed):
+    """Its cuts are taken for a chain, whether or not the one holds the other."""
+    problem = random_problem(seed)
+    if problem.synchronous:
+        return
+    best, every = best_of_all(problem), Cuts.of(problem.table, problem.layers, limit=10**6)
+    placed = Placements.of(problem, every)
+    for high in (best, 2 * best):
+        assert placed_bound(placed, low=0.0, high=high) <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_whole_work_at_the_best_prices_takes_no_longer_than_the_best_plan(seed):
+    """And at least as long as at prices by the seconds of the whole network."""
+    problem = random_problem(seed)
+    with mock.patch.object(search_space, "_swapped_moves", return_value=None):
+        (space,) = spaces(problem, Rules())
+    fixed = space.model.work[-1] / space.moves.spare[0]
+    assert fixed * (1 - 1e-9) <= work_bound(problem) <= best_of_all(problem) * (1 + 1e-9)
+
+
+def test_layers_are_shared_out_to_the_types_that_are_good_at_them():
+    """Two types, each three times as fast at one of two layers: both are done in 1 s, 2 s by prices of the whole."""
+    costs = {
+        kind: tuple(LayerCost((CostSample(1, t, 0.0, 0.0),)) for t in own)
+        for kind, own in {"a": (1.0, 3.0), "b": (6.0, 1.0)}.items()
+    }
+    profile = Profile(LayerGraph.chain([Layer("x"), Layer("y")]), costs)
+    problem = Problem(profile, Cluster((Node("n", (DeviceType("a"), DeviceType("b")), Link(1.0)),), Link(1.0)))
+    assert work_bound(problem) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_layers_that_move_make_a_plan_no_longer_and_never_better_than_the_best(seed):
+    """From cuts along one order; a move is told as the cost model tells it."""
+    problem = random_problem(seed)
+    if problem.synchronous:
+        return
+    with mock.patch.object(search_space, "_swapped_moves", return_value=None):
+        (space,) = spaces(problem, Rules())
+    order, best = space.model.cuts.in_order, best_of_all(problem)
+    path = minimise_period(StageEnds(space.model.along(order)), space.moves)[-1]
+    path = [(group, int(order[first]), int(order[last])) for group, first, last in path]
+    found = min(
+        Optimal()._with_layers_moved(problem, [Found(space, path, space.model.period(path))], 0.0),
+        key=lambda f: f.value,
+    )
+    assert best * (1 - 1e-9) <= found.value <= space.model.period(path)
+    masks = found.space.masks(found.path)
+    assert all(a & ~b == 0 and a != b for a, b in itertools.pairwise([0, *masks])) and set(masks) <= set(
+        space.model.cuts.masks
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_moves_add_is_what_stages_and_boundaries_take(seed):
+    problem, rng = random_problem(seed), random.Random(seed)
+    with mock.patch.object(search_space, "_swapped_moves", return_value=None):
+        (space,) = spaces(problem, Rules())
+    path = max(Optimal()._minimise(problem, space)[0], key=lambda found: len(found.path)).path
+    stages = moved_layers._Stages.of(problem, space, path)
+    for _ in range(30):
+        layer, step = rng.choice(problem.layers), rng.choice((-1, 1))
+        if not stages.may_move(layer, step):
+            continue
+        stages.moved(layer, step)
+        if rng.random() < 0.3:
+            stages.undo()
+        masks = [
+            0,
+            *(sum(1 << k for k, own in enumerate(problem.layers) if stages.stage[own] <= s) for s in range(len(path))),
+        ]
+        place = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
+        now = [
+            (group, place[a], place[b]) for (group, _, _), (a, b) in zip(path, itertools.pairwise(masks), strict=True)
+        ]
+        seconds = [
+            *(float(space.model.seconds(*one)) for one in now),
+            *(space.model.boundary(a[0], b[0], a[2]) for a, b in itertools.pairwise(now)),
+        ]
+        assert stages.parts == pytest.approx(
+            [moved_layers._part(one / stages.scale) for one in seconds], rel=1e-6, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -280,15 +280,16 @@ def _next_allowed(sets: NDArray[np.bool_]) -> Index:
 def _reach(model: StageModel, group: Index, last: Index, seconds: float) -> Index:
     """The smallest cut from which each group computes the layers up to `last` in time; `last` where there is none."""
     low, high = np.zeros_like(last), last.copy()
+    begin_times, begin_weights = model.begins or (model.times, model.weights)
     rates = [column.take(group) for column in model.rates.T]
     ends = [times.take(last) for times in model.times]
     weight_rates, weights_end, fixed = model.weight_rates.take(group), model.weights.take(last), model.fixed.take(group)
     for _ in range(int(len(model.cuts)).bit_length()):
         middle = (low + high) >> 1
-        slowest = rates[0] * (ends[0] - model.times[0].take(middle))
-        for rate, end, times in zip(rates[1:], ends[1:], model.times[1:], strict=True):
+        slowest = rates[0] * (ends[0] - begin_times[0].take(middle))
+        for rate, end, times in zip(rates[1:], ends[1:], begin_times[1:], strict=True):
             np.maximum(slowest, rate * (end - times.take(middle)), out=slowest)
-        fits = slowest + weight_rates * (weights_end - model.weights.take(middle)) + fixed < seconds
+        fits = slowest + weight_rates * (weights_end - begin_weights.take(middle)) + fixed < seconds
         high = np.where(fits, middle, high)
         low = np.where(fits, low, np.minimum(middle + 1, high))
     return high

@@ -85,7 +85,7 @@ class FrontierCuts:
         are usually more than `most_spread` apart.
         """
         order = least_payload_order(problem.table, problem.layers)
-        unit = max(float(_seconds(problem, order).sum()), 1e-300) / units
+        unit = max(float(layer_seconds(problem, order).sum()), 1e-300) / units
         sent = problem.crossing_bytes
         adds = _ties(sent, len(order)) if sums is None else _adds(sums[:, list(order)])
         steps = _steps(problem, order, unit, adds)
@@ -139,7 +139,7 @@ def seconds_and_weights(problem: Problem) -> Array:
 
     `row_of_type` says where a type's seconds are.
     """
-    first, *others = [_seconds(problem, range(len(problem.graph.layers)), kind) for kind in row_of_type(problem)]
+    first, *others = [layer_seconds(problem, range(len(problem.graph.layers)), kind) for kind in row_of_type(problem)]
     return np.stack([first, problem.table.parameter_bytes, *others])
 
 
@@ -155,17 +155,17 @@ def _spread(states: dict[State, Least], num_sums: int) -> float:
     return float(np.median([np.mean(-rows[1 + num_sums] - rows[1]) for rows in reached]))
 
 
-def _seconds(problem: Problem, order: Sequence[int], kind: str = "") -> Array:
-    """Of each layer, forward and backward, on a device type: the first unless named."""
+def layer_seconds(problem: Problem, layers: Sequence[int], kind: str = "") -> Array:
+    """Of each of these layers, forward and backward, on a device type: the first unless named."""
     table, kind = problem.table, kind or problem.cluster.device_types[0].name
     seconds: Array = table.seconds[kind][:, 0] + (table.forward[kind][:, 0] if problem.recompute else 0.0)
-    return seconds[list(order)]
+    return seconds[list(layers)]
 
 
 def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> list[_Step]:
     """The layers as steps, with the frontier before each."""
     graph, inside = problem.table.graph, set(order)
-    sent, seconds = problem.crossing_bytes, _seconds(problem, order)
+    sent, seconds = problem.crossing_bytes, layer_seconds(problem, order)
     units = np.diff(np.round(np.concatenate([[0.0], np.cumsum(seconds)]) / unit).astype(int)).tolist()
     undecided = {layer: len(graph.consumers[layer]) for layer in order}
     frontier: list[int] = []

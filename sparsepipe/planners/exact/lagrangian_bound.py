@@ -7,8 +7,6 @@ devices alone (priced_stages.py), or by the nodes they are on as well (placed_st
 import time
 
 from ...costs import Array
-from ..base import Problem
-from ..cuts import Cuts
 from .halving import largest_refused
 from .joined_nodes import JoinedNodes
 from .placed_stages import Placements
@@ -32,13 +30,8 @@ def lagrangian_bound(joined: JoinedNodes, *, low: float, high: float, seconds: f
     return low
 
 
-def placed_bound(problem: Problem, cuts: Cuts, *, low: float, high: float, seconds: float = PLACED_SECONDS) -> float:
-    """Return a bound of the period of all plans on several nodes: at least `low`, which is one, at most `high`.
-
-    `cuts`: all cuts of a chain. `low` itself where there is too much to look at.
-    """
-    if not (placed := Placements.of(problem, cuts)):
-        return low
+def placed_bound(placed: Placements, *, low: float, high: float, seconds: float = PLACED_SECONDS) -> float:
+    """Return a bound of the period of all plans on several nodes: at least `low`, which is one, at most `high`."""
     until, prices = time.process_time() + seconds, list[Array]()
 
     def refused(period: float) -> bool:

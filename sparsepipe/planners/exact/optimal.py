@@ -15,6 +15,7 @@ from ..device_groups import device_classes
 from ..estimate import estimate
 from ..published.contiguous import contiguous_plan
 from .chain_search import Path
+from .counted_search import counted_search
 from .cut_profile_bound import CutProfile
 from .deeper_warmup import deepened
 from .frontier_cuts import FrontierCuts
@@ -27,9 +28,11 @@ from .listed_cuts import ListedCuts
 from .min_latency import least_latency
 from .min_period import minimise_period
 from .min_step_time import LeastSum, StepModel, minimise_step, sum_and_limit
+from .moved_layers import masks_nearby
 from .order_search import order_of, paths_nearby
+from .placed_stages import Placements
 from .priced_stages import PricedStages
-from .relaxed_bound import is_close, relaxed_bound
+from .relaxed_bound import is_close, relaxed_bound, work_bound
 from .search_space import (
     MAX_CUTS,
     Rules,
@@ -41,6 +44,7 @@ from .search_space import (
     orders_on_like_nodes,
     spaces,
     symmetric_space,
+    with_cuts,
 )
 from .stage_cost_tables import StageModel
 from .walk_bound import walk_bound
@@ -50,6 +54,8 @@ OBJECTIVES = PERIOD, LATENCY = ("period", "latency")
 _DEVICES_AT_A_CUT = 1.5  # that send what crosses it: few cuts that need more are worth their bytes
 _ROUNDS = 3  # of searches over the cheapest cuts
 _GUIDED_SECONDS = 3.0  # of the processor, for orders of devices
+_GUIDED_ON_MANY = 1.0  # the same on more than _FEW_NODES, where devices are counted after
+_FEW_NODES = 8
 _GUIDED_GAP = 0.003  # between a period that was found and one that was not, which is not worth a second
 COST_MODELS = ("default", "published", CONTIGUOUS)
 
@@ -176,8 +182,10 @@ class Optimal:
     def _with_listed_cuts(self, problem: Problem, found: list["Found"]) -> tuple[list["Found"], float]:
         """More paths, over the best of all cuts where these can be listed, and a bound; where not all were searched."""
         searched = found[0].space
-        if self.cost_model != "default" or self.quick and len(problem.cluster.nodes) == 1:
+        if self.cost_model != "default":
             return found, float(searched.model.work[-1] / searched.moves.spare[0])
+        if self.quick and len(problem.cluster.nodes) == 1:
+            return found, work_bound(problem)
         low, relaxed, easily = self._easier(problem, searched)
         if max(len(node.device_types) for node in problem.cluster.nodes) == 1:
             found = [*found, *easily]  # every two devices are joined by the network, there as here
@@ -188,6 +196,9 @@ class Optimal:
             return self._with_guided_orders(problem, cuts, found, low)
         found, low = self._with_like_nodes(problem, cuts, found, low)
         period = min(one.value for one in found)
+        several = cuts.complete and len(problem.cluster.nodes) > 1 and not problem.synchronous
+        if several and not is_close(low, period) and (placed := Placements.of(problem, cuts)):
+            low = placed_bound(placed, low=low, high=period)
         listed, more = None if is_close(low, period) else ListedCuts.of(problem), not searched.model.cuts.complete
         space = branching_space(problem, self._rules, searched, listed) if listed and more else None
         if space and not self._refusal(space):
@@ -195,7 +206,21 @@ class Optimal:
         elif not listed and more and not is_close(low, period):
             found = self._with_frontier_cuts(problem, searched, found)
         period = min(one.value for one in found)
-        return found, relaxed_bound(problem, relaxed, listed, low=low, period=period)
+        low = relaxed_bound(problem, relaxed, listed, low=low, period=period)
+        return self._with_layers_moved(problem, found, low), low
+
+    def _with_layers_moved(self, problem: Problem, found: list["Found"], low: float) -> list["Found"]:
+        """One more path where some other cuts on the same groups are better than those of the best."""
+        best = min(found, key=lambda one: one.value)
+        if problem.synchronous or best.space.memory is not None or len(best.path) == 1 or is_close(low, best.value):
+            return found
+        cuts = best.space.model.cuts
+        masks = masks_nearby(problem, best.space, best.path)
+        space = with_cuts(problem, self._rules, best.space, Cuts.chosen(cuts.layers, cuts.inputs, {0, *masks}))
+        ends = zip([0, *masks], masks, strict=False)
+        place = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
+        path = [(group, place[a], place[b]) for (group, _, _), (a, b) in zip(best.path, ends, strict=True)]
+        return [*found, Found(space, path, space.model.period(path))]
 
     def _with_guided_orders(
         self, problem: Problem, cuts: Cuts, found: list["Found"], low: float
@@ -209,7 +234,8 @@ class Optimal:
         joined, classes = JoinedNodes.of(problem, cuts), device_classes(problem.cluster)
         best = min(one.value for one in found)
         low = lagrangian_bound(joined, low=low, high=best)
-        failed, until = low, time.process_time() + _GUIDED_SECONDS
+        seconds = _GUIDED_SECONDS if len(problem.cluster.nodes) <= _FEW_NODES else _GUIDED_ON_MANY
+        failed, until = low, time.process_time() + seconds
         while best - failed > _GUIDED_GAP * best and time.process_time() < until:
             tried = (failed + best) / 2
             stages = PricedStages(joined, tried)
@@ -222,24 +248,31 @@ class Optimal:
                 failed = tried
                 continue
             found, best = [*found, *more], period
-        if len(problem.cluster.nodes) > 1:  # last: the periods that are tried are those between bounds by types alone
-            low = placed_bound(problem, cuts, low=low, high=best)
+        placed = Placements.of(problem, cuts) if len(problem.cluster.nodes) > 1 else None
+        if placed:  # last: the periods that are tried are those between bounds by types alone
+            low = placed_bound(placed, low=low, high=best)
         space = None if is_close(low, best) or self.all_devices else symmetric_space(problem, cuts)
         if space is None:
-            return self._with_orders_nearby(problem, cuts, found, low), low
+            return self._on_many_nodes(problem, cuts, found, low, placed)
         paths = minimise_period(StageEnds(space.model), space.moves, least=low)
         every = [Found(space, path, space.model.period(path)) for path in paths]
         return [*found, *every], every[-1].value
 
-    def _with_orders_nearby(self, problem: Problem, cuts: Cuts, found: list["Found"], low: float) -> list["Found"]:
-        """More paths of a chain on several nodes, along orders of the devices near that of the best so far."""
+    def _on_many_nodes(
+        self, problem: Problem, cuts: Cuts, found: list["Found"], low: float, placed: Placements | None
+    ) -> tuple[list["Found"], float]:
+        """More paths of a chain on several nodes, by counts of devices and near the best of all so far, and a bound."""
         best = min(found, key=lambda one: one.value)
         limited = any(kind.memory_bytes < inf for kind in problem.cluster.device_types)
         if is_close(low, best.value) or self.all_devices or limited or len(problem.cluster.nodes) == 1:
-            return found
+            return found, low
+        if placed:
+            more, low = counted_search(problem, self._rules, cuts, placed, low=low, high=best.value)
+            found = [*found, *(Found(space, path, space.model.period(path)) for space, path in more)]
+            best = min(found, key=lambda one: one.value)
         order = order_of(best.space, best.path)
-        more = paths_nearby(problem, self._rules, cuts, order, low=low, high=best.value)
-        return [*found, *(Found(space, path, space.model.period(path)) for space, path in more)]
+        nearby = paths_nearby(problem, self._rules, cuts, order, low=low, high=best.value)
+        return [*found, *(Found(space, path, space.model.period(path)) for space, path in nearby)], low
 
     def _with_like_nodes(
         self, problem: Problem, cuts: Cuts, found: list["Found"], low: float
@@ -285,7 +318,7 @@ class Optimal:
                     paths, low = self._minimise(easier, space)
                     return low, space, paths
                 searched = space
-        return float(searched.model.work[-1] / searched.moves.spare[0]), searched, []
+        return work_bound(problem), searched, []
 
     def _plan(self, problem: Problem, found: "Found", bound: float) -> Plan:
         model, taken, stages = found.space.model, set[int](), []

@@ -1,18 +1,19 @@
 """The best bound of the period that is known where not all plans can be looked at.
 
-All plans must do the whole work; on like devices more is proven by the sums of all cuts (cut_profile_bound.py), which
-are listed or, where they are too many, worked out by frontiers (frontier_cuts.py), and by packing layers into stages
-(packing_bound.py) where that leaves a gap; on unlike ones, on several nodes and of steps that flush by walks over the
-same sums with the groups that there are (walk_bound.py).
+All plans must do the whole work (`work_bound`); on like devices more is proven by the sums of all cuts
+(cut_profile_bound.py), which are listed or, where they are too many, worked out by frontiers (frontier_cuts.py), and by
+packing layers into stages (packing_bound.py) where that leaves a gap; on unlike ones, on several nodes and of steps
+that flush by walks over the same sums with the groups that there are (walk_bound.py).
 """
 
+from collections import Counter
 from math import inf
 
 import numpy as np
 
 from ..base import Problem
 from .cut_profile_bound import CutProfile
-from .frontier_cuts import FrontierCuts, seconds_and_weights
+from .frontier_cuts import FrontierCuts, layer_seconds, seconds_and_weights
 from .listed_cuts import ListedCuts
 from .packing_bound import packing_bound
 from .search_space import Space, merged
@@ -25,6 +26,37 @@ _SPREAD = 0.002  # of the period: where sums that are taken together are further
 def is_close(low: float, period: float) -> bool:
     """Whether the gap is not worth a second."""
     return period - low <= CLOSE * period
+
+
+def work_bound(problem: Problem) -> float:
+    """Return the period in which all devices do the whole work if each layer is divided among them at will.
+
+    At any prices of a second on each type, all devices cost at least what the work does where each layer costs the
+    least. Here at the prices that prove the most: the dual of sharing out the layers, a linear program.
+    """
+    counts = Counter(device.type.name for device in problem.cluster.devices)
+    seconds = np.stack([layer_seconds(problem, problem.layers, name) for name in counts])  # [T, L]
+    available = np.array([*counts.values()], dtype=float)
+    if len(counts) == 1:
+        return float(seconds.sum() / available[0])
+    from scipy.optimize import linprog  # here, as few plans ask for it
+    from scipy.sparse import csr_array
+
+    kinds, layers = seconds.shape
+    row, kind, layer = np.arange(kinds * layers), *np.indices(seconds.shape).reshape(2, -1)
+    scale = max(float(seconds.max()), 1e-300)
+    entries = np.concatenate([-seconds.ravel() / scale, np.ones(len(row))])
+    places = np.concatenate([row, row]), np.concatenate([kind, kinds + layer])
+    answer = linprog(  # prices of a second on each type, then of each layer
+        np.concatenate([np.zeros(kinds), -np.ones(layers)]),
+        A_ub=csr_array((entries, places), shape=(len(row), kinds + layers)),
+        b_ub=np.zeros(len(row)),
+        A_eq=csr_array(np.concatenate([available, np.zeros(layers)])[None]),
+        b_eq=[1.0],
+        method="highs",
+    )
+    prices = np.maximum(answer.x[:kinds], 0.0) if answer.status == 0 else 1 / available
+    return float((prices[:, None] * seconds).min(axis=0).sum() / (prices @ available))
 
 
 def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, low: float, period: float) -> float:

@@ -136,7 +136,7 @@ def branching_space(problem: Problem, rules: Rules, searched: Space, listed: Lis
     """The moves of `searched`, with the best of all cuts instead of those along an order; None where too many fit."""
     along = [Cuts.along(problem.table, order).masks for order in _orders(problem)]
     for count in LISTED:
-        if space := _with_cuts(problem, rules, searched, listed.cheapest(count, *along)):
+        if space := _fitting(problem, rules, searched, listed.cheapest(count, *along)):
             return space
     return None
 
@@ -154,7 +154,7 @@ def frontier_space(
     `around` are shares of all work. None where too many cuts fit.
     """
     for count in FRONTIER:
-        if space := _with_cuts(problem, rules, searched, frontier.cheapest(count, masks, around, _REACH)):
+        if space := _fitting(problem, rules, searched, frontier.cheapest(count, masks, around, _REACH)):
             return space
     return None
 
@@ -202,12 +202,14 @@ def order_space(problem: Problem, rules: Rules, cuts: Cuts, order: Sequence[int]
     return Space.of(problem, rules, cuts, groups, moves, complete=False)
 
 
-def _with_cuts(problem: Problem, rules: Rules, searched: Space, cuts: Cuts) -> Space | None:
-    """The moves of `searched` with other cuts; None where that does not fit."""
-    groups, moves = searched.model.groups, searched.moves
-    if not fits(problem, rules, cuts, len(moves.source)):
-        return None
-    return Space.of(problem, rules, cuts, groups, moves, complete=False)
+def _fitting(problem: Problem, rules: Rules, searched: Space, cuts: Cuts) -> Space | None:
+    """`with_cuts`, None where that is too much to search."""
+    return with_cuts(problem, rules, searched, cuts) if fits(problem, rules, cuts, len(searched.moves.source)) else None
+
+
+def with_cuts(problem: Problem, rules: Rules, searched: Space, cuts: Cuts) -> Space:
+    """The moves of `searched` with other cuts."""
+    return Space.of(problem, rules, cuts, searched.model.groups, searched.moves, complete=False)
 
 
 def fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:

@@ -34,6 +34,7 @@ class StageModel:
     network_port: Array  # [G]
     prices: Array  # [T]: any positive numbers; they set how tight `work` bounds are
     work: Array  # [S]: a device of type t does at most prices[t] of it per second
+    begins: tuple[Array, Array] | None = None  # `times` and `weights` where a stage begins, if not those where one ends
 
     def seconds(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
         """Seconds of the stage from cut `first` to cut `last`; arrays broadcast."""
@@ -61,6 +62,19 @@ class StageModel:
             ports=self.ports[:, cuts],
             work=self.work[cuts],
         )
+
+    def in_a_row(self, order: Index) -> "StageModel":
+        """All cuts as if they were a chain, for bounds: in an order in which those that a cut holds are before it.
+
+        A stage may go from any cut to any after it, whether or not the one holds the other, and takes no longer than it
+        does: what is done where it begins is the most of all cuts up to there, where it ends the least of those from
+        there on.
+        """
+        row = self.along(order)
+        sums = np.concatenate([row.times, row.weights[None]])
+        least = np.minimum.accumulate(sums[:, ::-1], axis=1)[:, ::-1]
+        most = np.maximum.accumulate(sums, axis=1)
+        return replace(row, times=least[:-1], weights=least[-1], begins=(most[:-1], most[-1]))
 
     def reversed(self) -> "StageModel":
         """The network from its end to its start."""

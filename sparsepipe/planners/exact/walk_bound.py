@@ -28,7 +28,7 @@ from ..cuts import Cuts, Index
 from ..device_groups import DeviceGroups, device_classes
 from .chain_search import Limit, Moves, all_moves
 from .cut_profile_bound import CutProfile
-from .frontier_cuts import row_of_type
+from .frontier_cuts import layer_seconds, row_of_type
 from .halving import largest_refused
 from .joined_nodes import JoinedNodes
 from .like_nodes import num_moves, symmetric_moves
@@ -222,14 +222,8 @@ def walk_bound(problem: Problem, profile: CutProfile, *, low: float, high: float
 
 def _once_through(problem: Problem) -> float:
     """Seconds of one minibatch in all layers, at least."""
-    return float(np.min([_seconds(problem, kind.name) for kind in problem.cluster.device_types], axis=0).sum())
-
-
-def _seconds(problem: Problem, kind: str) -> Array:
-    """Of each layer, forward and backward."""
-    table, layers = problem.table, list(problem.layers)
-    seconds: Array = table.seconds[kind][layers, 0]
-    return seconds + table.forward[kind][layers, 0] if problem.recompute else seconds
+    kinds = [kind.name for kind in problem.cluster.device_types]
+    return float(np.min([layer_seconds(problem, problem.layers, kind) for kind in kinds], axis=0).sum())
 
 
 def _speeds(problem: Problem, types: Sequence[str]) -> Array:
@@ -240,11 +234,12 @@ def _speeds(problem: Problem, types: Sequence[str]) -> Array:
 
 def _least_ratio(problem: Problem, types: tuple[str, ...]) -> Array:
     """Of each type the seconds of a layer, as a share of those of the cluster's first type, at least."""
-    first = _seconds(problem, problem.cluster.device_types[0].name)
+    first = layer_seconds(problem, problem.layers)
     works = first > 0
     if not works.any():
         return np.zeros(len(types))
-    return np.array([float((_seconds(problem, kind)[works] / first[works]).min()) for kind in types])
+    own = [layer_seconds(problem, problem.layers, kind) for kind in types]
+    return np.array([float((seconds[works] / first[works]).min()) for seconds in own])
 
 
 def _some(values: Array, most: int) -> Array:
