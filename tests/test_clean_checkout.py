@@ -53,6 +53,7 @@ def change_a_cell(path):
     nbformat.write(notebook, path)
 
 
+@pytest.mark.slow
 def test_a_notebook_that_was_run_and_saved_is_clean_for_git(clone):
     pytest.importorskip("nbstripout")
     line = re.search(r"git config filter\.notebooks\.clean '(.+)' \|\|", (REPOSITORY / "scripts/setup.sh").read_text())

@@ -58,6 +58,7 @@ def test_a_mistyped_word_is_told_what_it_may_have_meant(line, message, capsys):
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_shell_completes_verbs_options_and_choices(tmp_path):
     pytest.importorskip("argcomplete")
 

@@ -20,6 +20,7 @@ def machine(tmp_path):
     return words
 
 
+@pytest.mark.slow
 def test_variants_are_simulated_beside_an_oracle(machine, tmp_path):
     words = ("simulate", tmp_path / "plan.json", *machine, "--minibatches", 160, "--straggler", HALF)
     code, out, told = sparsepipe(*words, "--replan", "live", "--trace", tmp_path / "trace.json", "--json")

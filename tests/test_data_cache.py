@@ -225,6 +225,7 @@ def _fill(folder: Path, cache: Path, results: multiprocessing.Queue) -> None:
     results.put((batch.coordinates.sum().item(), batch.num_voxels))
 
 
+@pytest.mark.slow
 def test_several_processes_fill_one_cache(shapes: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

@@ -24,6 +24,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data.make_shapes(tmp_path_factory.mktemp("shapes") / "out", num_train=8, num_test=4, seed=5)
 
 
+@pytest.mark.slow
 def test_the_reader_finds_what_was_asked_for(shapes: Path) -> None:
     found = data.info(shapes)
     assert len(FAMILIES) >= 10

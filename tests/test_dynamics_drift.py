@@ -45,6 +45,7 @@ def test_factors_are_those_of_the_devices_now():
     assert sum(profile.time(range(5), cluster.devices[1].type.name)) > 1.8 * sum(profile.time(range(5), "cpu"))
 
 
+@pytest.mark.slow
 def test_ten_thousand_minibatches_raise_no_alarm():
     """Sizes over a tenfold range, told with an error of 5 %; times with one of 8 %, 2 % of them interrupted."""
     spans, sizes = drifting(Piece(10_000))

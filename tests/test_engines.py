@@ -141,6 +141,7 @@ NARROW = [
 _GRADIENTS = 1e-9  # in double precision: rounding, times what some fifty batch norms in a row make of it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NARROW)
 def test_whole_networks_equal_minkowski(minkowski, name, request):
     """In training and, with the running statistics that this left, in evaluation.
@@ -179,6 +180,7 @@ def deep_batch(name, request):
     return real_batch(request.getfixturevalue("shared_data"), voxel_size=0.004 if "resnet" in name else 0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NARROW if "vgg" not in name or "bn" in name])
 def test_running_statistics_of_whole_networks_equal_minkowski_in_single_precision(minkowski, name, request):
     net, batch = network(name, num_classes=10), deep_batch(name, request)

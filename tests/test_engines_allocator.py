@@ -12,6 +12,7 @@ from sparsepipe.engines.allocator import keep_freed_memory
 _NO_MALLOPT = 77
 
 
+@pytest.mark.slow
 def test_freed_memory_stays() -> None:
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
     if done.returncode == _NO_MALLOPT:

@@ -256,6 +256,7 @@ os._exit(0)  # torch still holds the memory that goes
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_read_behind_a_tensor() -> None:
     done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
@@ -272,6 +273,7 @@ def test_code_for_any_processor_is_code_alone(lanes: int, processor: str) -> Non
     assert len(Direct(lanes).code(processor=processor)) > 2**12
 
 
+@pytest.mark.slow
 def test_code_is_compiled_once_and_kept(no_code, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file whose bytes have changed counts as none; where none can be written, one warning says so."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

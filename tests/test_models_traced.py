@@ -360,6 +360,7 @@ def test_known_networks_have_the_layers_that_pipedream_counts():
     assert (kinds["Conv2d"], kinds["BatchNorm2d"], kinds["ReLU"], kinds["add"]) == (53, 53, 49, 16)
 
 
+@pytest.mark.slow
 def test_every_process_finds_the_same_order() -> None:
     """Replicas average what they have in order: names in the order of a set's hashes mixed variances with means.
 

@@ -193,6 +193,7 @@ def test_quick_pipelines_take_more():
 RULES_TO_TRY = (*NEVER_WAIT, *WAIT, "wsp:every=1,bound=1", "quorum:overlap=false", "ad-psgd:every=2,overlap=false")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(RULES_TO_TRY), st.integers(2, 4), st.integers(0, 10**6))
 def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):

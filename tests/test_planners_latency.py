@@ -224,6 +224,7 @@ def test_a_split_that_gains_nothing_is_none():
     assert len(partition(profile, cluster, objective="latency").stages) == 1
 
 
+@pytest.mark.slow
 def test_many_layers_and_devices_are_proven_by_the_bound_where_not_all_is_searched():
     draw = random.Random(0)
     profile, cluster = chain_of([[draw.uniform(0.5, 1.5) for _ in range(400)] for _ in "ab"], 1e12, counts=(8, 8))
@@ -254,6 +255,7 @@ def branches(count, deep, *, seed=0):
     return Profile(graph, costs, (SIZE,)), sum(seconds)
 
 
+@pytest.mark.slow
 def test_cuts_too_many_to_list_are_searched_by_frontiers_and_bounded_by_their_sums():
     """Two million cuts. Along two orders of the layers the gap was .067."""
     profile, whole = branches(9, 4)

@@ -376,6 +376,7 @@ def test_simulating_the_best_plans_found_takes_the_fastest():
     assert rates[1] >= rates[0] * 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_clusters_too_large_to_search_are_planned_with_a_gap(schedule):
     """Eight nodes of eight devices have 45^8 moves; what is searched instead says how far from the best it can be."""

@@ -81,6 +81,7 @@ def mixed(load, servers, bandwidths):
     return profile, Cluster(tuple(nodes), Link(bandwidths[-1]))
 
 
+@pytest.mark.slow
 def test_pipedream_answers_as_the_original(golden, load):
     checked = 0
     for row in golden:
@@ -149,6 +150,7 @@ def test_sparsepipe_says_which_servers_it_forgets(load):
     assert "leaves Server0 without layers" in plan.warnings[0]
 
 
+@pytest.mark.slow
 def test_optimal_finds_the_published_optimum(golden, load):
     """Every `exact` (all devices used) and `exact_subset`; across servers never worse than `exact`."""
     checked = 0

@@ -125,6 +125,7 @@ def test_the_bound_holds_where_not_all_splits_are_looked_at(monkeypatch):
             assert sorted(found.ranks) == sorted(set(found.ranks))
 
 
+@pytest.mark.slow
 def test_hundreds_of_devices_are_split_by_blocks_and_nodes():
     profile = network(8, {"a": 1.0, "b": 2.0}, 11)
     for devices, count in ((cluster(*["aaaabbbb"] * 16), 4), (cluster("a" * 40 + "b" * 40), 5)):

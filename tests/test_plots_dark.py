@@ -72,6 +72,7 @@ def test_jupyterlab_is_given_the_same_colours():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.timeout(200)
 def test_every_text_is_readable_in_light_and_dark_and_stages_keep_their_colours(chromium, drawn):

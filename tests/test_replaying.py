@@ -56,6 +56,7 @@ def explained(traces):
     return {name: what_if(trace) for name, trace in traces.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_every_step_of_a_real_job_is_replayed_within_a_hundredth(traces, published, name):
     """The whole step; and forwards and backwards alone, with neither transfers nor delays of launches to help."""
@@ -69,6 +70,7 @@ def test_every_step_of_a_real_job_is_replayed_within_a_hundredth(traces, publish
         assert 0.5 < step.pipeline_measured_seconds / step.measured_seconds < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_slow_downs_are_those_that_the_jobs_authors_published(explained, published, name):
     """result-*.json of ByteDance-Seed/StragglerAnalysis: the whole slow-down, and its split."""
@@ -222,6 +224,7 @@ def test_a_trace_without_training_is_refused():
         replay(Trace((Span(0, "0E0", 0.0, 1.0, "wait"),), "measured"))
 
 
+@pytest.mark.slow
 def test_verbs_read_a_run_a_chrome_trace_and_a_foreign_file(tmp_path, capsys, jobs):
     plan, profile, cluster = pipeline([1.0, 2.0], [2.0, 4.0], schedule="1f1b-flush", num_microbatches=4)
     simulated = simulate(plan, profile, cluster, [1] * 8)

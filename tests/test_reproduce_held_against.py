@@ -20,6 +20,7 @@ def errors(numbers):
     return held_against_table(numbers).error.abs()
 
 
+@pytest.mark.slow
 def test_replayed_steps(outside):
     pytest.importorskip("pyarrow")
     folder = outside / "straggler-traces" / "data"
@@ -32,6 +33,7 @@ def test_replayed_steps(outside):
     assert [one.measured for one in numbers[:3]] == pytest.approx([*result["step_t_base"].values()][:3])
 
 
+@pytest.mark.slow
 def test_known_optima(outside):
     numbers = known_optima(str(outside / "exact-partitions" / "throughput-inputs"))
     assert len(numbers) == 5 and errors(numbers).max() < 1e-6

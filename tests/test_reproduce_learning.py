@@ -110,6 +110,7 @@ def test_the_noise_of_a_gap_between_curves_is_that_of_equally_good_networks():
     assert gap == pytest.approx(0.2) and noise == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_finished_runs_are_taken_and_others_trained(tmp_path, shapes, capsys):
     config = RunConfig("minkvgg11bn-narrow", str(shapes), voxel_size=0.1, num_points=256, batch_size=16, threads=1)
     first = train_side_by_side(tmp_path, {"a": config})

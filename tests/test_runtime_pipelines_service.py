@@ -130,6 +130,7 @@ def test_two_pipelines_share_a_run(tmp_path) -> None:
         assert (tmp_path / "run" / "control" / name).stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_killed_is_replaced_while_pipelines_go_on(tmp_path) -> None:
     """SIGKILL at random moments, again and again: each minibatch is done once, and the record has each once."""
     run_dir, draw, total = tmp_path / "run", random.Random(7), 120

@@ -179,6 +179,7 @@ class TestSetup:
         workplace.installed("python", "exit 1")
         assert "no Python 3.11 or newer" in workplace.run("setup.sh").stderr
 
+    @pytest.mark.slow
     def test_without_network_says_what_pip_could_not_install(self, workplace):
         with_compiler(workplace)
         for _ in range(2):  # and again: what is there does not get in the way
@@ -215,6 +216,7 @@ class TestSetup:
         seen = (workplace.folder / "log.path").read_text().splitlines()
         assert seen and set(seen) == {"PYTHONPATH="}
 
+    @pytest.mark.slow
     def test_without_root_says_in_one_line_each_what_is_missing_and_what_it_costs(self, workplace):
         workplace.tool("python3", f'exec {sys.executable} "$@"')
         workplace.tool("id", "echo 1000")
@@ -258,6 +260,7 @@ class TestSetup:
         assert workplace.run("setup.sh").returncode == 0
         assert workplace.log() == before
 
+    @pytest.mark.slow
     def test_interrupted_it_ends_the_build_and_goes_on_the_next_time(self, workplace):
         with_compiler(workplace)
         workplace.installed("python", venv_python(engine='echo "building $$" >>"$LOG"; sleep 600 & wait'))
@@ -384,6 +387,7 @@ class TestLab:
         assert result.returncode == 2
         assert len(lines(result.stderr)) == 1
 
+    @pytest.mark.slow
     def test_serves_the_notebooks_on_this_machine_only_behind_a_token(self, set_up, tmp_path):
         if not (BIN / "jupyter-lab").exists():
             pytest.skip("JupyterLab is not installed beside this Python")

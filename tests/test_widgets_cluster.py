@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def made_by(code, profile):
     return scope["plan"], scope["cluster"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(clusters())
 def test_the_plan_shown_first_is_that_of_the_cluster_given(cluster):
@@ -82,6 +84,7 @@ def test_the_plan_shown_first_is_that_of_the_cluster_given(cluster):
     assert "Devices and links as given" in explorer.placed.value
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(clusters(), st.data())
 def test_the_code_makes_what_is_shown_whatever_was_moved(cluster, data):

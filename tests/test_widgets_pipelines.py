@@ -145,6 +145,7 @@ def test_each_pipeline_is_drawn_with_its_own_stages_and_ranks(explorer):
     assert drawn["end"] == pytest.approx(explorer.trace.makespan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["all-reduce", "partial-reduce"])
 def test_a_straggler_costs_what_the_waiting_explorer_says(profile, rule):
     link = Link(1e9, 1e-5)
@@ -260,6 +261,7 @@ def test_the_code_makes_the_pipelines_again(explorer, profile):
     assert scope["told"].samples_per_second == shown.forecast.samples_per_second
 
 
+@pytest.mark.slow
 def test_a_rule_brings_its_own_options(explorer):
     choice = explorer.several
     for name in RULES:
