@@ -46,7 +46,7 @@ def test_a_run_waits_for_a_host_whose_cable_was_pulled(desk):
 def test_hosts_that_die_one_after_the_other_are_planned_around_and_every_shard_is_elsewhere(desk):
     """The last host dies with all it had, then that of rank 0: the shards of both are in the record."""
     first, second, third = desk.network.hosts
-    slow = "stop:rank=2,at=6,seconds=600;jitter:rank=1,p=1,seconds=1"
+    slow = "stop:rank=2,at=6,seconds=600;stop:rank=1,at=7,seconds=600"  # until their hosts are gone
     told = desk.told(
         "left",
         plan_of(MODEL, [[0], [1], [2]], **FLUSH),
