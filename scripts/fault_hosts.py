@@ -44,7 +44,7 @@ from runtime_jobs import plan_of  # noqa: E402
 
 from scripts.bench.rounds import load  # noqa: E402
 from scripts.bench.scratch import scratch  # noqa: E402
-from sparsepipe.files import read_rows  # noqa: E402
+from sparsepipe.io.files import read_rows  # noqa: E402
 
 _LONGEST = 40.0  # seconds without a cable, or of a pause
 _ROOM = "64m"  # of the disk that becomes full

@@ -16,7 +16,7 @@ from PIL import Image
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from sparsepipe.files import read_json  # noqa: E402
+from sparsepipe.io.files import read_json  # noqa: E402
 from sparsepipe.plots.nothing import NOT_HERE  # noqa: E402
 from sparsepipe.reproduce import NOTEBOOKS, catalogue  # noqa: E402
 from sparsepipe.reproduce.executed import Executed  # noqa: E402

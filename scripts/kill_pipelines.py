@@ -31,7 +31,7 @@ from processes import processes_of  # noqa: E402
 from runtime_jobs import NORMED, settings, shapes  # noqa: E402
 
 from scripts.bench.scratch import scratch  # noqa: E402
-from sparsepipe.files import read_rows  # noqa: E402
+from sparsepipe.io.files import read_rows  # noqa: E402
 from sparsepipe.launchers import launch  # noqa: E402
 from sparsepipe.record import RunRecord  # noqa: E402
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .digests import digest
+from .derived.digests import digest
 from .display import html
 from .errors import InputError
-from .fields import MOST, MOST_DEVICES, given_integer, integer, shown, text
-from .files import read_text
 from .host.addresses import is_loopback
+from .io.fields import MOST, MOST_DEVICES, given_integer, integer, shown, text
+from .io.files import read_text
 
 # A host's name or address; what begins with a dash, ssh would take for an option.
 _HOST = re.compile(r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}")

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cluster import Cluster, Link
+from .derived.remembered import remembered
 from .graph import LayerGraph
 from .plan import Plan, Stage
 from .profile import CODED_FIELDS, COST_FIELDS, LayerCost, Profile
-from .remembered import remembered
 from .schedule import compile_until_steady
 
 Array = NDArray[np.float64]

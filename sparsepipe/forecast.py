@@ -8,9 +8,9 @@ import numpy as np
 
 from .cluster import Cluster, Link
 from .costs import LayerTable, MemoryNeed
+from .io.quantities import SIZE
 from .plan import Plan
 from .profile import Profile
-from .quantities import SIZE
 from .schedule import Op, compile
 from .simulator import simulate
 from .stragglers import Stragglers

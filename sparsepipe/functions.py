@@ -16,10 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .digests import digest
+from .derived.digests import digest
 from .errors import InputError
-from .files import sha256
 from .host.removed_names import restore_removed_names
+from .io.files import sha256
 
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 

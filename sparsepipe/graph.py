@@ -5,8 +5,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from .derived.remembered import remembered
 from .errors import InputError
-from .remembered import remembered
 
 
 @dataclass(frozen=True, slots=True)

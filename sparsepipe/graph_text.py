@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 
 from .errors import InputError
-from .fields import number, shown
-from .files import read_text, write_atomic
 from .graph import Layer, LayerGraph
+from .io.fields import number, shown
+from .io.files import read_text, write_atomic
 
 _FIELD = re.compile(r", (?=[a-z_]+=)")  # not a comma within a list of sizes
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")

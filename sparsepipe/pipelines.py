@@ -13,9 +13,9 @@ from .display import html
 from .display.markup import one_line
 from .display.plan_text import stage_table
 from .errors import InputError
-from .fields import integer, number, shown, texts
-from .files import read_json, write_json
 from .graph import LayerGraph
+from .io.fields import integer, number, shown, texts
+from .io.files import read_json, write_json
 from .plan import FORMAT, Plan, Stage
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule

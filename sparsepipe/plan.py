@@ -13,9 +13,9 @@ from .display.markup import one_line
 from .display.plan_diff import PlanDiff, diff, listed
 from .display.plan_text import stage_table
 from .errors import InputError
-from .fields import integer, number, one_of, shown, text, texts
-from .files import read_json, write_json
 from .graph import LayerGraph
+from .io.fields import integer, number, one_of, shown, text, texts
+from .io.files import read_json, write_json
 from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
 from .sizes import SIZE_UNITS, size_words
 

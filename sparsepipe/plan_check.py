@@ -9,8 +9,8 @@ from typing import Protocol
 
 from .display.plan_diff import listed
 from .display.plan_shape import StageShape
-from .fields import MOST_DEVICES, MOST_MINIBATCHES, shown
 from .graph import LayerGraph
+from .io.fields import MOST_DEVICES, MOST_MINIBATCHES, shown
 from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 
 

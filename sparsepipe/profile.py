@@ -8,15 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .digests import canonical_text, digest_with
+from .derived.digests import canonical_text, digest_with
+from .derived.remembered import remembered
 from .display import html
 from .errors import InputError
-from .fields import number, shown, text, texts
-from .files import read_json, write_json
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
 from .host.background_load import BackgroundLoad
-from .remembered import remembered
+from .io.fields import number, shown, text, texts
+from .io.files import read_json, write_json
 from .sizes import SIZE_UNITS
 
 FORMAT = "sparsepipe-profile-1"

@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from .cluster import Cluster
-from .digests import canonical, digest
+from .derived.digests import canonical, digest
 from .errors import InputError
-from .fields import shown
+from .io.fields import shown
 from .pipelines import Pipelines
 from .plan import Plan
 from .profile import Profile

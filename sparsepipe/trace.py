@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from .display import html
 from .errors import InputError
-from .fields import MOST, each, fields, flag, integer, real, shown, shown_key, text
-from .files import read_json
-from .job_operations import read_operations
+from .io.fields import MOST, each, fields, flag, integer, real, shown, shown_key, text
+from .io.files import read_json
+from .io.job_operations import read_operations
 
 Source = Literal["simulated", "replayed", "measured"]
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake

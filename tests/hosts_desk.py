@@ -13,7 +13,7 @@ from processes import until
 from runtime_jobs import REPOSITORY, plan_of, settings, shapes
 
 from sparsepipe.data.sources import user_cache
-from sparsepipe.files import read_rows
+from sparsepipe.io.files import read_rows
 
 DATA = "/run/home/shapes"  # on each host its own copy
 MODEL = "minkvgg11-narrow"

@@ -10,8 +10,8 @@ from pathlib import Path
 from runtime_jobs import Result, plan_of, run_ranks
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage
-from sparsepipe.files import read_rows
 from sparsepipe.host.python_path import python_command, python_environment
+from sparsepipe.io.files import read_rows
 from sparsepipe.launchers.prepare_pipelines import RESUME, prepare_pipelines
 from sparsepipe.pipelines import Pipelines
 from sparsepipe.replication import Arithmetic, parse_rule, rule_to_json
@@ -92,7 +92,7 @@ def identity_of(plan: Pipelines, number: int) -> tuple[int, int, Mapping[str, st
 
 def _work(folder: Path, number: int) -> None:
     """Take the part of one rank among all."""
-    from sparsepipe.files import read_json
+    from sparsepipe.io.files import read_json
     from sparsepipe.runtime.worker.run import run
 
     plan = Pipelines.load(folder / "plan.json")

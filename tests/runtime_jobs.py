@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from sparsepipe.data import make_shapes
-from sparsepipe.files import read_json, read_rows, write_json
+from sparsepipe.io.files import read_json, read_rows, write_json
 from sparsepipe.models import INPUT, Row, network
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.runtime import RunConfig

@@ -16,10 +16,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from sparsepipe import data, files
+from sparsepipe import data
 from sparsepipe.data.cache import SampleCache, cache_key
 from sparsepipe.data.dataset import VoxelDataset
 from sparsepipe.errors import InputError
+from sparsepipe.io import files
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -6,8 +6,8 @@ import pytest
 
 from sparsepipe.data import digest
 from sparsepipe.data.examples.files import named_digest
+from sparsepipe.derived.seeds import sample_seed
 from sparsepipe.errors import InputError
-from sparsepipe.seeds import sample_seed
 
 
 def test_names_come_first_and_contents_once(tmp_path):

@@ -9,7 +9,7 @@ from drifting_runs import PROFILE, SLOW_FROM, Piece, WrittenRun, as_measured, cl
 from sparsepipe import InputError, Pipelines, Plan, RunRecord, Stage
 from sparsepipe.dynamics import Follower, RunRows, drift_of
 from sparsepipe.errors import DamagedRecord
-from sparsepipe.files import write_json
+from sparsepipe.io.files import write_json
 from sparsepipe.record.plans import begin_plan
 from sparsepipe.replication import parse_rule
 

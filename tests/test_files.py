@@ -4,7 +4,7 @@ import resource
 import pytest
 
 from sparsepipe.errors import InputError
-from sparsepipe.files import cut_torn_row, read_json, read_rows, read_text, write_atomic, write_json
+from sparsepipe.io.files import cut_torn_row, read_json, read_rows, read_text, write_atomic, write_json
 from sparsepipe.launchers.supervisor import tell_status
 
 

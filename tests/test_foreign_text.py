@@ -39,7 +39,7 @@ from sparsepipe.cli.run_verbs import runs_list, runs_show
 from sparsepipe.display.html import left_out
 from sparsepipe.display.markup import Html, figure_text, joined, markdown_text, one_line, visible
 from sparsepipe.errors import RunFailed
-from sparsepipe.files import write_json, write_rows
+from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.planners import partition
 from sparsepipe.plots.outcomes import Outcome
 from sparsepipe.plots.points import Point

@@ -8,7 +8,7 @@ from hosts_desk import FLUSH, MODEL, config
 from processes import ENOUGH, until
 from runtime_jobs import plan_of
 
-from sparsepipe.files import read_json
+from sparsepipe.io.files import read_json
 from sparsepipe.record import RunRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -13,8 +13,8 @@ from processes import ENOUGH, processes_of, until
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
 from sparsepipe import InputError
-from sparsepipe.files import read_rows, write_json
 from sparsepipe.host.python_path import python_environment
+from sparsepipe.io.files import read_rows, write_json
 from sparsepipe.launchers import attach, launch
 from sparsepipe.record import RunRecord
 

@@ -16,7 +16,7 @@ from runtime_jobs import NORMED, plan_of, settings, shapes
 from strangers import knock
 
 from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
-from sparsepipe.files import cut_torn_row, read_rows
+from sparsepipe.io.files import cut_torn_row, read_rows
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.ray.bundles import bundle, check_room, hosts_of, labels, pinned
 from sparsepipe.launchers.ray.connected import prove

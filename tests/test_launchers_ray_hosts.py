@@ -13,7 +13,7 @@ from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
 from ray_hosts_desk import MODEL, ray_hosts
 
-from sparsepipe.files import read_rows
+from sparsepipe.io.files import read_rows
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import commands
 

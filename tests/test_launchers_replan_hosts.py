@@ -15,8 +15,8 @@ from runtime_jobs import NORMED, plan_of
 
 from sparsepipe import Cluster, RunConfig, partition
 from sparsepipe.dynamics.following import DECISIONS
-from sparsepipe.files import read_json, read_rows
 from sparsepipe.host.metrics import MachineWatch
+from sparsepipe.io.files import read_json, read_rows
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.training_state.checkpoint import latest

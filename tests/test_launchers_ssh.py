@@ -12,7 +12,7 @@ from processes import until
 from runtime_jobs import REPOSITORY, plan_of
 from strangers import knock
 
-from sparsepipe.files import cut_torn_row, read_json
+from sparsepipe.io.files import cut_torn_row, read_json
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig

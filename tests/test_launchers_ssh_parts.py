@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparsepipe.cluster import Cluster
 from sparsepipe.errors import InputError
-from sparsepipe.files import write_json
+from sparsepipe.io.files import write_json
 from sparsepipe.launchers.going_on import tell_going_on, went_on
 from sparsepipe.launchers.ssh.controller import controlled
 from sparsepipe.launchers.ssh.facts import check_alike, facts_here, interface_of

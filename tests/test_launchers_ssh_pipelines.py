@@ -14,7 +14,7 @@ from runtime_jobs import NORMED, PLAIN
 
 from sparsepipe.cluster import Cluster, DeviceType, Node
 from sparsepipe.errors import InputError
-from sparsepipe.files import read_rows
+from sparsepipe.io.files import read_rows
 from sparsepipe.launchers.ssh.placement import hosted_pipelines
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import commands

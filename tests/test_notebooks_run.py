@@ -11,7 +11,7 @@ from test_notebooks import FIGURES, PATHS, SMALL, name_of, small
 from scripts import lab_driver
 from scripts.lab_driver import open_notebook, run_notebook
 from sparsepipe.data import make_shapes
-from sparsepipe.files import sha256
+from sparsepipe.io.files import sha256
 from sparsepipe.record import RunRecord
 from sparsepipe.reproduce import reproduce
 from sparsepipe.reproduce.catalogue import exported, exported_by

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from sparsepipe.errors import InputError
-from sparsepipe.options import option_values, split_options, typed, with_options, written_options
+from sparsepipe.io.options import option_values, split_options, typed, with_options, written_options
 
 
 @dataclass(frozen=True)

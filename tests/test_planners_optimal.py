@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.costs import depth
 from sparsepipe.forecast import forecast
+from sparsepipe.io.quantities import SIZE
 from sparsepipe.planners import Problem, partition
 from sparsepipe.planners.exact import min_period
 from sparsepipe.planners.exact.graph_search import StageEnds, over_sets
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.search_space import Rules, spaces
-from sparsepipe.quantities import SIZE
 
 # --- brute force: every sequence of down-sets, every choice of devices, straight from the definitions -----------------
 

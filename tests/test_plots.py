@@ -29,7 +29,7 @@ from sparsepipe import (
     Trace,
     plots,
 )
-from sparsepipe.files import write_json, write_rows
+from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.plots import theme
 from sparsepipe.plots.layout import layout

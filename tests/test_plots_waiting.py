@@ -10,7 +10,7 @@ from test_plots import shows
 
 from sparsepipe import InputError, RunRecord, plots, simulate_pipelines
 from sparsepipe.errors import DamagedRecord
-from sparsepipe.files import write_json, write_rows
+from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.pipeline_simulator import CAUSES
 from sparsepipe.plots import lost_seconds as drawn_causes
 from sparsepipe.plots.lost_seconds import CAUSES as TOLD

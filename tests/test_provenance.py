@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.cluster import Cluster, Link
-from sparsepipe.digests import canonical, digest
+from sparsepipe.derived.digests import canonical, digest
 from sparsepipe.errors import InputError
 from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.plan import Plan, Stage

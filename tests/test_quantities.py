@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import InputError
-from sparsepipe.quantities import BANDWIDTH, SIZE, TIME
+from sparsepipe.io.quantities import BANDWIDTH, SIZE, TIME
 
 
 @pytest.mark.parametrize(

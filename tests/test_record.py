@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe import InputError, Plan, RunRecord, Span, Stage
-from sparsepipe.files import write_rows
 from sparsepipe.host.background_load import BackgroundLoad
+from sparsepipe.io.files import write_rows
 from sparsepipe.record import NOTEBOOK, Origin
 
 PLAN = Plan((Stage(("a", "b"), (0, 1)), Stage(("c",), (2,))))

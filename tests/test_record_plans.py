@@ -4,7 +4,7 @@ import pytest
 
 from sparsepipe import InputError, Plan, RunRecord, Stage
 from sparsepipe.errors import DamagedRecord
-from sparsepipe.files import write_rows
+from sparsepipe.io.files import write_rows
 from sparsepipe.record import Origin
 from sparsepipe.record.plans import begin_plan, plan_at
 from sparsepipe.record.processes import forget_processes, keep_processes, num_processes

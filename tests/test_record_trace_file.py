@@ -6,7 +6,7 @@ import time
 import pytest
 
 from sparsepipe import InputError, Plan, RunRecord, Span, Stage, Trace
-from sparsepipe.files import write_rows
+from sparsepipe.io.files import write_rows
 from sparsepipe.plots.epochs import epoch_trace, working_epoch
 from sparsepipe.plots.trace_page import trace_page
 from sparsepipe.record import Origin

@@ -2,9 +2,9 @@
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
 from sparsepipe.costs import LayerTable
+from sparsepipe.derived.remembered import remembered
 from sparsepipe.planners import Problem
 from sparsepipe.planners.cuts import Cuts
-from sparsepipe.remembered import remembered
 
 
 def test_an_answer_is_made_once_and_the_oldest_are_forgotten():

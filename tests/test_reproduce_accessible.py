@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
-from sparsepipe.files import write_json
+from sparsepipe.io.files import write_json
 from sparsepipe.reproduce.notebook_job import NotebookJob
 from sparsepipe.reproduce.overview import Overview
 from sparsepipe.reproduce.page import write_page

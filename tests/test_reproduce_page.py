@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
-from sparsepipe.files import write_json
+from sparsepipe.io.files import write_json
 from sparsepipe.record.run_progress import RunProgress
 from sparsepipe.reproduce import NOTEBOOKS, catalogue
 from sparsepipe.reproduce.executed import Executed, first_sentence

@@ -14,7 +14,7 @@ from sparsepipe import (
     partition,
 )
 from sparsepipe.data.manifests import get_manifest
-from sparsepipe.files import sha256
+from sparsepipe.io.files import sha256
 from sparsepipe.planners import PLANNERS
 from sparsepipe.reproduce.unlike_devices import CORES, STAND_IN, one_more, two_machines, unlike_devices
 

@@ -13,8 +13,8 @@ from exchanging_pipelines import network, same_bits
 from processes import ENOUGH
 from runtime_jobs import rank_process
 
-from sparsepipe.files import read_rows, write_json
 from sparsepipe.host.python_path import python_command, python_environment
+from sparsepipe.io.files import read_rows, write_json
 from sparsepipe.pipelines import Pipelines
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.replication import RULES, rule_to_json

@@ -11,7 +11,7 @@ import pytest
 import torch
 from runtime_jobs import NORMED, PLAIN, Job, Result, plan_of, run_jobs, run_ranks, same_training, settings, shapes
 
-from sparsepipe.files import read_json, write_json
+from sparsepipe.io.files import read_json, write_json
 from sparsepipe.plan import Plan
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.transport.channel import tag_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, same_training, settings, shapes
 
 from sparsepipe.engines import engine
-from sparsepipe.files import read_rows
+from sparsepipe.io.files import read_rows
 from sparsepipe.models import network
 from sparsepipe.runtime.failures import PacketMismatch
 from sparsepipe.runtime.stages.base import InFlight, Output

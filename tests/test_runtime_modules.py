@@ -17,7 +17,7 @@ from torch.func import functional_call
 from sparsepipe.data.examples import open_examples
 from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
-from sparsepipe.fields import json_object
+from sparsepipe.io.fields import json_object
 from sparsepipe.models.traced import trace
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.plan import Plan, Stage

@@ -19,7 +19,7 @@ import pytest
 from processes import ENOUGH
 
 from sparsepipe.errors import InputError
-from sparsepipe.files import read_rows, write_atomic, write_rows
+from sparsepipe.io.files import read_rows, write_atomic, write_rows
 from sparsepipe.launchers.local import coordination
 from sparsepipe.launchers.local.coordination import GoneAttempts
 from sparsepipe.record.record_files import read_metrics

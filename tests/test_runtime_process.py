@@ -14,7 +14,7 @@ from runtime_jobs import PLAIN, Job, plan_of, run_jobs, run_ranks, settings, sha
 
 from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.errors import InputError
-from sparsepipe.files import write_atomic
+from sparsepipe.io.files import write_atomic
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.transport.channel import Inbox, Outbox, tag_of

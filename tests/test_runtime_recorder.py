@@ -3,7 +3,7 @@
 import json
 import time
 
-from sparsepipe.files import read_rows, write_rows
+from sparsepipe.io.files import read_rows, write_rows
 from sparsepipe.launchers.metrics_tail import Tail
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime.reporting.recorder import Recorder, forget_rows

@@ -23,7 +23,7 @@ from sparsepipe import (
     Stage,
     partition,
 )
-from sparsepipe.files import read_rows
+from sparsepipe.io.files import read_rows
 from sparsepipe.launchers import Job, launch
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.rendezvous.address import StoreAddress

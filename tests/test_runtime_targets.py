@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_runtime_modules import BERT, GNMT, PICTURES, WORDS, settings
 
-from sparsepipe.fields import json_object
+from sparsepipe.io.fields import json_object
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.runtime.worker.targets import TargetReader
 from sparsepipe.runtime.workloads.learning import Learning

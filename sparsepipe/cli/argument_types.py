@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import InputError
-from ..fields import shown
-from ..quantities import Quantity
+from ..io.fields import shown
+from ..io.quantities import Quantity
 
 MANY = 10**15  # of what is only counted; the library says what of it makes sense
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..data.labels import TASKS
-from ..fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
+from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..pipeline_simulator import RESTART_SECONDS
 from ..planners import PLANNERS
 from ..planners.exact.optimal import COST_MODELS, OBJECTIVES

@@ -11,8 +11,8 @@ from ..cluster_probes import check_cluster, measure_cluster
 from ..cluster_probes.check import HostFacts
 from ..display.html import counted
 from ..display.markup import one_line
-from ..files import write_atomic
 from ..formats.clusters import load_cluster, load_cluster_file
+from ..io.files import write_atomic
 from .output import Answer, table
 
 

@@ -8,7 +8,7 @@ from .. import data
 from ..data.examples import is_examples
 from ..display.markup import one_line
 from ..errors import InputError
-from ..fields import json_object
+from ..io.fields import json_object
 from .output import Answer, Progress, progress_line, table
 
 _MOST_CLASSES = 30  # named in the text

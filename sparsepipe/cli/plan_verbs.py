@@ -11,13 +11,13 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..fields import json_object
-from ..files import write_json
 from ..forecast import beyond_memory, forecast, peak_bytes
 from ..formats.pipedream_conf import export_plan
 from ..formats.plan_files import load_plan
 from ..formats.stage_modules import write_stage_modules
 from ..host.openmp import waiting
+from ..io.fields import json_object
+from ..io.files import write_json
 from ..models import is_table, network
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines

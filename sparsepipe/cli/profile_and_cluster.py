@@ -7,12 +7,12 @@ from math import prod
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..cluster_probes.unmeasured import with_unmeasured
 from ..errors import InputError
-from ..fields import MOST_LIKE_DEVICES
-from ..files import read_json
 from ..formats.clusters import load_cluster, tells_types
 from ..formats.dnn_partitioning import PartitioningFile, is_partitioning_file
 from ..formats.dynpipe import is_layer_list, load_layer_lists
 from ..formats.sparsepipe_servers import ServerFile
+from ..io.fields import MOST_LIKE_DEVICES
+from ..io.files import read_json
 from ..plan import Plan
 from ..profile import Profile
 from .output import progress_line

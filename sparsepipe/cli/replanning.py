@@ -10,7 +10,7 @@ from ..dynamics.oracle import oracle_segments
 from ..dynamics.segments import seconds_of
 from ..dynamics.simulated import ReplanForecast, check_replans, simulate_replans
 from ..dynamics.variants import VARIANTS, variant
-from ..files import write_json
+from ..io.files import write_json
 from ..plan import Plan
 from ..profile import Profile
 from ..stragglers import Stragglers

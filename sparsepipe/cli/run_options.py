@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..data.labels import TASKS
 from ..data.minibatch_sizes import LAST_MINIBATCH
-from ..fields import MOST_MINIBATCHES
+from ..io.fields import MOST_MINIBATCHES
 from ..launchers import LAUNCHERS, LOCAL, SLURM
 from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, ON_LOST_HOST, OPTIMIZERS, PRECISIONS
 from .argument_types import count, names, positive, whole

@@ -12,10 +12,10 @@ from ..display.markup import one_line
 from ..dynamics.interference.predictor import Predictor
 from ..dynamics.launching import launch
 from ..errors import DamagedRecord, InputError
-from ..files import write_json
 from ..formats.clusters import load_cluster
 from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
+from ..io.files import write_json
 from ..launchers import SLURM, attach, default_launcher
 from ..launchers.going_on import went_on
 from ..launchers.replan import check_running, replanned, request_replan

@@ -6,8 +6,8 @@ from pathlib import Path
 from ..dynamics.variants import VARIANTS
 from ..dynamics.variants.live import Live
 from ..engines import ENGINES
-from ..fields import MOST_LIKE_DEVICES
-from ..quantities import BANDWIDTH, SIZE
+from ..io.fields import MOST_LIKE_DEVICES
+from ..io.quantities import BANDWIDTH, SIZE
 from ..replication import RULES
 from ..runtime.config import DEVICES
 from ..sinks import SINKS

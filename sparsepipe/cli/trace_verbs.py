@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from ..display.html import left_out
 from ..display.markup import one_line
 from ..errors import InputError
-from ..files import write_json
+from ..io.files import write_json
 from ..record import load_trace
 from ..replaying import replay, what_if
 from ..trace import Trace
@@ -79,7 +79,7 @@ def export(options: argparse.Namespace) -> Answer:
     """Write the trace as Chrome's events, or as a page."""
     trace, path = _opened(options), options.out
     if path.suffix == ".html":
-        from ..files import write_atomic
+        from ..io.files import write_atomic
         from ..plots.trace_page import trace_page
 
         write_atomic(path, trace_page(trace, title=one_line(options.file.name)))

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from ..cluster import Node
 from ..errors import InputError
-from ..fields import complaint
 from ..host.python_path import python_on_host, this_python
 from ..host.ssh import ssh_command, ssh_failure
+from ..io.fields import complaint
 
 _SSH_FAILED = 255  # ssh's own exit code
 _NO_COMMAND = (126, 127)  # a shell's: what it was to run is not there, or cannot be run

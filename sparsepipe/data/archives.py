@@ -12,8 +12,8 @@ import zlib
 from pathlib import Path, PurePosixPath
 
 from ..errors import InputError
-from ..fields import complaint, shown
-from ..quantities import SIZE
+from ..io.fields import complaint, shown
+from ..io.quantities import SIZE
 from .layouts import is_litter
 
 MOST_TIMES = 100  # an archive's bytes; point clouds as text shrink to a fifth, seldom to a twentieth

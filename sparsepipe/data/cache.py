@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import numpy as safetensors
 
-from ..files import sealed, sha256, unsealed, write_atomic
+from ..io.files import sealed, sha256, unsealed, write_atomic
 from .digest import unreadable
 from .sources import user_cache
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..derived.seeds import sample_seed
 from ..errors import InputError
-from ..fields import given_integer
-from ..seeds import sample_seed
+from ..io.fields import given_integer
 from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate, near_origin
 from .cache import open_cache, sample_key

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..files import folder_beside, write_atomic, write_json
+from ..io.files import folder_beside, write_atomic, write_json
 from .layouts import MARKER
 
 _FACTOR = 4  # grid steps between two pixels

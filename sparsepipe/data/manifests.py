@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ..errors import InputError
-from ..fields import shown
-from ..yaml_files import read_yaml
+from ..io.fields import shown
+from ..io.yaml_files import read_yaml
 
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
 _TEXTS = ("name", "title", "licence", "citation", "homepage", "folder", "generator", "prepared_by", "notes")

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from ..errors import InputError
-from ..fields import given_integer
+from ..io.fields import given_integer
 from .minibatch_sizes import KEEP, sizes
 
 Minibatches = tuple[tuple[int, ...], ...]

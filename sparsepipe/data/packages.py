@@ -12,9 +12,9 @@ import zlib
 from pathlib import Path
 
 from ..errors import InputError
-from ..fields import complaint
-from ..files import sha256
 from ..host.python_path import python_command
+from ..io.fields import complaint
+from ..io.files import sha256
 from .manifests import PackageAddress, RemoteFile
 from .transfer import Progress
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.random import Generator, default_rng
 
+from ..derived.seeds import sample_seed
 from ..errors import InputError
-from ..fields import given_integer
-from ..files import folder_beside, read_json, write_json
-from ..seeds import sample_seed
+from ..io.fields import given_integer
+from ..io.files import folder_beside, read_json, write_json
 from .families import FAMILIES, PARTS, face_parts
 from .layouts import MARKER
 from .layouts.classes import SEGMENTS

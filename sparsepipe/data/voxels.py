@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ..errors import InputError
-from ..fields import given_number
+from ..io.fields import given_number
 from .labels import IGNORED
 
 _INT32_MAX = 2**31 - 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..cluster import Cluster, Link
 from ..errors import InputError
-from ..fields import integer, number, shown
+from ..io.fields import integer, number, shown
 from ..profile import CostSample, LayerCost, Profile
 
 FORMAT = "sparsepipe-factors-1"

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..fields import given_integer
+from ..io.fields import given_integer
 from ..plan import Plan
 from ..profile import Profile
 from ..stragglers import Stragglers

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..derived.seeds import derived_seed
 from ..models.rows import Row
-from ..seeds import derived_seed
 
 
 def initialise(module: nn.Module, row: Row, seed: int) -> None:

@@ -5,11 +5,11 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from ..derived.seeds import derived_seed
 from ..errors import InputError
 from ..models.base import LayerRow
 from ..models.rows import INPUT, Network, Row
 from ..models.running import run_layers
-from ..seeds import derived_seed
 from .base import Engine
 from .batch_norm import Group, GroupBatchNorm, TooFewVoxels
 from .initialisation import initialise

@@ -18,9 +18,9 @@ from typing import Any
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
-from ..fields import integer, number, shown
-from ..files import read_json
 from ..graph import Layer, LayerGraph
+from ..io.fields import integer, number, shown
+from ..io.files import read_json
 from ..profile import CostSample, LayerCost, Profile
 
 ACCELERATOR, CPU = "accelerator", "cpu"

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import InputError
-from ..fields import Check, flag, integer, number, one_of, shown, text
+from ..io.fields import Check, flag, integer, number, one_of, shown, text
 from ..models import MODULE_NETWORKS, NETWORKS
 
 POINTS = 4096  # that SparsePipe draws of each cloud, times sample_ratio

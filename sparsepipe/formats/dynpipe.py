@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..fields import MOST_DEVICES, integer, number, shown
-from ..files import read_json, read_text
 from ..graph import Layer, LayerGraph
+from ..io.fields import MOST_DEVICES, integer, number, shown
+from ..io.files import read_json, read_text
 from ..plan import Plan, Stage
 from ..profile import CostSample, LayerCost, Profile
 from .pipedream_conf import KEYS

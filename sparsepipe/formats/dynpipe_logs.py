@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
-from ..fields import shown
-from ..files import read_text
+from ..io.fields import shown
+from ..io.files import read_text
 
 _EVERY = 10  # iterations from one line of a log to the next
 _ITERATION = re.compile(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..fields import MOST_DEVICES
-from ..files import read_json, write_json
 from ..graph import LayerGraph
 from ..graph_text import GraphText
+from ..io.fields import MOST_DEVICES
+from ..io.files import read_json, write_json
 from ..plan import Plan, Stage
 from ..profile import Profile
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..fields import shown
+from ..io.fields import shown
+from ..io.yaml_files import read_yaml
 from ..plan import Plan
-from ..yaml_files import read_yaml
 from .clusters.hosts import Host, Unsaid, cluster_of_hosts
 from .clusters.machines import hosts_of_machines
 from .driver_keys import MEANT, MODEL_TYPES, POINTS, POLICIES, WITHOUT_MEANING, checked_values

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ..files import read_json
 from ..graph import LayerGraph
+from ..io.files import read_json
 from ..plan import Plan
 from . import dynpipe, pipedream_conf
 

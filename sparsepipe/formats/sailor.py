@@ -19,9 +19,9 @@ from typing import Any
 
 from ..cluster import Cluster, DeviceType, Node
 from ..errors import InputError
-from ..fields import MOST_DEVICES, integer, number, real, shown, shown_key, text
-from ..files import read_json
 from ..graph import Layer, LayerGraph
+from ..io.fields import MOST_DEVICES, integer, number, real, shown, shown_key, text
+from ..io.files import read_json
 from ..plan import Plan, Stage
 from ..profile import CostSample, LayerCost, Profile
 

@@ -20,13 +20,13 @@ from typing import Any
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
-from ..fields import MOST_DEVICES, complaint, flag, integer, shown
-from ..files import read_text
 from ..graph import LayerGraph
+from ..io.fields import MOST_DEVICES, complaint, flag, integer, shown
+from ..io.files import read_text
+from ..io.yaml_files import read_yaml
 from ..pipelines import Pipelines
 from ..plan import Plan, Stage
 from ..replication.base import Rule
-from ..yaml_files import read_yaml
 
 CHOSEN = "my_device"  # the layout that SDPipe's scripts train with
 _MOST_TIMES = 1024  # that a list is repeated

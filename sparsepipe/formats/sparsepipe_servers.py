@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
-from ..files import read_text, write_atomic
+from ..io.files import read_text, write_atomic
 from ..profile import Profile
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..errors import InputError
-from ..files import write_atomic
+from ..io.files import write_atomic
 from ..models.rows import INPUT, Network, Row
 from ..plan import Plan
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..files import read_rows
+from ..io.files import read_rows
 from ..pipelines import Pipelines
 from ..record import RunRecord
 from ..runtime import commands

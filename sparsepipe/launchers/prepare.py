@@ -7,8 +7,8 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..files import write_atomic, write_json
 from ..functions import UserFunction, is_function, short_name
+from ..io.files import write_atomic, write_json
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..files import write_json
+from ..io.files import write_json
 from ..pipelines import Pipelines
 from ..profile import Profile
 from ..record import RunRecord

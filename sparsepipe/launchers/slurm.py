@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..fields import complaint
 from ..host.python_path import python_command
+from ..io.fields import complaint
 
 _SECONDS = 60.0  # for sbatch to answer
 _LEFT_OUT = {"--launcher": 1, "--submit": 0, "--cluster": 1, "--run-dir": 1, "--json": 0}  # option → words that follow

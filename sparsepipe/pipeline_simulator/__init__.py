@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..fields import number
 from ..forecast import steady_rate
+from ..io.fields import number
 from ..pipelines import Pipelines
 from ..profile import Profile
 from ..schedule import check_rule

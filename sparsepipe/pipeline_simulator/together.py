@@ -8,7 +8,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..options import option_values
+from ..io.options import option_values
 from ..plan import Plan
 from ..profile import Profile
 from ..replication.base import SERVER, Arithmetic, Groups, Merge, Rule

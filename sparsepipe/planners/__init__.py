@@ -7,7 +7,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..fields import given_integer
+from ..io.fields import given_integer
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile

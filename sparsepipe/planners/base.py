@@ -8,8 +8,8 @@ from typing import Protocol
 from ..cluster import Cluster
 from ..costs import Array, LayerTable
 from ..errors import InputError
-from ..fields import MOST_MINIBATCHES, shown
 from ..graph import LayerGraph
+from ..io.fields import MOST_MINIBATCHES, shown
 from ..plan import Plan, Stage
 from ..profile import Profile
 from ..schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_RULES, ScheduleRules

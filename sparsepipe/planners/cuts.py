@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..costs import Array, LayerTable
+from ..derived.remembered import remembered
 from ..graph import LayerGraph
-from ..remembered import remembered
 
 Index = NDArray[np.intp]
 

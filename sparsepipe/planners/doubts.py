@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from ..cluster import Cluster
+from ..io.quantities import SIZE
 from ..plan import Plan
-from ..quantities import SIZE
 
 
 def with_doubts(plan: Plan, cluster: Cluster) -> Plan:

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
+from ..derived.remembered import remembered
 from ..plan import Estimate, Plan, Stage, StageEstimate
-from ..remembered import remembered
 from ..schedule import compile_until_steady, steady_period
 from ..simulator import simulate
 from .base import Problem

@@ -19,8 +19,8 @@ from plotly.io.base_renderers import MimetypeRenderer
 
 from ..display.markup import Html
 from ..errors import InputError
-from ..fields import shown
-from ..files import write_atomic, write_json
+from ..io.fields import shown
+from ..io.files import write_atomic, write_json
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from .chromium import NoPicture, browser, drawn

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import plotly.graph_objects as go
 
 from ..errors import InputError
-from ..fields import shown
+from ..io.fields import shown
 from ..record import PAPER
 from .theme import FONT, TEMPLATE, doubted, doubts_of, legend_is_above
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..display.html import left_out
 from ..display.markup import Html
-from ..files import write_atomic, write_json
+from ..io.files import write_atomic, write_json
 from ..trace import SPAN_KINDS, WORK, Trace
 from .theme import GREY, LIGHT_GREY, STAGE_COLORS, stage_color
 

@@ -12,9 +12,9 @@ from .. import data
 from ..data.batch import PointBatch
 from ..data.order import Minibatches
 from ..errors import InputError
-from ..fields import given_integer
 from ..host.contention import contending_processes
 from ..host.openmp import check_threads
+from ..io.fields import given_integer
 from ..profile import Profile
 from ..runtime.config import DataConfig
 from ..runtime.workloads.opening import LearningTask, open_task

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DamagedRecord, InputError
-from ..fields import texts
-from ..files import read_json, write_json
+from ..io.fields import texts
+from ..io.files import read_json, write_json
 
 FILE = "labels.json"
 _MOST = 10_000  # characters of a note

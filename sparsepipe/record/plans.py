@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DamagedRecord, InputError
-from ..fields import fields, integer, maybe
-from ..files import write_json
+from ..io.fields import fields, integer, maybe
+from ..io.files import write_json
 from ..pipelines import Pipelines, any_from_json, load_any
 from ..plan import Plan
 from .record_files import read_fields

@@ -9,8 +9,8 @@ left out can be taken back. One that is resumed under a plan it is given has one
 from pathlib import Path
 
 from ..errors import DamagedRecord
-from ..fields import MOST_DEVICES, fields, integer
-from ..files import write_json
+from ..io.fields import MOST_DEVICES, fields, integer
+from ..io.files import write_json
 from ..pipelines import Pipelines
 from ..plan import Plan
 from .plans import newest_plan

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedRecord, InputError
-from ..fields import Check, Fields, each, fields, flag, integer, maybe, measured, number, one_of, real, text, texts
-from ..files import read_json, read_numbered_rows
+from ..io.fields import Check, Fields, each, fields, flag, integer, maybe, measured, number, one_of, real, text, texts
+from ..io.files import read_json, read_numbered_rows
 from ..sizes import SIZE_UNITS
 
 _MOST = 10**15  # of minibatches, epochs, voxels: a setting may ask for so many

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..display import html
 from ..errors import DamagedRecord, InputError
-from ..fields import shown
-from ..files import write_json
 from ..functions import short_name
 from ..host import cpu
 from ..host.background_load import BackgroundLoad
+from ..io.fields import shown
+from ..io.files import write_json
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..sizes import SIZE_UNITS

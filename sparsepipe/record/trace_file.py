@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedRecord, InputError
-from ..fields import integer
-from ..files import read_numbered_rows
+from ..io.fields import integer
+from ..io.files import read_numbered_rows
 from ..trace import WORK, Span, span_of, with_input_halves
 
 TRACE_BYTES = 16 * 2**20  # of all ranks of a run

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..fields import shown
-from ..options import option_values, split_options, typed, with_options, written_options
+from ..io.fields import shown
+from ..io.options import option_values, split_options, typed, with_options, written_options
 from .ad_psgd import AdPsgd
 from .all_reduce import AllReduce
 from .base import SERVER, Arithmetic, Groups, Merge, Rule

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..fields import flag, integer
-from ..seeds import derived_seed
+from ..derived.seeds import derived_seed
+from ..io.fields import flag, integer
 from .base import Arithmetic, Groups, Merge
 from .gathering import Gathering, several
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InputError
-from ..fields import flag, integer, number, shown
+from ..io.fields import flag, integer, number, shown
 from .base import Arithmetic, Groups
 from .gathering import Everybody, several
 

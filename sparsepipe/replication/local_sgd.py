@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..fields import flag, integer
+from ..io.fields import flag, integer
 from .base import Arithmetic, Groups
 from .gathering import Everybody, several
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InputError
-from ..fields import flag, integer, number
+from ..io.fields import flag, integer, number
 from .base import SERVER, Arithmetic, Groups, Merge
 from .gathering import Gathering, several
 

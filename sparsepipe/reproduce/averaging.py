@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ..cluster import Link
 from ..errors import InputError
-from ..files import read_json
 from ..host.python_path import python_command, python_environment
+from ..io.files import read_json
 from .loopback import loopback_link
 
 SIZES = (2**12, 2**24)  # bytes of gradients: the smaller tells the latency, the larger the bandwidth

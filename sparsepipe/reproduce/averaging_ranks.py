@@ -13,10 +13,10 @@ from statistics import median
 
 import torch
 
-from ..files import write_json
 from ..host.background_load import RUN_QUEUE_WAIT, num_processors, thread_times, waited_share
 from ..host.contention import exit_with_parent
 from ..host.forked import fork
+from ..io.files import write_json
 from ..plan import Plan, Stage
 from ..runtime.processes.identity import Identity
 from ..runtime.replication.all_reduce import Averaging

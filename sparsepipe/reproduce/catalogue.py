@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..files import read_json
+from ..io.files import read_json
 
 # Notebook -> those whose results it starts from. It runs without them too, and then makes what it needs itself.
 NOTEBOOKS: dict[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..display.markup import unescaped
 from ..errors import InputError
-from ..files import read_json
+from ..io.files import read_json
 
 _LONGEST = 320  # characters of an answer in one line
 _SENTENCE_ENDS = re.compile(r"(?<=[^A-Z\s][.!?])\s+(?=[A-Z0-9\"“])")

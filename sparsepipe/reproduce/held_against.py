@@ -11,10 +11,11 @@ from ..cluster import Cluster, DeviceType, Link, Node
 from ..data.manifests import get_manifest, manifests_folder
 from ..data.sources import place_of
 from ..errors import InputError
-from ..fields import number, shown
-from ..files import read_json, read_text
 from ..formats.dnn_partitioning import PartitioningFile
 from ..formats.sailor import SailorFiles
+from ..io.fields import number, shown
+from ..io.files import read_json, read_text
+from ..io.yaml_files import read_yaml
 from ..measured_plans import predict, published_prediction
 from ..planners import Problem, partition
 from ..planners.published.pipedream import PipeDream
@@ -23,7 +24,6 @@ from ..plots.held_against import HeldAgainst
 from ..profile import Profile
 from ..record import load_trace
 from ..replaying import replay
-from ..yaml_files import read_yaml
 from .machines import reference_folders
 
 JOBS = ("ST", "SE")  # of ByteDance's traces

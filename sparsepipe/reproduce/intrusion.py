@@ -11,9 +11,9 @@ from typing import Any
 from ..dynamics.interference.intruding import intruding
 from ..dynamics.interference.kinds import check_kind
 from ..errors import InputError
-from ..fields import each, fields, integer, number, shown, text
-from ..files import read_json, write_json
 from ..host.background_load import processors_of
+from ..io.fields import each, fields, integer, number, shown, text
+from ..io.files import read_json, write_json
 from ..launchers import Job
 from ..launchers.metrics_tail import Tail
 from ..plan import Plan

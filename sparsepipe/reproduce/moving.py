@@ -12,7 +12,7 @@ from ..dynamics.drift import Watch
 from ..dynamics.following import DECISIONS
 from ..dynamics.simulated import simulate_replans
 from ..dynamics.variants import variant as variant_of
-from ..files import read_numbered_rows
+from ..io.files import read_numbered_rows
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..plots.system_bars import SystemBar

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..files import read_json
+from ..io.files import read_json
 
 _PACKAGE = __name__.partition(".")[0]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..files import read_json, write_json
+from ..io.files import read_json, write_json
 from ..record import NO_PICTURES, NOTEBOOK, PAPER
 from . import catalogue
 from .notebook_processes import NotebookProcesses

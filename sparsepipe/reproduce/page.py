@@ -12,7 +12,7 @@ from typing import Any
 
 from ..display.markup import Html, joined
 from ..errors import InputError
-from ..files import read_json, write_atomic
+from ..io.files import read_json, write_atomic
 from . import catalogue
 from .executed import Executed
 from .html_page import of_markdown, page, scrolling, with_dark

@@ -8,10 +8,10 @@ from statistics import fmean
 from ..data.manifests import get_manifest, manifests_folder
 from ..data.sources import place_of
 from ..errors import InputError
-from ..fields import number, shown
 from ..formats.dynpipe_logs import DynPipeLog, LoggedIteration, read_curve, read_log
+from ..io.fields import number, shown
+from ..io.yaml_files import read_yaml
 from ..plots.system_bars import SystemBar
-from ..yaml_files import read_yaml
 
 MANIFEST = "dynpipe-logs"
 _PICTURES = "runtime_bert/pic"

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..files import read_rows
+from ..io.files import read_rows
 
 REPORT = "SPARSEPIPE_REPORT"  # names the file that a kernel adds its rows to; without it nothing is written
 

@@ -16,8 +16,8 @@ from .. import data
 from ..cluster import Cluster, Link
 from ..data.folder import open_folder
 from ..data.sources import find
-from ..fields import MOST_DEVICES, integer
-from ..files import write_atomic
+from ..io.fields import MOST_DEVICES, integer
+from ..io.files import write_atomic
 from ..launchers.run_folders import new_folder
 from ..pipelines import Pipelines, load_any
 from ..plan import Plan

@@ -53,7 +53,7 @@ def _write_to(path: Path) -> None:
 
 def _run(run_dir: Path, rank: int, *, resume: bool) -> None:
     gc.disable()  # until `run` has all it keeps: to search torch's modules for garbage takes a sixth of the start
-    from ..files import read_json
+    from ..io.files import read_json
     from ..plan import Plan
     from .config import RunConfig
     from .worker.run import run

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputError
-from ..files import write_atomic
+from ..io.files import write_atomic
 
 CERTIFICATE = Path("control") / "certificate.pem"  # in a run's folder
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: the clock of a host may be an hour off

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import write_atomic
 from ..host.limits import causes, limit_met
+from ..io.files import write_atomic
 
 _MOST_LETTERS = 500  # of a message
 

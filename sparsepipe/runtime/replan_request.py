@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import write_json
+from ..io.files import write_json
 from ..plan import Plan
 from .commands import FOLDER, REPLAN, REQUEST, read_own, refused_plan, request, taken_plan
 

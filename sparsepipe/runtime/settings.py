@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, Self, get_args, get_type_hints
 
 from ..errors import InputError
-from ..fields import shown
+from ..io.fields import shown
 
 MANY = 10**15  # of anything that is counted: no run gets there, and floats still tell such numbers apart
 

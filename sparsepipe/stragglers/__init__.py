@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..fields import integer, shown, text
-from ..options import split_options, typed, with_options, written_options
+from ..io.fields import integer, shown, text
+from ..io.options import split_options, typed, with_options, written_options
 from .kinds import Jitter, Kill, Slow, Stop, Straggler
 from .minibatch_times import MinibatchTimes, read_minibatch_times
 

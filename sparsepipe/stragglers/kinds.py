@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from ..derived.seeds import derived_seed
 from ..errors import InputError
-from ..fields import integer, number
-from ..quantities import TIME
-from ..seeds import derived_seed
+from ..io.fields import integer, number
+from ..io.quantities import TIME
 
 
 class Straggler(Protocol):

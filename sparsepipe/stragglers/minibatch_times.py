@@ -12,8 +12,8 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from ..errors import InputError
-from ..fields import shown
-from ..files import read_text
+from ..io.fields import shown
+from ..io.files import read_text
 
 _TIMES = ("batch_time_norm", "batch_time")  # what the column of times is called
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import ipywidgets
 
-from ..quantities import BANDWIDTH, SIZE, TIME
+from ..io.quantities import BANDWIDTH, SIZE, TIME
 from . import looks
 from .readings import Plain, Whole
 from .stop_slider import StopSlider

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..display.markup import Html
-from ..options import option_values, written_value
+from ..io.options import option_values, written_value
 from ..replication import RULES, parse_rule
 from . import looks
 from .controls import count_slider, dropdown, written

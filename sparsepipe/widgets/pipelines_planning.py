@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..cluster import Cluster
+from ..derived.remembered import remembered
 from ..errors import InputError
 from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import Problem, partition_pipelines, planners_with
 from ..planners.run_estimate import judged
-from ..remembered import remembered
 from ..replication import parse_rule
 from ..replication.base import Rule
 from ..stragglers import Stragglers

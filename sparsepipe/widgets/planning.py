@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from ..cluster import Cluster
+from ..derived.remembered import remembered
 from ..errors import InputError
 from ..plan import Plan
 from ..planners import Problem, bound_of, partition, planners_with
@@ -12,7 +13,6 @@ from ..planners.device_groups import device_classes
 from ..planners.run_estimate import judged
 from ..planners.scale import Scale
 from ..profile import Profile
-from ..remembered import remembered
 from ..simulator import simulate
 from ..trace import Trace
 from .as_code import as_code

@@ -18,7 +18,7 @@ import plotly
 import plotly.graph_objects as go
 import traitlets
 
-from ..files import write_atomic
+from ..io.files import write_atomic
 from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_TEXT
 from ..plots.theme import DOUBT, FONT, INK, MODEBAR, heading_of
 from . import looks

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import InputError
-from ..fields import MOST, shown
+from ..io.fields import MOST, shown
 
 
 class Reading(Protocol):

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..display.html import counted
-from ..quantities import BANDWIDTH, SIZE, TIME
+from ..io.quantities import BANDWIDTH, SIZE, TIME
 from .several import Several
 
 AS_GIVEN, BY_TYPE = "as given", "one node per device type"  # how devices are placed on nodes

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..quantities import TIME
+from ..io.quantities import TIME
 from . import looks
 from .controls import count_slider, dropdown, number_slider, written
 from .several import JITTER, NOBODY, PIPELINE, SLOW, STOP, TYPED, HeldUp

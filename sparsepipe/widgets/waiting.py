@@ -10,7 +10,7 @@ import ipywidgets
 from .. import plots
 from ..cluster import Cluster, Link
 from ..errors import InputError
-from ..fields import integer
+from ..io.fields import integer
 from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
 from ..planners import partition

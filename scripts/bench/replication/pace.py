@@ -9,7 +9,7 @@ from typing import Any
 
 import sparsepipe as sp
 from sparsepipe.cluster import Cluster, Link
-from sparsepipe.files import read_rows
+from sparsepipe.io.files import read_rows
 from sparsepipe.pipeline_simulator import PipelinesForecast
 from sparsepipe.profile import Profile
 from sparsepipe.record import RunRecord

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Cluster, Link
-from sparsepipe.files import read_rows
 from sparsepipe.graph import Layer, LayerGraph
+from sparsepipe.io.files import read_rows
 from sparsepipe.losses import open_loss
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profile import CostSample, LayerCost, Profile

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...digests import digest
+from ...derived.digests import digest
+from ...derived.seeds import SHARED_GENERATORS, sample_seed
 from ...errors import InputError
-from ...fields import complaint, shown
 from ...functions import UserFunction
-from ...seeds import SHARED_GENERATORS, sample_seed
+from ...io.fields import complaint, shown
 from ...sizes import SIZE_UNITS
 from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset

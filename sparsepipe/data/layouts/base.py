@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ...errors import InputError
-from ...files import read_json, read_text
+from ...io.files import read_json, read_text
 from ..formats import READERS, Cloud, Mesh, Reading
 from ..labels import CLASSIFICATION, SEGMENTATION
 from .splits import SPLITS

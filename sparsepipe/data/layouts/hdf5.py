@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from ...errors import InputError
-from ...fields import shown
+from ...io.fields import shown
 from ..formats import Cloud, Reading
 from ..formats.hdf5 import hdf5_labels, read_hdf5
 from .base import MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...fields import shown
-from ...files import read_json
+from ...io.fields import shown
+from ...io.files import read_json
 from .growing import COARSE, Growth
 from .judging import Judged, judge
 from .rows import Row

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...fields import shown, shown_key
-from ...files import read_numbered_rows
+from ...io.fields import shown, shown_key
+from ...io.files import read_numbered_rows
 from .rows import Row
 
 FILE = "runtime_bert/profile/out.json"

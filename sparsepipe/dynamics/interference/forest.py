@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ...fields import shown
-from ...files import read_json, write_json
-from ...quantities import SIZE
+from ...io.fields import shown
+from ...io.files import read_json, write_json
+from ...io.quantities import SIZE
 
 FORMAT = "sparsepipe-forest-1"
 MOST_FEATURES, MOST_TREES, MOST_NODES = 1000, 5000, 5_000_000  # the last of all trees together

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...errors import InputError
-from ...fields import shown
 from ...host.contention import processes_at_work
+from ...io.fields import shown
 from .kinds import BEGIN, REST, check_kind
 from .places import CPU, GPU, check_places
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...fields import each, fields, integer, number, real, shown, text
-from ...files import cut_torn_row, read_numbered_rows
+from ...io.fields import each, fields, integer, number, real, shown, text
+from ...io.files import cut_torn_row, read_numbered_rows
 from .rows import Row
 from .victims import KindSeconds
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...fields import shown
 from ...host import cpu
 from ...host.background_load import num_processors
 from ...host.metrics import MachineWatch
+from ...io.fields import shown
 from .intruding import intruding
 from .kinds import KINDS, check_kind
 from .measurements import Measurement, MeasurementFile

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import InputError
-from ...fields import shown
 from ...host.background_load import processors_of
+from ...io.fields import shown
 
 CPU, GPU = "cpu", "cuda"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...fields import number, shown, text, texts
-from ...files import write_json
+from ...io.fields import number, shown, text, texts
+from ...io.files import write_json
 from ...profile import Profile
 from .forest import Forest, read_bounded_json
 from .growing import COARSE, Growth, grow

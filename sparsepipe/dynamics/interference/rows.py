@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import InputError
-from ...fields import shown
+from ...io.fields import shown
 from .forest import Floats
 
 

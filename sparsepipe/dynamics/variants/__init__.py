@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError
-from ...fields import shown
+from ...io.fields import shown
 from .base import Situation, Variant
 from .epoch import Epoch
 from .live import Live

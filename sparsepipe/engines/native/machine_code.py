@@ -20,9 +20,9 @@ import threadpoolctl
 import torch
 
 from ...data.sources import user_cache
-from ...files import sealed, unsealed, write_atomic
 from ...host import cpu
 from ...host.python_path import python_command, python_environment
+from ...io.files import sealed, unsealed, write_atomic
 
 _LANES = {"AVX512": 16, "AVX2": 8}  # float32 numbers of a vector, by what torch says the processor can do
 _SECONDS = 120.0  # for compiling, which takes one or two

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...data.sources import user_cache
-from ...files import write_json
+from ...io.files import write_json
 
 _TURNS = 5  # of each way, after one to warm up
 Result = TypeVar("Result")

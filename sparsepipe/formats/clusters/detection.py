@@ -10,8 +10,8 @@ from typing import Any
 
 from ...cluster import Cluster, Link
 from ...errors import InputError
-from ...files import read_json, read_text
-from ...yaml_files import read_yaml
+from ...io.files import read_json, read_text
+from ...io.yaml_files import read_yaml
 from ..dnn_partitioning import PartitioningFile, is_partitioning_file
 from ..sdpipe import cluster_of, load_nodes
 from ..sparsepipe_servers import ServerFile

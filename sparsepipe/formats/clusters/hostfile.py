@@ -9,8 +9,8 @@ node[01-03,07] slots=8   # a list as Slurm writes it: each of them has eight
 from pathlib import Path
 
 from ...errors import InputError
-from ...fields import MOST_DEVICES, shown
-from ...files import read_text
+from ...io.fields import MOST_DEVICES, shown
+from ...io.files import read_text
 from .hosts import Host, with_user
 from .slurm import expand
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...cluster import Cluster, DeviceType, Link, Node
 from ...errors import InputError
-from ...fields import MOST_DEVICES, shown
+from ...io.fields import MOST_DEVICES, shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...fields import MOST_DEVICES, shown
+from ...io.fields import MOST_DEVICES, shown
 from ..driver_keys import checked_values
 from .hosts import Host
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...fields import MOST_DEVICES, integer, shown
+from ...io.fields import MOST_DEVICES, integer, shown
 from .hosts import Host
 
 _KNOWN = {"type", "head_ip", "worker_ips", "external_head_ip"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import product
 
 from ...errors import InputError
-from ...fields import MOST_DEVICES, shown
+from ...io.fields import MOST_DEVICES, shown
 from .hosts import Host
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")

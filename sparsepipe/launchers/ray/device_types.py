@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...cluster import Cluster, DeviceType
-from ...fields import texts
-from ...files import read_json, write_atomic
+from ...io.fields import texts
+from ...io.files import read_json, write_atomic
 
 _TYPES = Path("control") / "device_types.json"
 

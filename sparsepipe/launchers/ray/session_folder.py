@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...files import write_atomic
+from ...io.files import write_atomic
 from ..lock import hold, is_held
 
 TOKEN = "token"

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 from ...errors import InputError
-from ...fields import complaint
+from ...io.fields import complaint
 
 _COMMAND = (  # OpenSSL's req(1): a key on the curve P-256 and a certificate that it signs itself, both in PEM
     *("openssl", "req", "-x509", "-batch", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...cluster import Cluster
 from ...errors import InputError
-from ...files import write_atomic
 from ...host.ssh import ssh_command
+from ...io.files import write_atomic
 from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord

@@ -12,7 +12,7 @@ import threading
 from typing import Any, NamedTuple
 
 from ...errors import InputError
-from ...fields import fields
+from ...io.fields import fields
 
 MAGIC = b"\nsparsepipe-frames-1\n"
 MOST_PAYLOAD = 2**20  # bytes; what is longer goes in several

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...files import cut_torn_row, write_atomic
+from ...io.files import cut_torn_row, write_atomic
 from ...record import RunRecord
 from ...runtime import commands
 from ...runtime.encryption import CERTIFICATE

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...files import cut_torn_row
 from ...host.python_path import python_command
+from ...io.files import cut_torn_row
 from ...record import RunRecord
 from ...runtime import RunConfig, commands
 from ...runtime.forward_only import PREDICTIONS

@@ -5,8 +5,8 @@ from typing import Unpack
 
 from ...cluster_probes.check import unlike_networks
 from ...errors import InputError
-from ...files import write_atomic
 from ...host.python_path import check_current_folder, python_command, python_environment
+from ...io.files import write_atomic
 from ...pipelines import Pipelines
 from ...runtime import RunConfig
 from ..base import Asked

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from ...errors import InputError
-from ...files import sha256
+from ...io.files import sha256
 from .frames import MOST_PAYLOAD, Frame, FrameWriter
 
 _PIECE = MOST_PAYLOAD // 2

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...errors import InputError
-from ...files import cut_torn_row, write_atomic
+from ...io.files import cut_torn_row, write_atomic
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.plans import begin_plan

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError
-from ...files import read_json, sha256
 from ...functions import UserFunction, is_function
+from ...io.files import read_json, sha256
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import PROCESSES

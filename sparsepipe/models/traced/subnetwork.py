@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ...derived.seeds import SHARED_GENERATORS, derived_seed
 from ...errors import InputError
-from ...seeds import SHARED_GENERATORS, derived_seed
 from ..running import run_layers
 from .checkpoints import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from ...batch_norm import GroupBatchNorm
+from ..batch_norm import GroupBatchNorm
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, GroupBatchNorm)
 

@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from ...quantities import SIZE
+from ...io.quantities import SIZE
 from ..cuts import Index
 from .chain_search import Limit, Moves, Path, last_true
 from .memory_limits import MemoryRule

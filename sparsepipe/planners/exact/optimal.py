@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ...errors import InputError
-from ...fields import shown
 from ...forecast import steady_rate
+from ...io.fields import shown
 from ...plan import Estimate, Plan, StageEstimate
 from ...simulator import simulate
 from ..base import Problem

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from ...costs import Array
 from ...errors import InputError
 from ...formats.dnn_partitioning import CPU
+from ...io.quantities import SIZE
 from ...plan import Plan, StageEstimate
-from ...quantities import SIZE
 from ..base import Problem
 from ..cuts import Index, down_sets
 from ..estimate import estimate

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...fields import integer
+from ...io.fields import integer
 from ..processes.address_file import read_address, write_address
 
 ADDRESS = Path("control") / "coordinator.json"

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ...files import cut_torn_row, read_rows, write_atomic
+from ...io.files import cut_torn_row, read_rows, write_atomic
 from ...replication import rule_from_json, rule_to_json
 from ..reporting.clock import began, last_recorded
 from ..reporting.recorder import Lines

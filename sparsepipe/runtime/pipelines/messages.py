@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import InputError
-from ...fields import Check, each, fields, integer, number, text
+from ...io.fields import Check, each, fields, integer, number, text
 from ...replication.base import SERVER, Merge
 from .base import Address, Holder, Kind, Task
 

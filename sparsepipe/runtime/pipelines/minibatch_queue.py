@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InputError
-from ...fields import each, fields, integer, shown
+from ...io.fields import each, fields, integer, shown
 
 _MOST = 10**15  # minibatches of a run, as its record's files allow
 

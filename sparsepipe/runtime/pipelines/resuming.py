@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...files import cut_torn_row, read_rows, write_rows
+from ...io.files import cut_torn_row, read_rows, write_rows
 from ...record.record_files import read_metrics
 from .changes import MERGES, METRICS, MINIBATCHES
 from .tallies import Sums

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...files import read_json
+from ...io.files import read_json
 from ...replication import rule_from_json
 from .. import commands
 from ..encryption import Encryption

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...fields import Check, fields, integer, text
-from ...files import read_json, write_atomic
+from ...io.fields import Check, fields, integer, text
+from ...io.files import read_json, write_atomic
 
 _FIELDS: Mapping[str, Check] = {
     "host": text,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
-from ...fields import each, fields, integer, number, one_of, text
+from ...io.fields import each, fields, integer, number, one_of, text
 from ..encryption import Encryption
 from ..pipelines.messages import line_of, parsed
 from ..pipelines.switchboard import Peer, Switchboard

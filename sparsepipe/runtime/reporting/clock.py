@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from ...files import write_json
+from ...io.files import write_json
 from ...record.record_files import CLOCK, read_fields
 
 _TAIL_BYTES = 2**16  # of a file that grows by rows: the latest are in it

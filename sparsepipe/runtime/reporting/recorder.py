@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...files import cut_torn_row, write_atomic, write_rows
+from ...io.files import cut_torn_row, write_atomic, write_rows
 from ...record.record_files import read_metrics
 from ...record.trace_file import TRACE_BYTES, thinned
 from ..processes.heartbeats import Heartbeats

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...data.minibatch_sizes import KEEP, sizes
 from ...errors import InputError
-from ...files import read_json, sha256, write_json
+from ...io.files import read_json, sha256, write_json
 from .checkpoint_manifest import read_manifest, write_manifest
 from .partial_checkpoints import ASIDE
 

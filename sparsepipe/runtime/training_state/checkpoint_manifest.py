@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DamagedRecord, InputError
-from ...fields import Fields, fields, flag, integer, maybe, number, text
-from ...files import write_json
+from ...io.fields import Fields, fields, flag, integer, maybe, number, text
+from ...io.files import write_json
 from ...record.record_files import read_fields
 
 NAME = "manifest.json"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...files import read_json
+from ...io.files import read_json
 from ...pipelines import Pipelines
 from ...replication.base import Rule
 from ..encryption import Encryption

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...files import write_atomic
+from ...io.files import write_atomic
 from ..processes.process import Process
 from ..transport.state_transfer import StateTransfer
 from ..workloads.base import Rows

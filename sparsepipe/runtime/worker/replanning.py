@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
+from ...derived.seeds import SHARED_GENERATORS
 from ...errors import InputError
 from ...plan import Plan
 from ...record.plans import begin_plan
 from ...record.processes import keep_processes
-from ...seeds import SHARED_GENERATORS
 from .. import commands, replan_request
 from ..failures import DeadlinePassed, PeerLost, described
 from ..processes.announcement import Announcement

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import InputError
-from ...files import cut_torn_row
+from ...io.files import cut_torn_row
 from ...plan import Plan
 from ...record.plans import went_back
 from ...record.processes import num_processes

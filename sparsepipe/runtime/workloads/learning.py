@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ... import data
-from ...digests import digest
+from ...derived.digests import digest
 from ...engines import Engine
 from ...errors import InputError
-from ...fields import json_object
+from ...io.fields import json_object
 from ...losses import Loss, Segmentation, Tally
 from ...losses.outputs import described, main_output
 from ...models.base import AnyNetwork

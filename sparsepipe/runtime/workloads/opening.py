@@ -11,8 +11,8 @@ from ...data.examples import ExampleDataset, is_examples, open_examples
 from ...data.layouts import SEGMENTATION
 from ...engines import AUTO, Engine, engine
 from ...errors import InputError
-from ...fields import json_object
 from ...functions import short_name
+from ...io.fields import json_object
 from ...losses import Loss, open_loss
 from ...models import is_table, network
 from ...models.base import AnyNetwork

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from ...data.sources import user_cache
-from ...digests import digest
-from ...files import write_atomic
+from ...derived.digests import digest
 from ...functions import UserFunction, is_function
+from ...io.files import write_atomic
 from ...models.traced import verify
 from ...plan import Plan
 from ..config import RunConfig

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ....derived.seeds import sample_seed
 from ....errors import InputError
-from ....fields import given_integer
-from ....seeds import sample_seed
+from ....io.fields import given_integer
 from ...presence import look_at
 from ..base import ExampleBatch
 from ..files import check_indices, named_digest

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ....errors import InputError
-from ....fields import complaint
+from ....io.fields import complaint
 from ...formats.base import check_regular
 from ...formats.bounded import check_claim
 from ...layouts.litter import entries

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ....derived.seeds import sample_seed
 from ....errors import InputError
-from ....fields import given_integer
-from ....seeds import sample_seed
+from ....io.fields import given_integer
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at

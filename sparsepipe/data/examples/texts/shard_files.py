@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import InputError
-from ....fields import complaint
+from ....io.fields import complaint
 from ...formats.base import check_regular
 from ...formats.bounded import check_claim
 from ...layouts.litter import entries, folders

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ....errors import InputError
-from ....fields import given_integer
-from ....files import read_text
+from ....io.fields import given_integer
+from ....io.files import read_text
 from ...labels import IGNORED
 from ...presence import look_at
 from ..base import ExampleBatch

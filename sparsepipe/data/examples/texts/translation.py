@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ....errors import InputError
-from ....fields import given_integer
+from ....io.fields import given_integer
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at

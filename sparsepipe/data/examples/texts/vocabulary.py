@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ....errors import InputError
-from ....fields import complaint, given_integer
-from ....files import read_text
+from ....io.fields import complaint, given_integer
+from ....io.files import read_text
 from ...cache import SampleCache, sample_key
 from .ragged import Ragged
 

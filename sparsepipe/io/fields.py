@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from .errors import DamagedRecord, InputError
+from ..errors import DamagedRecord, InputError
 
 MOST = 1e30  # seconds, bytes or voxels: sums and products of such numbers are still finite
 MOST_DEVICES = 65_536  # a larger count is a slip of the hand, and would fill the memory

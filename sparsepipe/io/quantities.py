@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from .errors import InputError
+from ..errors import InputError
 from .fields import MOST, shown
 
 _SI = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from .errors import InputError
+from ..errors import InputError
 from .fields import complaint, shown
 from .files import read_text
 

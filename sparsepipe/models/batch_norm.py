@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .errors import InputError
+from ..errors import InputError
 
 
 class TooFewVoxels(InputError):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
-from .errors import InputError
+from ..errors import InputError
 from .fields import shown
 
 _WORDS = {"true": True, "false": False, "none": None}
