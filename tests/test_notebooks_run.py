@@ -19,7 +19,7 @@ from sparsepipe.reproduce.catalogue import exported, exported_by
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-OWN = {"09_your_own_network": {"batch_size": 96}}  # it reads 1,437 images, whatever it is told
+OWN = {"09_your_own_network": {"batch_size": 48}}  # it reads 1,437 images, whatever it is told
 
 
 def run_from_nothing(parameters, root):
