@@ -135,7 +135,7 @@ class Shown:
 
 _CELL = Html(
     "<figure style='margin:0;width:200px'><a href='{}.ipynb'><img src='{}' alt='{}' width='200' "
-    "style='background:#fff;border-radius:4px'></a>"
+    "style='border-radius:4px'></a>"
     "<figcaption style='overflow-wrap:break-word'><small>{}<br>{}</small></figcaption></figure>"
 )
 _MAY_BREAK = re.compile(r"(?<=[_/])")  # long names of figures and notebooks, between their words
