@@ -11,7 +11,7 @@ from .executed import Executed, outputs, shown, source, text_of
 from .html_page import of_markdown, page, scrolling, with_dark, with_links_to_pages
 
 _PNG = "image/png"
-_COLOURS = re.compile(r"color|fill|stroke|background|<img")
+_COLOURS = re.compile(r"color|fill|stroke|background")
 _CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in errors
 
 
