@@ -99,6 +99,16 @@ def test_nothing_acts_on_the_plan_of_other_settings(explorer, refuse):
     assert picture and first is not None
 
 
+def test_a_picture_is_marked_as_old_when_nothing_acts_on_it_any_more(explorer):
+    """The page had greyed it, and the buttons beside could still be clicked: each was told by another message."""
+    buttons = (explorer.exporter.button, explorer.saver.save_button, explorer.pin, explorer.pin_cuts)
+    told = []
+    explorer.view.observe(lambda change: told.append({one.disabled for one in buttons}), names="stale")
+    no_memory(explorer)
+    explorer.memory.value = 0.0
+    assert told == [{True}, {False}]
+
+
 @pytest.mark.parametrize("refuse", REFUSED)
 def test_all_is_well_again_once_a_plan_fits(explorer, refuse):
     refuse(explorer)

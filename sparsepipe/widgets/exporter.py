@@ -60,8 +60,9 @@ class Exporter:
     def block(self, reason: str) -> None:
         """Write nothing until this is called again without a reason."""
         self.blocked = reason
-        self.button.disabled = bool(reason)
-        self.button.tooltip = reason or f"PDF, SVG, PNG, CSV and provenance in {self.folder}"
+        with self.button.hold_sync():
+            self.button.disabled = bool(reason)
+            self.button.tooltip = reason or f"PDF, SVG, PNG, CSV and provenance in {self.folder}"
 
     def export(self) -> list[Path]:
         """Write every figure; returns the paths. Raises InputError where nothing can be written or drawn."""

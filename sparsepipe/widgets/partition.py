@@ -383,10 +383,10 @@ class PartitionExplorer(Shown):
         self._mark(last if reason else "", NO_PLAN if reason else "")
 
     def _mark(self, stale: str, reason: str) -> None:
-        """Say what an old picture is of, and let nothing act on it for that reason; without one, all that can."""
-        if reason:
-            self.view.reason = reason
-        self.view.stale, self.view.pending = stale, self._pending
+        """Say what an old picture is of, and let nothing act on it for that reason; without one, all that can.
+
+        The picture is marked last: once a page shows that it is old, nothing beside it can be clicked any more.
+        """
         if self.waiting is not None:
             self.waiting.fade(bool(stale))
         of_one = _OF_ONE if self.several.picked is not None else ""
@@ -398,6 +398,9 @@ class PartitionExplorer(Shown):
         for one, tip in ((self.pin_cuts, _PIN_CUTS), (self.pin_devices, _PIN_DEVICES)):
             stuck = bool(reason or of_one) and not one.value  # what is pinned can be let go
             one.disabled, one.tooltip = several or stuck, (reason or of_one) if stuck else tip
+        with self.view.hold_sync():
+            self.view.reason = reason or self.view.reason
+            self.view.stale, self.view.pending = stale, self._pending
 
     def _draw(self, answer: Answer | PipelinesAnswer) -> None:
         """Show a plan, its numbers and what each rank does."""

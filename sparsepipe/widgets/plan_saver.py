@@ -69,14 +69,14 @@ class PlanSaver:
 
         `of_one`: why the plan, which is of several pipelines, cannot be applied to a job.
         """
-        for button, tip in (
-            (self.save_button, f"a file in {self.folder} that sparsepipe run takes"),
-            (self.launch_button, "save it and open it on the launch board, where its settings can be changed"),
-            (self.apply_button, "save it, and have the job that runs on the launch board go on under it"),
+        kept = reason or (f"{_KEPT}; {of_one}" if of_one else "")
+        for button, why, tip in (
+            (self.save_button, reason, f"a file in {self.folder} that sparsepipe run takes"),
+            (self.launch_button, reason, "save it and open it on the launch board, where its settings can be changed"),
+            (self.apply_button, kept, "save it, and have the job that runs on the launch board go on under it"),
         ):
-            button.disabled, button.tooltip = bool(reason), reason or tip
-        if of_one and not reason:
-            self.apply_button.disabled, self.apply_button.tooltip = True, f"{_KEPT}; {of_one}"
+            with button.hold_sync():
+                button.disabled, button.tooltip = bool(why), why or tip
 
     def save(self) -> Path:
         """Write the plan; returns the path. Raises InputError while there is no plan, or where it cannot be written."""
