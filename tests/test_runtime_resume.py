@@ -1,5 +1,6 @@
 """A run that stops and resumes, under the same plan or another, goes on as if it had never stopped; and validation."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -8,12 +9,15 @@ import torch.nn.functional as functional
 from runtime_jobs import NORMED, PLAIN, Job, one_at_a_time, plan_of, run_jobs, same_training, settings, shapes
 from torch.func import functional_call
 
-from sparsepipe import data
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Profile, Trace, data
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.models import network
+from sparsepipe.record import RunRecord
 from sparsepipe.runtime.training_state.checkpoint import latest, load
+from sparsepipe.schedule import Op, Program, compile
+from sparsepipe.simulator import Simulation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEGMENTED = "minkunet14a-segmentation-narrow"
@@ -247,14 +251,31 @@ def test_the_record_says_what_it_came_to(runs) -> None:
         assert stage["busy_fraction"] + stage["bubble_fraction"] == pytest.approx(1)
 
 
-def test_traces_tell_each_action_once_and_in_order(runs) -> None:
-    from sparsepipe.record import RunRecord
-    from sparsepipe.schedule import Op, actions
+def _simulated(program: Program) -> Trace:
+    """What the simulator says of a program of minibatches of one size: passes and updates of like layers take time."""
+    layers = tuple(Layer(row.id, "", 1.0) for row in network(PLAIN, num_classes=3).rows)
+    costs = (LayerCost((CostSample(1, 1.0, 2.0, 1.0),)),) * len(layers)
+    profile = Profile(LayerGraph.chain(layers), {"device": costs}, update_rates={"device": 1.0})
+    cluster = Cluster.uniform(len(program.plan.ranks), device_type="device")
+    spans = Simulation(program, profile, cluster, [1.0] * program.num_minibatches).run()
+    return Trace(tuple(sorted(spans, key=lambda span: span.start)), "simulated")
 
+
+def test_traces_tell_each_action_once_and_in_order(runs) -> None:
+    """A run of three epochs, and the simulation: one Program says what each rank does, and what it needs for that."""
     job, result = runs["whole"]
-    trace = RunRecord(result.folder).trace()
+    program = compile(job.plan, 5)
     kinds = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}
-    for rank, todo in actions(job.plan, 5).items():
-        done = [(s.kind, s.name) for s in trace.spans if s.rank == rank and s.kind in kinds.values()]
-        assert done == 3 * [(kinds[action.op], str(action)) for action in todo]
-    one_at_a_time(trace, 1)
+    ran = RunRecord(result.folder).trace()
+    for trace, epochs in ((ran, 3), (_simulated(program), 1)):
+        moments = defaultdict(list)  # of each action, epoch by epoch
+        for rank, todo in program.actions.items():
+            spans = [span for span in trace.spans if span.rank == rank and span.kind in kinds.values()]
+            assert [(s.kind, s.name) for s in spans] == epochs * [(kinds[action.op], str(action)) for action in todo]
+            for span in one_at_a_time(replace(trace, spans=tuple(spans)), rank):
+                moments[span.name].append(span)
+        for action in (action for todo in program.actions.values() for action in todo):
+            for source in program.inputs(action):
+                pairs = zip(moments[str(source)], moments[str(action)], strict=True)
+                assert all(before.end <= after.start + 2e-6 for before, after in pairs), f"{action} without {source}"
+    one_at_a_time(ran, 1)
