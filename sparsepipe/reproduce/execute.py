@@ -24,6 +24,7 @@ from .forked_kernel import WaitingKernel, bring_in_kernel
 from .notebook_imports import bring_in
 
 _INTERRUPTED = 130  # what a shell says of a process ended by SIGINT
+_PATIENCE = 120  # seconds for a kernel to begin, and for a cell's outputs once it has ended: else they would be lost
 
 
 def main() -> int:
@@ -93,6 +94,7 @@ def execute(
     given = {name: value for name, value in parameters.items() if name in known}
     options = {"kernel_name": "python3", "progress_bar": progress, "log_output": False}
     options |= {"on_cell_start": _Teller(source), "kernel_manager_class": kernel.manager}  # handed on to nbclient
+    options |= {"start_timeout": _PATIENCE, "iopub_timeout": _PATIENCE}
     try:
         papermill.execute_notebook(source, target, given, cwd=folder, **options)
     except papermill.PapermillExecutionError as error:
