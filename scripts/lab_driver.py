@@ -20,6 +20,7 @@ import nbformat
 from scripts.free_port import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+PATIENCE = 200  # seconds for whatever takes some at most on an idle machine: a busy one says nothing about a page
 SETTINGS = REPOSITORY / "scripts" / "jupyterlab"  # what lab.sh has JupyterLab read
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -40,11 +41,11 @@ OPEN = """async (path) => {
   await panel.revealed;
 }"""
 # The indicator says "idle" before the kernel can be asked: a run then does nothing, silently.
-READY = """async () => {
+READY = """async (seconds) => {
   const panel = window.jupyterapp.shell.currentWidget;
   await panel.context.ready; await panel.sessionContext.ready;
   let kernel;
-  for (let i = 0; i < 400; i++) {
+  for (let i = 0; i < 20 * seconds; i++) {
     kernel = panel.sessionContext.session && panel.sessionContext.session.kernel;
     if (kernel && kernel.connectionStatus === 'connected' && kernel.status === 'idle') { await kernel.info; return; }
     await new Promise(done => setTimeout(done, 50));
@@ -57,6 +58,22 @@ RUN = """(seconds) => Promise.race([
   new Promise((_, fail) => setTimeout(() => fail(new Error(`the cells did not end within ${seconds} s`)),
                                       1000 * seconds)),
 ])"""
+# Widgets come one after the other, and push aside what is there: a place that was asked for too early is another's.
+SETTLED = """async ([selector, seconds]) => {
+  const places = () => JSON.stringify([...document.querySelectorAll(selector)].map((one) => {
+    const box = one.getBoundingClientRect();
+    return [box.x, box.y, box.width, box.height];
+  }));
+  let before = places();
+  for (let i = 0, same = 0; i < 20 * seconds; i++) {
+    await new Promise(done => setTimeout(done, 50));
+    const now = places();
+    same = now === before ? same + 1 : 0;
+    before = now;
+    if (same === 4) { return; }
+  }
+  throw new Error(`${selector}: they move on and on`);
+}"""
 BOTTOM = """() => {
   const cells = [...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell')];
   return Math.ceil(Math.max(...cells.map(cell => cell.getBoundingClientRect().bottom)));
@@ -127,13 +144,17 @@ class Lab:
         """End every kernel, that of the notebook `but` left out: those left alive keep memory and cores."""
         for session in json.loads(self._ask("api/sessions")):
             if session["path"] != but:
-                self._ask(f"api/sessions/{session['id']}", "DELETE")
+                try:
+                    self._ask(f"api/sessions/{session['id']}", "DELETE")
+                except urllib.error.HTTPError as error:
+                    if error.code not in (404, 410):  # it, or its kernel, ended meanwhile
+                        raise
 
     def close(self) -> None:
         self.end_kernels()
         os.killpg(self.process.pid, signal.SIGTERM)
         try:
-            self.process.wait(10)
+            self.process.wait(30)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -148,7 +169,7 @@ def chromium() -> Iterator[Any]:
     if found is None:
         raise RuntimeError("no Chromium on PATH; install it (Debian: apt install chromium)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS, timeout=1000 * PATIENCE)
         yield browser
         browser.close()
 
@@ -156,7 +177,7 @@ def chromium() -> Iterator[Any]:
 def open_page(browser: Any, *, width: int = 1440, height: int = 2200) -> Any:
     """Open a page that keeps the addresses it asked (`requests`) and the errors of its scripts (`problems`)."""
     page = browser.new_context(viewport={"width": width, "height": height}).new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(1000 * PATIENCE)
     page.requests, page.problems = [], []
     page.on("request", lambda request: page.requests.append(request.url))
     page.on("pageerror", lambda error: page.problems.append(str(error)))
@@ -173,19 +194,37 @@ def open_notebook(page: Any, lab: Lab, name: str) -> None:
         page.wait_for_selector("#jupyterlab-splash", state="detached")
         page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
         page.wait_for_function("() => !!window.jupyterapp")
-    page.evaluate(READY)
+    page.evaluate(READY, PATIENCE)
 
 
-def run_notebook(page: Any, lab: Lab, name: str, *, seconds: int = 200) -> None:
+def run_cells(page: Any, *, seconds: int = PATIENCE) -> None:
+    """Run all cells of the notebook that the page shows."""
+    page.evaluate(RUN, seconds)
+
+
+def run_notebook(page: Any, lab: Lab, name: str, *, seconds: int = PATIENCE) -> None:
     """Open a notebook and run all its cells."""
     open_notebook(page, lab, name)
-    page.evaluate(RUN, seconds)
+    run_cells(page, seconds=seconds)
+
+
+def restart_kernel(page: Any) -> None:
+    """Restart the kernel of the page's notebook, and wait until the new one can be asked."""
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+    page.evaluate(READY, PATIENCE)
+
+
+def settle(page: Any, selector: str) -> None:
+    """Wait until what the selector finds stays where it is."""
+    page.evaluate(SETTLED, [selector, PATIENCE])
 
 
 def set_theme(page: Any, theme: str) -> None:
     """Show the page in "JupyterLab Light" or "JupyterLab Dark"."""
     page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
-    page.wait_for_timeout(800)
+    page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
+    page.wait_for_selector("#main")  # JupyterLab hides all of itself for a moment
+    page.wait_for_timeout(800)  # until figures are drawn in the theme's ink
 
 
 def errors(page: Any) -> list[str]:

@@ -176,6 +176,7 @@ def _lack(marker: str) -> str | None:
 _LATE = (
     *("TimeoutError: .*Timeout [0-9]+ms exceeded", "TimeoutError: .*still running after", "TimeoutExpired: "),
     "AssertionError: .*: not within [0-9.]+ s",
+    "Error: .*(the cells did not end within|the kernel did not become ready|they move on and on)",
 )
 
 

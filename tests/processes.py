@@ -10,11 +10,16 @@ from pathlib import Path
 ENOUGH = 200.0
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition, ENOUGH seconds at most. Fails where it does not come in time, with what was waited for."""
+def until(condition: Callable[[], object], what: str | Callable[[], object]) -> None:
+    """Wait for a condition, ENOUGH seconds at most. Fails where it does not come in time, with what was waited for.
+
+    What a page, a kernel or another process is to show is waited for itself, and not looked at once something else is
+    there: that came by another message. `what` may be a function that is asked when time is up: how it is instead.
+    """
     deadline, pause = time.monotonic() + ENOUGH, 0.01
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {ENOUGH:g} s"
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what() if callable(what) else what}: not within {ENOUGH:g} s")
         time.sleep(pause)
         pause = min(1.3 * pause, 0.2)  # to look costs time that others need
 

@@ -107,7 +107,7 @@ def as_far_as(notebook, words):
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(400, func_only=True)  # whoever comes first has the results made, in the time of the tests above
+@pytest.mark.timeout(600, func_only=True)  # whoever comes first has the results made, in the time of the tests above
 @pytest.mark.parametrize("path", [path for path in PATHS if path.stem in LIVE], ids=name_of)
 def test_a_notebook_with_widgets_runs_in_jupyterlab(page, lab, of_shapes, path):
     """Widgets and live figures are drawn, and nothing fails."""
@@ -143,7 +143,7 @@ def in_groups():
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.timeout(600, func_only=True)
 @pytest.mark.parametrize("paths", in_groups(), ids=lambda paths: ", ".join(map(name_of, paths)))
 def test_the_figures_of_executed_notebooks_are_drawn_in_jupyterlab(page, lab, of_shapes, of_figures, paths):
     """What ran from nothing above, opened: each figure is alive in it. The outputs of several are in one notebook."""

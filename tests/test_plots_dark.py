@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
 from sparsepipe.plots.dark import lab_style
@@ -74,11 +75,12 @@ def test_jupyterlab_is_given_the_same_colours():
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_every_text_is_readable_in_light_and_dark_and_stages_keep_their_colours(chromium, drawn):
     fills = {}
     for scheme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(26, 26, 26)")):
         context = chromium.new_context(color_scheme=scheme, viewport={"width": 1000, "height": 900})
+        context.set_default_timeout(1000 * ENOUGH)
         try:
             page = context.new_page()
             for path in drawn:

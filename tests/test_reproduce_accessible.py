@@ -6,6 +6,7 @@ import nbformat
 import pandas as pd
 import pytest
 from PIL import Image
+from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
 from sparsepipe.io.files import write_json
@@ -15,7 +16,7 @@ from sparsepipe.reproduce.page import write_page
 
 axe_core = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 RULES = {
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]},
@@ -76,6 +77,7 @@ def pages(tmp_path_factory):
 @pytest.mark.parametrize("width", [1280, 480])
 def test_no_page_of_a_batch_violates_wcag_2_1_aa(chromium, pages, scheme, width):
     context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True)
+    context.set_default_timeout(1000 * ENOUGH)
     try:
         page = context.new_page()
         told, seen = [], set()

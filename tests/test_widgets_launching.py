@@ -171,7 +171,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     from pipeline_jobs import replayed_pipelines
 
     plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.02)
-    config = config.replace(minibatches=300)  # some seconds, in which a busy machine looks how far it is
+    config = config.replace(minibatches=500)  # some seconds, in which a busy machine looks how far it is
     board = LaunchBoard({"two": plan}, config, runs=tmp_path / "runs", profile=profile, cluster=cluster)
     line, details = board._lines["two"], board.details
     assert "pipeline 0: 2 stages on 2 × device" in line.promise.value and "samples/s" in line.promise.value
