@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -9,12 +10,23 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html, figure_text
 from .nothing import nothing_to_draw
-from .theme import GREY, INK, RUN_COLORS, SMALL, finished
+from .theme import GREY, INK, RUN_COLORS, SMALL, WIDTH, finished
 
 Series = Mapping[str, Sequence[tuple[int, float]]]  # variant → (iteration, seconds)
 Marks = Mapping[str, Sequence[tuple[int, str]]]  # variant → (iteration, what happened)
-_PANEL = 110  # pixels
-_APART = 0.07  # of the axis: marks closer to each other have their words together, which would lie over each other
+_CURVES, _BETWEEN, _AROUND = 84, 16, 120  # pixels: what lines have of a panel, between panels, above and below all
+_LANE, _GLYPH = 14, 5.6  # pixels: a line of words above the lines, a character of them
+_RIGHT = 90  # pixels for names on the right
+_WIDTH = WIDTH - 70 - _RIGHT  # pixels of an axis, about
+_APART = 0.07  # of the axis: marks of one text that are closer to each other have it once, with their number
+
+
+class _Label(NamedTuple):
+    """Words at a mark, in a lane above the lines: 0 is the lowest."""
+
+    at: int
+    text: str
+    lane: int
 
 
 def iteration_times_table(series: Series, marks: Marks | None = None) -> pd.DataFrame:
@@ -31,48 +43,53 @@ def iteration_times_table(series: Series, marks: Marks | None = None) -> pd.Data
 def iteration_times(series: Series, marks: Marks | None = None, *, title: str = "", note: str = "") -> go.Figure:
     """Draw every variant's seconds by iteration below each other, on the same axes; upright lines are marks.
 
-    Nothing is smoothed or left out. Seconds beyond 1.5 times what 99 of 100 iterations take are cut off by the axis.
+    Nothing is smoothed or left out. Seconds beyond 1.5 times what 99 of 100 iterations take are drawn as those: what
+    they are is said where the mouse rests, and by the table. What marks say stands above all lines.
     """
     title = title or "Seconds of an iteration, by variant"
     if not series:
         return nothing_to_draw(title, note=note)
-    names = list(series)
-    figure = make_subplots(rows=len(names), cols=1, shared_xaxes=True, shared_yaxes="all", vertical_spacing=0.06)
+    names, table = list(series), iteration_times_table(series)
+    top, span = 1.5 * table.seconds.quantile(0.99), max(1, table.iteration.max() - table.iteration.min())
+    words = {name: _in_lanes((marks or {}).get(name, ()), span) for name in names}
+    num_lanes = max((label.lane + 1 for labels in words.values() for label in labels), default=0)
+    panel, between = _CURVES + _LANE * num_lanes, _BETWEEN * (len(names) - 1)
+    whole = panel * len(names) + between
+    apart = _BETWEEN / whole
+    figure = make_subplots(rows=len(names), cols=1, shared_xaxes=True, shared_yaxes="all", vertical_spacing=apart)
     for row, name in enumerate(names, start=1):
         color, points = RUN_COLORS[(row - 1) % len(RUN_COLORS)], series[name]
         line = go.Scatter(
             x=[at for at, _ in points],
-            y=[seconds for _, seconds in points],
+            y=[min(seconds, top) for _, seconds in points],
+            customdata=[seconds for _, seconds in points],
             mode="lines",
             name=name,
             showlegend=False,
             line={"color": color, "width": 1},
-            hovertemplate=Html("{}<br>iteration %{{x}}: %{{y:.3f}} s<extra></extra>").format(name),
+            hovertemplate=Html("{}<br>iteration %{{x}}: %{{customdata:.3f}} s<extra></extra>").format(name),
         )
         figure.add_trace(line, row=row, col=1)
         figure.update_yaxes(title_text="s", row=row, col=1)
-    table = iteration_times_table(series)
-    most, top = table.iteration.max(), 1.5 * table.seconds.quantile(0.99)
-    for row, name in enumerate(names, start=1):
-        _named(figure, row, name, RUN_COLORS[(row - 1) % len(RUN_COLORS)])
-        _mark(figure, row, (marks or {}).get(name, ()), apart=_APART * max(1, most))
-    figure.update_yaxes(range=[0, top])
+        _named(figure, row, name, color, top)
+        _mark(figure, row, (marks or {}).get(name, ()), words[name], top)
+    figure.update_yaxes(range=[0, top * panel / _CURVES])
     figure.update_xaxes(title_text="iteration", row=len(names), col=1)
-    figure.update_layout(margin_r=90)
-    return finished(figure, title, note=note, height=110 + _PANEL * len(names))
+    figure.update_layout(margin_r=_RIGHT)
+    return finished(figure, title, note=note, height=_AROUND + whole)
 
 
 def _axis(letter: str, row: int) -> str:
     return letter if row == 1 else f"{letter}{row}"
 
 
-def _named(figure: go.Figure, row: int, name: str, color: str) -> None:
-    """The variant's name at the right of its panel, where no mark can be."""
+def _named(figure: go.Figure, row: int, name: str, color: str, top: float) -> None:
+    """The variant's name at the right of its lines, where no mark can be."""
     figure.add_annotation(
         x=1.01,
         xref=f"{_axis('x', row)} domain",
-        y=1,
-        yref=f"{_axis('y', row)} domain",
+        y=top,
+        yref=_axis("y", row),
         xanchor="left",
         yanchor="top",
         text=Html("<b>{}</b>").format(figure_text(name)),
@@ -81,31 +98,50 @@ def _named(figure: go.Figure, row: int, name: str, color: str) -> None:
     )
 
 
-def _counted(texts: Sequence[str]) -> list[str]:
-    """Each text once, with how often it is there."""
-    counts = Counter(texts)
-    return [text if count == 1 else f"{text} × {count}" for text, count in counts.items()]
+def _in_lanes(marks: Sequence[tuple[int, str]], span: float) -> list[_Label]:
+    """What marks say, each text of a group of close ones once, in lanes where no two of them meet.
 
-
-def _mark(figure: go.Figure, row: int, marks: Sequence[tuple[int, str]], *, apart: float) -> None:
-    """An upright line for each mark; words of marks that are close to each other stand together."""
-    groups: list[tuple[int, list[str]]] = []
-    for at, text in marks:
-        figure.add_vline(at, line={"color": GREY, "width": 1, "dash": "dot"}, row=row, col=1)
-        if groups and at - groups[-1][0] < apart:
-            groups[-1][1].append(text)
+    From the right to the left, each as low as it can be: above those that begin where it stands, as their lines go up
+    to them from below. Its own line is on the left of all words in lower lanes.
+    """
+    groups: list[list[tuple[int, str]]] = []
+    for at, text in sorted(marks, key=lambda mark: mark[0]):
+        if groups and at - groups[-1][0][0] < _APART * span:
+            groups[-1].append((at, text))
         else:
-            groups.append((at, [text]))
-    for at, texts in groups:
+            groups.append([(at, text)])
+    found: list[tuple[int, str]] = []
+    for group in groups:
+        counts = Counter(text for _, text in group)
+        first = {text: at for at, text in reversed(group)}
+        found += [(first[text], text if count == 1 else f"{text} × {count}") for text, count in counts.items()]
+    labels: list[_Label] = []
+    begins: list[float] = []  # of the words that are farthest to the left, by lane
+    for at, text in sorted(found, key=lambda one: one[0], reverse=True):
+        end = at + (_GLYPH * len(text) + _LANE) / _WIDTH * span
+        lane = max((k + 1 for k, begin in enumerate(begins) if begin < end), default=0)
+        begins[lane : lane + 1] = [at]
+        labels.append(_Label(at, text, lane))
+    return labels
+
+
+def _mark(figure: go.Figure, row: int, marks: Sequence[tuple[int, str]], labels: Sequence[_Label], top: float) -> None:
+    """An upright line for each mark, up to its words where it has some of its own."""
+    lane_of = {label.at: label.lane + 1 for label in sorted(labels, key=lambda label: label.lane)}
+    axes = {"xref": _axis("x", row), "yref": _axis("y", row)}
+    lane = top * _LANE / _CURVES  # seconds that a lane is high
+    for at in {at for at, _ in marks}:
+        line = {"color": GREY, "width": 1, "dash": "dot"}
+        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=top + lane * lane_of.get(at, 0), line=line, **axes)
+    for label in labels:
         figure.add_annotation(
-            x=at,
-            xref=_axis("x", row),
-            y=1,
-            yref=f"{_axis('y', row)} domain",
+            **axes,
+            x=label.at,
+            y=top + lane * label.lane,
             xanchor="left",
-            yanchor="top",
-            align="left",
-            text=Html("<br>").join(map(figure_text, _counted(texts))),
+            yanchor="bottom",
+            borderpad=0,
+            text=figure_text(label.text),
             showarrow=False,
             font={"size": SMALL - 2, "color": INK},
         )

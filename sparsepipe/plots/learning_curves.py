@@ -1,4 +1,4 @@
-"""Accuracy or loss over hours: a panel a task, a line a system."""
+"""Accuracy or loss over hours, or over seconds: a panel a task, a line a system."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,28 +8,37 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html
 from .nothing import nothing_to_draw
-from .theme import RUN_COLORS, RUN_DASHES, finished
+from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished
 
-Curve = Sequence[tuple[float, float]]  # (hours, value)
+Curve = Sequence[tuple[float, float]]  # (hours or seconds, value)
 Panels = Mapping[str, Mapping[str, Curve]]  # task → system → curve
 _MOST_POINTS = 2000  # of a line on screen; the table has all
+_MOST_MARKERS = 30  # of a line: more would hide it
 _PANEL, _COLUMNS = 230, 3
+_CLOCKS = {"hours": "h", "seconds": "s"}
 
 
-def learning_curves_table(panels: Panels) -> pd.DataFrame:
-    """One row for each point of each system's curve on each task."""
+def learning_curves_table(panels: Panels, *, clock: str = "hours") -> pd.DataFrame:
+    """One row for each point of each system's curve on each task; `clock` is the column of when."""
     rows = [
-        {"task": task, "system": system, "hours": hours, "value": value}
+        {"task": task, "system": system, clock: when, "value": value}
         for task, curves in panels.items()
         for system, curve in curves.items()
-        for hours, value in curve
+        for when, value in curve
     ]
-    return pd.DataFrame(rows, columns=["task", "system", "hours", "value"])
+    return pd.DataFrame(rows, columns=["task", "system", clock, "value"])
 
 
-def learning_curves(panels: Panels, *, unit: str = "top-1 (%)", title: str = "", note: str = "") -> go.Figure:
-    """Draw curves over hours. A task whose name has a unit in brackets at its end has that for its own axis."""
-    title = title or "Accuracy by hours"
+def learning_curves(
+    panels: Panels, *, unit: str = "top-1 (%)", clock: str = "hours", title: str = "", note: str = ""
+) -> go.Figure:
+    """Draw curves over hours, or "seconds" where that is the `clock` of their points.
+
+    A task whose name has a unit in brackets at its end has that for its own axis. Raises ValueError for another clock.
+    """
+    if clock not in _CLOCKS:
+        raise ValueError(f"clock {clock!r}, expected one of {', '.join(_CLOCKS)}")
+    title = title or f"Accuracy by {clock}"
     if not panels:
         return nothing_to_draw(title, note=note)
     tasks = list(panels)
@@ -50,19 +59,20 @@ def learning_curves(panels: Panels, *, unit: str = "top-1 (%)", title: str = "",
             k = systems.index(system)
             shown = curve[:: max(1, len(curve) // _MOST_POINTS)]
             line = go.Scatter(
-                x=[hours for hours, _ in shown],
+                x=[when for when, _ in shown],
                 y=[value for _, value in shown],
-                mode="lines",
+                mode="lines+markers" if len(shown) <= _MOST_MARKERS else "lines",
                 name=system,
                 legendgroup=system,
                 showlegend=not any(system in panels[before] for before in tasks[:place]),
                 line={"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
-                hovertemplate=Html("{}<br>%{{x:.3g}} h: %{{y:.4g}}<extra></extra>").format(system),
+                marker={"symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 6},
+                hovertemplate=Html("{}<br>%{{x:.3g}} {}: %{{y:.4g}}<extra></extra>").format(system, _CLOCKS[clock]),
             )
             figure.add_trace(line, row=row, col=column)
         own = task.rpartition(" (")[2].rstrip(")") if " (" in task else unit
         figure.update_yaxes(title_text=own, rangemode="tozero", row=row, col=column)
-        figure.update_xaxes(title_text="hours", rangemode="tozero", row=row, col=column)
+        figure.update_xaxes(title_text=clock, rangemode="tozero", row=row, col=column)
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},
         margin={"t": 104 if len(tasks) > 1 else 72, "b": 90},

@@ -18,7 +18,8 @@ _WORDS = {
     "ours": "measured here",
 }
 _GROUP = 0.84  # of the distance between two cases
-_MANY = 18  # bars: their numbers are smaller then
+_WIDTH, _GLYPH = 660, 0.64  # pixels of the axis, about; of a digit's width in its size
+_LEAST = 7  # pixels: smaller digits are not read
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def system_bars(bars: Sequence[SystemBar], *, unit: str, title: str, note: str =
             ),
         )
         figure.add_trace(bar)
-        figure.add_trace(_values(places, part, digits, size=SMALL if len(kinds) * len(cases) <= _MANY else SMALL - 2))
+        figure.add_trace(_values(places, part, digits, room=step * _WIDTH / len(cases)))
     for system in systems:
         color = RUN_COLORS[systems.index(system) % len(RUN_COLORS)]
         figure.add_trace(go.Bar(x=[None], y=[None], name=system, marker={"color": color}))
@@ -89,13 +90,15 @@ def system_bars(bars: Sequence[SystemBar], *, unit: str, title: str, note: str =
     return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=430)
 
 
-def _values(places: Sequence[float], part: pd.DataFrame, digits: str, *, size: int) -> go.Scatter:
-    """The numbers, above bars and their intervals."""
+def _values(places: Sequence[float], part: pd.DataFrame, digits: str, *, room: float) -> go.Scatter:
+    """The numbers, above bars and their intervals: in `room` pixels each, so that none lies over what is beside it."""
+    texts = [format(value, digits) for value in part.value]
+    size = min(SMALL, max(_LEAST, room / (_GLYPH * max(map(len, texts)))))
     return go.Scatter(
         x=places,
         y=part.most.astype(float).fillna(part.value),
         mode="text",
-        text=[format(value, digits) for value in part.value],
+        text=texts,
         textposition="top center",
         textfont={"size": size},
         cliponaxis=False,

@@ -83,22 +83,28 @@ def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int
         if len(values):
             mean = values.mean()
             spread = {"array": [values.max() - mean], "arrayminus": [mean - values.min()], "visible": len(values) > 1}
+            place = {"x": [figure_text(name)], "offsetgroup": source, "showlegend": False}
             bar = go.Bar(
-                x=[figure_text(name)],
+                **place,
                 y=[mean],
                 error_y=spread,
-                offsetgroup=source,
-                showlegend=False,
                 marker={"color": color, "pattern": hatch(source)},
+                hovertemplate=Html("{}<br>{}: %{{y:.1f}} samples/s<extra></extra>").format(name, source),
+            )
+            figure.add_trace(bar, row=1, col=col)
+            above = go.Bar(  # unseen, as high as the line reaches: the number stands over that
+                **place,
+                y=[values.max()],
+                marker={"color": "rgba(0,0,0,0)"},
                 text=[_short(mean)],
                 textposition="outside",
                 textfont_size=SMALL - 2,
                 textangle=0,
                 constraintext="none",
                 cliponaxis=False,
-                hovertemplate=Html("{}<br>{}: %{{y:.1f}} samples/s<extra></extra>").format(name, source),
+                hoverinfo="skip",
             )
-            figure.add_trace(bar, row=1, col=col)
+            figure.add_trace(above, row=1, col=col)
 
 
 def _short(value: float) -> str:

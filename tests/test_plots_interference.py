@@ -1,0 +1,58 @@
+"""Figures of disturbed runs: what marks say, and numbers over bars, cover neither curves, whiskers nor each other."""
+
+import random
+
+import pytest
+
+from sparsepipe import plots
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_words_of_marks_cover_nothing(seed):
+    """They lay over the curves, and over each other's lines. A character is 4 pixels of an axis of 600 here."""
+    draw = random.Random(seed)
+    series = {name: [(at, draw.expovariate(10)) for at in range(500)] for name in ("never", "live")}
+    marks = {"live": [(draw.randrange(500), draw.choice(["intruder", "gone", "12-9 (2:1)"])) for _ in range(12)]}
+    figure = plots.iteration_times(series, marks)
+    highest = max(max(line.y) for line in figure.data)
+    words = [note for note in figure.layout.annotations if note.yanchor == "bottom"]
+    assert sum(int(note.text.partition(" × ")[2] or 1) for note in words) == 12
+    assert {note.yref for note in words} == {"y2"}
+    assert all(note.y >= highest for note in words) and max(note.y for note in words) < figure.layout.yaxis.range[1]
+    spans = [(note.y, note.x, note.x + 4 / 600 * 500 * len(note.text)) for note in words]
+    for lane, begin, end in spans:
+        assert not any(other == lane and begin < first < end for other, first, _ in spans)
+        lines = [line for line in figure.layout.shapes if begin < line.x0 < end]
+        assert all(line.y1 <= lane for line in lines), "through these words"
+
+
+def test_iterations_that_are_cut_off_are_told_in_full():
+    figure = plots.iteration_times({"never": [(at, 0.1) for at in range(200)] + [(200, 9.0)]})
+    (line,) = figure.data
+    assert max(line.y) == pytest.approx(0.15) and line.customdata[-1] == 9.0
+    assert plots.iteration_times_table({"never": [(200, 9.0)]}).seconds.tolist() == [9.0]
+
+
+def test_curves_have_the_axis_of_their_points():
+    panels = {"light (top-1, %)": {"live": [(0.0, 10.0), (9.0, 90.0)]}}
+    figure = plots.learning_curves(panels, clock="seconds")
+    assert figure.layout.xaxis.title.text == "seconds" and "x:.3g} s:" in figure.data[0].hovertemplate
+    assert list(plots.learning_curves_table(panels, clock="seconds").columns) == ["task", "system", "seconds", "value"]
+    assert plots.learning_curves(panels).layout.xaxis.title.text == "hours"
+    with pytest.raises(ValueError, match="clock 'days', expected one of hours, seconds"):
+        plots.learning_curves(panels, clock="days")
+
+
+@pytest.mark.parametrize("count", [2, 5, 7])
+def test_numbers_stand_over_whiskers_and_beside_each_other(count):
+    """Of five systems in three cases one number ran into the next."""
+    bars = [
+        plots.SystemBar(case, f"system {k}", 0.0351, "ours", 0.03, 0.05 + k)
+        for case in ("before", "beside", "whole")
+        for k in range(count)
+    ]
+    figure = plots.system_bars(bars, unit="s", title="t")
+    numbers = [trace for trace in figure.data if trace.type == "scatter"]
+    assert [list(trace.y) for trace in numbers] == [[0.05 + k] * 3 for k in range(count)]
+    apart = (numbers[1].x[0] - numbers[0].x[0]) / 3 * (760 - 70 - 24)  # pixels
+    assert all(0.6 * len("0.0351") * trace.textfont.size < apart for trace in numbers)
