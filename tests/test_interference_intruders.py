@@ -80,6 +80,14 @@ def test_an_intruder_rests_until_it_is_told_to_begin_and_again():
             intruder.begin()
 
 
+def test_an_intruder_that_takes_a_tenth_needs_ten_times_as_long():
+    """At least: its neighbours may keep it from the processor for longer. A product of matrices takes milliseconds."""
+    with intruding(["matrix-products"], cores=[CORE], share=0.1) as (intruder,):
+        began, before = time.monotonic(), cpu_seconds(intruder.process.pid)
+        until(lambda: cpu_seconds(intruder.process.pid) > before + 0.1, "an intruder that computes")
+        assert time.monotonic() - began > 0.5
+
+
 def _idle(used) -> bool:
     before = used()
     time.sleep(0.3)
@@ -139,6 +147,7 @@ def test_the_command_says_how_many_steps_were_made(capsys):
         ([QUICK, "--cores", "0", "--seconds", "0"], "expected more than 0 and finite"),
         ([QUICK, "--cores", "0", "--seconds", "1e9"], "seconds is 1e+09 seconds, expected 0 to 1e+06"),
         ([QUICK, "--cores", "0", "--after", "-1"], "expected more than 0"),
+        ([QUICK, "--cores", "0", "--share", "1.5"], "an intruder's share is 1.5, expected more than 0 and at most 1"),
     ],
 )
 def test_bad_input_of_the_command_is_one_line(capsys, arguments, message):

@@ -56,6 +56,7 @@ FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritt
     "published_devices": 2,
     "variants": ["live"],
     "runs_each": 1,
+    "light_variants": ["live"],
 }
 
 

@@ -19,12 +19,14 @@ from sparsepipe.record import Origin
 from sparsepipe.reproduce.foresight import AHEAD, Foresight, Wanted, foreseen, slowed_by
 from sparsepipe.reproduce.intrusion import FILE, Intrusion, came_and_went
 from sparsepipe.reproduce.moving import (
+    bars_by_load,
     bars_of_runs,
     changes,
     changes_table,
     devices_in_use,
     iterations,
-    losses_by_hours,
+    learning_by_seconds,
+    losses_by_seconds,
     moments,
     samples_per_second,
     seconds_bars,
@@ -84,6 +86,11 @@ def test_of_several_runs_a_bar_knows_the_least_and_the_most(tmp_path):
     bars = {bar.case: (bar.value, bar.least, bar.most) for bar in seconds_bars({"live": [first, second]})}
     assert bars["beside the intruder"] == (4.5, 3, 6) and bars["before the intruder"] == (1.5, 1, 2)
     assert whole_run_seconds(second) == 2 * whole_run_seconds(first)
+    by_load = bars_by_load({"light": {"live": [first]}, "heavy": {"live": [first, second]}})
+    assert [(bar.case, bar.value, bar.most) for bar in by_load] == [
+        ("light intruder", 3, None),
+        ("heavy intruder", 4.5, 6),
+    ]
     assert {(bar.least, bar.most) for bar in seconds_bars({"live": [first]})} == {(None, None)}
 
 
@@ -101,11 +108,28 @@ def test_paces_losses_and_use_of_the_devices_are_read_off_a_run(tmp_path):
         (record.folder / f"trace-rank{rank}.jsonl").write_text(json.dumps(span) + "\n")
     assert samples_per_second(record) == (32 + 32 + 16) / 4
     assert devices_in_use(record) == pytest.approx(75)
-    assert losses_by_hours({"live": [record]}) == {
-        "live": [(0, 8), (pytest.approx(1 / 3600), 6), (pytest.approx(3 / 3600), 14 / 3), (pytest.approx(4 / 3600), 4)]
-    }
+    assert losses_by_seconds({"live": [record]}) == {"live": [(0, 8), (1, 6), (3, 14 / 3), (4, 4)]}
     (bar,) = bars_of_runs("all", {"live": [record], "never": []}, samples_per_second)
     assert (bar.case, bar.system, bar.value, bar.source, bar.least) == ("all", "live", 20, "ours", None)
+
+
+def test_the_clock_stands_while_a_run_validates(tmp_path):
+    """Ends after 1 and 2 s, a validation until 7 s, ends after 8 and 9 s, a last validation until 11 s."""
+    record = RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
+    rows = [
+        {"event": "step", "epoch": k // 2, "minibatch": k, "seconds": end, "loss": 1.0, "samples": 32}
+        for k, end in enumerate((1.0, 2.0, 8.0, 9.0))
+    ]
+    told = {"event": "epoch", "train": {"loss": 1.0}}
+    rows.insert(2, told | {"epoch": 0, "minibatches": 2, "seconds": 7.0, "validation": {"loss": 1.0, "accuracy": 0.25}})
+    rows.append(told | {"epoch": 1, "minibatches": 4, "seconds": 11.0, "validation": {"loss": 1.0, "accuracy": 0.5}})
+    (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert iterations(record) == [(1, 1.0), (2, 1.0), (3, 1.0)] and samples_per_second(record) == 32
+    assert learning_by_seconds({"light": {"live": [record]}, "heavy": {"never": [record]}}) == {
+        "light intruder (top-1, %)": {"live": [(1, 25), (3, 50)]},
+        "heavy intruder (top-1, %)": {"never": [(1, 25), (3, 50)]},
+        "heavy intruder (training loss)": {"never": [(0, 1), (1, 1), (2, 1), (3, 1)]},
+    }
 
 
 def test_what_an_intruder_costs_each_rank_is_read_off_a_run_that_never_moved(tmp_path):
@@ -177,10 +201,14 @@ def test_visits_that_cannot_be_are_refused_in_one_line(kind, visits, told):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("document", [[], {"kind": "training"}, {"kind": 1}, {"came_and_went": [[1]]}])
+@pytest.mark.parametrize(
+    "document", [[], {"kind": "training"}, {"kind": 1}, {"came_and_went": [[1]]}, {"came_and_went": [], "share": 2}]
+)
 def test_a_file_that_tells_of_no_visits_is_refused(tmp_path, document):
     record = written(tmp_path / "run")
     whole = {"kind": "training", "visits": [], "came_and_went": []}
+    (record.folder / FILE).write_text(json.dumps(whole))
+    assert came_and_went(record) == [], "what other tests of this file break"
     broken = whole | document if "came_and_went" in document else document
     (record.folder / FILE).write_text(json.dumps(broken))
     with pytest.raises(InputError, match=FILE):
@@ -217,3 +245,4 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     assert not foresight.fault and len(followed) == 2 and followed[1][0] > 15 and followed[1][1] == other
     assert intrusion.kept_run(tmp_path, "net-moving", plan, config).folder == folder
     assert Intrusion.of("training", intrusion.visits).kept_run(tmp_path, "net-moving", plan, config) is None
+    assert replace(intrusion, share=0.5).kept_run(tmp_path, "net-moving", plan, config) is None, "of another load"

@@ -30,6 +30,8 @@ def _run(verb: Parser) -> None:
     where.add_argument("--gpus", type=numbers, metavar="K[,K]", help="or NVIDIA GPUs, as torch counts them")
     verb.add_argument("--after", type=seconds, default=0.0, metavar="S", help="seconds to wait first (default: 0)")
     verb.add_argument("--seconds", type=positive, default=60.0, metavar="S", help="how long it computes (default: 60)")
+    share = "of the processor's or GPU's time, at most (default: 1, all that it gets)"
+    verb.add_argument("--share", type=positive, default=1.0, metavar="S", help=share)
 
 
 def _measure(verb: Parser) -> None:

@@ -14,7 +14,8 @@ from .output import Answer, Progress, cell, progress_line, table
 def run(options: argparse.Namespace) -> Answer:
     """Intrude to the end, or as long as who started it is there."""
     where, name = ("gpus", "GPU") if options.gpus else ("cores", "processor")
-    numbers, times = options.gpus or options.cores, {"after": options.after, "seconds": options.seconds}
+    numbers = options.gpus or options.cores
+    times = {"after": options.after, "seconds": options.seconds, "share": options.share}
     steps = run_intruders(options.kind, **{where: numbers}, **times, say=progress_line)
     told = ", ".join(f"{count} steps on {name} {number}" for number, count in steps.items())
     document = {"kind": options.kind, where: list(numbers), **times, "steps": steps}

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..dynamics.interference.intruding import intruding
-from ..dynamics.interference.kinds import check_kind
+from ..dynamics.interference.kinds import check_kind, check_share
 from ..errors import InputError
 from ..host.background_load import processors_of
 from ..io.fields import each, fields, integer, number, shown, text
@@ -29,6 +28,7 @@ _FIELDS = fields(
         "kind": text,
         "visits": each(each(number)),
         "came_and_went": each(each(integer)),
+        "share": number,
     }
 )
 
@@ -38,22 +38,25 @@ class Intrusion:
     """What disturbs a job of several ranks on one machine: a kind of intruder on the last rank's processor, and when.
 
     `visits` are (from, to) as shares of the run's minibatches. Each rank has a processor of its own, in order: a
-    processor is a device here. Raises InputError for a kind that is none, and visits that are not in order.
+    processor is a device here, of which the intruder takes `share` at most: beside another process 1 is half of it.
+    Raises InputError for a kind or a share that is none, and visits that are not in order.
     """
 
     kind: str
     visits: tuple[tuple[float, float], ...]
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         check_kind(self.kind)
+        check_share(self.share)
         moments = [0.0, *(moment for visit in self.visits for moment in visit), 1.0]
         if any(len(visit) != 2 for visit in self.visits) or moments != sorted(moments):
             raise InputError(f"visits {shown(self.visits)}: expected pairs (from, to) of shares of a run, in order")
 
     @classmethod
-    def of(cls, kind: str, visits: Sequence[Sequence[float]]) -> "Intrusion":
-        """As a notebook's parameters give it: lists of two shares."""
-        return cls(kind, tuple(tuple(map(float, visit)) for visit in visits))  # type: ignore[misc]
+    def of(cls, kind: str, visits: Sequence[Sequence[float]], *, share: float = 1.0) -> "Intrusion":
+        """As a notebook's parameters give it: lists of two shares of a run each."""
+        return cls(kind, tuple(tuple(map(float, visit)) for visit in visits), share)  # type: ignore[misc]
 
     def disturb(self, job: Job, *, minibatches: int) -> None:
         """Keep each rank of a job on its own processor, and let the intruder come and go until its last visit is over.
@@ -66,7 +69,7 @@ class Intrusion:
         cores = [own[rank % len(own)] for rank in range(ranks)]
         reached, seen = Reached(job), list[tuple[int, int]]()
         # It starts while the job does, which takes both a second, and rests until its moment.
-        with intruding([self.kind], cores=cores[-1:], resting=True) as (intruder,):
+        with intruding([self.kind], cores=cores[-1:], share=self.share, resting=True) as (intruder,):
             reached.wait(0)
             _keep_on(folder, cores)
             for first, last in self.visits:
@@ -77,7 +80,8 @@ class Intrusion:
                 reached.wait(round(last * minibatches))
                 intruder.rest()
                 seen.append((came, reached.minibatch))
-                write_json(folder / FILE, {"kind": self.kind, "visits": self.visits, "came_and_went": seen})
+                told = {"kind": self.kind, "visits": self.visits, "share": self.share, "came_and_went": seen}
+                write_json(folder / FILE, told)
 
     def kept_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
         """The newest finished run of that name, if it began as `plan` and was disturbed in this way; else None."""
@@ -85,7 +89,7 @@ class Intrusion:
         if record is None or not (record.folder / FILE).exists():
             return None
         _, first = record.plans[0]
-        same = plan_digest(first) == plan_digest(plan) and _read(record)[:2] == (self.kind, self.visits)
+        same = plan_digest(first) == plan_digest(plan) and _read(record)[0] == self
         print(f"{name}: {f'from runs/{record.name}' if same else 'training now'}", flush=True)
         return record if same else None
 
@@ -95,10 +99,11 @@ def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
 
     Raises InputError for a file that says something else.
     """
-    return _read(record)[2] if (record.folder / FILE).exists() else []
+    return _read(record)[1] if (record.folder / FILE).exists() else []
 
 
-def _read(record: RunRecord) -> tuple[str, tuple[Any, ...], list[tuple[int, int]]]:
+def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
+    """What disturbed a run, and when it came and went; all that it got of a processor, where no share is told of."""
     path = record.folder / FILE
     found = _FIELDS(read_json(path, what="intruder's visits"), str(path))
     if missing := sorted({"kind", "visits", "came_and_went"} - found.keys()):
@@ -107,7 +112,11 @@ def _read(record: RunRecord) -> tuple[str, tuple[Any, ...], list[tuple[int, int]
     if any(len(pair) != 2 for pair in pairs):
         raise InputError(f"{path}: expected pairs (from, to)")
     count = len(found["visits"])
-    return found["kind"], tuple(pairs[:count]), pairs[count:]  # type: ignore[return-value]
+    try:
+        what = Intrusion.of(found["kind"], pairs[:count], share=found.get("share", 1.0))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return what, pairs[count:]  # type: ignore[return-value]
 
 
 class Reached:

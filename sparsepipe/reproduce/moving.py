@@ -1,7 +1,7 @@
 """What disturbed runs say, by their records and in simulations: when an iteration took how long, what changes gave."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -19,10 +19,12 @@ from ..plots.system_bars import SystemBar
 from ..profile import Profile
 from ..record import RunRecord
 from ..stragglers import Stragglers
+from ..trace import WORK
 from .intrusion import came_and_went
 
 _NEWEST = 20  # minibatches before one, with which its loss is drawn as a mean
 _NAMES = ("before the intruder", "beside the intruder", "the whole run")
+_BESIDE = _NAMES[1]
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ def iterations(record: RunRecord) -> list[tuple[int, float]]:
     """(minibatch, seconds from the end of the one before to its own) of a run, in the order in which they ended.
 
     Replicas of the last stage end a round of minibatches at about the same time: each has the round's mean. The first
-    minibatch, or round, has nothing before it and is left out.
+    minibatch, or round, has nothing before it and is left out. Validations between epochs do not count (`_trained`).
     """
-    ends = sorted(row["seconds"] for row in record.metrics("step"))
+    ends = [row["seconds"] for row in _trained(record)]
     plans = record.plans
     begins = [min(first or 0, len(ends)) for first, _ in plans]
     found: list[tuple[int, float]] = []
@@ -57,6 +59,29 @@ def iterations(record: RunRecord) -> list[tuple[int, float]]:
             if first:
                 found += [(k, (ends[last - 1] - ends[first - 1]) / (last - first)) for k in range(first, last)]
     return found
+
+
+def _trained(record: RunRecord) -> list[dict[str, Any]]:
+    """Rows of a run's minibatches in the order in which they ended, by a clock that stands while the run validates.
+
+    From the last minibatch of an epoch that is validated to the row of the epoch, which is written after it.
+    """
+    return _by_training_clock(record)[0]
+
+
+def _by_training_clock(record: RunRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of minibatches (see `_trained`), and of the epochs that were validated, by the same clock."""
+    steps = sorted(record.metrics("step"), key=lambda row: row["seconds"])
+    epochs = [row for row in record.metrics("epoch") if row.get("validation")]
+    stands = [
+        (max((row["seconds"] for row in steps if row["seconds"] <= epoch["seconds"]), default=0.0), epoch["seconds"])
+        for epoch in epochs
+    ]
+
+    def trained(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"seconds": row["seconds"] - sum(end - begin for begin, end in stands if end <= row["seconds"])}
+
+    return [trained(row) for row in steps], [trained(row) for row in epochs]
 
 
 def moments(record: RunRecord) -> list[tuple[int, str]]:
@@ -104,14 +129,20 @@ def changes_table(records: Mapping[str, RunRecord]) -> pd.DataFrame:
 
 
 def samples_per_second(record: RunRecord) -> float:
-    """Samples a second from the first minibatch's end to the last one's, changes of the plan among them."""
-    first, *rest = sorted(record.metrics("step"), key=lambda row: row["seconds"])
+    """Samples a second from the first minibatch's end to the last one's: with changes of the plan, not validations."""
+    first, *rest = _trained(record)
     return sum(row["samples"] for row in rest) / (rest[-1]["seconds"] - first["seconds"]) if rest else 0.0
 
 
 def devices_in_use(record: RunRecord) -> float:
-    """Per cent of all processes' time in which they compute, by the trace; an intruder beside them takes some of it."""
-    return 100 * (1 - record.trace().bubble_fraction)
+    """Per cent of all processes' time in which they compute, by the trace, validations among it.
+
+    Spans are of wall-clock time: what an intruder takes of a processor meanwhile counts as the process's own.
+    """
+    trace = record.trace()
+    computed = sum(trace.seconds(rank, (*WORK, "evaluate")) for rank in trace.ranks)
+    whole = len(trace.ranks) * trace.shown_seconds
+    return 100 * computed / whole if whole else 0.0
 
 
 def bars_of_runs(
@@ -122,18 +153,42 @@ def bars_of_runs(
     return [_bar(case, variant, values) for variant, values in every.items()]
 
 
-def losses_by_hours(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[tuple[float, float]]]:
-    """The training loss of each variant's first run, by hours since its first minibatch's end.
+def losses_by_seconds(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[tuple[float, float]]]:
+    """The training loss of each variant's first run, by seconds of training since its first minibatch's end.
 
     A point is the mean over a minibatch and those before it, some twenty at the most.
     """
     found = {}
     for variant, (record, *_) in records.items():
-        rows = sorted(record.metrics("step"), key=lambda row: row["seconds"])
+        rows = _trained(record)
         means = (fmean(row["loss"] for row in rows[max(0, k - _NEWEST) : k + 1]) for k in range(len(rows)))
-        hours = ((row["seconds"] - rows[0]["seconds"]) / 3600 for row in rows)
-        found[variant] = list(zip(hours, means, strict=True))
+        found[variant] = list(zip((row["seconds"] - rows[0]["seconds"] for row in rows), means, strict=True))
     return found
+
+
+def accuracies_by_seconds(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[tuple[float, float]]]:
+    """Validation accuracy (%) after each epoch of each variant's first run, by seconds as `losses_by_seconds` has them.
+
+    Nothing of a run that validates nothing, or whose validations tell no accuracy.
+    """
+    found = {}
+    for variant, (record, *_) in records.items():
+        steps, epochs = _by_training_clock(record)
+        found[variant] = [
+            (row["seconds"] - steps[0]["seconds"], 100 * row["validation"]["accuracy"])
+            for row in epochs
+            if "accuracy" in row["validation"]
+        ]
+    return found
+
+
+def learning_by_seconds(
+    loads: Mapping[str, Mapping[str, Sequence[RunRecord]]],
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Panels of `plots.learning_curves`: accuracies under each intruder, and losses under the last of them."""
+    *_, last = loads
+    panels = {f"{load} intruder (top-1, %)": accuracies_by_seconds(records) for load, records in loads.items()}
+    return panels | {f"{last} intruder (training loss)": losses_by_seconds(loads[last])}
 
 
 def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
@@ -148,6 +203,16 @@ def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
             if seconds := [one[name] for one in every if name in one]:
                 found.append(_bar(name, variant, seconds))
     return found
+
+
+def bars_by_load(loads: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> list[SystemBar]:
+    """Mean seconds of an iteration while each intruder was there: a case a load, a bar a variant (`seconds_bars`)."""
+    return [
+        replace(bar, case=f"{load} intruder")
+        for load, records in loads.items()
+        for bar in seconds_bars(records)
+        if bar.case == _BESIDE
+    ]
 
 
 def _bar(case: str, variant: str, values: Sequence[float]) -> SystemBar:

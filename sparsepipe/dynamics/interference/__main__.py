@@ -15,10 +15,20 @@ from .kinds import BEGIN, KINDS
 from .places import CPU, device_at
 
 
-def intrude(*, kind: str, device: str, number: int, after: float, seconds: float | None, resting: bool = False) -> int:
+def intrude(
+    *,
+    kind: str,
+    device: str,
+    number: int,
+    after: float,
+    seconds: float | None,
+    share: float = 1.0,
+    resting: bool = False,
+) -> int:
     """Wait `after` seconds, then compute for so many `seconds` (None: until it is ended).
 
-    `resting`: only while it was last told to begin, and not to rest, by a line on stdin.
+    `share`: of that time at most, as pauses between steps. `resting`: only while it was last told to begin, and not to
+    rest, by a line on stdin.
     On processor `number` alone, or with device "cuda" on that GPU: what drives it may then use every processor.
     Returns how many steps it made.
     """
@@ -29,7 +39,7 @@ def intrude(*, kind: str, device: str, number: int, after: float, seconds: float
     if device == CPU:
         with suppress(AttributeError, OSError):  # a system that pins nobody, or a processor taken away meanwhile
             os.sched_setaffinity(0, {number})
-    step = KINDS[kind](device_at(device, number))
+    step, used = KINDS[kind](device_at(device, number)), time.process_time if device == CPU else time.monotonic
     step()
     report_started()
     time.sleep(after)
@@ -37,8 +47,11 @@ def intrude(*, kind: str, device: str, number: int, after: float, seconds: float
     steps = 0
     while end is None or time.monotonic() < end:
         at_work.wait()
+        began, before = time.monotonic(), used()
         step()
         steps += 1
+        if share < 1:  # what a neighbour on the same processor took meanwhile counts as a pause
+            time.sleep(max(0.0, (used() - before) / share - (time.monotonic() - began)))
     return steps
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...errors import InputError
 from ...host.contention import processes_at_work
 from ...io.fields import shown
-from .kinds import BEGIN, REST, check_kind
+from .kinds import BEGIN, REST, check_kind, check_share
 from .places import CPU, GPU, check_places
 
 _LOOK = 0.1  # seconds between two looks at whether all are done, and whether whoever asked is still there
@@ -51,17 +51,20 @@ def intruding(
     gpus: Sequence[int] = (),
     after: float = 0.0,
     seconds: float | None = None,
+    share: float = 1.0,
     resting: bool = False,
 ) -> Iterator[tuple[Intruder, ...]]:
     """Run an intruder of each of `kinds` on each of the processors `cores`, or of `gpus`, while the `with` block runs.
 
     The block starts once all of them are ready. They wait `after` seconds, then compute for `seconds` (None: until the
-    block ends), or, `resting`, from each `begin` of an intruder to its `rest`. They are killed at the block's end, and
-    when this process dies, whatever kills it.
+    block ends), or, `resting`, from each `begin` of an intruder to its `rest`. `share`: of its processor's time (a
+    GPU's: of the time) each computes so much at most, a quarter of it for 0.25; whoever gets less does not catch up.
+    They are killed at the block's end, and when this process dies, whatever kills it.
     Raises InputError for unknown kinds, for processors that this process may not use, and GPUs that are not here.
     """
     for kind in kinds:
         check_kind(kind)
+    check_share(share)
     device, numbers = (GPU, gpus) if gpus and not cores else (CPU, cores)
     check_places(device, numbers)
     if cores and gpus:
@@ -70,7 +73,7 @@ def intruding(
         if value is not None and not 0 <= value <= MOST_SECONDS:
             raise InputError(f"{name} is {value:g} seconds, expected 0 to {MOST_SECONDS:g}")
     places = [(kind, device, number) for kind in kinds for number in numbers]
-    when = {"after": after, "seconds": seconds, "resting": resting}
+    when = {"after": after, "seconds": seconds, "share": share, "resting": resting}
     asked = [{"kind": k, "device": d, "number": n, **when} for k, d, n in places]
     alone = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with processes_at_work(__package__, asked, **alone) as processes:
@@ -84,6 +87,7 @@ def run_intruders(
     gpus: Sequence[int] = (),
     after: float,
     seconds: float,
+    share: float = 1.0,
     say: Callable[[str], None],
 ) -> dict[int, int]:
     """Intrude once, to the end; return the steps made by the number of the processor or GPU.
@@ -91,7 +95,7 @@ def run_intruders(
     The intruders end early with whoever started this process. Raises InputError where one of them failed.
     """
     parent = os.getppid()
-    with intruding([kind], cores=cores, gpus=gpus, after=after, seconds=seconds) as intruders:
+    with intruding([kind], cores=cores, gpus=gpus, after=after, seconds=seconds, share=share) as intruders:
         where = f"{'GPU ' if gpus else ''}{', '.join(map(str, gpus or cores))}"
         say(f"{kind} on {where}: ready; begins in {after:g} s, for {seconds:g} s")
         while any(one.process.poll() is None for one in intruders):
