@@ -324,6 +324,18 @@ def test_tasks_have_a_column_each_with_speeds_above_and_accuracy_below(records):
         plots.tasks({"images": []})
 
 
+def test_the_number_of_several_seeds_stands_over_their_line(records, tmp_path):
+    """It lay over it, at the height of the mean."""
+    shutil.copytree(records[0].folder, tmp_path / "again")
+    rows = [row | {"samples_per_second": 140.0} for row in records[0].metrics() if row["event"] != "step"]
+    write_rows(tmp_path / "again/metrics.jsonl", rows)
+    write_json(tmp_path / "again/config.json", records[0].config | {"seed": 1})
+    figure = plots.tasks({"images": [records[0], RunRecord(tmp_path / "again")]})
+    (number,) = (bar for bar in figure.data if bar.type == "bar" and list(bar.text or ()) == ["120"])
+    (bar,) = (bar for bar in figure.data if bar.type == "bar" and bar.y[0] == 120)
+    assert number.y[0] == 140 == bar.y[0] + bar.error_y.array[0] and number.offsetgroup == bar.offsetgroup
+
+
 def test_compression_shows_bytes_and_every_seed(records):
     for record, how, seed in ((records[0], "none", 0), (records[1], "int8", 1)):
         write_json(record.folder / "config.json", record.config | {"compression": how, "seed": seed})

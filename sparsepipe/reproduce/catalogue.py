@@ -74,7 +74,7 @@ USUAL_SECONDS = {
     "figures/6_bytes_memory": 10,
     "figures/7_compression": 75,
     "figures/8_waiting": 63,
-    "figures/9_interference": 210,
+    "figures/9_interference": 250,
     "figures/10_dense": 118,
     "figures/11_held_against_others": 25,
     "figures/12_gaps": 30,
