@@ -8,6 +8,7 @@ import torch
 from exchanging_pipelines import SIZES, TIMEOUT, Board, Trained, at_once, network, same_bits, stage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import until
 
 from sparsepipe.replication import RULES
 from sparsepipe.replication.base import Merge
@@ -27,8 +28,10 @@ def gradients_of(seed, pipeline):
     return gradient
 
 
-def train(rule, num_pipelines, *, updates, cuts=None, seed=0, momentum=0.0, finish=True, sizes=SIZES, seconds=0.0):
-    """Train pipelines in threads. Returns them, and the board."""
+def train(
+    rule, num_pipelines, *, updates, cuts=None, seed=0, momentum=0.0, finish=True, sizes=SIZES, seconds=0.0, enough=None
+):
+    """Train pipelines in threads, without `finish` further until `enough(board)`. Returns them, and the board."""
     layers, weights, buffers = network(seed, sizes)
     cuts = cuts or [()] * num_pipelines
     board = Board(rule, num_pipelines, num_holders={p: len(cuts[p]) + 1 for p in range(num_pipelines)})
@@ -37,20 +40,32 @@ def train(rule, num_pipelines, *, updates, cuts=None, seed=0, momentum=0.0, fini
         of_buffers = {name: tensor + p if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
         trained.append(Trained(board, p, layers, weights, of_buffers, cuts=cuts[p], momentum=momentum))
 
-    def run(one):
+    def step(one):
         gradient = gradients_of(seed, one.client.pipeline)
-        for update in range(updates):
-            one.step(lambda name, weight, update=update: gradient(name, weight, update))
-            time.sleep(seconds * (1 + one.client.pipeline))
+        one.step(lambda name, weight: gradient(name, weight, one.update))
+        time.sleep(seconds * (1 + one.client.pipeline))
+
+    def run(one):
+        for _ in range(updates):
+            step(one)
         if finish:
             one.finish()
 
     try:
         at_once(*(lambda one=one: run(one) for one in trained))
+        if enough:
+            train_on(trained, step, lambda: enough(board))
     finally:
         for one in trained:
             one.close()
     return trained, board
+
+
+def train_on(trained, step, enough):
+    """Let all take a step more, together, until there is enough: what a machine exchanges meanwhile is its own."""
+    until(
+        lambda: enough() or (at_once(*(lambda one=one: step(one) for one in trained)) and enough()), "enough averages"
+    )
 
 
 def by_hand(num_pipelines, *, updates, seed=0, rate=0.1, average=True):
@@ -194,10 +209,14 @@ def test_pairs_preserve_the_mean(overlap):
         for _ in range(20):
             one.step(lambda name, weight: torch.zeros_like(weight))
 
+    def apart():
+        return max(float((one.weights()["a.w"] - mean_of(begun)["a.w"]).abs().max()) for one in trained)
+
     try:
         at_once(*(lambda one=one: run(one) for one in trained))
-        apart = max(float((one.weights()["a.w"] - mean_of(begun)["a.w"]).abs().max()) for one in trained)
-        assert apart < 2.0, "they came together from up to 4.5"
+        if overlap:  # a pipeline may be through with its updates before anything has come
+            train_on(trained, run, lambda: apart() < 2.0)
+        assert apart() < 2.0, "they came together from up to 4.5"
         at_once(*(one.finish for one in trained))
     finally:
         for one in trained:
@@ -225,23 +244,23 @@ def test_a_correction_is_what_training_went_on_from_the_mean():
     board = Board(RULES["local-sgd"](every=1), 3)
     trained = [Trained(board, p, layers, weights) for p in range(3)]
 
-    def run(one):
-        p = one.client.pipeline
-        for update in range(15):
-            one.step(lambda name, weight, update=update: gradients_of(5, p)(name, torch.zeros_like(weight), update))
-        one.finish()
+    def step(one):
+        gradient = gradients_of(5, one.client.pipeline)
+        one.step(lambda name, weight: gradient(name, torch.zeros_like(weight), one.update))
 
     try:
-        at_once(*(lambda one=one: run(one) for one in trained))
+        at_once(*(lambda one=one: [step(one) for _ in range(15)] for one in trained))
+        train_on(trained, step, lambda: any(facts["staleness"] for _, _, facts in board.facts))
+        at_once(*(one.finish for one in trained))
     finally:
         for one in trained:
             one.close()
+    made = [(p, update) for p in range(3) for update in range(trained[p].update)]
     steps = {
-        name: sum(gradients_of(5, p)(name, torch.zeros_like(w), u).double() for p in range(3) for u in range(15)) / 3
+        name: sum(gradients_of(5, p)(name, torch.zeros_like(w), u).double() for p, u in made) / 3
         for name, w in weights.items()
     }
     close(trained[0].weights(), {name: weight - 0.1 * steps[name] for name, weight in weights.items()})
-    assert max(facts["staleness"] for _, _, facts in board.facts) >= 1
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -334,10 +353,10 @@ OVERLAPPED = [RULES["partial-reduce"](wait=0.02), RULES["quorum"](quorum=2), RUL
 
 @pytest.mark.parametrize("rule", OVERLAPPED, ids=lambda rule: rule.name)
 def test_a_run_that_overlaps_is_replayed_to_the_bit_from_what_it_told(rule):
-    trained, board = train(rule, 3, updates=25, finish=False, seconds=0.002)
-    for one, again in zip(trained, replayed(board, 3, updates=25), strict=True):
+    late = lambda board: any(facts["staleness"] for _, merge, facts in board.facts if len(merge.members) > 1)  # noqa: E731
+    trained, board = train(rule, 3, updates=25, finish=False, seconds=0.002, enough=late)
+    for one, again in zip(trained, replayed(board, 3, updates=trained[0].update), strict=True):
         assert same_bits(one.weights(), again)
-    assert any(facts["staleness"] for _, merge, facts in board.facts if len(merge.members) > 1)
 
 
 def test_of_a_stage_without_weights_nothing_is_reduced_however_many_have_come():

@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 import torch
 from exchanging_pipelines import TIMEOUT, Board, Together, Trained, at_once, network, same_bits, stage
+from processes import until
 from test_runtime_between_pipelines import close, gradients_of, mean_of
 
 from sparsepipe.replication import RULES
@@ -40,12 +41,17 @@ def test_who_dies_in_the_middle_leaves_the_others_whole():
     begun = away(weights, 3)
     board = Board(RULES["local-sgd"](every=1, overlap=False), 3)
     trained = [Trained(board, p, layers, begun[p], cuts=[(2,), (), (1, 3)][p]) for p in range(3)]
+
+    def die():
+        until(lambda: board.merge_after(0, 0), "the merge of all three")
+        time.sleep(0.5)  # the others wait for its part
+        board.kill(2)
+        trained[2].close()
+
     try:
         board.of(2).contribute(0, samples=4)  # and no rank of it ever sends its part
-        death = threading.Timer(0.5, lambda: (board.kill(2), trained[2].close()))
-        death.start()
         start = time.monotonic()
-        at_once(*(lambda one=one: one.step(still) for one in trained[:2]))
+        at_once(*(lambda one=one: one.step(still) for one in trained[:2]), die)
         assert time.monotonic() - start < TIMEOUT / 2, "at once, not when time is up"
         for p in range(2):
             assert same_bits(trained[p].weights(), begun[p])
@@ -92,13 +98,11 @@ def test_a_dead_partner_of_a_pair_costs_nothing():
     first, second = (Trained(board, p, layers, weights) for p in range(2))
     second.close()  # the coordinator does not know yet
     try:
-        for _ in range(3):
-            first.step(still)
-            time.sleep(0.05)
+        failed = lambda: any(facts["applied"] is False for _, _, facts in board.facts)  # noqa: E731
+        until(lambda: first.step(still) or failed(), "an average that came to nothing")
     finally:
         first.close()
     assert same_bits(first.weights(), weights)
-    assert any(facts["applied"] is False for _, _, facts in board.facts)
 
 
 # --- who joins -------------------------------------------------------------------------------------------------------
@@ -190,9 +194,15 @@ def test_changes_are_added_up_at_the_server_and_none_is_lost(overlap):
 
     def run(one):
         p = one.client.pipeline
-        for update in range(12):
-            one.step(lambda name, weight, update=update: gradients_of(7, p)(name, torch.zeros_like(weight), update))
+        step = lambda: one.step(lambda name, w: gradients_of(7, p)(name, torch.zeros_like(w), one.update))  # noqa: E731
+        for _ in range(12):
+            step()
+        if overlap:  # all may be made before anything has come
+            until(lambda: waves(p) or step(), f"a wave that pipeline {p} takes")
         one.finish()
+
+    def waves(pipeline):
+        return sum(p == pipeline and f["applied"] and not f.get("last") for p, _, f in board.facts)
 
     try:
         at_once(*(lambda one=one: run(one) for one in trained))
@@ -200,10 +210,7 @@ def test_changes_are_added_up_at_the_server_and_none_is_lost(overlap):
         for one in trained:
             one.close()
         server.close()
-    waves = [
-        sum(p == pipeline and f["applied"] and not f.get("last") for p, _, f in board.facts) for pipeline in range(3)
-    ]
-    assert all(waves) if overlap else waves == [12, 6, 18], "6 of each stage"
+    assert overlap or list(map(waves, range(3))) == [12, 6, 18], "6 of each stage"
     for name, weight in weights.items():
         assert same_bits(trained[0].weights(), trained[1].weights())
         changes = (gradients_of(7, p)(name, torch.zeros_like(weight), u).double() for p in range(3) for u in range(12))
