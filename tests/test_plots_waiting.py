@@ -39,7 +39,9 @@ def outcomes():
 def test_paces_stand_in_the_figure_as_in_the_table(outcomes):
     table = plots.waiting_table(outcomes)
     assert list(table.straggler) == [NOBODY] * 2 + ["rank 0 is 4 times as slow"] * 2
-    shows(plots.waiting(outcomes), table.samples_per_second)
+    figure = plots.waiting(outcomes, note="4 pipelines")
+    shows(figure, table.samples_per_second)
+    assert f"4 pipelines · {NOBODY} · rank 0 is 4 times as slow" in " ".join(figure.layout.meta["notes"])
     all_reduce, quorum = table[table.straggler != NOBODY].set_index("rule").share_of_own_pace[:2]
     assert all_reduce < 0.5 < 0.95 < quorum  # three of them at the pace of the slowest; nobody waits
 

@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..display.markup import Html
-from .outcomes import Outcome, in_lines, outcomes_table, rule_color
+from .outcomes import Outcome, held_up, in_lines, outcomes_table, rule_color
 from .theme import GREY, INK, finished, hatch
 
 _GROUP = 0.86  # of the distance between two stragglers is taken by the bars of one
@@ -66,7 +66,8 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text="samples/s, all pipelines", rangemode="tozero")
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 130})
-    return finished(figure, "What waiting costs: pace by replication rule and straggler", note=note, height=460)
+    title = "What waiting costs: pace by replication rule and straggler"
+    return finished(figure, title, note=held_up(outcomes, note), height=460)
 
 
 def _marker(source: str, color: str) -> dict:
