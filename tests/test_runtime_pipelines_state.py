@@ -206,6 +206,34 @@ def test_staleness_sizes_and_paces_are_counted() -> None:
     assert told["pipelines"][1] == {**paces, "lost_seconds": dict.fromkeys(lost, 0.0)}
 
 
+@pytest.mark.parametrize("at", range(4))
+def test_a_stop_costs_a_pace_the_same_wherever_it_comes(at) -> None:
+    """As in a simulation: 4 s of minibatches and 5 of the stop."""
+    state = begun(rule=rule("quorum"), whole=1, epoch=100, total=100)
+    assert asks(state, "next_task", 0, number=0, now=START_SECONDS).kind is Kind.TRAIN
+    for place in range(4):
+        assert takes(state, 0, place) == [place]
+        now = START_SECONDS + place + 1 + 5 * (place >= at)
+        asks(state, "done", 0, task=0, place=place, row={"samples": 8, "loss": 1.0}, now=now)
+    one = state.replication["pipelines"][0]
+    assert (one["samples_per_second"], one["own_pace"]) == (32 / 9, 32 / 9)
+
+
+def test_who_is_too_far_ahead_until_all_is_handed_out_was_held_up_till_then() -> None:
+    """As in a simulation: it got no other minibatch, and its wait was counted as nothing."""
+    state = begun(rule=rule("wsp", {"every": 1, "bound": 0}), whole=1, epoch=3, total=3)
+    begin, row = START_SECONDS, {"samples": 8, "loss": 1.0}
+    for k in (0, 1):
+        assert asks(state, "next_task", k, number=0, now=begin).kind is Kind.TRAIN
+    for k, now in ((0, begin + 1), (1, begin + 4)):
+        asks(state, "done", k, task=0, place=0, row=row, now=now)
+        asks(state, "contribute", k, update=1, samples=8, now=now)
+        assert asks(state, "take_minibatch", k, now=now, task=0, place=1) == ([2] if k else WAIT)
+    assert asks(state, "take_minibatch", 0, now=begin + 4, task=0, place=1) == []
+    one = state.replication["pipelines"][0]
+    assert (one["samples_per_second"], one["own_pace"], one["lost_seconds"]["bound"]) == (8 / 4, 8 / 1, 3.0)
+
+
 def test_nobody_is_at_its_end_before_all_have_the_last_average() -> None:
     """A pipeline whose first rank was through was taken for gone by those that still waited for its others."""
     state = begun(3, rule=rule("partial-reduce"), whole=1, epoch=1, total=1)

@@ -10,7 +10,7 @@ def forecast_text(told: PipelinesForecast) -> str:
     count = sum(one.minibatches for one in told.pipelines)
     lines = [
         f"{count} minibatches in {told.trace.makespan:.3f} s simulated, {told.samples_per_second:.2f} samples/s "
-        f"when steady, {_share(told.samples_per_second, told.own_pace)} of what all pipelines train alone",
+        f"together, {_share(told.samples_per_second, told.own_pace)} of what all pipelines train alone",
         f"{rule_text(told.rule)}: {merges} merges of {told.mean_group_size:.2f} pipelines on average, "
         f"{told.forced_merges} of them forced, results taken {told.mean_staleness:.2f} updates later, "
         f"{told.bytes / 1e6:.1f} MB sent",

@@ -53,16 +53,17 @@ def replay(options: argparse.Namespace) -> Answer:
             plan = replace(plan, replication=parse_rule(options.replication))
         together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)
         summary = waited(launch(plan, config, run_dir=folder, **given))
-        return _replayed(summary, together.minibatches_per_second)
+        paces = [one["samples_per_second"] for one in summary["replication"]["pipelines"]]  # as they are simulated
+        return _replayed(summary, sum(paces), expected=together.minibatches_per_second)
     told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)
     if text := told.beyond_memory(cluster):
         progress_line(f"warning: {text}")
-    return _replayed(waited(launch(plan, config, run_dir=folder, **given)), told.minibatches_per_second)
+    summary = waited(launch(plan, config, run_dir=folder, **given))
+    return _replayed(summary, summary["samples_per_second"], expected=told.minibatches_per_second)
 
 
-def _replayed(summary: dict[str, Any], expected: float) -> Answer:
+def _replayed(summary: dict[str, Any], pace: float, *, expected: float) -> Answer:
     """What a replay says at its end, of minibatches of one sample, beside what the simulator expects a second."""
-    pace = summary["samples_per_second"]
     document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
     text = (
         f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} minibatches/s, "

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..forecast import steady_rate
 from ..io.fields import number
 from ..pipelines import Pipelines
 from ..profile import Profile
+from ..replication.paces import pace
 from ..schedule import check_rule
 from ..simulator import collector_paused
 from ..stragglers import Stragglers
@@ -109,26 +109,21 @@ def _pace(
     alone.run([0.0])
     lost = {cause: tally.lost[cause] for cause in CAUSES}
     lost["straggler"] = max(sum(life.extra[rank] for life in lives) for rank in last.plan.ranks)
-    seconds = max((span.end for life in lives for span in life.spans()), default=start) - start
+    seconds = max(_end(lives, start), tally.blocked_until) - start
     return PipelinePace(
         len(taken),
         seconds,
-        samples * _rate(lives, seconds),
-        samples * _rate(alone.members, seconds),
+        pace(samples * len(taken), seconds),
+        pace(samples * len(taken), _end(alone.members, 0.0)),
         lost,
         tuple(tally.waited_for[other] for other in range(len(found.members))),
         tally.waited_for[-1],
     )
 
 
-def _rate(lives: Sequence[Member], seconds: float) -> float:
-    """Minibatches a second when steady; of a pipeline that was killed, in all of its seconds."""
-    count = len(_taken(lives))
-    if not count:
-        return 0.0
-    if len(lives) > 1:
-        return count / seconds
-    return steady_rate(Trace(tuple(lives[0].spans()), "simulated"), lives[0].plan, count)
+def _end(lives: Sequence[Member], start: float) -> float:
+    """When the last of a pipeline's minibatches was done; its start where it did none."""
+    return max((span.end for life in lives for span in life.spans()), default=start)
 
 
 def _numbered(member: Member) -> list[Span]:

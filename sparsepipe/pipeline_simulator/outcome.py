@@ -15,8 +15,8 @@ class PipelinePace:
     """What became of one pipeline."""
 
     minibatches: int
-    seconds: float  # from its start until the last of them was done
-    samples_per_second: float  # when steady: without its first and its last quarter
+    seconds: float  # from its start until the last of them was done, and no bound kept it from the next
+    samples_per_second: float  # over all of these seconds (replication/paces.py)
     own_pace: float  # samples a second, of the same minibatches with the same stragglers and no other pipeline
     # Seconds by cause. "group": at its last stage, until others were ready or time was up; "exchange": there, until the
     # result had come; "bound": at its first stage, as it was too far ahead; "straggler": of the rank held up longest.

@@ -44,6 +44,14 @@ class Tally:
         default_factory=lambda: defaultdict(float)
     )  # pipeline → seconds; −1: for time alone
     blocked_since: float | None = None
+    blocked_until: float = 0.0  # the latest end of such a wait
+
+    def unblock(self, now: float, *, by: int) -> None:
+        """Count what a bound held the pipeline up, which pipeline `by` ended; −1: there is nothing more to take."""
+        assert self.blocked_since is not None
+        self.lost["bound"] += now - self.blocked_since
+        self.waited_for[by] += now - self.blocked_since
+        self.blocked_since, self.blocked_until = None, now
 
 
 class Together:
@@ -154,18 +162,18 @@ class Together:
 
     def _close(self) -> None:
         """All minibatches are handed out: nobody waits for more."""
-        for member in self.members:
+        for member, tally in zip(self.members, self.tallies, strict=True):
             if not member.closed:
+                if self.blocked[member.number]:
+                    tally.unblock(self.now, by=-1)
+                    self.blocked[member.number].clear()
                 member.close()
                 self.at(self.now, FIRST, member.wake)
 
     def _unblock(self, by: int | None) -> None:
         for member, waiting, tally in zip(self.members, self.blocked, self.tallies, strict=True):
             if waiting and self.groups is not None and self.groups.may_begin(member.number):
-                assert tally.blocked_since is not None
-                tally.lost["bound"] += self.now - tally.blocked_since
-                tally.waited_for[-1 if by is None else by] += self.now - tally.blocked_since
-                tally.blocked_since = None
+                tally.unblock(self.now, by=-1 if by is None else by)
                 ranks, waiting[:] = tuple(waiting), ()
                 for rank in ranks:
                     if rank.free is not None:

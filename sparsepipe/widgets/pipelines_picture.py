@@ -72,7 +72,8 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     """[what, value, explanation] of each number of all pipelines together."""
     told, free = answer.forecast, answer.undisturbed
     rule, who = rule_text(told.rule), answer.stragglers.note()
-    how = f"simulated, by {rule}, while {who or 'nobody is slow'}"
+    run = f"{len(answer.sizes)} minibatches, filling and emptying the stages included"
+    how = f"simulated, by {rule}, while {who or 'nobody is slow'}: {run}"
     found = [["together", f"{pace_text(told.samples_per_second)} samples/s", how]]
     if who:
         paced = f"{pace_text(free.samples_per_second)} samples/s"

@@ -7,7 +7,7 @@ from ..errors import InputError
 from ..stragglers import Stragglers
 from ..stragglers.kinds import check_rank
 
-MINIBATCHES = 24  # of each pipeline on average, to simulate: enough for a steady pace
+MINIBATCHES = 24  # of each pipeline on average, to simulate
 
 NOBODY, PIPELINE, SLOW = "nobody", "one pipeline is slow", "one rank is slow"
 JITTER, STOP, TYPED = "ranks sleep by chance", "one rank stops once", "as typed below"

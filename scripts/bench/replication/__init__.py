@@ -2,7 +2,7 @@
 
 `--what pace`      replays of pipelines of one stage, whose processes sleep in place of computing, beside the simulation
                    of the same; of each rule and straggler
-    measured/simulated    minibatches a second of all pipelines together, without the first and last quarter
+    measured/simulated    minibatches a second of all pipelines together, each over all of its seconds
     groups                mean size of the groups that average, measured over simulated: the mean of simulations whose
                           pipelines begin as the replayed ones did and whose minibatches are as uneven as theirs were
     groups/even           the same over one simulation of equal minibatches, begun at once

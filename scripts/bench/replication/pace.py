@@ -61,7 +61,7 @@ def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dic
     before = load()
     record = replay(folder, plan, profile, cluster, minibatches, stragglers=f"{spec};seed={seed}", seed=seed)
     found = record.metrics("summary")[-1]["replication"]
-    pace = steady_pace(record.metrics("step"))
+    pace = sum(one["samples_per_second"] for one in found["pipelines"])  # minibatches are of one sample
     slow = {0} if spec else set()
     healthy = [one for k, one in enumerate(found["pipelines"]) if k not in slow]
     own = sum(one["own_pace"] for one in found["pipelines"])
@@ -120,22 +120,6 @@ def _spread(trace: Trace) -> float:
     shares = [seconds / statistics.median(own.values()) for own in works.values() for seconds in own.values()]
     cuts = statistics.quantiles(shares, n=100)
     return (cuts[83] - cuts[15]) / 2
-
-
-def steady_pace(steps: list[dict[str, Any]]) -> float:
-    """Minibatches a second of all pipelines together, each without its first and last quarter, as `simulate` counts.
-
-    One window for all would hold, of pipelines that begin ahead of a slow one, also what they did before the bound held
-    them.
-    """
-    done: dict[int, list[float]] = {}
-    for row in steps:
-        done.setdefault(row["pipeline"], []).append(row["seconds"])
-    paces = []
-    for seconds in map(sorted, done.values()):
-        first, last = len(seconds) // 4 - 1, 3 * len(seconds) // 4 - 1
-        paces.append((last - first) / (seconds[last] - seconds[first]))
-    return sum(paces)
 
 
 def seconds_of(record: RunRecord) -> float:

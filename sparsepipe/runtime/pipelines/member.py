@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ...replication.paces import pace
 from .base import Holder, Kind, Task
 
 
@@ -38,7 +39,7 @@ class Member:
     minibatches: int = 0
     samples: float = 0.0
     busy_since: float = 0.0  # when its task began
-    busy_until: float = 0.0  # when the latest minibatch of its task was done
+    busy_until: float = 0.0  # when the latest minibatch of its task was done, or the rule's bound kept it no longer
     busy_seconds: float = 0.0  # of tasks before
     held_up_seconds: float = 0.0
 
@@ -67,6 +68,12 @@ class Member:
         self.busy_seconds += self.busy_until - self.busy_since
         self.busy_since = self.busy_until
 
+    def release(self, *, now: float) -> None:
+        """Count for how long the rule's bound held it up, until now."""
+        assert self.held_up_since is not None
+        self.held_up_seconds += now - self.held_up_since
+        self.held_up_since, self.busy_until = None, now
+
     @property
     def current(self) -> Task | None:
         return self.tasks[-1] if self.tasks else None
@@ -87,7 +94,7 @@ class Member:
         alone = busy - waited - self.held_up_seconds
         return {
             "minibatches": self.minibatches,
-            "samples_per_second": self.samples / busy if busy > 0 else 0.0,
-            "own_pace": self.samples / alone if alone > 0 else 0.0,
+            "samples_per_second": pace(self.samples, busy),
+            "own_pace": pace(self.samples, alone),
             "lost_seconds": {"group": for_others, "exchange": waited - for_others, "bound": self.held_up_seconds},
         }

@@ -141,6 +141,8 @@ class Work:
             if len(places) >= task.most or number in member.ended:
                 return []
             if self.stopped or self.queue.num_waiting(task.epoch) < member.whole:
+                if member.held_up_since is not None:
+                    member.release(now=self._changes.now)
                 member.ended.add(number)
                 self._changes.note()
                 return []
@@ -169,8 +171,7 @@ class Work:
         """Whether the rule lets a pipeline train on; how long it does not is counted."""
         allowed = self._merges.may_begin(member.number)
         if allowed and member.held_up_since is not None:
-            member.held_up_seconds += self._changes.now - member.held_up_since
-            member.held_up_since = None
+            member.release(now=self._changes.now)
             self._changes.note()
         elif not allowed and member.held_up_since is None:
             member.held_up_since = self._changes.now
