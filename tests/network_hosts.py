@@ -251,7 +251,7 @@ def _await_sshd(host: Host, folder: Path) -> None:
 
 def _await_begin(desk: Host) -> None:
     """Wait until the desk sees its own files: its process has become what it does for the rest of its time."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + ENOUGH
     while not Path(f"/proc/{desk.pid}/cmdline").read_bytes().startswith(b"sleep\0"):
         if desk.process.poll() is not None or time.monotonic() > deadline:
             pytest.skip("hosts in namespaces: the desk did not begin")

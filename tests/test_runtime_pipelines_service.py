@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from processes import ENOUGH
+from processes import ENOUGH, until
 
 from sparsepipe.errors import InputError
 from sparsepipe.io.files import read_rows, write_atomic, write_rows
@@ -292,9 +292,10 @@ def test_who_takes_the_port_of_a_coordinator_learns_nothing(tmp_path) -> None:
                 heard.extend(connection.recv(1000))
 
         threading.Thread(target=listen, daemon=True).start()
-        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=1.5)) as client:
-            with pytest.raises(DeadlinePassed, match="next_task of rank 0 of pipeline 0 waited 1.5 s for the coord"):
+        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=5.0)) as client:
+            with pytest.raises(DeadlinePassed, match="next_task of rank 0 of pipeline 0 waited 5 s for the coord"):
                 client.next_task(0)
+    until(lambda: len(heard) >= 48, "what it says")
     assert len(heard) == 48 and secret not in bytes(heard) and secret.hex().encode() not in bytes(heard)
 
 

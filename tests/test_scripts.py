@@ -408,7 +408,7 @@ class TestLab:
                         f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"token {token}"}
                     )
                     try:
-                        with urllib.request.urlopen(request, timeout=30) as answer:
+                        with urllib.request.urlopen(request, timeout=ENOUGH) as answer:
                             return answer.read()
                     except urllib.error.HTTPError as error:
                         with error:
