@@ -1,27 +1,32 @@
 """Runs where Ray has room: the same losses, sockets on the loopback alone, and nothing left whoever is killed."""
 
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import sparsepipe
+from dynamics_worlds import network
 from pipeline_jobs import PipelinesResult, pipelines_of
 from processes import ENOUGH, until
 from replayed_pipelines import Replay, same_ends
 from runtime_jobs import NORMED, plan_of, settings, shapes
 from strangers import knock
 
-from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
+from sparsepipe import Cluster, DeviceType, InputError, Node, Plan, RunFailed, Stage
 from sparsepipe.io.files import cut_torn_row, read_rows
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.ray.bundles import bundle, check_room, hosts_of, labels, pinned
-from sparsepipe.launchers.ray.connected import prove
+from sparsepipe.launchers.ray.connected import prove, start_here
 from sparsepipe.launchers.ray.device_types import devices_of, read_types, write_types
 from sparsepipe.launchers.ray.session_folder import TOKEN, session_folder
+from sparsepipe.record import RunRecord
 
 MODEL = "minkvgg11-narrow"
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
@@ -129,6 +134,51 @@ def test_a_session_leaves_nothing_and_removes_what_killed_ones_left(tmp_path, mo
 def test_a_token_that_is_there_is_shown(environment, mode):
     prove(environment)
     assert environment["RAY_AUTH_MODE"] == mode
+
+
+class NeverThere:
+    """A Ray that starts a process each time, and raises an error for the first few."""
+
+    def __init__(self, *errors):
+        self.errors, self.begun, self.commands = list(errors), [], []
+        services = SimpleNamespace(start_ray_process=lambda command, *_: self.commands.append(command))
+        self._private = SimpleNamespace(parameter=SimpleNamespace(RayParams=dict), services=services)
+
+    def init(self, address, **_):
+        self.begun.append(subprocess.Popen(["sleep", "600"]))
+        parameters = self._private.parameter.RayParams(metrics_export_port=None)
+        assert parameters["metrics_export_port"] and parameters["no_monitor"]
+        self._private.services.start_ray_process(["raylet", "--x"], "raylet")
+        self._private.services.start_ray_process(["gcs"], "gcs_server")
+        port = parameters["dashboard_agent_listen_port"]
+        assert self.commands[-2:] == [["raylet", "--x", f"--dashboard_agent_listen_port={port}"], ["gcs"]]
+        if self.errors:
+            raise self.errors.pop(0)
+
+    def shutdown(self):
+        """It knows nothing of what it began."""
+
+
+def test_a_ray_that_was_not_up_in_time_is_started_again_and_what_it_began_is_ended(capsys):
+    late = Exception("The current node timed out during startup."), RuntimeError("Timed out waiting for file /tmp/x")
+    ray = NeverThere(*late)
+    try:
+        start_here(ray, {})
+        assert [process.wait(ENOUGH) for process in ray.begun[:2]] == [-signal.SIGKILL] * 2
+        assert len(ray.begun) == 3 and ray.begun[2].poll() is None
+        told = capsys.readouterr().err.splitlines()
+        assert ray._private.parameter.RayParams is dict
+        assert len(told) == 2 and all(str(error) in line for error, line in zip(late, told, strict=True))
+        for errors, count in (((late[0],) * 4, 3), ((ValueError("no such option"),), 1)):
+            refusing = NeverThere(*errors)
+            with pytest.raises(type(errors[0]), match=str(errors[0])):
+                start_here(refusing, {})
+            ray.begun += refusing.begun
+            assert len(refusing.begun) == count
+    finally:
+        for process in ray.begun:
+            process.kill()
+            process.wait()
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
@@ -276,6 +326,25 @@ def test_whoever_is_killed_nobody_is_left(machine, monkeypatch, killed, words):
         monkeypatch.setattr(tempfile, "tempdir", str(machine.place))
         with session_folder():
             pass
+    machine.check_nothing_is_left()
+
+
+@starts_ray
+def test_a_replay_sleeps_where_ray_has_room_with_sums_and_packets_through_tls(machine):
+    """A stage that feeds two replicas, in no less time than the profile allows."""
+    folder, profile = machine.folder / "slept", network(seconds=[0.02] * 3)
+    plan = Plan((Stage(("l0",), (0,)), Stage(("l1", "l2"), (1, 2))), schedule="1f1b")
+    profile.save(machine.folder / "slept-profile.json")
+    plan.save(machine.folder / "slept.json")
+    words = ["replay", machine.folder / "slept.json", "--profile", machine.folder / "slept-profile.json"]
+    words += ["--devices", 3, "--bandwidth", 1e9, "--minibatches", 20, "--run-dir", folder, "--json"]
+    code, out, said = sparsepipe(*words, "--launcher", "ray", "--encrypt")
+    assert code == 0, said
+    assert json.loads(out)["minibatches"] == 20
+    spans = RunRecord.load(folder).trace().spans
+    assert {span.rank for span in spans} == {0, 1, 2}
+    assert sorted(span.minibatch for span in spans if span.kind == "forward" and span.stage == 1) == list(range(20))
+    assert all(span.end - span.start >= 0.019 for span in spans if span.kind == "forward")
     machine.check_nothing_is_left()
 
 

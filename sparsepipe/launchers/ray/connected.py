@@ -1,9 +1,11 @@
 """This process as a driver of Ray, connected to a cluster that is there, or to a Ray of its own on this machine."""
 
 import os
-from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,13 @@ _OF_ITS_OWN = {  # a Ray that has one job on one machine
     "RAY_prestart_worker_first_driver": "0",  # a Python for each CPU, which nobody would use
     "RAY_enable_worker_prestart": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # what is to end when memory is short, the kernel says, as elsewhere
+    "RAY_gcs_server_port_wait_time_s": "120",  # a busy machine may take longer than the 30 s that Ray has for it,
+    "RAY_agent_register_timeout_ms": "120000",  # and for this
 }
+_QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+_TRIES, _TOO_LATE = 3, "timed out"  # "during startup", "waiting for file": on a machine that is too busy
+_RAYLET, _UNTOLD = "raylet", "dashboard_agent_listen_port"
+_AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", _UNTOLD)
 _TOKEN_FILE = Path("~/.ray/auth_token")  # Ray's own place for it
 
 
@@ -59,13 +67,13 @@ def prove(environment: MutableMapping[str, str]) -> None:
 def _driver(address: str | None, where: dict[str, Any]) -> Iterator[None]:
     import ray
 
-    if address is None:
-        _spare(ray)
     try:
-        ray.init(address or "local", log_to_driver=False, configure_logging=False, **where)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # ConnectionError is an OSError
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        why = lines[0][:300] if lines else type(error).__name__
+        if address is None:
+            start_here(ray, where)
+        else:
+            ray.init(address, **_QUIET)
+    except Exception as error:  # Ray raises bare ones, too
+        why = _line(error)
         if address is None:
             raise InputError(f"Ray could not be started on this machine: {why}") from error
         raise InputError(
@@ -78,11 +86,63 @@ def _driver(address: str | None, where: dict[str, Any]) -> Iterator[None]:
         ray.shutdown()
 
 
-def _spare(ray: Any) -> None:
+def start_here(ray: Any, where: Mapping[str, Any]) -> None:
+    """Start a Ray of this process's own; again where its processes are not up within the time that it gives them."""
+    for tries_left in reversed(range(_TRIES)):
+        others = _children()
+        try:
+            with _spared(ray):
+                ray.init("local", **_QUIET, **where)
+            return
+        except Exception as error:  # what it says of time, it raises as a bare Exception and as a RuntimeError
+            if not tries_left or _TOO_LATE not in str(error).lower():
+                raise
+            print(f"Ray was not up in time ({_line(error)}); it is started again", file=sys.stderr, flush=True)
+        ray.shutdown()
+        for pid in _children() - others:  # Ray forgets what it began of a node that did not come up
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _children() -> set[int]:
+    """Return the processes that this one has started, on Linux; elsewhere nothing is known of them."""
+    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+def _line(error: Exception) -> str:
+    """Return the first line that an error says anything in."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+@contextmanager
+def _spared(ray: Any) -> Iterator[None]:
     """Have `ray.init` start nothing that scales a cluster up or gathers its logs: two processes less on this machine.
 
     It has no option for that, as `ray start` has. Each takes two seconds of a core, and Ray gives those that a node
-    needs 30 s to be there.
+    needs 30 s to be there. The node's agents get ports, for a raylet waits 15 s for those that they choose themselves,
+    which are too few on a busy machine, and ends. Of one of them Ray tells the agent alone, and not the raylet.
     """
-    known = ray._private.parameter
-    known.RayParams = partial(known.RayParams, no_monitor=True, include_log_monitor=False)
+    parameter, services = ray._private.parameter, ray._private.services
+    before = parameter.RayParams, services.start_ray_process
+    ports = dict(zip(_AGENT_PORTS, _free_ports(len(_AGENT_PORTS)), strict=True))
+    told, untold = ports | {"no_monitor": True, "include_log_monitor": False}, f"--{_UNTOLD}={ports[_UNTOLD]}"
+
+    def parameters(**given: Any) -> Any:
+        return before[0](**given | told)
+
+    def start(command: list[str], process_type: str, *more: Any, **options: Any) -> Any:
+        return before[1]([*command, untold] if process_type == _RAYLET else command, process_type, *more, **options)
+
+    parameter.RayParams, services.start_ray_process = parameters, start
+    try:
+        yield
+    finally:
+        parameter.RayParams, services.start_ray_process = before
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return so many ports that nobody listens on at the loopback address."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server((_LOOPBACK, 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]

@@ -27,6 +27,7 @@ from .connected import connected
 from .device_types import read_types
 
 _CPU = DEVICES[0]
+_LEAST_TO_PLACE = 60.0  # seconds for Ray to find another node for the ranks of one that was lost
 
 
 def main(options: Sequence[str]) -> int:
@@ -63,6 +64,7 @@ def _launch_one_of_several(record: RunRecord, plan: Plan, arguments: argparse.Na
         from .nodes_of_pipelines import NodesOfPipeline  # these bring Ray, which reads its settings then
         from .placed_ranks import group_of
 
-        given = {"gpus": gpus, "folder": arguments.folder}
-        place = NodesOfPipeline(all_of_them, arguments.pipeline, group_of(arguments.group), **given)
+        to_place = max(_LEAST_TO_PLACE, float(record.config["timeout_seconds"]))
+        where = (all_of_them, arguments.pipeline, group_of(arguments.group))
+        place = NodesOfPipeline(*where, gpus=gpus, folder=arguments.folder, to_place=to_place)
         return of_several(record, plan, place, arguments)

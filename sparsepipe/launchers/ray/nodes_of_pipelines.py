@@ -20,7 +20,6 @@ from ..ssh.restarting import OneOfSeveral, Taken
 from .bundles import hosts_of
 from .placed_ranks import Group, PlacedRanks, all_nodes, answers, nodes_of
 
-_TO_PLACE = 60.0  # seconds that bundles of a lost node are waited for, where its pipeline is to begin again
 _LOOK_SECONDS = 0.5
 
 
@@ -50,8 +49,11 @@ class BundlesOfAll:
 class NodesOfPipeline(OneOfSeveral):
     """The nodes of one of several pipelines, in a group that their parent has reserved."""
 
-    def __init__(self, plan: Pipelines, pipeline: int, group: Group, *, gpus: bool, folder: str | None) -> None:
-        self._plan, self._pipeline, self._group = plan, pipeline, group
+    def __init__(
+        self, plan: Pipelines, pipeline: int, group: Group, *, gpus: bool, folder: str | None, to_place: float
+    ) -> None:
+        """`to_place`: seconds that bundles of a lost node are waited for, where its pipeline is to begin again."""
+        self._plan, self._pipeline, self._group, self._to_place = plan, pipeline, group, to_place
         self._gpus, self._folder = gpus, folder
         of_all = {rank: bundle for bundle, rank in enumerate(sorted(plan.ranks))}
         self._bundles = tuple(of_all[rank] for rank in plan.ranks_of(pipeline))  # of its own ranks
@@ -75,12 +77,12 @@ class NodesOfPipeline(OneOfSeveral):
         return _back(self._group, self._bundles)
 
     def _placed(self) -> HostedPipeline:
-        deadline = time.monotonic() + _TO_PLACE
+        deadline = time.monotonic() + self._to_place
         while len(found := _node_of_bundles(self._group)) < len(self._plan.ranks):
             if time.monotonic() > deadline:
                 raise InputError(
                     f"Ray has no node for {len(self._plan.ranks) - len(found)} ranks any more, and made no room within "
-                    f"{_TO_PLACE:.0f} s (`ray status`)"
+                    f"{self._to_place:g} s (`ray status`); add a node, or give it longer: --timeout-seconds"
                 )
             time.sleep(_LOOK_SECONDS)
         node_of = {rank: found[bundle] for bundle, rank in enumerate(sorted(self._plan.ranks))}
