@@ -318,9 +318,10 @@ class Plan:
             if self.estimate.gap is not None:
                 text += f", gap {self.estimate.gap:.1%}"
             if self.estimate.size:
-                text += f"; times of {self.estimate.size:,.0f} {size_words(self.estimate.size_unit)}"
+                unit = size_words(self.estimate.size_unit)
+                text += f"; times of a minibatch of {self.estimate.size:,.0f} {unit}"
                 if self.estimate.memory_size:
-                    text += f", memory of {self.estimate.memory_size:,.0f}"
+                    text += f", memory for one of {self.estimate.memory_size:,.0f} {unit}"
         return text
 
 

@@ -32,7 +32,10 @@ TITLE = "Größe — α"
 
 def figure():
     bars = go.Bar(
-        x=["a", "b"], y=[1, 2], name="α simulated", marker={"color": "#0072B2", "pattern": hatch("simulated")}
+        x=["a", "b"],
+        y=[1, 2],
+        name="α simulated",
+        marker={"color": "#0072B2", "pattern": hatch("simulated", "#0072B2")},
     )
     return finished(go.Figure([bars, go.Scatter(x=["a", "b"], y=[2, 1])]), TITLE, note="synthetic")
 

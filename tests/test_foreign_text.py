@@ -369,6 +369,7 @@ KNOWN = {
     ("reproduce/html_page.py", "of_markdown"),  # mistune has escaped it
     ("reproduce/html_page.py", "with_links_to_pages"),  # Html already, of whose links to notebooks the ends change
     ("reproduce/notebook_page.py", "_output"),  # what the executed notebook shows, on a page where no script runs
+    ("reproduce/notebook_page.py", "_with_dark_thumbnails"),  # the same, with SVGs beside its pictures
 }
 
 

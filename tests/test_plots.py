@@ -27,14 +27,19 @@ from sparsepipe import (
     Span,
     Stage,
     Trace,
+    partition,
     plots,
 )
+from sparsepipe.data.manifests import manifests_folder
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.plots import theme
+from sparsepipe.plots import dark, theme
+from sparsepipe.plots.free_places import around, overlap
 from sparsepipe.plots.layout import layout
+from sparsepipe.plots.outcomes import rule_color
 from sparsepipe.plots.table import distinct, is_synthetic, noted, strategy
 from sparsepipe.record import Origin, RunRecord
+from sparsepipe.replication import RULES
 
 PLOTS = Path(theme.__file__).parent
 NUM_LAYERS = 6
@@ -502,12 +507,29 @@ def test_parts_of_the_time_have_no_stages_colour():
 @pytest.mark.parametrize("stage", range(14))
 def test_text_on_a_stages_colour_can_be_read(stage):
     """White on orange was 2 : 1; WCAG 2.1 asks for 4.5 of small text, and 3 of graphics."""
-    for kind in ("forward", "backward", "update"):
+    for kind in ("forward", "backward", "weights", "update", "average"):
         color = theme.stage_color(stage, kind)
-        light, dark = sorted(
-            (_luminance(color), _luminance(theme.INK_ON if theme.ink_on(color) == theme.INK_ON else "#FFFFFF"))
-        )
-        assert (dark + 0.05) / (light + 0.05) >= 4
+        ink = theme.INK_ON if theme.ink_on(color) == theme.INK_ON else "#FFFFFF"
+        line, opacity = theme.hatch_lines(color, worded=True)
+        hatched = theme.mixed(color, opacity if line == "#FFFFFF" else -opacity)
+        assert min(_contrast(color, ink), _contrast(hatched, ink)) >= 4.5
+        assert _contrast(hatched, color) >= 1.6, "and the lines are seen"
+
+
+def test_a_hatch_is_seen_on_every_series_in_both_themes():
+    """White lines of what was predicted were lost on the series that is white on a dark page, and weak on yellow."""
+    colors = {*theme.RUN_COLORS, *map(rule_color, RULES), *theme.STAGE_COLORS, theme.INK, theme.GREY}
+    for color in colors:
+        line, opacity = theme.hatch_lines(color)
+        assert _contrast(color, theme.mixed(color, opacity if line == "#FFFFFF" else -opacity)) >= 2.4
+        if lit := dark.LIT.get(color):
+            share = opacity if dark.LIT_LINES[lit] == "#FFFFFF" else -opacity
+            assert _contrast(lit, theme.mixed(lit, share)) >= 2.4
+
+
+def _contrast(one, other):
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def _luminance(color):
@@ -559,11 +581,33 @@ def test_published_graphs_can_be_drawn(shared_reference):
         assert len(named.text) == len(found.graph.layers)
 
 
-def test_names_that_are_too_long_for_their_boxes_are_cut_where_they_tell_least():
-    ids = ["conv1_1", "node7", "encoder.layers.0.attention", "a_very_long_name_of_one_layer"]
+def test_names_that_are_long_are_smaller_in_two_lines_and_cut_where_they_tell_least():
+    longest = "a_very_long_name_of_one_layer_of_many"
+    ids = ["conv1_1", "node7", "conv1_1_short", "encoder.layers.0.attention", longest, "a.path.to_one.layer.of.a.block"]
     layers = tuple(Layer(id, "AdaptiveAvgPool2d(1)" if id == "node7" else "", 1.0) for id in ids)
     named = next(t for t in plots.layer_graph(LayerGraph.chain(layers)).data if t.text is not None)
-    assert list(named.text) == ["conv1_1", "AdaptiveA… 7", "…0.attention", "a_very_long…"]
+    told = ["conv1_1", "Adaptive<br>AvgPool2d 7", "conv1_1_short", "encoder.layers.<br>0.attention"]
+    assert list(named.text)[:4] == told and list(named.textfont.size)[:4] == [10, 8, 8, 8]
+    parts = [text.split("<br>") for text in named.text]
+    assert all(len(part) <= 15 for lines in parts for part in lines) and max(map(len, parts)) == 2
+    assert "".join(parts[4]) == f"{longest[:29]}…" and "".join(parts[5]) == ids[5]
+
+
+def test_words_of_cuts_cover_no_layer():
+    """Those of cut 1 | 2 stood on a layer of the network with branches."""
+    found = Profile.load(manifests_folder().parent / "profiles" / "minkunet14a.json")
+    for count in (3, 5):
+        cluster = Cluster.uniform(count, device_type=found.device_types[0])
+        figure = plots.layer_graph(found, partition(found, cluster, planner="model-parallel"))
+        placed = layout(found.graph)
+        boxes = [around(at, (2 * placed.half[0], 2 * placed.half[1])) for at in placed.positions]
+        told = [(one, re.sub("<.*?>", "", one.text).strip()) for one in figure.layout.annotations]
+        words = [around((one.x, one.y), (6.5 * len(text), 13)) for one, text in told]
+        assert len(words) == count - 1
+        (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
+        for k, own in enumerate(words):
+            assert not any(overlap(own, other) for other in [*boxes, *words[:k]])
+            assert left <= own[0] and own[2] <= right and low <= own[1] and own[3] <= high, "else they are not drawn"
 
 
 def test_planned_and_simulated_values_can_be_drawn(profile):

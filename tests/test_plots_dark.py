@@ -37,7 +37,7 @@ def figures():
     yield "layer_graph", plots.layer_graph(profile, plan)
     trace = simulate(plan, profile, cluster, [1000.0] * 4)
     bars = go.Figure([go.Bar(x=["a", "b"], y=[2, 1], marker_color="#000000", name="pipedream")])
-    bars.add_bar(x=["a", "b"], y=[1, 2], marker={"color": "#000000", "pattern": hatch("simulated")})
+    bars.add_bar(x=["a", "b"], y=[1, 2], marker={"color": "#000000", "pattern": hatch("simulated", "#000000")})
     bars.add_annotation(x=0.5, y=6, text=LABEL, font_color="#004488", showarrow=False)
     yield "runs", finished(bars, "Runs", note="in colours that are too dark for a dark page")
     yield "timeline", doubted(plots.timeline(trace), ["a noisy profile"])

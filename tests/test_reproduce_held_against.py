@@ -70,4 +70,6 @@ def test_a_number_is_off_by_hand():
     assert table.others_error[0] == pytest.approx(-0.2) and table.others_error.isna()[1]
     marks = [trace for trace in held_against(numbers).data if trace.mode == "markers" and trace.x[0] is not None]
     assert [len(trace.x) for trace in marks] == [1, 2]
+    proved = held_against([HeldAgainst("optimum", "a", 2.0, 2.0, known_as="known optimum"), *numbers])
+    assert proved.layout.xaxis.title.text == "known optimum (s)" and proved.layout.xaxis2.title.text == "measured (s)"
     assert marks[1].marker.symbol == ("circle", "circle-open") and list(marks[0].customdata) == ["a: -20.0%"]

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
+from sparsepipe import Cluster
 from sparsepipe.io.files import write_json
 from sparsepipe.record.run_progress import RunProgress
 from sparsepipe.reproduce import NOTEBOOKS, catalogue
@@ -160,6 +161,19 @@ def test_an_exported_figure_is_dark_on_a_dark_page(job):
     assert [source["srcset"] for source in tags.all("source")] == ["../timeline.svg"]
     assert [source["media"] for source in tags.all("source")] == ["(prefers-color-scheme: dark)"]
     assert [source["srcset"] for source in Tags(index.read_text()).all("source")] == ["timeline.svg"]
+
+
+def test_what_is_not_exported_is_dark_on_a_dark_page(tmp_path):
+    """A cluster's table and figures that a cell only shows were white boxes there, and thumbnails of figures."""
+    kept = {"image/png": "aGk=", "image/svg+xml": "<svg><style>@media (prefers-color-scheme: dark) {}</style></svg>"}
+    shown = [nbformat.v4.new_output("display_data", data) for data in (kept, kept | {"image/svg+xml": "<svg></svg>"})]
+    cluster = Cluster.uniform(2, device_type="cpu")._repr_html_()
+    thumbnails = displayed(html="<a href='01_data.ipynb'><img src='data:x' alt='clouds'></a>", plain="")
+    path = executed(tmp_path, "a", *shown, displayed(html=cluster, plain="2"), thumbnails)
+    text = notebook_page(Executed.read("a", path), index="index.html", vectors={"clouds": "../clouds.svg"})
+    sources = [source["srcset"] for source in Tags(text).all("source")]
+    assert len(sources) == 2 and sources[0].startswith("data:image/svg+xml;base64,") and sources[1] == "../clouds.svg"
+    assert 'class="painted"' not in text and "2 devices" in text
 
 
 def test_markdown_of_a_notebook_runs_nothing():

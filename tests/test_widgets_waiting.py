@@ -1,6 +1,7 @@
 """The waiting explorer without a browser: what a picker changes, and what cannot be."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,13 +22,18 @@ def explorer(tmp_path):
     return made
 
 
-def bars(view):
-    return [trace for trace in json.loads(view.figure)["data"] if trace["type"] == "bar"]
+def keys(view):
+    """What the legend has for bars."""
+    bars = [trace for trace in json.loads(view.figure)["data"] if trace["type"] == "bar"]
+    return [bar for bar in bars if bar.get("showlegend") is not False]
 
 
 def test_what_is_picked_is_simulated_at_once(explorer):
     assert explorer.messages.value == ""
-    assert [bar["name"] for bar in bars(explorer.waiting.paces)[:-1]] == list(RULES)
+    *rules, source = keys(explorer.waiting.paces)
+    assert [key["name"] for key in rules] == list(RULES) and source["name"] == "simulated"
+    assert source["marker"]["pattern"]["shape"] and not any("pattern" in key["marker"] for key in rules)
+    assert source["marker"]["color"] not in {key["marker"]["color"] for key in rules}
     told = explorer.waiting.told
     assert "<b>partial-reduce:wait=0.1</b>: " in told.value
     explorer.rule.value = "all-reduce"
@@ -41,6 +47,17 @@ def test_what_is_picked_is_simulated_at_once(explorer):
 def test_a_straggler_costs_all_reduce_more_than_a_rule_that_does_not_wait(explorer):
     shares = {one.rule: one.samples_per_second / one.own_pace for one in explorer.compared.held}
     assert shares["all-reduce"] < 0.6 < 0.95 < shares["partial-reduce:wait=0.1"]
+
+
+def test_a_table_of_waits_has_no_empty_column(explorer):
+    """Where no pipeline waited, the column "for" was empty."""
+    heads = []
+    for rule in RULES:
+        explorer.rule.value = rule
+        rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in explorer.waiting.waits.value.split("<tr>")[1:]]
+        assert all(any(cells) for _, *cells in zip(*rows, strict=True))
+        heads.append(rows[0][-1])
+    assert "waited for" in heads and "waited" in heads
 
 
 def test_controls_that_say_nothing_are_hidden(explorer):

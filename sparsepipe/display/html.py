@@ -164,9 +164,13 @@ def record(value: Any) -> str:
         return _page(f"run {value.name} cannot be read: {error}")
 
 
+OURS = "sp-value"  # the class of a value's HTML: its words have no colours of their own, and go with any page
+
+
 def _page(told: str, *parts: Html) -> str:
     """A whole page, as a string of Python's own: whoever adds to it would have theirs escaped by an `Html`."""
-    return str(Html("<div style='font-size:13px'><div><b>{}</b></div>{}</div>").format(told, joined(parts)))
+    whole = Html("<div class='{}' style='font-size:13px'><div><b>{}</b></div>{}</div>")
+    return str(whole.format(OURS, told, joined(parts)))
 
 
 def _notes(texts: Iterable[str]) -> Html:

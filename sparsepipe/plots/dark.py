@@ -5,11 +5,12 @@ them: an exported SVG where its viewer prefers dark pages, a widget's figure wit
 in a JupyterLab that scripts/lab.sh opened.
 """
 
-from .theme import DARK_GREY, INK
+from .theme import DARK_GREY, INK, hatch_lines
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
 # Ink, and colours of lines, markers and bars that are too dark there → what stands for them.
 LIT = {INK: LIGHT_INK, "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d", "#8C6BB1": "#b39ad1"}
+LIT_LINES = {lit: hatch_lines(lit)[0] for lit in LIT.values()}  # of a hatch, which were chosen for the darker colour
 LIT_TEXT = {"#555555": SOFT, DARK_GREY: SOFT, "#B03A2E": "#ff8f80"}  # of a note, of labels, of a doubt
 _LINES = ("#EDEDED", "#444444")  # a grid's, and plotly's own where a figure names none
 _WHOLE_WORDS = ".jp-OutputArea-output pre { word-break: normal !important; overflow-wrap: break-word; }"
@@ -31,6 +32,7 @@ def dark_style(within: str = "") -> str:
         rules.append(([_painted("path", "stroke", color)], f"stroke: {lit}"))
         filled = [f"{part} {_painted('path', 'fill', color)}" for part in _POINTS]
         rules.append(([*filled, f'pattern rect[fill="{_named(color)}"]'], f"fill: {lit}"))
+        rules.append(([f'pattern rect[fill="{_named(color)}"] + path'], f"stroke: {LIT_LINES[lit]}"))
         rules.append(([f".annotation {_painted('text', 'fill', color)}"], f"fill: {lit}"))
     rules.append(([f"{_ERROR} {_painted('path', 'stroke', color)}" for color in _LINES], f"stroke: {SOFT}"))
     for color, lit in {INK: LIGHT_INK, **LIT_TEXT}.items():

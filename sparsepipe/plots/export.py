@@ -31,6 +31,8 @@ from .theme import doubted, doubts_of, with_held_up
 
 FORMATS = ("pdf", "svg", "png")
 _KEPT = "sparsepipe_png"  # the renderer of `keep_pictures`
+_EXPORTED = "exported"  # in a figure's meta
+_MOST_KEPT = 1_000_000  # bytes of an SVG in a notebook
 _SCALE = 2  # pixels of the PNG for each of the figure's
 _DATE = "D:20000101000000+00'00'"
 
@@ -102,6 +104,8 @@ def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
 def keep_pictures() -> None:
     """Let the notebook that calls this keep a PNG beside each live figure, so that it shows where no plotly runs.
 
+    Of a figure that is shown and not exported also an SVG is kept, which is dark on a dark page.
+
     Without a Chromium that can draw it, notebooks keep the live figure alone, and one line says so.
     """
     if browser() is not None:
@@ -109,15 +113,26 @@ def keep_pictures() -> None:
         pio.renderers.default = f"plotly_mimetype+{_KEPT}"
 
 
+def as_exported(figure: go.Figure) -> go.Figure:
+    """The figure, marked as one whose vectors lie on disk: what keeps its picture keeps no vectors of it."""
+    meta = figure.layout.meta if isinstance(figure.layout.meta, dict) else {}
+    return go.Figure(figure).update_layout(meta={**meta, _EXPORTED: True})
+
+
 class _KeptPicture(MimetypeRenderer):
-    """plotly's own "png", with the bound on time that all pictures here have."""
+    """plotly's own "png", with the bound on time that all pictures here have; where there are no vectors on disk also
+    an SVG, which goes with a dark page."""
 
     said: ClassVar[set[str]] = set()  # plotly copies a renderer at every picture
 
     def to_mimebundle(self, fig_dict: dict[str, Any]) -> dict[str, str]:
         try:
             figure = go.Figure(fig_dict, skip_invalid=True)
-            return {"image/png": base64.b64encode(drawn(figure, "png", 1)).decode()}
+            kept = {"image/png": base64.b64encode(drawn(figure, "png", 1)).decode()}
+            if not (isinstance(figure.layout.meta, dict) and figure.layout.meta.get(_EXPORTED)):
+                svg = _for_dark_pages_too(normalised(drawn(figure, "svg", 1), "svg"))
+                kept |= {"image/svg+xml": svg.decode()} if len(svg) <= _MOST_KEPT else {}
+            return kept
         except NoPicture as error:
             if str(error) not in self.said:
                 print(f"no pictures are kept: {error}", flush=True)

@@ -51,7 +51,7 @@ def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
                 legendgroup=str(k),
                 offsetgroup=str(k),
                 showlegend=col == 1,
-                marker={"color": rule_color(one.rule), "pattern": hatch(one.source)},
+                marker={"color": rule_color(one.rule), "pattern": hatch(one.source, rule_color(one.rule))},
                 hovertemplate=Html("{}<br>%{{x}} {}: %{{y:.1f}} % (mean {})<extra>{}</extra>").format(
                     one.rule, unit, f"{mean_of(counts):.2f}", one.source
                 ),

@@ -26,11 +26,12 @@ class HeldAgainst:
     unit: str = "s"
     others: float | None = None  # None: they say nothing of it
     doubt: str = ""  # why the record contradicts itself; empty where it does not
+    known_as: str = "measured"  # what `measured` is, for an axis: "known optimum" where it was proved
 
 
 def held_against_table(numbers: Sequence[HeldAgainst]) -> pd.DataFrame:
     """One row for each number, with how far ours and theirs are off, as shares of what was measured."""
-    columns = ["kind", "name", "measured", "predicted", "unit", "others", "doubt"]
+    columns = ["kind", "name", "measured", "predicted", "unit", "others", "doubt", "known_as"]
     table = pd.DataFrame([asdict(one) for one in numbers], columns=columns)
     table["others"] = table.others.astype(float)
     table["error"] = table.predicted / table.measured - 1
@@ -64,7 +65,7 @@ def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure
             figure.add_trace(trace, row=row, col=column)
         unit = part.unit.iloc[0]
         axis = {"type": "log", "tickangle": 0, "row": row, "col": column, **log_ticks(_drawn(part), most=6)}
-        figure.update_xaxes(title_text=f"measured ({unit})", **axis)
+        figure.update_xaxes(title_text=f"{part.known_as.iloc[0]} ({unit})", **axis)
         figure.update_yaxes(title_text=f"predicted ({unit})", **axis)
     figure.update_annotations(font_size=FONT_SIZE)
     _legend(figure, others=bool(table.others.notna().any()), doubts=bool((table.doubt != "").any()))

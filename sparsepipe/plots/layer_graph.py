@@ -1,6 +1,7 @@
 """The network as a graph of layers, coloured by cost; with a plan also its stages, cuts and what crosses them."""
 
 import re
+from collections.abc import Mapping, Sequence
 from math import atan2, degrees, dist
 
 import pandas as pd
@@ -8,19 +9,25 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from ..costs import LayerTable
-from ..display.markup import Html
+from ..display.markup import Html, figure_text
 from ..graph import Layer, LayerGraph
 from ..plan import Plan
 from ..profile import Profile
-from .layout import Layout, layout
+from .free_places import Box, around, free_place
+from .layout import Layout, Point, layout
 from .table import crossing, noted, scaled_bytes, stage_of_layers
-from .theme import COST_SCALE, GREY, INK, INK_ON, SMALL, finished, stage_color
+from .theme import COST_SCALE, GREY, INK, SMALL, finished, ink_on, stage_color
 
 _STEPS = 24  # shades of cost: each is one trace
 _NUMBERED = re.compile(r"(?:node|layer)?_?([0-9]+)")
 _KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of "Conv2d(3, 64, kernel_size=(3, 3))"
 _PIXELS = 1.12  # for each point of Graphviz's layout
-_LETTERS = 12  # of a name that a box has room for
+_NAME, _SMALL_NAME = SMALL - 1, SMALL - 3  # pixels of the letters of a name
+_LETTERS = 12  # of a name of the larger ones that a box has room for
+_WORD_ENDS = re.compile(r"[_.\- ]|(?<=[a-z0-9])(?=[A-Z])")  # where a name may go on in a second line
+_OUTLINE = 4  # pixels of a stage's
+_LETTER = 7.6  # pixels of a cut's words, which are bold; some more, as a narrow page makes boxes smaller, not words
+_MARK = (18.0, 18.0)  # points: width and height of a cut's mark, whichever way it is turned
 _BEHIND = "rgba(255,255,255,0.8)"  # a cut's words, where they lie over boxes and lines
 
 
@@ -86,13 +93,13 @@ def layer_graph(
     high = float(value.max()) or 1.0
     fills = sample_colorscale(COST_SCALE, [round(v / high * _STEPS) / _STEPS for v in value])
     _boxes(figure, placed, fills, table.stage)
-    dark = value / high < 0.55
+    texts, sizes = zip(*(_fitting(layer_name(layer)) for layer in graph.layers), strict=True)
     names = go.Scatter(
         x=[x for x, _ in placed.positions],
         y=[y for _, y in placed.positions],
         mode="markers+text",
-        text=[_fitting(layer_name(layer)) for layer in graph.layers],
-        textfont={"size": SMALL - 1, "color": ["white" if d else INK_ON for d in dark]},
+        text=list(texts),
+        textfont={"size": list(sizes), "color": [ink_on(_hex(fill)) for fill in fills]},
         marker={
             "opacity": 0,
             "size": 18,
@@ -116,19 +123,20 @@ def layer_graph(
         showlegend=False,
     )
     figure.add_trace(names)
+    drawn = [around(centre, (2 * placed.half[0], 2 * placed.half[1])) for centre in placed.positions]
     if plan:
-        _cuts(figure, placed, graph, table, cuts_table(profile, plan, device_type=device_type) if profile else None)
-    width, height = placed.extent
+        drawn += _cuts(
+            figure, placed, graph, table, cuts_table(profile, plan, device_type=device_type) if profile else None
+        )
+    lefts, lows, rights, highs = zip(*drawn, strict=True)  # plotly hides words that begin outside of the axes
     pad = 8
-    xs, ys = zip(*placed.positions, strict=True)
     bounds = {"visible": False, "showgrid": False, "zeroline": False}
-    figure.update_xaxes(range=[min(xs) - placed.half[0] - pad, max(xs) + placed.half[0] + pad], **bounds)
-    figure.update_yaxes(
-        range=[min(ys) - placed.half[1] - pad, max(ys) + placed.half[1] + pad], scaleanchor="x", **bounds
-    )
+    figure.update_xaxes(range=[min(lefts) - pad, max(rights) + pad], **bounds)
+    figure.update_yaxes(range=[min(lows) - pad, max(highs) + pad], scaleanchor="x", **bounds)
+    width, height = max(rights) - min(lefts), max(highs) - min(lows)
     figure.update_layout(
         # A view that is narrower than the figure makes it less high, too, and names smaller: see widgets/plot_view.py.
-        meta={"keeps_ratio": True, "pixels": _PIXELS, "names": SMALL - 1},
+        meta={"keeps_ratio": True, "pixels": _PIXELS},
         dragmode="pan",
         hovermode="closest",
         margin={"l": 10, "r": 10, "b": 10},
@@ -145,16 +153,35 @@ def layer_name(layer: Layer) -> str:
     return f"{kind[0]} {number[1]}" if number and kind else layer.id
 
 
-def _fitting(name: str) -> str:
-    """Shorten a name to what its box has room for: "AdaptiveA… 7" of a kind and number, "…0.attention" of a path."""
-    if len(name) <= _LETTERS:
-        return name
-    kind, _, number = name.rpartition(" ")
-    if kind and number.isdigit():
-        return f"{kind[: _LETTERS - len(number) - 2]}… {number}"
-    if "." in name:
-        return "…" + name[1 - _LETTERS :].lstrip(".")
-    return f"{name[: _LETTERS - 1]}…"
+def _fitting(name: str) -> tuple[Html, int]:
+    """A name as its box has room for it, and the size of its letters: smaller ones, in two lines, where it is long.
+
+    Of one that is longer than that the beginning and its number are shown, or the end of a path: "…0.attention". Hover
+    shows the whole name.
+    """
+    for size in (_NAME, _SMALL_NAME):
+        if len(name) <= _letters(size):
+            return figure_text(name), size
+    most = _letters(_SMALL_NAME)
+    if len(name) > 2 * most:
+        head, _, number = name.rpartition(" ")
+        if head and number.isdigit():
+            name = f"{head[: 2 * most - len(number) - 2]}… {number}"
+        else:
+            name = "…" + name[1 - 2 * most :] if "." in name else f"{name[: 2 * most - 1]}…"
+    ends = [found.end() for found in _WORD_ENDS.finditer(name) if len(name) - most <= found.end() <= most]
+    at = min(ends or [most], key=lambda end: abs(2 * end - len(name)))
+    return Html("{}<br>{}").format(figure_text(name[:at].rstrip()), figure_text(name[at:])), _SMALL_NAME
+
+
+def _letters(size: int) -> int:
+    """How many letters of a size a box has room for."""
+    return _LETTERS * _NAME // size
+
+
+def _hex(color: str) -> str:
+    """A colour of a scale, "rgb(0, 34, 78)", as "#00224E"."""
+    return "#" + "".join(f"{round(float(part)):02X}" for part in color[4:-1].split(","))
 
 
 def _edges(placed: Layout) -> list[go.Scatter]:
@@ -200,37 +227,50 @@ def _boxes(figure: go.Figure, placed: Layout, fills: list[str], stages: pd.Serie
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=f"stage {stage}", marker=key))
 
 
-def _cuts(figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFrame, cuts: pd.DataFrame | None) -> None:
-    """Mark every edge that leaves its stage, and write at the shortest of each boundary what crosses it.
+def _cuts(
+    figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFrame, cuts: pd.DataFrame | None
+) -> list[Box]:
+    """Mark every edge that leaves its stage, and write beside one of each boundary what crosses it: at a short one.
 
-    A long edge passes below or above the boxes of other layers, over which its words would lie.
+    A long edge passes below or above the boxes of other layers. Returns where the words are.
     """
-    stages, said = table.stage.tolist(), set()
-    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}  # by whether the edge runs down
+    stages = table.stage.tolist()
+    marks: dict[bool, list[Point]] = {False: [], True: []}  # by whether the edge runs down
+    of_cut: dict[int, list[Point]] = {}
     routed = zip(graph.edges, placed.routes, strict=True)
     for (i, j), route in sorted(routed, key=lambda each: dist(each[1][0], each[1][-1])):
         if pd.isna(stages[i]) or pd.isna(stages[j]) or stages[i] == stages[j]:
             continue
-        x, y = route[len(route) // 2]
         down = abs(route[-1][1] - route[0][1]) > abs(route[-1][0] - route[0][0])
-        marks[down].append((x, y))
-        if cuts is not None and (cut := int(stages[i])) not in said:
-            said.add(cut)
-            row = cuts[cuts.after_stage == cut].iloc[0]
-            text = Html(" <b>cut {} | {}: {}</b> ").format(
-                cut, cut + 1, scaled_bytes(row.feature_bytes + row.coordinate_bytes)
-            )
-            # Beside an edge that runs down, towards the inside; above one that runs along, in the gap between lines.
-            left = x > sum(px for px, _ in placed.positions) / len(placed.positions)
-            shift = {"xanchor": "right" if left else "left", "yanchor": "middle", "xshift": -10 if left else 10}
-            if not down:
-                shift = {"xanchor": "center", "yanchor": "bottom", "yshift": placed.half[1] * _PIXELS + 6}
-            figure.add_annotation(x=x, y=y, text=text, showarrow=False, font_size=SMALL, bgcolor=_BEHIND, **shift)
+        marks[down].append(route[len(route) // 2])
+        of_cut.setdefault(int(stages[i]), []).append(route[len(route) // 2])
+    words = [] if cuts is None else _cut_words(figure, placed, of_cut, cuts)
     for down, points in marks.items():
         mark = {"symbol": "line-ew" if down else "line-ns", "size": 20, "line": {"width": 3, "color": INK}}
         xs, ys = zip(*points, strict=True) if points else ((None,), (None,))
         cut = go.Scatter(x=xs, y=ys, mode="markers", marker=mark, name="cut", showlegend=not down, hoverinfo="skip")
         figure.add_trace(cut)
+    return words
+
+
+def _cut_words(
+    figure: go.Figure, placed: Layout, of_cut: Mapping[int, Sequence[Point]], cuts: pd.DataFrame
+) -> list[Box]:
+    """Write what crosses each boundary where it covers no box and no words of another; returns where that is."""
+    width, height = 2 * placed.half[0] + _OUTLINE, 2 * placed.half[1] + _OUTLINE
+    taken = [around(centre, (width, height)) for centre in placed.positions]
+    lefts, lows, rights, highs = zip(*taken, strict=True)
+    within = (min(lefts), min(lows), max(rights), max(highs) + 2 * height)  # there is room above the first line
+    marks = [around(point, _MARK) for points in of_cut.values() for point in points]
+    for cut, points in of_cut.items():
+        row = cuts[cuts.after_stage == cut].iloc[0]
+        told = f"cut {cut} | {cut + 1}: {scaled_bytes(row.feature_bytes + row.coordinate_bytes)}"
+        size = (len(told) * _LETTER / _PIXELS, 1.4 * SMALL / _PIXELS)
+        x, y = free_place(points, size, [*taken, *marks], within, step=height)
+        taken.append(around((x, y), size))
+        words = Html(" <b>{}</b> ").format(told)
+        figure.add_annotation(x=x, y=y, text=words, showarrow=False, font_size=SMALL, bgcolor=_BEHIND, borderpad=0)
+    return taken[len(placed.positions) :]
 
 
 def _hover(row: dict) -> Html:

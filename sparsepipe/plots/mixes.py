@@ -35,12 +35,13 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
     most = max(table.bound_samples_per_second.max(), table.samples_per_second.max())
     figure = go.Figure()
     for name, part in table.groupby("strategy", sort=False):
+        color = looks(name)["color"]
         bar = go.Bar(
             x=part.place,
             y=part.samples_per_second,
             width=0.92 * step,
             name=name,
-            marker={"color": looks(name)["color"], "pattern": hatch("simulated")},
+            marker={"color": color, "pattern": hatch("simulated", color)},
             customdata=part.cluster,
             hovertemplate=Html("{}<br>%{{customdata}}: %{{y:.0f}} samples/s<extra></extra>").format(name),
         )

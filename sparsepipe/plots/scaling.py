@@ -69,11 +69,12 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
     for source in ("simulated", "measured"):
         part = table[(table.panel == "this machine") & (table.source == source)]
         if len(part):
+            colors = [looks(name)["color"] for name in part.strategy]
             bar = go.Bar(
                 x=part.strategy,
                 y=part.samples_per_second,
                 name=f"{'predicted' if source == 'simulated' else source} here",
-                marker={"color": [looks(name)["color"] for name in part.strategy], "pattern": hatch(source)},
+                marker={"color": colors, "pattern": hatch(source, colors[0])},  # lines of each: plotly's choice
                 text=[f"{value:,.0f}" for value in part.samples_per_second],
                 textposition="outside",
                 textfont_size=SMALL - 1,

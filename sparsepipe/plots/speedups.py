@@ -41,7 +41,7 @@ def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
             common = {"x": x, "y": of_source.speedup, "customdata": of_source.cluster, "hovertemplate": hover}
             color = looks(name)["color"]
             if source == "simulated":
-                bar = {"color": color, "pattern": hatch("simulated")}
+                bar = {"color": color, "pattern": hatch("simulated", color)}
                 figure.add_trace(go.Bar(**common, width=0.9 * step, name=name, marker=bar))
             else:
                 circle = {"symbol": "circle-open", "size": 13, "color": INK, "line": {"width": 2}}

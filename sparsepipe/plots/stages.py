@@ -80,7 +80,7 @@ def _bars(stage: int, part: pd.DataFrame, values: pd.Series, what: str, unit: st
         width=0.8,
         name=f"stage {stage}",
         legendgroup=f"stage {stage}",
-        marker={"color": stage_color(stage), "pattern": hatch("simulated")},
+        marker={"color": stage_color(stage), "pattern": hatch("simulated", stage_color(stage))},
         showlegend=legend,
         customdata=part[["plan", "devices", "first_layer", "last_layer"]],
         hovertemplate=template.format(stage, what, unit),
@@ -96,7 +96,11 @@ def _averaging_and_transfers(table: pd.DataFrame) -> Iterator[go.Bar | go.Scatte
             y=averaging.averaging_seconds * 1e3,
             width=0.8,
             name="averaging over replicas",
-            marker={"color": LIGHT_GREY, "line": {"color": GREY, "width": 1}, "pattern": hatch("simulated")},
+            marker={
+                "color": LIGHT_GREY,
+                "line": {"color": GREY, "width": 1},
+                "pattern": hatch("simulated", LIGHT_GREY),
+            },
             hovertemplate="averaging %{y:.3f} ms<extra></extra>",
         )
     if len(sending):

@@ -13,7 +13,7 @@ from ..record import RunRecord
 from ..record.campaigns import when
 from .accuracy import accuracy_table
 from .table import noted, strategy, told_by
-from .theme import GREY, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, hatch, resting_on
+from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, hatch, resting_on, source_key
 from .throughput import throughput_table
 
 Runs = Mapping[str, Sequence[RunRecord]]
@@ -62,8 +62,7 @@ def tasks(runs: Runs, *, note: str = "") -> go.Figure:
         figure.update_xaxes(showticklabels=False, ticks="", showgrid=False, row=1, col=col)
         figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=2, col=col)
     for source, label in (("simulated", "predicted"), ("measured", "measured")):
-        marker = {"color": GREY, "pattern": hatch(source)}
-        figure.add_trace(go.Bar(x=[None], y=[None], name=label, marker=marker), row=1, col=1)
+        figure.add_trace(go.Bar(x=[None], y=[None], name=label, marker=source_key(source)), row=1, col=1)
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text="samples/s", row=1, col=1)
     figure.update_yaxes(title_text="validation accuracy (%)", row=2, col=1)
@@ -88,7 +87,7 @@ def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int
                 **place,
                 y=[mean],
                 error_y=spread,
-                marker={"color": color, "pattern": hatch(source)},
+                marker={"color": color, "pattern": hatch(source, color)},
                 hovertemplate=Html("{}<br>{}: %{{y:.1f}} samples/s<extra></extra>").format(name, source),
             )
             figure.add_trace(bar, row=1, col=col)

@@ -20,7 +20,9 @@ RUN_MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 FORWARD_COLOR, BACKWARD_COLOR = "#56B4E9", "#0072B2"
 COST_SCALE = "Cividis"  # even in lightness, and the same to colour-blind eyes
 GREY, LIGHT_GREY, DARK_GREY, INK = "#8C8C8C", "#D9D9D9", "#5F5F5F", "#222222"
-INK_ON = "#202020"  # of text on a colour: it stays on a dark page, where all other ink becomes light
+# Of text on a colour: it stays on a dark page, where all other ink becomes light. It is next to black: of black and
+# white one has a contrast of 4.58 on any colour, where a lighter black would leave 4.1 on some.
+INK_ON = "#010101"
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 FONT_SIZE, SMALL = 13, 11  # pixels
 WIDTH, HEIGHT = 760, 400  # pixels: a text column's width at a readable size
@@ -65,10 +67,14 @@ def stage_color(stage: int, kind: str = "backward") -> str:
 
 
 def ink_on(color: str) -> str:
-    """The text colour, dark or white, that stands out more from `color` (WCAG 2.1, contrast ratio)."""
-    background = _luminance(color)
-    dark = (background + 0.05) / (_luminance(INK_ON) + 0.05)
-    return INK_ON if dark >= 1.05 / (background + 0.05) else "white"
+    """The text colour, dark or white, that stands out more from `color`: by a contrast of 4.5 at least."""
+    return INK_ON if contrast(color, INK_ON) >= contrast(color, _WHITE) else "white"
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours ("#rrggbb"), from 1 to 21 (WCAG 2.1)."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def _luminance(color: str) -> float:
@@ -87,12 +93,39 @@ def mixed(color: str, share: float) -> str:
 
 # Horizontal and vertical lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.
 HATCHES = {"simulated": ("-", "horizontal lines"), "replayed": ("|", "vertical lines")}  # source → shape, in words
+_WHITE, _BLACK = "#FFFFFF", "#000000"
+_OPACITIES = (0.5, 0.4, 0.3)  # of a hatch's lines
+READ = 4.5  # the least contrast of small text with what is behind it (WCAG 2.1)
 
 
-def hatch(source: str) -> dict[str, Any]:
-    """The bar pattern that tells where numbers come from: `HATCHES`, none for "measured"."""
+def hatch(source: str, color: str, *, worded: bool = False) -> dict[str, Any]:
+    """The bar pattern that tells where numbers come from: `HATCHES`, none for "measured".
+
+    Its lines are seen on `color`: light on dark colours, dark on light ones. `worded`: words in `ink_on(color)` stand
+    on the bar, and are read on the lines, too.
+    """
     shape, _ = HATCHES.get(source, ("", ""))
-    return {"shape": shape, "size": 5, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "white"}
+    line, opacity = hatch_lines(color, worded=worded)
+    lines = {"fillmode": "overlay", "fgcolor": line, "fgopacity": opacity}
+    return {"shape": shape, "size": 5, "solidity": 0.3, **lines}
+
+
+def hatch_lines(color: str, *, worded: bool = False) -> tuple[str, float]:
+    """The colour of a hatch's lines on `color`, white or black, and their opacity: those that stand out most."""
+    ink = INK_ON if ink_on(color) == INK_ON else _WHITE
+    found = [
+        (contrast(color, seen), line, opacity)
+        for line, sign in ((_WHITE, 1), (_BLACK, -1))
+        for opacity in _OPACITIES
+        if contrast(seen := mixed(color, sign * opacity), ink) >= READ or not worded
+    ]
+    _, line, opacity = max(found)
+    return line, opacity
+
+
+def source_key(source: str) -> dict[str, Any]:
+    """The marker of a legend's bar that stands for a source: in ink, as no series is, since all of them have it."""
+    return {"color": INK, "pattern": hatch(source, INK)}
 
 
 # On the title's line, at its right: a note below the title may be as long as the figure is wide.

@@ -13,7 +13,7 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
-from .theme import GREY, RUN_COLORS, finished, hatch, resting_on
+from .theme import RUN_COLORS, finished, hatch, resting_on, source_key
 
 
 def throughput_table(*records: RunRecord, partial: bool = False) -> pd.DataFrame:
@@ -91,22 +91,23 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
     )
     shown = [source for source in sources if table[source[0]].notna().any()]
     for k, row in enumerate(table.to_dict("records")):
+        color = RUN_COLORS[k % len(RUN_COLORS)]
         for column, source, label in shown:
             bar = go.Bar(
                 x=[figure_text(row["strategy"]).replace(" (", Html("<br>(")).replace(", ", Html(",<br>"))],
                 y=[row[column]],
                 offsetgroup=label,
                 showlegend=False,
-                marker={"color": RUN_COLORS[k % len(RUN_COLORS)], "pattern": hatch(source)},
+                marker={"color": color, "pattern": hatch(source, color)},
                 text=[f"{row[column]:,.0f}" if row[column] and row[column] >= 100 else f"{row[column] or 0:.3g}"],
                 textposition="outside",
                 cliponaxis=False,
                 hovertemplate=Html("%{{x}}<br>{} %{{y:.1f}} samples/s<extra></extra>").format(label),
             )
             figure.add_trace(bar)
-    for _, source, label in shown:  # a legend in grey: colours stand for strategies, the hatch for the source
-        marker = {"color": GREY, "pattern": hatch(source)}
-        figure.add_trace(go.Bar(x=[None], y=[None], name=label, offsetgroup=label, marker=marker))
+    for _, source, label in shown:  # a legend in ink: colours stand for strategies, the hatch for the source
+        key = go.Bar(x=[None], y=[None], name=label, offsetgroup=label, marker=source_key(source))
+        figure.add_trace(key)
     figure.update_layout(
         barmode="group",
         bargroupgap=0.08,

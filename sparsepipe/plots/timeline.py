@@ -13,6 +13,7 @@ from .theme import HATCHES, SMALL, finished, hatch, ink_on, stage_color
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
 _THIN = ("wait",)
+_KEYS = {"load": "load data"}  # kinds that say too little by themselves
 # What belongs to one minibatch: an update belongs to its whole round, and would stretch a window to that round's end.
 _OF_A_MINIBATCH = ("forward", "backward", "weights")
 
@@ -66,7 +67,7 @@ def timeline(
     # Measured first, by stage, kinds in the order of their work: the legend reads so.
     for source, stage, kind in sorted(groups.groups, key=lambda key: (key[0], key[1], _DRAWN.index(key[2]))):
         part = groups.get_group((source, stage, kind))
-        label = f"stage {stage} {kind}" if kind in _DRAWN[:5] else kind
+        label = f"stage {stage} {kind}" if kind in _DRAWN[:5] else _KEYS.get(kind, kind)
         seconds = part.end_seconds - part.start_seconds
         wide = seconds > _WORDED * table.end_seconds.max()
         bar = go.Bar(
@@ -80,7 +81,7 @@ def timeline(
             showlegend=label not in shown,
             marker={
                 "color": stage_color(stage, kind),
-                "pattern": hatch(source),
+                "pattern": hatch(source, stage_color(stage, kind), worded=True),
                 "line": {"width": 0.5, "color": "white"},
             },
             text=[str(m) if w and kind in _DRAWN[:3] else "" for m, w in zip(part.minibatch, wide, strict=True)],

@@ -7,7 +7,7 @@ from ..display.html import left_out
 from ..display.markup import Html
 from ..io.files import write_atomic, write_json
 from ..trace import SPAN_KINDS, WORK, Trace
-from .theme import GREY, LIGHT_GREY, STAGE_COLORS, stage_color
+from .theme import GREY, LIGHT_GREY, STAGE_COLORS, ink_on, stage_color
 
 _PAGE = Path(__file__).with_name("trace_page.html")
 
@@ -28,12 +28,14 @@ def trace_page(trace: Trace, *, title: str) -> str:
         ]
         for s in trace.spans
     ]
+    colors = [[stage_color(k, kind) for kind in SPAN_KINDS] for k in range(len(STAGE_COLORS))]
     document = {
         "ranks": list(rows),
         "kinds": SPAN_KINDS,
         "work": WORK,
         "spans": spans,
-        "colors": [[stage_color(k, kind) for kind in SPAN_KINDS] for k in range(len(STAGE_COLORS))],
+        "colors": colors,
+        "inks": [[ink_on(color) for color in own] for own in colors],
         "wait": LIGHT_GREY,
         "other": GREY,
     }

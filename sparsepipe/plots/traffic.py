@@ -33,14 +33,15 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
             x=table.strategy,
             y=table[column] / sent_size,
             name=label,
-            marker={"color": color, "pattern": hatch("simulated"), "line": {"color": GREY, "width": 1}},
+            marker={"color": color, "pattern": hatch("simulated", color), "line": {"color": GREY, "width": 1}},
             hovertemplate=Html("%{{x}}<br>{}: %{{y:.3g}} {}<extra></extra>").format(label, sent_unit),
         )
         figure.add_trace(bar, row=1, col=1)
+    colors = [looks(name)["color"] for name in table.strategy]
     memory = go.Bar(
         x=table.strategy,
         y=table.memory_bytes / kept_size,
-        marker={"color": [looks(name)["color"] for name in table.strategy], "pattern": hatch("simulated")},
+        marker={"color": colors, "pattern": hatch("simulated", colors[0])},  # the lines of each plotly chooses itself
         text=[scaled_bytes(value, kept_unit) for value in table.memory_bytes],
         textposition="outside",
         cliponaxis=False,

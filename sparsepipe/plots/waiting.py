@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from ..display.markup import Html
 from .outcomes import Outcome, held_up, in_lines, outcomes_table, rule_color
-from .theme import GREY, INK, finished, hatch
+from .theme import GREY, INK, finished, hatch, source_key
 
 _GROUP = 0.86  # of the distance between two stragglers is taken by the bars of one
 _MARKERS = {"replayed": "circle", "measured": "diamond"}
@@ -40,17 +40,20 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
             "hovertemplate": Html("{}<br>%{{customdata}}: %{{y:.1f}} samples/s<extra>{}</extra>").format(rule, source),
         }
         if source == "simulated":
-            bar = {"color": rule_color(rule), "pattern": hatch(source)}
-            figure.add_trace(go.Bar(**common, width=0.92 * step, name=rule, marker=bar))
+            color = rule_color(rule)
+            bar = {"color": color, "pattern": hatch(source, color)}
+            figure.add_trace(
+                go.Bar(**common, width=0.92 * step, name=rule, legendgroup=rule, showlegend=False, marker=bar)
+            )
+            figure.add_trace(go.Bar(x=[None], y=[None], name=rule, legendgroup=rule, marker={"color": color}))
         else:
             alone = rule not in set(table.rule[table.source == "simulated"])  # no bar shows its colour
             color = rule_color(rule) if alone else INK
             marker = _marker(source, color)
             figure.add_trace(go.Scatter(**common, mode="markers", name=rule, showlegend=alone, marker=marker))
-    for source in dict.fromkeys(table.source):  # a legend in grey: colours stand for rules
+    for source in dict.fromkeys(table.source):  # the rules' keys are whole, these in ink: colours stand for rules
         if source == "simulated":
-            marker = {"color": GREY, "pattern": hatch(source)}
-            figure.add_trace(go.Bar(x=[None], y=[None], name=source, marker=marker))
+            figure.add_trace(go.Bar(x=[None], y=[None], name=source, marker=source_key(source)))
         else:
             name, marker = f"{source}, by real processes", _marker(source, INK)
             figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=marker))

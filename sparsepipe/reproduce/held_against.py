@@ -27,6 +27,7 @@ from ..replaying import replay
 from .machines import reference_folders
 
 JOBS = ("ST", "SE")  # of ByteDance's traces
+_UNNAMED = "file's unit"  # of time: dnn-partitioning's graphs do not name it
 
 
 def replayed_steps(folder: str = "") -> list[HeldAgainst]:
@@ -59,7 +60,8 @@ def known_optima(folder: str = "") -> list[HeldAgainst]:
         file = PartitioningFile.load(place / f"{name}.json")
         plan = partition(file.profile, file.cluster, cost_model="dnn-partitioning")
         assert plan.estimate is not None
-        found.append(HeldAgainst("known optimum", name, optimum, plan.estimate.period_seconds, unit="load"))
+        numbers = (optimum, plan.estimate.period_seconds)
+        found.append(HeldAgainst("known optimum", name, *numbers, unit=_UNNAMED, known_as="known optimum"))
     return found
 
 
@@ -97,7 +99,8 @@ def planners_answers(folder: str, most: int) -> list[HeldAgainst]:
         own = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]
         for row in own[:: max(1, -(-len(own) // most))] if most else ():
             name, period = answer(row, load)
-            found.append(HeldAgainst("original planner's period", name, row["pipeline_time"], period))
+            numbers = (row["pipeline_time"], period)
+            found.append(HeldAgainst("original planner's period", name, *numbers, known_as="original planner's"))
     return found
 
 

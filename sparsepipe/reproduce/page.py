@@ -186,7 +186,7 @@ def _write_notebook(job: NotebookJob, executed: Executed) -> None:
     path = job.out / _link_of(executed.name)
     if path.exists() and path.stat().st_mtime_ns > job.copy(executed.name).stat().st_mtime_ns:
         return
-    vectors = {figure: job.out / f"{figure}.svg" for figure in job.exports[executed.name]}
+    vectors = {figure: job.out / f"{figure}.svg" for exported in job.exports.values() for figure in exported}
     links = {figure: _relative(vector, path.parent) for figure, vector in vectors.items() if vector.exists()}
     _write(path, notebook_page(executed, index=_relative(job.out / PAGE, path.parent), vectors=links))
 

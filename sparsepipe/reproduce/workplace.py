@@ -22,7 +22,7 @@ from ..launchers.run_folders import new_folder
 from ..pipelines import Pipelines, load_any
 from ..plan import Plan
 from ..plots import NoPicture, Paper, export
-from ..plots.export import described
+from ..plots.export import as_exported, described
 from ..plots.theme import resting_on
 from ..profile import Profile
 from ..provenance import Provenance, in_few_words
@@ -188,7 +188,7 @@ class Workplace:
         except NoPicture as error:
             _say(f"not drawn: {error}")
             report(not_drawn=name, why=str(error))
-        return resting_on(figure, rests_on)
+        return as_exported(resting_on(figure, rests_on))
 
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)

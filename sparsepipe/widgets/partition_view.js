@@ -5,6 +5,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const HEAD = 150, TAIL = 190;        // pixels beside the stage bars: who runs it, its memory
 const ROW = 30, LANE = 20, STRIP = 84;
 const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, its strip
+const EM = 0.58;                     // of a font's size a letter is wide, on average
 const THIN = new Set(["send"]);
 
 const STYLE = `
@@ -66,6 +67,11 @@ function inLines(words, room) {  // of bold text, as wide as that
   return lines;
 }
 const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${escape(words)}</text>`;
+const LETTER = 6.6;                  // pixels of a letter of a view's text, on average
+const shortened = (words, most) => (words.length > most ? words.slice(0, Math.max(1, Math.floor(most) - 1)) + "…" : words);
+const named = (x, y, lines, whole, more = "") =>  // words in lines, the lowest at y, and all of what they say under the pointer
+  `<text x="${x}" y="${y}" ${more}>` + lines.map((part, k) => `<tspan x="${x}" y="${y - 11 * (lines.length - 1 - k)}">${escape(part)}</tspan>`).join("") +
+  `<title>${escape(whole)}</title></text>`;
 const line = (x1, y1, x2, y2, more = "") =>
   `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" stroke="var(--jp-ui-font-color1,#222)" ${more}/>`;
 const svg = (width, height, inside, label) =>
@@ -120,7 +126,7 @@ function strip(scene, palette, width, high = STRIP, whose = "") {
   let out = shapes.markup();
   const every = Math.max(1, Math.ceil(82 / cell));
   for (let k = 0; k < layers.length && k * cell < width - 50; k += every)
-    out += text(k * cell, high - 1, layers[k][0].length > 11 ? layers[k][0].slice(0, 10) + "…" : layers[k][0], 'class="sp-faint"');
+    out += named(k * cell, high - 1, [shortened(layers[k][0], Math.min(every * cell, width - k * cell) / LETTER)], layers[k][0], 'class="sp-faint"');
   return svg(width, high, out, `layers${whose} coloured by stage, as high as their time`);
 }
 function strips(scene, palette, width) {  // one for each of several pipelines
@@ -150,8 +156,10 @@ function stages(scene, palette, width) {
     low += ROW;
     const layers = ([, first, last, count]) => `${first} … ${last} (${count} layers)`;
     const name = `${s.parts.map(([stage]) => stage).join(", ")} · ${s.devices}`;
-    out += `<text x="0" y="${y + 13}" ${s.slowest ? 'font-weight="700"' : ""}>${escape(name.length > 24 ? name.slice(0, 23) + "…" : name)}` +
-           `<title>${escape(name + ": " + s.parts.map(layers).join(", "))}</title></text>`;
+    const [first, ...rest] = inLines(name, HEAD - 8), most = (HEAD - 8) / LETTER;
+    const lines = rest.length ? [first, rest.join(" ")] : [first];
+    out += named(0, y + (rest.length ? 19 : 13), lines.map((part) => shortened(part, most)), name + ": " + s.parts.map(layers).join(", "),
+                 s.slowest ? 'font-weight="700"' : "");
     const apart = s.parts.length > 1 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.8"' : "";
     let start = 0;
     for (const part of s.parts) {
@@ -220,7 +228,8 @@ function network(graph, palette, width) {  // built once; the stages' colours co
   graph.positions.forEach(([x, y], k) => {
     const name = graph.names[k];
     out += `<rect data-k="${k}" x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="none" stroke="${palette.other}"/>`;
-    if (w * scale > 20) out += `<text data-of="${k}" x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${Math.min(11, 10 * scale + 1).toFixed(1)}px;pointer-events:none">${escape(name.length > 13 ? name.slice(0, 12) + "…" : name)}</text>`;
+    const room = 2 * w * scale - 4, largest = Math.min(11, 10 * scale + 1), font = Math.max(7, Math.min(largest, room / (EM * name.length)));
+    if (w * scale > 20) out += `<text data-of="${k}" x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${font.toFixed(1)}px;pointer-events:none">${escape(shortened(name, room / (EM * font)))}</text>`;
   });
   return svg(width, (graph.extent[1] * scale).toFixed(0), out, "layer graph coloured by stage");
 }

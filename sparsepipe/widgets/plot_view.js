@@ -3,7 +3,7 @@
 // What stands between two @ is filled in by plot_view.py.
 
 // Ink, and colours too dark for a dark page: what stands for them there.
-const LIT = @LIT@, LIT_TEXT = @LIT_TEXT@;
+const LIT = @LIT@, LIT_LINES = @LIT_LINES@, LIT_TEXT = @LIT_TEXT@;
 const STYLE = `
 .sp-heading{padding:2px 0 0 14px;font-family:@FONT@;color:var(--jp-content-font-color1,@INK@);overflow-wrap:break-word}
 .sp-heading b{font-size:15px;line-height:1.35}
@@ -105,7 +105,10 @@ function themed(figure, heading, room) {
   const ink = "@LIGHT_INK@", grid = "@GRID@", clear = "rgba(0,0,0,0)";
   const lit = (part) => {  // a marker's own line too: of a cut's mark it is all there is
     if (!part) return part;
-    const own = LIT[part.color] ? { ...part, color: LIT[part.color] } : part;
+    const light = (color) => LIT[color] || color, color = Array.isArray(part.color) ? part.color.map(light) : light(part.color);
+    const own = color === part.color ? part : { ...part, color };
+    const line = LIT_LINES[color];  // of a hatch
+    if (part.pattern && line && own !== part) own.pattern = { ...part.pattern, fgcolor: line };
     return part.line ? { ...own, line: lit(part.line) } : own;
   };
   const data = figure.data.map((trace) => {  // a key that is there without a value would break plotly
@@ -133,14 +136,14 @@ export default {
     const style = Object.assign(document.createElement("style"), { textContent: STYLE });
     const above = Object.assign(document.createElement("div"), { className: "sp-heading" }), div = document.createElement("div");
     el.append(style, above, div);
-    let drawing = false, again = false, fresh = true, width = 0, size = 0, number = 1;
+    let drawing = false, again = false, fresh = true, width = 0, size = "", number = 1;
     const fitted = () => {  // names as large as their boxes, of a figure whose boxes shrink with it
-      const axis = div._fullLayout && div._fullLayout.xaxis, layout = JSON.parse(model.get("figure")).layout || {};
+      const axis = div._fullLayout && div._fullLayout.xaxis, { data = [], layout = {} } = JSON.parse(model.get("figure"));
       if (!axis || !layout.meta || !layout.meta.keeps_ratio) return;
       const share = axis._length / Math.abs(axis.range[1] - axis.range[0]) / layout.meta.pixels;
-      const fits = Math.max(2, Math.min(layout.meta.names, Math.floor(layout.meta.names * share)));
-      const named = div.data.map((trace, k) => (trace.text ? k : -1)).filter((k) => k >= 0);
-      if (fits !== size && named.length) { size = fits; Plotly.restyle(div, { "textfont.size": fits }, named); }
+      const named = data.map((trace, k) => (trace.text && trace.textfont && trace.textfont.size ? k : -1)).filter((k) => k >= 0);
+      const fits = named.map((k) => [data[k].textfont.size].flat().map((own) => Math.max(2, Math.min(own, Math.floor(own * share)))));
+      if (String(fits) !== size && named.length) { size = String(fits); Plotly.restyle(div, { "textfont.size": fits }, named); }
     };
     const draw = async () => {
       again = true;
@@ -166,7 +169,7 @@ export default {
           div.on("plotly_click", clicked);
           div.on("plotly_relayout", fitted);
         }
-        size = 0;
+        size = "";
         fitted();
         div.dataset.drawn = String(Number(div.dataset.drawn || 0) + (told ? 1 : 0));
       }

@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 import traitlets
 
 from ..io.files import write_atomic
-from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_TEXT
+from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_LINES, LIT_TEXT
 from ..plots.theme import DOUBT, FONT, INK, MODEBAR, heading_of
 from . import looks
 
@@ -29,8 +29,8 @@ _EXTENSION = "sparsepipe-plotly"
 
 def _page_code() -> str:
     """plot_view.js with the colours and the font of all figures."""
-    told = {"LIT": json.dumps(LIT), "LIT_TEXT": json.dumps(LIT_TEXT), "LIGHT_INK": LIGHT_INK, "GRID": GRID}
-    told |= {"INK": INK, "DOUBT": DOUBT, "FONT": FONT}
+    told = {"LIT": json.dumps(LIT), "LIT_LINES": json.dumps(LIT_LINES), "LIT_TEXT": json.dumps(LIT_TEXT)}
+    told |= {"LIGHT_INK": LIGHT_INK, "GRID": GRID, "INK": INK, "DOUBT": DOUBT, "FONT": FONT}
     code = Path(__file__).with_name("plot_view.js").read_text(encoding="utf-8")
     return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, code)
 

@@ -16,7 +16,7 @@ _OWN = "own pace: what a pipeline trains by itself with the same straggler"
 _SHOWN = Html("{}<div style='opacity:.75;font-size:12px'>{}</div>")
 _HEAD, _CELL = Html("<th style='padding-right:12px'>{}</th>"), Html("<td style='padding-right:12px'>{}</td>")
 _NOTHING = 0.005  # of a pace
-_HEADS = ("pipeline", "minibatches", "samples/s", "of its own pace", "held up itself", "waited", "for")
+_HEADS = ("pipeline", "minibatches", "samples/s", "of its own pace", "held up itself", "waited", "waited for")
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,10 @@ def pace_text(value: float) -> str:
 def waits_table(forecast: PipelinesForecast) -> Html:
     """A row for each pipeline: its pace, what held it up, how long it waited, and for whom."""
     rows = [_row(k, one) for k, one in enumerate(forecast.pipelines)]
-    body = joined(Html("<tr>{}</tr>").format(joined(map(_CELL.format, row))) for row in rows)
-    table = _TABLE.format(joined(map(_HEAD.format, _HEADS)), body)
+    columns = [column for column in zip(_HEADS, *rows, strict=True) if any(column[1:])]  # nobody waited: for nobody
+    head, *told = zip(*columns, strict=True)
+    body = joined(Html("<tr>{}</tr>").format(joined(map(_CELL.format, row))) for row in told)
+    table = _TABLE.format(joined(map(_HEAD.format, head)), body)
     return _SHOWN.format(scrolled(table, "who waited for whom"), _OWN)
 
 
