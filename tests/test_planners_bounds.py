@@ -25,6 +25,7 @@ from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.exact.cut_profile_bound import CutProfile
 from sparsepipe.planners.exact.frontier_cuts import FrontierCuts, seconds_and_weights
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
+from sparsepipe.planners.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.packing_bound import _knapsack, packing_bound
 from sparsepipe.planners.exact.relaxed_bound import relaxed_bound
@@ -201,6 +202,51 @@ def test_a_profile_of_cuts_bounds_what_packing_cannot():
     rates = [(1.0, 0.0), (0.5, 2 * 1 / 4)]  # two devices average 8 bytes in 4 s
     assert CutProfile.of(listed).bound(rates, (0.0, 1.0), 1.0, 2.0) == pytest.approx(2.0, rel=1e-3)
     assert partition(problem.profile, problem.cluster).estimate.period_seconds == 2.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_classes_of_cuts_have_the_least_that_crosses_them_and_bound_every_plan(problem):
+    """All cuts and all plans of small networks are known."""
+    classes, masks = CutClasses.of(problem), Cuts.of(problem.table, problem.layers, limit=3000).masks
+    layers, sent, consumers = range(len(problem.layers)), problem.crossing_bytes, problem.graph.consumers
+    cuts = np.array([[bool(mask >> k & 1) for k in layers] for mask in masks])
+    crossing = np.array([sum(sent[k] for k in layers if cut[k] and not cut[consumers[k],].all()) for cut in cuts])
+    seen = np.zeros(len(cuts), dtype=bool)
+    for before, after, least in zip(classes.before, classes.after, classes.crossing, strict=True):
+        own = (cuts | ~before).all(axis=1) & ~(cuts & after).any(axis=1)
+        assert least == pytest.approx(crossing[own].min(), rel=1e-6)
+        seen |= own
+    assert seen.all()
+    problem = replace(problem, schedule="1f1b", num_microbatches=1)
+    best = partition(problem.profile, problem.cluster).estimate.period_seconds
+    space = next(iter(spaces(problem, Rules())))
+    rates = [(space.model.rates[own, 0].min(), space.model.weight_rates[own].min()) for own in _groups_of_each(space)]
+    link = problem.cluster.network
+    sending = (link.latency, 1 / link.bandwidth)
+    assert narrow_cut_bound(problem, np.array(rates), sending, low=0.0, high=2 * best) <= best * (1 + 1e-9)
+
+
+def _groups_of_each(space):
+    """The groups of 1, 2, … devices."""
+    return [np.flatnonzero(space.model.groups.sizes == count + 1) for count in range(int(space.moves.used[-1]))]
+
+
+def test_stages_between_wide_tensors_are_wide_and_average():
+    """Four layers of 1 s with 8 bytes of weights on four devices: 3.5 s for a device alone to send what it gives.
+
+    Below that all stages have two devices at least, which average each byte in 2 s once in two minibatches: together
+    4 s of work and 32 s of averaging, which are 9 s of four devices.
+    """
+    layers = [Layer(f"l{k}", "", 8.0) for k in range(4)]
+    costs = tuple(LayerCost((CostSample(1, 1.0, 0.0, 3.5),)) for _ in layers)
+    problem = Problem(
+        Profile(LayerGraph.chain(layers), {"d": costs}), Cluster.uniform(4, device_type="d", link=Link(1.0))
+    )
+    rates = np.array([(1 / n, 2 * (n - 1) / n / n) for n in range(1, 5)])
+    bound = narrow_cut_bound(problem, rates, (0.0, 1.0), low=0.0, high=20.0)
+    assert bound == pytest.approx(3.5, rel=1e-3)
+    assert partition(problem.profile, problem.cluster).estimate.period_seconds == 3.5
 
 
 # Of numbers of devices and bytes/s, the periods of before cuts were listed. (16 at 1e10 are planned in ten seconds, and

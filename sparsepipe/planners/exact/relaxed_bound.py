@@ -1,9 +1,10 @@
 """The best bound of the period that is known where not all plans can be looked at.
 
-All plans must do the whole work (`work_bound`); on like devices more is proven by the sums of all cuts
-(cut_profile_bound.py), which are listed or, where they are too many, worked out by frontiers (frontier_cuts.py), and by
-packing layers into stages (packing_bound.py) where that leaves a gap; on unlike ones, on several nodes and of steps
-that flush by walks over the same sums with the groups that there are (walk_bound.py).
+All plans must do the whole work (`work_bound`). On like devices more is proven by the sums of all cuts
+(cut_profile_bound.py), which are listed or, where they are too many, worked out by frontiers (frontier_cuts.py), by
+packing layers into stages (packing_bound.py) where that leaves a gap, and, where even frontiers are too many, by how
+wide stages must be to send what crosses cuts (narrow_cut_bound.py); on unlike ones, on several nodes and of steps that
+flush by walks over the same sums with the groups that there are (walk_bound.py).
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ from ..base import Problem
 from .cut_profile_bound import CutProfile
 from .frontier_cuts import FrontierCuts, layer_seconds, seconds_and_weights
 from .listed_cuts import ListedCuts
+from .narrow_cut_bound import narrow_cut_bound
 from .packing_bound import packing_bound
 from .search_space import Space, merged
 from .walk_bound import walk_bound
@@ -72,13 +74,15 @@ def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, 
         low = walk_bound(problem, profile, low=low, high=period)
     if low == known and _is_simple(problem, space):
         model, moves = space.model, space.moves
+        link = merged(problem).cluster.network
+        free = problem.synchronous  # their boundaries are part of a step's length
+        rates = [_least(space, count) for count in range(1, int(moves.used[-1]) + 1)]
+        sending = (0.0, 0.0) if free else (link.latency, 1 / link.bandwidth)
         if profile:
-            link = merged(problem).cluster.network
-            free = problem.synchronous  # their boundaries are part of a step's length
-            rates = [_least(space, count) for count in range(1, int(moves.used[-1]) + 1)]
-            sending = (0.0, 0.0) if free else (link.latency, 1 / link.bandwidth)
             low = profile.bound(rates, sending, low, period)
         low = low if is_close(low, period) else packing_bound(model, moves, low=low, high=period)
+        if not profile and not free and not is_close(low, period):
+            low = narrow_cut_bound(problem, np.array(rates), sending, low=low, high=period)
     if profile and not is_close(low, period) and problem.synchronous and not several(problem):
         low = walk_bound(problem, profile, low=low, high=period)
     return low
