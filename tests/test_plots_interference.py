@@ -18,7 +18,11 @@ def test_words_of_marks_cover_nothing(seed):
     words = [note for note in figure.layout.annotations if note.yanchor == "bottom"]
     assert sum(int(note.text.partition(" × ")[2] or 1) for note in words) == 12
     assert {note.yref for note in words} == {"y2"}
-    assert all(note.y >= highest for note in words) and max(note.y for note in words) < figure.layout.yaxis.range[1]
+    assert all(note.y >= highest for note in words) and max(note.y for note in words) < figure.layout.yaxis2.range[1]
+    axes = (figure.layout.yaxis, figure.layout.yaxis2)
+    first, second = ((axis.domain[1] - axis.domain[0]) / axis.range[1] for axis in axes)
+    assert first == pytest.approx(second), "a second is as high in both"
+    assert axes[0].tickvals == axes[1].tickvals and max(axes[0].tickvals) <= highest
     spans = [(note.y, note.x, note.x + 4 / 600 * 500 * len(note.text)) for note in words]
     for lane, begin, end in spans:
         assert not any(other == lane and begin < first < end for other, first, _ in spans)

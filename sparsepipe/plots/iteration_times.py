@@ -52,11 +52,11 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
     names, table = list(series), iteration_times_table(series)
     top, span = 1.5 * table.seconds.quantile(0.99), max(1, table.iteration.max() - table.iteration.min())
     words = {name: _in_lanes((marks or {}).get(name, ()), span) for name in names}
-    num_lanes = max((label.lane + 1 for labels in words.values() for label in labels), default=0)
-    panel, between = _CURVES + _LANE * num_lanes, _BETWEEN * (len(names) - 1)
-    whole = panel * len(names) + between
-    apart = _BETWEEN / whole
-    figure = make_subplots(rows=len(names), cols=1, shared_xaxes=True, shared_yaxes="all", vertical_spacing=apart)
+    heights = [_CURVES + _LANE * max((label.lane + 1 for label in words[name]), default=0) for name in names]
+    whole = sum(heights) + _BETWEEN * (len(names) - 1)
+    figure = make_subplots(
+        rows=len(names), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=_BETWEEN / whole
+    )
     for row, name in enumerate(names, start=1):
         color, points = RUN_COLORS[(row - 1) % len(RUN_COLORS)], series[name]
         line = go.Scatter(
@@ -70,13 +70,20 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
             hovertemplate=Html("{}<br>iteration %{{x}}: %{{customdata:.3f}} s<extra></extra>").format(name),
         )
         figure.add_trace(line, row=row, col=1)
-        figure.update_yaxes(title_text="s", row=row, col=1)
+        seen = top * heights[row - 1] / _CURVES  # so that a second is as high in all panels
+        figure.update_yaxes(title_text="s", range=[0, seen], tickvals=_ticks(top), row=row, col=1)
         _named(figure, row, name, color, top)
         _mark(figure, row, (marks or {}).get(name, ()), words[name], top)
-    figure.update_yaxes(range=[0, top * panel / _CURVES])
     figure.update_xaxes(title_text="iteration", row=len(names), col=1)
     figure.update_layout(margin_r=_RIGHT)
     return finished(figure, title, note=note, height=_AROUND + whole)
+
+
+def _ticks(top: float) -> list[float]:
+    """At most four whole steps of 1, 2 or 5 times a power of ten from 0 on: as far as the lines may reach."""
+    steps = (digit * 10.0**power for power in range(-9, 9) for digit in (1, 2, 5))
+    step = next((each for each in steps if top <= 4.5 * each), top)
+    return [round(k * step, 9) for k in range(int(top / step) + 1)] if top > 0 else [0.0]
 
 
 def _axis(letter: str, row: int) -> str:
