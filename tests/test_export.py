@@ -18,7 +18,7 @@ from processes import ENOUGH, until
 
 from sparsepipe import InputError, plots
 from sparsepipe.plots import chromium
-from sparsepipe.plots.export import normalised, provenance
+from sparsepipe.plots.export import as_exported, normalised, provenance
 from sparsepipe.plots.pdf_facts import with_facts
 from sparsepipe.plots.theme import doubted, finished, hatch, with_held_up
 from sparsepipe.provenance import Provenance
@@ -363,6 +363,16 @@ def test_a_notebook_that_keeps_pictures_goes_on_without_a_chromium_that_can(tmp_
         assert "application/vnd.plotly.v1+json" in bundle and "image/png" not in bundle
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 1 and told[0].startswith("no pictures are kept: the Chromium")
+
+
+@needs_chromium
+def test_a_notebook_keeps_vectors_of_what_it_does_not_export(monkeypatch):
+    """A figure that a cell showed was a white box on a dark page: only a PNG was kept of it."""
+    monkeypatch.setattr(pio.renderers, "default", pio.renderers.default)
+    plots.keep_pictures()
+    bundles = [one._repr_mimebundle_(include=None, exclude=None) for one in (figure(), as_exported(figure()))]
+    assert all("image/png" in bundle for bundle in bundles)
+    assert "prefers-color-scheme: dark" in bundles[0]["image/svg+xml"] and "image/svg+xml" not in bundles[1]
 
 
 if __name__ == "__main__":  # test_the_same_figure_gives_the_same_bytes_in_two_processes
