@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe.display.ties import TIE, ties, ties_text
+from sparsepipe.display.ties import EXACT, TIE, in_bold, ties, ties_text
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,11 @@ def test_a_tie_is_told_as_one():
     assert ties_text(["a"], "trains most", "train most") == "**a** trains most"
     told = ties_text(["a", "<b>", "c"], "trains most", "train most")
     assert told == "**a**, **&lt;b&gt;** and **c** train most, within 2% of each other"
+
+
+def test_numbers_that_are_told_exactly_tie_where_tables_show_the_same():
+    """`optimal` had the shortest time in a sentence, and two planners in the table below it had the same."""
+    values = {"a": 16.88, "b": 16.8801, "c": 17.0, "d": float("nan")}
+    assert ties(values, least=True, within=EXACT) == ["a", "b"] and ties(values, least=True) == ["a", "b", "c"]
+    assert ties({"d": float("nan")}) == []
+    assert in_bold(["a", "b", "c_d"]) == "**a**, **b** and **c&#95;d**" and in_bold(["a"]) == "**a**"

@@ -9,6 +9,7 @@ from PIL import Image
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import make_shapes
+from sparsepipe.errors import InputError
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.reproduce import NOTEBOOKS
 from sparsepipe.reproduce.overview import Overview
@@ -48,6 +49,19 @@ def test_what_is_there_is_listed(tmp_path):
     pictures = here.thumbnails._repr_html_()
     assert pictures.count("<img") == 1 and "05_launch.ipynb" in pictures and "data:image/webp;base64," in pictures
     assert here.next_step.startswith("**2 profiles, 2 runs and 1 figures** are here: [05_launch]")
+
+
+def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):
+    """Ten of seventy runs stood there as if they were all."""
+    for k in range(3):
+        RunRecord.create(tmp_path / "runs" / f"r-{k}", Plan((Stage(("a",), (0,)),)), {"model": "m"}, Origin.here())
+    told = Overview.open(tmp_path, rows=2).runs._repr_html_()
+    assert told.count("<tr>") == 3 and "the newest 2 of 3;" in told and "sparsepipe runs list" in told
+    for rows in (0, 3):
+        told = Overview.open(tmp_path, rows=rows).runs._repr_html_()
+        assert told.count("<tr>") == 4 and "newest" not in told
+    with pytest.raises(InputError, match="rows"):
+        Overview.open(tmp_path, rows=-1)
 
 
 def links(path):

@@ -37,7 +37,7 @@ from sparsepipe.plots import dark, theme
 from sparsepipe.plots.free_places import around, overlap
 from sparsepipe.plots.layout import layout
 from sparsepipe.plots.outcomes import rule_color
-from sparsepipe.plots.table import distinct, is_synthetic, noted, strategy
+from sparsepipe.plots.table import distinct, is_synthetic, noted, noted_of, strategy
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.replication import RULES
 
@@ -258,8 +258,17 @@ def test_timeline_of_some_minibatches_shows_the_time_they_take():
     inside = table[table.end_seconds > table.start_seconds + 1e-9]
     assert set(inside.minibatch) == {1} and set(table.minibatch) <= {0, 1, 2}
     assert table.start_seconds.min() == 0 and table.end_seconds.max() == pytest.approx(0.1)
+    assert "the time of minibatch 1<" in plots.timeline(again, minibatches=(1, 2)).layout.title.text + "<"
     with pytest.raises(InputError, match="no work on minibatches"):
         plots.timeline(again, minibatches=(7, 9))
+
+
+def test_a_window_says_which_minibatches_it_is_for_and_which_are_beside_them():
+    """A subtitle said minibatches 10 to 16, and bars were numbered 9 to 17."""
+    spans = [Span(0, f"0F{m}", m * 1.0, m + 1.5, "forward", 0, m) for m in range(4)]
+    figure = plots.timeline(Trace(tuple(spans), "measured"), minibatches=(1, 3), note="last epoch")
+    assert "last epoch · the time of minibatches 1 to 2, parts of 0 to 3 beside them" in figure.layout.title.text
+    assert "the time of" not in plots.timeline(Trace(tuple(spans), "measured")).layout.title.text
 
 
 def test_an_update_does_not_widen_the_window_of_a_timeline():
@@ -324,6 +333,9 @@ def test_tasks_have_a_column_each_with_speeds_above_and_accuracy_below(records):
     assert [note.text for note in figure.layout.annotations] == ["images", "words"]
     legend = [trace.name for trace in figure.data if trace.showlegend is not False]
     assert legend == ["one process", "pipeline × 2 (1f1b)", "predicted", "measured"], "each once"
+    with_level = plots.tasks(runs, levels={"words": 0.07})
+    assert [shape.y0 for shape in with_level.layout.shapes] == [pytest.approx(7)]
+    assert "the most frequent answer alone" in [trace.name for trace in with_level.data]
     assert "synthetic" in figure.layout.title.text
     with pytest.raises(InputError, match="no runs to draw"):
         plots.tasks({"images": []})
@@ -427,6 +439,15 @@ def test_every_figure_has_title_size_template_and_traces_with_names_that_stay(pr
 def test_the_same_values_give_the_same_figure(profile, records):
     for first, second in zip(everything(profile, records), everything(profile, records), strict=True):
         assert first.to_json() == second.to_json()
+
+
+def test_real_data_beside_generated_ones_are_named(records):
+    """Runs on real scans stood under "synthetic shapes", as others of the figure were on these."""
+    scan = RunRecord.create(
+        records[0].folder.parent / "scan", plan((6,)), {"model": "m"}, Origin(facts={"data": "sweep"})
+    )
+    assert noted_of("as asked", [*records, scan]) == "synthetic shapes, sweep · as asked"
+    assert noted_of("as asked", [scan]) == "as asked" and noted_of("", [scan]) == "sweep · m"
 
 
 def test_synthetic_data_is_said_in_the_title(profile):

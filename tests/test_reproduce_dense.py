@@ -1,7 +1,11 @@
 """The tasks of figure 10: their data are found, or a line says what is done without them."""
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from sparsepipe.data import IGNORED
 from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
 from sparsepipe.models import MODULE_NETWORKS
@@ -29,6 +33,23 @@ def test_what_cannot_be_had_is_left_out_and_images_are_those_of_scikit_learn(mon
     assert (len(examples), len(open_examples(images.data, split="test"))) == (1437, 360)
     with pytest.raises(InputError, match="no task 'speech', expected one of images, translation, masked words"):
         usable(["speech"])
+
+
+def test_the_most_frequent_answer_is_counted_over_what_is_validated(monkeypatch):
+    """Of padding, IGNORED, nothing counts: 3 of 5 words are the word 7. Masked words stand in a dict."""
+    words = torch.tensor([[7, 7, 1], [7, 2, IGNORED]])
+
+    class Held:
+        def __len__(self):
+            return len(words)
+
+        def batch(self, indices):
+            return SimpleNamespace(target=self.target(words[list(indices)]))
+
+    for target in (lambda found: found, lambda found: {"words": found}):
+        monkeypatch.setattr(Held, "target", staticmethod(target), raising=False)
+        monkeypatch.setattr(dense, "open_examples", lambda name, **options: Held())
+        assert TASKS["translation"].commonest_share() == 3 / 5
 
 
 def test_their_settings_are_those_of_a_run():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sparsepipe.plots import HeldAgainst, held_against, held_against_table
+from sparsepipe.plots import HeldAgainst, contradictions, held_against, held_against_table
 from sparsepipe.reproduce.held_against import known_optima, measured_plans, planners_answers, replayed_steps
 
 
@@ -65,6 +65,8 @@ def test_what_is_not_here_is_left_out_with_a_word(tmp_path, monkeypatch, capsys)
 def test_a_number_is_off_by_hand():
     """Ours 10 % above, theirs 20 % below; a mark each, an outline where the record contradicts itself."""
     numbers = [HeldAgainst("step", "a", 2.0, 2.2, others=1.6), HeldAgainst("step", "b", 2.0, 2.0, doubt="no")]
+    assert contradictions(numbers) == "step, b: no" and not contradictions(numbers[:1])
+    assert "outlined: one of 2 numbers is of a record that" in held_against(numbers).layout.title.text
     table = held_against_table(numbers)
     assert list(table.error) == pytest.approx([0.1, 0.0])
     assert table.others_error[0] == pytest.approx(-0.2) and table.others_error.isna()[1]

@@ -1,21 +1,37 @@
 """Which of several are best where some are as good: a sentence that names one of them would be drawn by lot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .markup import markdown_text
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 TIE = 0.02  # of the best: simulations tell paces no finer than that
+EXACT = 5e-4  # of the best: less than tables show of numbers that are told exactly
 
 
-def ties(values: Mapping[str, float], *, least: bool = False) -> list[str]:
-    """Return the names of the largest value, or of the `least`, and of all within `TIE` of it, in their order."""
-    best = min(values.values()) if least else max(values.values())
-    return [name for name, value in values.items() if abs(value - best) <= TIE * abs(best)]
+def ties(values: "Mapping[str, float] | pd.Series", *, least: bool = False, within: float = TIE) -> list[str]:
+    """Return the names of the largest value, or of the `least`, and of all `within` that share of it, in their order.
+
+    What is no number (NaN) is never best.
+    """
+    known = {name: value for name, value in values.items() if value == value}
+    if not known:
+        return []
+    best = min(known.values()) if least else max(known.values())
+    return [name for name, value in known.items() if abs(value - best) <= within * abs(best)]
+
+
+def in_bold(names: Iterable[str]) -> str:
+    """ "**a**, **b** and **c**", as Markdown: names are shown as they are."""
+    *others, last = [f"**{markdown_text(name)}**" for name in names]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def ties_text(names: Sequence[str], one: str, several: str) -> str:
     """Return who does what as Markdown: `one` is said of one name, `several` of more, with how close they are."""
-    told = [f"**{markdown_text(name)}**" for name in names]
-    if len(told) == 1:
-        return f"{told[0]} {one}"
-    return f"{', '.join(told[:-1])} and {told[-1]} {several}, within {TIE:.0%} of each other"
+    if len(names) == 1:
+        return f"{in_bold(names)} {one}"
+    return f"{in_bold(names)} {several}, within {TIE:.0%} of each other"

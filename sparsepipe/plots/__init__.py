@@ -13,7 +13,7 @@ from .epochs import epoch_trace, working_epoch
 from .export import export, keep_pictures
 from .gaps import Gap, gaps, gaps_table
 from .groups import groups, groups_table
-from .held_against import HeldAgainst, held_against, held_against_table
+from .held_against import HeldAgainst, contradictions, held_against, held_against_table
 from .iteration_times import iteration_times, iteration_times_table
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
@@ -67,6 +67,7 @@ __all__ = [
     "compare_table",
     "compression",
     "compression_table",
+    "contradictions",
     "cut_bytes",
     "cut_bytes_table",
     "cuts_table",

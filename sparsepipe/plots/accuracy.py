@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
-from .table import noted, of_readable, readable, record_names, told_by, trained_on
+from .table import noted_of, of_readable, readable, record_names
 from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, resting_on, whole_ticks
 
 _MOST_MARKERS = 30  # of a line: more would hide it
@@ -114,7 +114,7 @@ def accuracy(
     figure.update_xaxes(title_text="epochs", dtick=whole_ticks(table.epoch.max()), tick0=0, row=1, col=1)
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
-    text = noted(note, told_by(records)) if note else trained_on(records)
+    text = noted_of(note, records)
     bands = f"means of {several} runs, from the lowest to the highest" if several > 1 else ""
     note = " · ".join(filter(None, [text, when(records), bands, left_out]))
     figure = finished(figure, "Accuracy by epoch and by time", note=note, height=420)

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
-from .table import noted, of_readable, readable, told_by, trained_on
+from .table import noted_of, of_readable, readable
 from .theme import GREY, INK, RUN_COLORS, finished, with_held_up
 
 _SPREAD = 0.5  # of the distance between two ways to compress is taken by the seeds of one
@@ -87,7 +87,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_xaxes(ticks="", showgrid=False, zeroline=False, tickangle=-30)
     figure.update_xaxes(tickvals=list(range(len(ways))), ticktext=ways, row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": -0.26, "yanchor": "top"})
-    text = noted(note, told_by(records)) if note else trained_on(records)
+    text = noted_of(note, records)
     note = " · ".join(filter(None, [text, left_out]))
     figure = finished(figure, "What compression of boundaries saves and costs", note=note, height=420)
     return with_held_up(figure, Provenance.of(runs=records).held_up)

@@ -15,7 +15,7 @@ from ..replication import rule_text
 from ..replication.base import Arithmetic
 from .losses import straggler_of
 from .outcomes import rule_color
-from .table import noted, of_readable, readable, told_by, trained_on
+from .table import noted_of, of_readable, readable
 from .theme import RUN_DASHES, finished, resting_on
 
 _MOST_MARKERS = 60  # of a line: more would hide it
@@ -53,7 +53,7 @@ def distances(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_layout(
         showlegend=True, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100}
     )
-    text = noted(note, told_by(records)) if note else trained_on(records)
+    text = noted_of(note, records)
     stragglers = dict.fromkeys(map(straggler_of, records))
     told = " · ".join(filter(None, [text, *stragglers, when(records), left_out]))
     figure = finished(figure, "How far apart pipelines are", note=told)

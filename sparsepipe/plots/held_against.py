@@ -39,16 +39,24 @@ def held_against_table(numbers: Sequence[HeldAgainst]) -> pd.DataFrame:
     return table
 
 
+def contradictions(numbers: Sequence[HeldAgainst]) -> str:
+    """Say which numbers are of records that contradict themselves, and how: "step of N3: …; …". Empty where none is."""
+    return "; ".join(f"{one.kind}, {one.name}: {one.doubt}" for one in numbers if one.doubt)
+
+
 def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure:
     """Draw a panel for each kind, with logarithmic axes: on the line, prediction and measurement agree.
 
-    Numbers whose record contradicts itself are outlines.
+    Numbers whose record contradicts itself are outlines, and the note says how many there are.
     """
     title = "Predicted here against measured by others"
     table = held_against_table(numbers)
     if table.empty:
         return nothing_to_draw(title, note=note)
     kinds = list(dict.fromkeys(table.kind))
+    doubted = int((table.doubt != "").sum())
+    count = f"{doubted} of {len(table)} numbers are" if doubted > 1 else f"one of {len(table)} numbers is"
+    note = " · ".join(filter(None, [note, f"outlined: {count} of a record that contradicts itself" if doubted else ""]))
     columns = min(_COLUMNS, len(kinds))
     rows = -(-len(kinds) // columns)
     figure = make_subplots(
@@ -68,7 +76,7 @@ def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure
         figure.update_xaxes(title_text=f"{part.known_as.iloc[0]} ({unit})", **axis)
         figure.update_yaxes(title_text=f"predicted ({unit})", **axis)
     figure.update_annotations(font_size=FONT_SIZE)
-    _legend(figure, others=bool(table.others.notna().any()), doubts=bool((table.doubt != "").any()))
+    _legend(figure, others=bool(table.others.notna().any()), doubts=bool(doubted))
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},
         margin={"t": 104, "b": 100},

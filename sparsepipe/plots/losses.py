@@ -15,7 +15,7 @@ from ..record import RunRecord
 from ..record.campaigns import when
 from ..replication import rule_text
 from .outcomes import NOBODY, rule_color
-from .table import noted, of_readable, readable, record_names, told_by, trained_on
+from .table import noted_of, of_readable, readable, record_names
 from .theme import RUN_DASHES, finished, resting_on
 
 _WINDOWS = 15  # a line is a mean over so many-th a part of a run: minibatches differ
@@ -68,7 +68,7 @@ def losses(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_layout(
         showlegend=True, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100}
     )
-    text = noted(note, told_by(records)) if note else trained_on(records)
+    text = noted_of(note, records)
     stragglers = dict.fromkeys(straggler_of(record) for record in records)
     told = " · ".join(filter(None, [text, *stragglers, when(records), left_out]))
     figure = finished(figure, "Loss by samples and by time", note=told, height=420)

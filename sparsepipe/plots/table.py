@@ -107,13 +107,33 @@ def is_synthetic(origin: Any) -> bool:
     return False
 
 
+def data_of(records: Iterable[RunRecord]) -> list[str]:
+    """The data sets of runs, each once: by name, and those that were generated as "synthetic shapes"."""
+    names = [
+        "synthetic shapes" if is_synthetic(told_by([one])) else str(one.origin.get("facts", {}).get("data", ""))
+        for one in records
+    ]
+    return list(dict.fromkeys(filter(None, names)))
+
+
 def trained_on(records: Iterable[RunRecord]) -> str:
     """The data and the models of runs, for a figure's second line."""
     records = list(records)
-    names = ["synthetic shapes"] if is_synthetic(told_by(records)) else []
-    names = names or [str(record.origin.get("facts", {}).get("data", "")) for record in records]
     models = (record.model for record in records)
-    return " · ".join(name for name in dict.fromkeys([*names, *models]) if name)
+    return " · ".join(name for name in dict.fromkeys([*data_of(records), *models]) if name)
+
+
+def noted_of(note: str, records: Iterable[RunRecord]) -> str:
+    """A note on runs; before it all their data where some were generated, which it does not say yet.
+
+    Without a note: the data and the models of the runs.
+    """
+    records = list(records)
+    if not note:
+        return trained_on(records)
+    names = data_of(records)
+    told = ", ".join(names) if "synthetic shapes" in names and "synthetic" not in note else ""
+    return " · ".join(filter(None, [told, note]))
 
 
 def told_by(records: Iterable[RunRecord]) -> list[Any]:

@@ -12,8 +12,8 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from .accuracy import accuracy_table
-from .table import noted, strategy, told_by
-from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, hatch, resting_on, source_key
+from .table import noted_of, strategy
+from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, hatch, resting_on, source_key
 from .throughput import throughput_table
 
 Runs = Mapping[str, Sequence[RunRecord]]
@@ -41,10 +41,11 @@ def tasks_table(runs: Runs) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def tasks(runs: Runs, *, note: str = "") -> go.Figure:
+def tasks(runs: Runs, *, levels: Mapping[str, float] | None = None, note: str = "") -> go.Figure:
     """Draw a column for each task: samples/s of each strategy above, validation accuracy by time below.
 
-    Bars are means over seeds, with the lowest and the highest; each seed has a line of its own.
+    Bars are means over seeds, with the lowest and the highest; each seed has a line of its own. `levels`: by task, the
+    accuracy of who always gives the most frequent answer, as a line across: at or below it nothing is learned yet.
     """
     table = tasks_table(runs)
     names = list(dict.fromkeys(table.task))
@@ -59,6 +60,8 @@ def tasks(runs: Runs, *, note: str = "") -> go.Figure:
             if len(part):
                 _bars(figure, part, name, RUN_COLORS[k % len(RUN_COLORS)], col)
                 _lines(figure, part, name, k, col, first=task == table[table.strategy == name].task.iloc[0])
+        if levels and task in levels:
+            _level(figure, levels[task], col, named=task == next(name for name in names if name in levels))
         figure.update_xaxes(showticklabels=False, ticks="", showgrid=False, row=1, col=col)
         figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=2, col=col)
     for source, label in (("simulated", "predicted"), ("measured", "measured")):
@@ -70,9 +73,17 @@ def tasks(runs: Runs, *, note: str = "") -> go.Figure:
     legend = {"orientation": "h", "x": 0, "y": -0.13, "yanchor": "top"}
     figure.update_layout(barmode="group", bargroupgap=0.08, legend=legend, margin={"b": 120, "t": 84})
     records = [record for one in runs.values() for record in one]
-    note = " · ".join(filter(None, [noted(note, told_by(records)), when(records)]))
+    note = " · ".join(filter(None, [noted_of(note, records), when(records)]))
     figure = finished(figure, "Dense networks by strategy", note=note, width=960, height=640)
     return resting_on(figure, Provenance.of(runs=records))
+
+
+def _level(figure: go.Figure, level: float, col: int, *, named: bool) -> None:
+    """A line across a task's accuracies; of all of them there is one entry of the legend."""
+    name, line = "the most frequent answer alone", {"color": INK, "width": 1, "dash": "dot"}
+    figure.add_hline(level * 100, line=line, row=2, col=col)
+    if named:
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=name, line=line), row=2, col=col)
 
 
 def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int) -> None:

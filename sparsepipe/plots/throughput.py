@@ -12,7 +12,7 @@ from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
-from .table import noted, of_readable, readable, record_names, told_by, trained_on
+from .table import noted_of, of_readable, readable, record_names
 from .theme import RUN_COLORS, finished, hatch, resting_on, source_key
 
 
@@ -115,6 +115,6 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
     )
     figure.update_yaxes(title_text="samples/s", rangemode="tozero")
     figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
-    text = noted(note, told_by(records)) if note else trained_on(records)
+    text = noted_of(note, records)
     note = " · ".join(filter(None, [text, when(records), left_out]))
     return resting_on(finished(figure, "Training throughput by strategy", note=note), Provenance.of(runs=records))

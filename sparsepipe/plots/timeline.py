@@ -53,7 +53,10 @@ def timeline_table(
 def timeline(
     *traces: Trace, minibatches: tuple[int, int] | None = None, names: Sequence[str] = (), note: str = ""
 ) -> go.Figure:
-    """Draw who works when. A stage keeps its colour: light forward, full backward, dark update; waits are pale grey."""
+    """Draw who works when. A stage keeps its colour: light forward, full backward, dark update; waits are pale grey.
+
+    With `minibatches` the note says which they are, and that others are at work in the same time.
+    """
     table = timeline_table(*traces, minibatches=minibatches, names=names)
     table["row"] = [f"rank {rank} · {trace}" for trace, rank in zip(table.trace, table["rank"], strict=True)]
     pairs = [(rank, name) for rank in sorted(table["rank"].unique()) for name in table.trace.unique()]
@@ -102,6 +105,7 @@ def timeline(
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")
     figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
     sources = list(dict.fromkeys(trace.source for trace in traces))
+    note = " · ".join(filter(None, [note, _window_told(table, minibatches)]))
     title = "Timeline, " + " above ".join(f"{source} ({HATCHES.get(source, ('', 'solid'))[1]})" for source in sources)
     return finished(figure, title, note=note, width=900, height=150 + 44 * max(len(order), 3))
 
@@ -119,6 +123,17 @@ def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Spa
     if minibatches is None:
         end = max(span.end for span in trace.spans)
     return [span for span in trace.spans if span.end >= begin and span.start <= end], begin, end
+
+
+def _window_told(table: pd.DataFrame, minibatches: tuple[int, int] | None) -> str:
+    """Which minibatches a window is for, and why there are others in it; nothing where all are drawn."""
+    if minibatches is None:
+        return ""
+    work = table[table.kind.isin(_OF_A_MINIBATCH) & (table.end_seconds > table.start_seconds)].minibatch
+    own = work[(work >= minibatches[0]) & (work < minibatches[1])]
+    shown = f"minibatch {own.min()}" if own.min() == own.max() else f"minibatches {own.min()} to {own.max()}"
+    others = sorted({*work} - {*own})
+    return f"the time of {shown}" + (f", parts of {others[0]} to {others[-1]} beside them" if others else "")
 
 
 def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:

@@ -4,7 +4,7 @@ import base64
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from PIL import Image
 from ..data.folder import open_folder
 from ..display.markup import Html, joined, markdown_text
 from ..errors import InputError
+from ..io.fields import integer
 from ..profile import Profile
 from ..record import RunRecord
 from . import catalogue
@@ -30,7 +31,7 @@ _LOOP = (  # what happens, what it leaves, and the notebook that does it
     ("launch, watch", "real processes, a record", "05_launch"),
     ("figures", "what it gained", "06_figures"),
 )
-_NEWEST = 10  # rows of a table
+_NEWEST = 10  # rows of a table, unless asked for others
 _THUMBNAIL = (360, 240)  # pixels
 _BOX = "border:1px solid currentColor;border-radius:6px;padding:8px 12px;margin:4px 0;min-width:8em"
 
@@ -41,12 +42,17 @@ class Overview:
 
     root: Path
     figures: Path
+    rows: int = _NEWEST  # of a table at most, the newest; 0: all
 
     @classmethod
-    def open(cls, root: str | Path = "", *, figures: str | Path = "") -> "Overview":
-        """Look into a folder: the checkout's, or the current one, when not given. Nothing is made."""
+    def open(cls, root: str | Path = "", *, figures: str | Path = "", rows: int = _NEWEST) -> "Overview":
+        """Look into a folder: the checkout's, or the current one, when not given. Nothing is made.
+
+        `rows`: how many a table has at most, the newest ones; 0: all. Raises InputError for less.
+        """
+        integer(rows, "rows", least=0)
         place = (Path(root) if root else checkout() or Path.cwd()).resolve()
-        return cls(place, Path(figures).resolve() if figures else place / "figures")
+        return cls(place, Path(figures).resolve() if figures else place / "figures", rows)
 
     @property
     def loop(self) -> "Shown":
@@ -65,23 +71,27 @@ class Overview:
 
     @property
     def data(self) -> "Shown":
-        """The data sets that were made or prepared here."""
-        rows = [_of_data(path) for path in _newest(self.root.glob("work/data/*")) if path.is_dir()]
-        return _table(("data", "classes", "training samples", "folder"), rows, "no data yet: 01_data makes some")
+        """The data sets that were made or prepared here, the newest first."""
+        folders = (path for path in self.root.glob("work/data/*") if path.is_dir())
+        head = ("data", "classes", "training samples", "folder")
+        return self._table(head, folders, _of_data, "no data yet: 01_data makes some")
 
     @property
     def profiles(self) -> "Shown":
-        """The profiles that were measured here."""
-        rows = [row for path in _newest(self.root.glob("work/profiles/*.json")) if (row := _of_profile(path))]
+        """The profiles that were measured here, the newest first."""
         head = ("model", "device types", "measured with", "ms per minibatch", "measured", "doubtful")
-        return _table(head, rows, "no profile yet: 02_profile measures one")
+        paths = self.root.glob("work/profiles/*.json")
+        return self._table(head, paths, _of_profile, "no profile yet: 02_profile measures one")
 
     @property
     def runs(self) -> "Shown":
         """The runs that were launched here, the newest first."""
-        folders = _newest(path.parent for path in self.root.glob("runs/*/plan.json"))
+        folders = (path.parent for path in self.root.glob("runs/*/plan.json"))
         head = ("run", "state", "model", "schedule", "samples/s", "accuracy", "began")
-        return _table(head, [_of_run(RunRecord(folder)) for folder in folders], "no run yet: 05_launch trains three")
+        also = Html(", and so do <code>sparsepipe runs list</code> and the table of <a href='{}'>05</a>").format(
+            "05_launch.ipynb"
+        )
+        return self._table(head, folders, _of_run, "no run yet: 05_launch trains three", also)
 
     @property
     def thumbnails(self) -> "Shown":
@@ -122,6 +132,28 @@ class Overview:
         all_of_it = f" All figures: [{PAGE}]({_relative(page)})." if page.exists() else ""
         return f"{told}; `sparsepipe reproduce` runs all of it.{all_of_it}"
 
+    def _table(
+        self,
+        head: Sequence[str],
+        paths: Iterable[Path],
+        row_of: Callable[[Path], list[str] | None],
+        otherwise: str,
+        also: Html | str = "",
+    ) -> "Shown":
+        """A row for each of the newest `paths` that `row_of` tells something of; below it how many there are besides.
+
+        `otherwise`: what is said in place of an empty table. `also`: what else lists all of them.
+        """
+        rows, left = list[list[str]](), sorted(paths, key=lambda path: path.stat().st_mtime)
+        while left and not 0 < self.rows <= len(rows):
+            if row := row_of(left.pop()):
+                rows.append(row)
+        if not rows:
+            return Shown(Html("<i>{}</i>").format(otherwise))
+        if not left:
+            return Shown(_rows(head, rows))
+        return Shown(_rows(head, rows) + _MORE.format(len(rows), len(rows) + len(left), also))
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -138,19 +170,17 @@ _CELL = Html(
     "style='border-radius:4px'></a>"
     "<figcaption style='overflow-wrap:break-word'><small>{}<br>{}</small></figcaption></figure>"
 )
+_MORE = Html("<div><small>the newest {} of {}; <code>rows = 0</code> in the parameters lists all{}</small></div>")
 _MAY_BREAK = re.compile(r"(?<=[_/])")  # long names of figures and notebooks, between their words
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], otherwise: str) -> Shown:
-    rows = list(rows)
-    if not rows:
-        return Shown(Html("<i>{}</i>").format(otherwise))
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
     cell = Html("<{0} style='text-align:left'>{1}</{0}>")
     lines = [
         Html("<tr>{}</tr>").format(joined(cell.format(tag, value) for value in row))
         for tag, row in [("th", head), *(("td", row) for row in rows)]
     ]
-    return Shown(Html("<table>{}</table>").format(joined(lines)))
+    return Html("<table>{}</table>").format(joined(lines))
 
 
 def _of_data(path: Path) -> list[str]:
@@ -191,7 +221,8 @@ def _breaking(name: str) -> Html:
     return Html("<wbr>").join(_MAY_BREAK.split(name))
 
 
-def _of_run(record: RunRecord) -> list[str]:
+def _of_run(folder: Path) -> list[str]:
+    record = RunRecord(folder)
     try:
         summary: dict[str, Any] = (record.metrics("summary") or [{}])[-1]
         speed, accuracy = summary.get("samples_per_second"), (summary.get("validation") or {}).get("accuracy")
@@ -201,10 +232,6 @@ def _of_run(record: RunRecord) -> list[str]:
         return [*told, _when(record.folder / "plan.json")]
     except InputError as error:
         return [record.name, "damaged", "", "", "", "", str(error)]
-
-
-def _newest(paths: Iterable[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:_NEWEST]
 
 
 def _when(path: Path) -> str:

@@ -1,0 +1,89 @@
+"""What answers of several notebooks say of a pace that is not the one that was planned."""
+
+from collections.abc import Mapping, Sequence
+
+from ..display.markup import markdown_text
+from ..plan import Plan
+from ..plots import throughput_table
+from ..plots.table import milliseconds
+from ..provenance import in_few_words
+from ..record import RunRecord
+from ..schedule import compile_until_steady
+
+_NEAR = 0.1  # a share of what was predicted: a pace that is nearer needs no reason
+_IDLE = 0.1  # a share of the time of the stage that works longest: less is not worth a word
+
+
+def minibatches_in_flight(plan: Plan) -> int:
+    """Return how many minibatches the first stage has begun and not ended at most, all its replicas together."""
+    program = compile_until_steady(plan)
+    return sum(program.in_flight(0, rank) for rank in plan.stages[0].ranks)
+
+
+def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
+    """Say which plans do not keep their period when simulated as they have too few minibatches in flight.
+
+    `seconds`: of a minibatch of each planner's plan as simulated. A plan waits where it is slower than its period by
+    more than a tenth, and another plan, of the same stages on the same devices, is not and has more in flight.
+    Empty where none does.
+    """
+    told = []
+    for plan in plans:
+        if plan.estimate is None or seconds[plan.planner] <= (1 + _NEAR) * plan.estimate.period_seconds:
+            continue
+        own = minibatches_in_flight(plan)
+        alike = (other for other in plans if _shape(other) == _shape(plan))
+        faster = [one for one in alike if seconds[one.planner] < seconds[plan.planner] / (1 + _NEAR / 2)]
+        deeper = [(minibatches_in_flight(one), one.planner) for one in faster if minibatches_in_flight(one) > own]
+        if deeper:
+            most, who = max(deeper)
+            told.append(
+                f"Simulated, **{markdown_text(plan.planner)}** takes {milliseconds(seconds[plan.planner])} in place of "
+                f"{milliseconds(plan.estimate.period_seconds)}: it has at most {own} minibatches in flight, too few to "
+                f"hide averaging and transfers, where {markdown_text(who)} has {most} with the same stages."
+            )
+    return " ".join(told)
+
+
+def _shape(plan: Plan) -> tuple:
+    return plan.schedule, tuple((stage.layers, stage.ranks, stage.shares) for stage in plan.stages)
+
+
+def tell_pace(record: RunRecord) -> str:
+    """Say how fast a run was beside what its plan predicts and, where they differ, what its record knows of why.
+
+    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Raises InputError for a run without a
+    summary.
+    """
+    row = throughput_table(record).iloc[0]
+    measured, predicted = row.samples_per_second, row.predicted_samples_per_second
+    told = f"{measured:,.0f} samples/s"
+    if predicted is None or predicted != predicted:
+        return f"{told}; its plan predicts nothing"
+    told += f", {measured / predicted:.0%} of the {predicted:,.0f} that its plan predicts"
+    if abs(measured / predicted - 1) <= _NEAR or not isinstance(record.plan, Plan):
+        return told
+    return f"{told}: {'; '.join(_reasons(record, record.config['batch_size'] / measured))}"
+
+
+def _reasons(record: RunRecord, period: float) -> list[str]:
+    """What a record tells of a pace of `period` seconds a minibatch that was not planned, the largest share first."""
+    plan, stages = record.plan, record.metrics("summary")[-1].get("stages", ())
+    assert isinstance(plan, Plan)
+    reasons = []
+    if stages and plan.estimate is not None:
+        worked = {row["stage"]: row["busy_fraction"] + row.get("average_fraction", 0.0) for row in stages}
+        longest = max(worked, key=lambda stage: worked[stage])
+        expected = plan.estimate.stages[longest]
+        planned, took = expected.compute_seconds + expected.averaging_seconds, worked[longest] * period
+        times = f" ({took / planned:.2f} ×)" if planned else ""
+        reasons.append(
+            f"stage {longest}, which works longest, takes {milliseconds(took)} for a minibatch where its profile says "
+            f"{milliseconds(planned)}{times}"
+        )
+        if (idle := 1 - worked[longest]) > _IDLE:
+            reasons.append(f"{idle:.0%} of the time it waits, sends or loads")
+    if plan.estimate is None or period > plan.estimate.period_seconds:  # load explains no run that is too fast
+        loads = record.background_load.doubts()
+        reasons += [f"while it ran {' and '.join(loads)}"] if loads else ["no other load was noticed while it ran"]
+    return [*reasons, *(markdown_text(in_few_words(warning)) for warning in plan.warnings)]

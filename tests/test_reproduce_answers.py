@@ -1,0 +1,72 @@
+"""What answers say: which plans wait, and why a run is not as fast as planned."""
+
+import pytest
+
+from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
+from sparsepipe.cluster import Cluster, Link
+from sparsepipe.forecast import steady_rate
+from sparsepipe.io.files import write_json, write_rows
+from sparsepipe.plan import Estimate, StageEstimate
+from sparsepipe.planners import comparable
+from sparsepipe.record import Origin, RunRecord
+from sparsepipe.reproduce.answers import minibatches_in_flight, tell_pace, waiting_plans
+from sparsepipe.simulator import simulate
+
+
+@pytest.fixture
+def averaging():
+    """Two replicas that average slowly before one of the same pace: with 1F1B's own warm-up the replicas wait."""
+    graph = LayerGraph.chain([Layer(name, name, 4_000_000) for name in ("a", "b")])
+    costs = (LayerCost((CostSample(100, 0.05, 0.05, 4000),)), LayerCost((CostSample(100, 0.03, 0.03, 4000),)))
+    profile = Profile(graph, {"t": costs}, (100.0,), {"model": "m"})
+    cluster = Cluster.uniform(3, device_type="t", link=Link(1e9, 1e-3))
+    return profile, cluster
+
+
+def plans_of(profile, cluster, warmups):
+    for name, warmup in warmups.items():
+        first, second = Stage(("a",), (0, 1), (1, 1), warmup=warmup), Stage(("b",), (2,))
+        yield Plan((first, second), planner=name)
+
+
+def test_a_plan_that_has_too_few_minibatches_in_flight_is_told(averaging):
+    profile, cluster = averaging
+    plans = comparable(plans_of(profile, cluster, {"shallow": 0, "deep": 3}), profile, cluster)
+    assert [minibatches_in_flight(plan) for plan in plans] == [2, 8]
+    counts = [100.0] * 40
+    seconds = {p.planner: 1 / steady_rate(simulate(p, profile, cluster, counts), p, 40) for p in plans}
+    told = waiting_plans(plans, seconds)
+    assert told.startswith("Simulated, **shallow** takes") and "at most 2 minibatches in flight" in told
+    assert "where deep has 8 with the same stages" in told and told.count("Simulated") == 1
+    assert not waiting_plans(plans[1:], seconds), "nobody to compare with"
+
+
+def record_of(folder, *, speed, load=None, busy=0.8):
+    """A finished run whose only stage was planned to take 10 ms for a minibatch of 16."""
+    expected = Estimate(0.01, (StageEstimate(0.01),))
+    plan = Plan(
+        (Stage(("a",), (0,)),), estimate=expected, warnings=("the layers' sum is 0.5 x a whole step; again", "<b>")
+    )
+    record = RunRecord.create(folder, plan, {"model": "m", "batch_size": 16}, Origin())
+    stage = {"stage": 0, "busy_fraction": busy, "average_fraction": 0.0}
+    row = {"event": "summary", "seconds": 1.0, "samples_per_second": speed, "stages": [stage], "load": load}
+    write_rows(record.folder / "metrics.jsonl", [row])
+    write_json(record.folder / "status.json", {"state": "finished"})
+    return record
+
+
+def test_a_run_that_is_slower_than_planned_says_what_its_record_knows(tmp_path):
+    """Half as fast as planned: the notebook named the speed alone."""
+    assert (
+        tell_pace(record_of(tmp_path / "a", speed=1590)) == "1,590 samples/s, 99% of the 1,600 that its plan predicts"
+    )
+    told = tell_pace(record_of(tmp_path / "b", speed=800))
+    assert told.startswith(
+        "800 samples/s, 50% of the 1,600 that its plan predicts: stage 0, which works longest, takes "
+    )
+    assert "takes 16 ms for a minibatch where its profile says 10 ms (1.60 ×); 20% of the time it waits" in told
+    assert told.endswith("no other load was noticed while it ran; layers&#39; sum is 0.5 × a whole step; &lt;b&gt;")
+    busy = tell_pace(record_of(tmp_path / "c", speed=800, load={"run_queue_wait_share": 0.25}, busy=0.95))
+    assert "its threads waited for a processor 25% of the time" in busy and "waits, sends" not in busy
+    fast = tell_pace(record_of(tmp_path / "d", speed=3200, load={"run_queue_wait_share": 0.25}))
+    assert fast.startswith("3,200 samples/s, 200% of the 1,600") and "waited for a processor" not in fast
