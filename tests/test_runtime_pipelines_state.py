@@ -225,10 +225,12 @@ def test_who_is_too_far_ahead_until_all_is_handed_out_was_held_up_till_then() ->
     begin, row = START_SECONDS, {"samples": 8, "loss": 1.0}
     for k in (0, 1):
         assert asks(state, "next_task", k, number=0, now=begin).kind is Kind.TRAIN
+    asks(state, "contribute", 0, update=1, samples=8, now=begin + 0.5)
+    assert asks(state, "take_minibatch", 0, now=begin + 0.5, task=0, place=1) is WAIT  # ahead: it still trains
     for k, now in ((0, begin + 1), (1, begin + 4)):
         asks(state, "done", k, task=0, place=0, row=row, now=now)
-        asks(state, "contribute", k, update=1, samples=8, now=now)
-        assert asks(state, "take_minibatch", k, now=now, task=0, place=1) == ([2] if k else WAIT)
+    asks(state, "contribute", 1, update=1, samples=8, now=begin + 4)
+    assert asks(state, "take_minibatch", 1, now=begin + 4, task=0, place=1) == [2]
     assert asks(state, "take_minibatch", 0, now=begin + 4, task=0, place=1) == []
     one = state.replication["pipelines"][0]
     assert (one["samples_per_second"], one["own_pace"], one["lost_seconds"]["bound"]) == (8 / 4, 8 / 1, 3.0)

@@ -68,10 +68,14 @@ class Member:
         self.busy_seconds += self.busy_until - self.busy_since
         self.busy_since = self.busy_until
 
-    def release(self, *, now: float) -> None:
-        """Count for how long the rule's bound held it up, until now."""
+    def release(self, *, now: float, idle: bool) -> None:
+        """Count for how long the rule's bound held it up until now, where it is `idle`: it has done all that it took.
+
+        Ranks ask for minibatches ahead: until the last that they have is done nothing is lost.
+        """
         assert self.held_up_since is not None
-        self.held_up_seconds += now - self.held_up_since
+        if idle:
+            self.held_up_seconds += now - max(self.held_up_since, self.busy_until)
         self.held_up_since, self.busy_until = None, now
 
     @property

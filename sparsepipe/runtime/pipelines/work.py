@@ -142,7 +142,7 @@ class Work:
                 return []
             if self.stopped or self.queue.num_waiting(task.epoch) < member.whole:
                 if member.held_up_since is not None:
-                    member.release(now=self._changes.now)
+                    member.release(now=self._changes.now, idle=not self.queue.holds(member.number))
                 member.ended.add(number)
                 self._changes.note()
                 return []
@@ -171,7 +171,7 @@ class Work:
         """Whether the rule lets a pipeline train on; how long it does not is counted."""
         allowed = self._merges.may_begin(member.number)
         if allowed and member.held_up_since is not None:
-            member.release(now=self._changes.now)
+            member.release(now=self._changes.now, idle=not self.queue.holds(member.number))
             self._changes.note()
         elif not allowed and member.held_up_since is None:
             member.held_up_since = self._changes.now
