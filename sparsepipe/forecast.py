@@ -68,6 +68,11 @@ def forecast(
     )
 
 
+def minibatches_of_a_step(plan: Plan) -> int:
+    """Return in how many minibatches what a plan's ranks do repeats: `steady_rate` needs four times as many."""
+    return plan.num_microbatches if plan.flushes else max(stage.round for stage in plan.stages)
+
+
 def steady_rate(trace: Trace, plan: Plan, num_minibatches: int) -> float:
     """Minibatches per second by the ends of the first stage's backwards, over the middle half; in whole steps."""
     ends = np.zeros(num_minibatches)
@@ -75,7 +80,7 @@ def steady_rate(trace: Trace, plan: Plan, num_minibatches: int) -> float:
         if span.stage == 0 and span.kind == "backward":
             ends[span.minibatch] = span.end
     ends = np.maximum.accumulate(ends)
-    step = plan.num_microbatches if plan.flushes else max(stage.round for stage in plan.stages)
+    step = minibatches_of_a_step(plan)
     first, last = num_minibatches // 4 // step * step, 3 * num_minibatches // 4 // step * step
     if last <= first or first < 1:
         return num_minibatches / trace.makespan if trace.makespan else float("inf")

@@ -25,8 +25,8 @@ def ties(values: "Mapping[str, float] | pd.Series", *, least: bool = False, with
 
 
 def in_bold(names: Iterable[str]) -> str:
-    """ "**a**, **b** and **c**", as Markdown: names are shown as they are."""
-    *others, last = [f"**{markdown_text(name)}**" for name in names]
+    """ "**a**, **b** and **c**", as Markdown: names are shown as they are; "nobody" of none."""
+    *others, last = [f"**{markdown_text(name)}**" for name in names] or ["nobody"]
     return f"{', '.join(others)} and {last}" if others else last
 
 

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -130,8 +131,9 @@ class _KeptPicture(MimetypeRenderer):
             figure = go.Figure(fig_dict, skip_invalid=True)
             kept = {"image/png": base64.b64encode(drawn(figure, "png", 1)).decode()}
             if not (isinstance(figure.layout.meta, dict) and figure.layout.meta.get(_EXPORTED)):
-                svg = _for_dark_pages_too(normalised(drawn(figure, "svg", 1), "svg"))
-                kept |= {"image/svg+xml": svg.decode()} if len(svg) <= _MOST_KEPT else {}
+                with suppress(NoPicture):  # the PNG is kept, which shows as much
+                    svg = _for_dark_pages_too(normalised(drawn(figure, "svg", 1), "svg"))
+                    kept |= {"image/svg+xml": svg.decode()} if len(svg) <= _MOST_KEPT else {}
             return kept
         except NoPicture as error:
             if str(error) not in self.said:

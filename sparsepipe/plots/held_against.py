@@ -40,7 +40,7 @@ def held_against_table(numbers: Sequence[HeldAgainst]) -> pd.DataFrame:
 
 
 def contradictions(numbers: Sequence[HeldAgainst]) -> str:
-    """Say which numbers are of records that contradict themselves, and how: "step of N3: …; …". Empty where none is."""
+    """Say which numbers are of records that contradict themselves, and how: "step, N3: …; …". Empty where none is."""
     return "; ".join(f"{one.kind}, {one.name}: {one.doubt}" for one in numbers if one.doubt)
 
 

@@ -24,7 +24,8 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
     """Say which plans do not keep their period when simulated as they have too few minibatches in flight.
 
     `seconds`: of a minibatch of each planner's plan as simulated. A plan waits where it is slower than its period by
-    more than a tenth, and another plan, of the same stages on the same devices, is not and has more in flight.
+    more than a tenth, and another plan, of the same stages on the same devices, is faster by a twentieth or more and
+    has more in flight.
     Empty where none does.
     """
     told = []
@@ -61,7 +62,7 @@ def tell_pace(record: RunRecord) -> str:
     if predicted is None or predicted != predicted:
         return f"{told}; its plan predicts nothing"
     told += f", {measured / predicted:.0%} of the {predicted:,.0f} that its plan predicts"
-    if abs(measured / predicted - 1) <= _NEAR or not isinstance(record.plan, Plan):
+    if not measured or abs(measured / predicted - 1) <= _NEAR or not isinstance(record.plan, Plan):
         return told
     return f"{told}: {'; '.join(_reasons(record, record.config['batch_size'] / measured))}"
 
@@ -81,7 +82,8 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
             f"stage {longest}, which works longest, takes {milliseconds(took)} for a minibatch where its profile says "
             f"{milliseconds(planned)}{times}"
         )
-        if (idle := 1 - worked[longest]) > _IDLE:
+        mates = {k for k, stage in enumerate(plan.stages) if {*stage.ranks} & {*plan.stages[longest].ranks}}
+        if (idle := 1 - sum(share for stage, share in worked.items() if stage in mates)) > _IDLE:
             reasons.append(f"{idle:.0%} of the time it waits, sends or loads")
     if plan.estimate is None or period > plan.estimate.period_seconds:  # load explains no run that is too fast
         loads = record.background_load.doubts()

@@ -64,7 +64,8 @@ def iterations(record: RunRecord) -> list[tuple[int, float]]:
 def _trained(record: RunRecord) -> list[dict[str, Any]]:
     """Rows of a run's minibatches in the order in which they ended, by a clock that stands while the run validates.
 
-    From the last minibatch of an epoch that is validated to the row of the epoch, which is written after it.
+    It stands from the last minibatch of an epoch that is validated to the row of the epoch, which is written after it:
+    what earlier stages still do of that minibatch then, less than one iteration, does not count either.
     """
     return _by_training_clock(record)[0]
 

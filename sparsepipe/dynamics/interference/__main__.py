@@ -51,7 +51,9 @@ def intrude(
         step()
         steps += 1
         if share < 1:  # what a neighbour on the same processor took meanwhile counts as a pause
-            time.sleep(max(0.0, (used() - before) / share - (time.monotonic() - began)))
+            pause = (used() - before) / share - (time.monotonic() - began)
+            left = pause if end is None else end - time.monotonic()
+            time.sleep(max(0.0, min(pause, left)))
     return steps
 
 

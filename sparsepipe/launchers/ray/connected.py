@@ -106,7 +106,11 @@ def start_here(ray: Any, where: Mapping[str, Any]) -> None:
 
 def _children() -> set[int]:
     """Return the processes that this one has started, on Linux; elsewhere nothing is known of them."""
-    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended meanwhile
+            found |= {int(pid) for pid in path.read_text().split()}
+    return found
 
 
 def _line(error: Exception) -> str:

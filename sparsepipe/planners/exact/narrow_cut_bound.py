@@ -1,9 +1,9 @@
 """A lower bound of every plan's period on like devices where stages cannot be small, as what crosses cuts is too much.
 
 A stage of m devices averages its gradients once in m minibatches. For each byte of weights that takes its devices
-m × weight_rate(m) seconds of a minibatch together: none for m = 1, and ever more, up to twice a byte's transfer. What
-crosses a boundary is divided among the m devices of a side, so that below a period only wide stages may end where much
-crosses. A layer is then in a stage of so many devices at least, and all devices together need
+m × weight_rate(m) seconds of a minibatch together: for m = 1 only what the optimizer takes, and ever more, up to twice
+a byte's transfer. What crosses a boundary is divided among the m devices of a side, so that below a period only wide
+stages may end where much crosses. A layer is then in a stage of so many devices at least, and all devices together need
 
     period × devices ≥ Σ over layers of seconds + (least m × weight_rate(m) of the stages that it can be in) × weights
 
