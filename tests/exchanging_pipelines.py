@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
+from processes import ENOUGH
 from torch import Tensor
 
 from sparsepipe.plan import Stage
@@ -265,10 +266,13 @@ class Trained:
 
 
 def at_once(*calls: Callable[[], object]) -> list:
-    """Make calls in threads of their own; return what they return, raise what the first that fails raises."""
+    """Make calls in threads of their own; return what they return, raise what the first that fails raises.
+
+    A call that waits with `until` says itself what does not come: it has its time first.
+    """
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
-        for future in as_completed(futures, TIMEOUT * 2):
+        for future in as_completed(futures, ENOUGH + TIMEOUT):
             future.result()
         return [future.result() for future in futures]
 

@@ -186,6 +186,21 @@ def test_a_bound_holds_up_who_is_too_far_ahead():
     assert abs(found.pipelines[0].minibatches - quick.minibatches) <= 4
 
 
+@pytest.mark.parametrize(("minibatches", "waited"), [(4, (0, 0, 3)), (5, (16, 0, 0))])
+def test_a_bound_costs_two_stages_nothing_while_the_last_one_trains(minibatches, waited):
+    """The quick one has taken two, and its first stage wants a third at 6 s; its last stage trains until 7 s.
+
+    The slow one takes its second at 10 s: where that is the last of all, nothing is left to wait for. It is not held up
+    by time, which this rule does not know. Else its second wave, at 23 s, lets the quick one go on.
+    """
+    pipelines, cluster = like_pipelines(2, 2, "wsp:every=1,bound=0")
+    quick = held_up(pipelines, cluster, network(2), minibatches, "slow:rank=0,factor=10").pipelines[1]
+    assert (quick.waited_for[0], quick.waited_for_time, quick.waited_for_end) == pytest.approx(waited)
+    assert quick.lost_seconds["bound"] == pytest.approx(sum(waited))
+    if minibatches == 4:  # all that it lost: by itself it needs 9 s for two, with the wait 12
+        assert (quick.seconds, quick.minibatches / quick.own_pace) == pytest.approx((12, 9))
+
+
 def test_a_result_that_is_long_on_its_way_is_taken_later():
     """Weights of 1000 bytes take 2 · 5 s at 100 bytes/s; an update comes every 3 s: the fourth after has it."""
     pipelines, cluster = like_pipelines(2, 1, "local-sgd:every=1", link=Link(100.0))
@@ -279,7 +294,7 @@ def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):
     assert set(forwards.values()) <= {1}
     for one in found.pipelines:
         waited = one.lost_seconds["group"] + one.lost_seconds["bound"]
-        assert sum(one.waited_for) + one.waited_for_time == pytest.approx(waited, abs=1e-6)
+        assert sum(one.waited_for) + one.waited_for_time + one.waited_for_end == pytest.approx(waited, abs=1e-6)
         assert min(one.lost_seconds.values()) >= 0
         if rule in NEVER_WAIT:
             assert one.samples_per_second == pytest.approx(one.own_pace)

@@ -219,6 +219,28 @@ def test_a_stop_costs_a_pace_the_same_wherever_it_comes(at) -> None:
     assert (one["samples_per_second"], one["own_pace"]) == (32 / 9, 32 / 9)
 
 
+def test_a_death_costs_a_pace_what_is_lost_and_the_time_until_it_trains_again() -> None:
+    """As in a simulation: 2 s of two minibatches, 1 of a third that is lost, 5 of two deaths, 2 of two more."""
+    state = begun(rule=rule("quorum"), whole=1, epoch=100, total=100)
+    begin, row = START_SECONDS, {"samples": 8, "loss": 1.0}
+    assert [asks(state, "next_task", k, number=0, now=begin).kind for k in (0, 1)] == [Kind.TRAIN] * 2
+    for place in (0, 1):
+        asks(state, "take_minibatch", task=0, place=place + 1)
+        asks(state, "done", task=0, place=place, row=row, now=begin + place + 1)
+    asks(state, "leave", now=begin + 3)
+    for attempt, now in ((1, 4.0), (2, 6.0)):
+        length = {"whole": 1, "num_holders": 1, "epoch_minibatches": 100, "total_minibatches": 100}
+        asks(state, "begin", attempt=attempt, now=begin + now, **length)
+        if attempt == 1:  # it dies anew, before it trains
+            asks(state, "leave", attempt=attempt, now=begin + 5)
+    assert asks(state, "next_task", attempt=2, number=0, now=begin + 8).kind is Kind.TRAIN
+    for place in (0, 1):
+        asks(state, "take_minibatch", attempt=2, task=0, place=place + 1)
+        asks(state, "done", attempt=2, task=0, place=place, row=row, now=begin + 8 + place + 1)
+    one = state.replication["pipelines"][0]
+    assert (one["minibatches"], one["samples_per_second"], one["own_pace"]) == (4, 32 / 10, 32 / 4)
+
+
 def test_who_is_too_far_ahead_until_all_is_handed_out_was_held_up_till_then() -> None:
     """As in a simulation: it got no other minibatch, and its wait was counted as nothing."""
     state = begun(rule=rule("wsp", {"every": 1, "bound": 0}), whole=1, epoch=3, total=3)

@@ -5,11 +5,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from test_pipeline_simulator import network
+from test_pipeline_simulator import like_pipelines, network
 
-from sparsepipe import InputError, Link
+from sparsepipe import InputError, Link, simulate_pipelines
+from sparsepipe.cli.pipelines_text import forecast_text
+from sparsepipe.stragglers import Stragglers
 from sparsepipe.widgets import WaitingExplorer
 from sparsepipe.widgets.several import JITTER, NOBODY, PIPELINE, SLOW, STOP, TYPED
+from sparsepipe.widgets.waiting_figures import waits_table
 
 RULES = ("all-reduce", "partial-reduce:wait=0.1", "local-sgd:every=2")
 
@@ -58,6 +61,14 @@ def test_a_table_of_waits_has_no_empty_column(explorer):
         assert all(any(cells) for _, *cells in zip(*rows, strict=True))
         heads.append(rows[0][-1])
     assert "waited for" in heads and "waited" in heads
+
+
+def test_who_is_held_up_until_nothing_is_left_did_not_wait_for_time():
+    pipelines, cluster = like_pipelines(2, 2, "wsp:every=1,bound=0")
+    slow = Stragglers.parse("slow:rank=0,factor=10")
+    found = simulate_pipelines(pipelines, network(2), cluster, [1] * 4, stragglers=slow)
+    assert "all minibatches to be taken (3 s)" in waits_table(found) and "time to be up" not in waits_table(found)
+    assert "waited for all minibatches to be taken 3 s" in forecast_text(found)
 
 
 def test_controls_that_say_nothing_are_hidden(explorer):

@@ -20,7 +20,7 @@ from ..stragglers import Stragglers
 from ..trace import Span, Trace
 from .member import Member
 from .outcome import CAUSES, PipelinePace, PipelinesForecast
-from .together import Together
+from .together import HANDED_OUT, TIME, Together
 
 RESTART_SECONDS = 5.0  # from the death of a rank until its pipeline trains again: processes begin and take weights
 
@@ -117,7 +117,8 @@ def _pace(
         pace(samples * len(taken), _end(alone.members, 0.0)),
         lost,
         tuple(tally.waited_for[other] for other in range(len(found.members))),
-        tally.waited_for[-1],
+        tally.waited_for[TIME],
+        tally.waited_for[HANDED_OUT],
     )
 
 

@@ -98,6 +98,7 @@ class Member(Simulation):
                 self.ranks[rank].todo = [(CODES[op], s, m) for s, op, m in actions]
         self.before, self.killable, self.dead = before, killable and stragglers is not None, False
         self.done = 0  # places, from the first on, whose updates have been made in all stages
+        self.trained, self.trained_until = 0, 0.0  # places that its last stage is through with, and since when
         self.left = sum(len(rank.todo) for rank in self.ranks.values())
         self.held = 0  # ranks that wait for other pipelines after an update
         self.closed = False
@@ -226,19 +227,34 @@ class Member(Simulation):
         unit = self.unit(stage, index)
         if stage == self.first:  # the last to get there
             self.done = max(self.done, self.last_of_round[stage][index] + 1)
+        waits = unit is not None and self.others.waits_after(unit)
+        if not waits:
+            self._count_trained(stage, index)
         if unit is None:
             return
         ended = self.ended.setdefault((stage, index), [])
         ended.append(rank)
-        if self.others.waits_after(unit):
+        if waits:
             rank.free = None
             self.held += 1
         if len(ended) == len(self.plan.stages[stage].ranks):
             del self.ended[stage, index]
             self.others.updated(self, Update(stage, index, unit, ended))
 
+    def _count_trained(self, stage: int, index: int) -> None:
+        """The last stage is through with an update, and with what waits after it: a run counts minibatches then."""
+        if stage == self.leader:
+            self.trained = max(self.trained, self.last_of_round[stage][index] + 1)
+            self.trained_until = self.others.now
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when its last stage has trained all that the pipeline took, in seconds; None: it has not."""
+        return self.trained_until if self.trained == len(self.numbers) else None
+
     def release(self, update: Update, now: float) -> None:
         """Let the ranks of an update go on that waited after it."""
+        self._count_trained(update.stage, update.number)
         for rank in update.ranks:
             self.held -= 1
             rank.free = now

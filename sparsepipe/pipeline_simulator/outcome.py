@@ -19,10 +19,12 @@ class PipelinePace:
     samples_per_second: float  # over all of these seconds (replication/paces.py)
     own_pace: float  # samples a second, of the same minibatches with the same stragglers and no other pipeline
     # Seconds by cause. "group": at its last stage, until others were ready or time was up; "exchange": there, until the
-    # result had come; "bound": at its first stage, as it was too far ahead; "straggler": of the rank held up longest.
+    # result had come; "bound": too far ahead to take more, once its last stage had trained all that it took;
+    # "straggler": of the rank held up longest.
     lost_seconds: Mapping[str, float]
     waited_for: tuple[float, ...]  # seconds that it waited for each pipeline
     waited_for_time: float = 0.0  # seconds that it waited until time was up
+    waited_for_end: float = 0.0  # seconds that its bound held it up until all minibatches were handed out: to others
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -33,6 +35,7 @@ class PipelinePace:
             "lost_seconds": dict(self.lost_seconds),
             "waited_for_seconds": list(self.waited_for),
             "waited_for_time_seconds": self.waited_for_time,
+            "waited_for_end_seconds": self.waited_for_end,
         }
 
 

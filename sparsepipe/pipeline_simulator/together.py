@@ -18,6 +18,7 @@ from .exchange import Bytes, Exchange, Place, Push, ServerPorts
 from .member import Member, Update
 
 FIRST, LAST = 0, 2  # of what happens at one time: results come before updates, and time runs out after them
+TIME, HANDED_OUT = -1, -2  # what a pipeline waits for that is no pipeline: time to be up, no minibatch to be left
 
 
 @dataclass
@@ -42,15 +43,20 @@ class Tally:
     )  # cause → seconds of its last stage's first replica
     waited_for: dict[int, float] = field(
         default_factory=lambda: defaultdict(float)
-    )  # pipeline → seconds; −1: for time alone
+    )  # pipeline, TIME or HANDED_OUT → seconds
     blocked_since: float | None = None
     blocked_until: float = 0.0  # the latest end of such a wait
 
-    def unblock(self, now: float, *, by: int) -> None:
-        """Count what a bound held the pipeline up, which pipeline `by` ended; −1: there is nothing more to take."""
+    def unblock(self, now: float, *, by: int, idle_since: float | None) -> None:
+        """Count what a bound held the pipeline up, which pipeline `by` ended, TIME or HANDED_OUT.
+
+        `idle_since`: since when it has trained all that it took; None: it has not, and lost nothing. A run counts so
+        too (runtime/pipelines/member.py).
+        """
         assert self.blocked_since is not None
-        self.lost["bound"] += now - self.blocked_since
-        self.waited_for[by] += now - self.blocked_since
+        seconds = 0.0 if idle_since is None else now - max(self.blocked_since, idle_since)
+        self.lost["bound"] += seconds
+        self.waited_for[by] += seconds
         self.blocked_since, self.blocked_until = None, now
 
 
@@ -165,7 +171,7 @@ class Together:
         for member, tally in zip(self.members, self.tallies, strict=True):
             if not member.closed:
                 if self.blocked[member.number]:
-                    tally.unblock(self.now, by=-1)
+                    tally.unblock(self.now, by=HANDED_OUT, idle_since=member.idle_since)
                     self.blocked[member.number].clear()
                 member.close()
                 self.at(self.now, FIRST, member.wake)
@@ -173,7 +179,7 @@ class Together:
     def _unblock(self, by: int | None) -> None:
         for member, waiting, tally in zip(self.members, self.blocked, self.tallies, strict=True):
             if waiting and self.groups is not None and self.groups.may_begin(member.number):
-                tally.unblock(self.now, by=-1 if by is None else by)
+                tally.unblock(self.now, by=TIME if by is None else by, idle_since=member.idle_since)
                 ranks, waiting[:] = tuple(waiting), ()
                 for rank in ranks:
                     if rank.free is not None:
@@ -367,7 +373,7 @@ class Together:
             tally = self.tallies[member.number]
             tally.lost["group"] += begun - since
             tally.lost["exchange"] += self.now - begun
-            tally.waited_for[-1 if whom is None or whom == member.number else whom] += decided - since
+            tally.waited_for[TIME if whom is None or whom == member.number else whom] += decided - since
             tally.waited_for[other[0]] += begun - decided
 
 

@@ -126,7 +126,7 @@ class PipelinesPlanning:
         )
 
     def _each(self, asked: Asked, num_microbatches: int) -> int:
-        """Minibatches of each pipeline on average: enough for some averages, and for a steady pace."""
+        """Minibatches of each pipeline on average: enough for some averages."""
         return max(MINIBATCHES, self._planning.minibatches, num_microbatches * max(2, 3 * asked.rule.every))
 
 

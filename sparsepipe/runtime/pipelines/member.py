@@ -42,6 +42,17 @@ class Member:
     busy_until: float = 0.0  # when the latest minibatch of its task was done, or the rule's bound kept it no longer
     busy_seconds: float = 0.0  # of tasks before
     held_up_seconds: float = 0.0
+    lost_since: float | None = None  # it died, and has not trained since: when the latest that was not lost was done
+    dead_seconds: float = 0.0  # of earlier deaths, each until it trained again
+
+    def die(self, *, now: float) -> None:
+        """An attempt ends. Should another train, the pipeline's seconds went on: what it had begun is lost.
+
+        A task that trains nothing stands on no clock; where it dies in one, seconds are lost from then on.
+        """
+        if self.lost_since is None and self.current is not None:
+            self.lost_since = self.busy_until if self.current.kind is Kind.TRAIN else now
+        self.stop_clock()
 
     def restart(self, attempt: int) -> None:
         """Begin anew, with another attempt."""
@@ -57,6 +68,9 @@ class Member:
         self.tasks.append(task)
         if task.kind is Kind.TRAIN:
             self.busy_since = self.busy_until = now
+            if self.lost_since is not None:
+                self.dead_seconds += now - self.lost_since
+                self.lost_since = None
         older = task.number - 2  # ranks may still ask for places of the task before
         self.places.pop(older, None)
         self.ended.discard(older)
@@ -92,13 +106,13 @@ class Member:
         """Return its part of a run's summary. Its own pace leaves out the seconds that it `waited`, some `for_others`.
 
         Seconds are lost to the same causes as in a simulation (pipeline_simulator/outcome.py), save for stragglers: a
-        run does not know how fast they would have been.
+        run does not know how fast they would have been. Deaths are no cause there; its own pace leaves them out too.
         """
         busy = self.busy_seconds + self.busy_until - self.busy_since
         alone = busy - waited - self.held_up_seconds
         return {
             "minibatches": self.minibatches,
-            "samples_per_second": pace(self.samples, busy),
+            "samples_per_second": pace(self.samples, busy + self.dead_seconds),
             "own_pace": pace(self.samples, alone),
             "lost_seconds": {"group": for_others, "exchange": waited - for_others, "bound": self.held_up_seconds},
         }

@@ -183,7 +183,7 @@ class RunState:
             return
         member.phase = Phase.GONE
         member.holders.clear()
-        member.stop_clock()
+        member.die(now=self.changes.now)
         self.changes.row(MINIBATCHES, "left", pipeline=member.number, attempt=member.attempt)
         if self.work:
             self.work.give_up(member)
