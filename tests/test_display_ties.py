@@ -22,6 +22,8 @@ def test_a_tie_is_told_as_one():
     assert ties_text(["a"], "trains most", "train most") == "**a** trains most"
     told = ties_text(["a", "<b>", "c"], "trains most", "train most")
     assert told == "**a**, **&lt;b&gt;** and **c** train most, within 2% of each other"
+    assert ties_text(["a", "b"], "sends", "send", within=EXACT) == "**a** and **b** send", "tables show them as alike"
+    assert ties_text([], "trains most", "train most") == "nobody trains most", "no validation in any run"
 
 
 def test_numbers_that_are_told_exactly_tie_where_tables_show_the_same():

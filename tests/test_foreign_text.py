@@ -432,7 +432,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("busy", "epochs", "classes", "reached", "verdict", "told", "name", "told[name]", "chance", "row['stage']"),
     *("minibatches", "place.noted()", "baseline", "best.planner"),
     *("scaled_bytes(table.output_bytes.max())", "scaled_bytes(heaviest.parameter_bytes)"),
-    *("alike", "doubtful", "'have' if len(firsts) > 1 else 'has'"),
+    *("alike", "doubtful"),
     *("image_epochs", "after", "cloud_epochs", "learned", "held", "second"),
     # 11_moving: numbers, and names of VARIANTS, as which runs and simulations took them before
     *(

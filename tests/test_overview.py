@@ -1,6 +1,7 @@
 """The notebook to begin with: what is there, whatever is there, and links both ways between notebooks."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def test_what_is_there_is_listed(tmp_path):
     assert "few" in here.data._repr_html_() and "34" in here.data._repr_html_()
     assert "&lt;b&gt;mine" in here.profiles._repr_html_() and ">30<" in here.profiles._repr_html_()
     assert ">batch size 16, threads 2<" in here.profiles._repr_html_()
+    os.utime(profiles / "other.json", (0, 0))
+    assert "the newest 1 of 2 files;" in Overview.open(tmp_path, rows=1).profiles._repr_html_(), "not of 2 profiles"
     runs = here.runs._repr_html_()
     assert "good-001" in runs and "bad-001" in runs and "damaged" in runs
     pictures = here.thumbnails._repr_html_()

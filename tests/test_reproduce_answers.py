@@ -1,10 +1,12 @@
 """What answers say: which plans wait, and why a run is not as fast as planned."""
 
+from dataclasses import replace
+
 import pytest
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.cluster import Cluster, Link
-from sparsepipe.forecast import steady_rate
+from sparsepipe.forecast import minibatches_of_a_step, steady_rate
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.planners import comparable
@@ -41,6 +43,16 @@ def test_a_plan_that_has_too_few_minibatches_in_flight_is_told(averaging):
     assert not waiting_plans(plans[1:], seconds), "nobody to compare with"
 
 
+def test_four_steps_of_a_plan_have_a_middle_half(averaging):
+    """In 16 minibatches rounds of five have none: what filling takes was said to be of the middle half."""
+    profile, cluster = averaging
+    (plan,) = comparable([Plan((Stage(("a",), (0, 1), (3, 2)), Stage(("b",), (2,))))], profile, cluster)
+    assert minibatches_of_a_step(plan) == 5
+    for minibatches, whole in ((16, True), (20, False)):
+        trace = simulate(plan, profile, cluster, [100.0] * minibatches)
+        assert (steady_rate(trace, plan, minibatches) == minibatches / trace.makespan) == whole
+
+
 def record_of(folder, *, speed, load=None, busy=0.8):
     """A finished run whose only stage was planned to take 10 ms for a minibatch of 16."""
     expected = Estimate(0.01, (StageEstimate(0.01),))
@@ -70,3 +82,19 @@ def test_a_run_that_is_slower_than_planned_says_what_its_record_knows(tmp_path):
     assert "its threads waited for a processor 25% of the time" in busy and "waits, sends" not in busy
     fast = tell_pace(record_of(tmp_path / "d", speed=3200, load={"run_queue_wait_share": 0.25}))
     assert fast.startswith("3,200 samples/s, 200% of the 1,600") and "waited for a processor" not in fast
+
+
+def test_a_device_of_several_stages_waits_only_while_it_works_at_none_of_them(tmp_path):
+    record = record_of(tmp_path / "run", speed=800)
+    plan = Plan((Stage(("a",), (0,)), Stage(("b",), (1,)), Stage(("c",), (0,)), Stage(("d",), (1,))))
+    plan = replace(plan, schedule="1f1b", estimate=Estimate(0.01, (StageEstimate(0.005),) * 4))
+    stages = [{"stage": k, "busy_fraction": share} for k, share in enumerate((0.5, 0.2, 0.45, 0.2))]
+    row = {"event": "summary", "seconds": 1.0, "samples_per_second": 800, "stages": stages}
+    other = RunRecord.create(tmp_path / "other", plan, record.config, Origin())
+    write_rows(other.folder / "metrics.jsonl", [row])
+    told = tell_pace(other)
+    assert "stage 0, which works longest" in told and "waits, sends" not in told, "it works for 95%"
+    row["stages"][2]["busy_fraction"] = 0.2
+    write_rows(other.folder / "metrics.jsonl", [row])
+    assert "30% of the time it waits, sends or loads" in tell_pace(other)
+    assert tell_pace(record_of(tmp_path / "none", speed=0)) == "0 samples/s, 0% of the 1,600 that its plan predicts"

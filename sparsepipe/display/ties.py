@@ -30,8 +30,12 @@ def in_bold(names: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def ties_text(names: Sequence[str], one: str, several: str) -> str:
-    """Return who does what as Markdown: `one` is said of one name, `several` of more, with how close they are."""
-    if len(names) == 1:
+def ties_text(names: Sequence[str], one: str, several: str, *, within: float = TIE) -> str:
+    """Return who does what as Markdown: `one` is said of one name, or of nobody, and `several` of more.
+
+    How close several are, `within` which share, is told unless tables show no difference (EXACT).
+    """
+    if len(names) <= 1:
         return f"{in_bold(names)} {one}"
-    return f"{in_bold(names)} {several}, within {TIE:.0%} of each other"
+    close = f", within {within:.0%} of each other" if within > EXACT else ""
+    return f"{in_bold(names)} {several}{close}"

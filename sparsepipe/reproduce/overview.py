@@ -81,7 +81,7 @@ class Overview:
         """The profiles that were measured here, the newest first."""
         head = ("model", "device types", "measured with", "ms per minibatch", "measured", "doubtful")
         paths = self.root.glob("work/profiles/*.json")
-        return self._table(head, paths, _of_profile, "no profile yet: 02_profile measures one")
+        return self._table(head, paths, _of_profile, "no profile yet: 02_profile measures one", counted=" files")
 
     @property
     def runs(self) -> "Shown":
@@ -139,12 +139,15 @@ class Overview:
         row_of: Callable[[Path], list[str] | None],
         otherwise: str,
         also: Html | str = "",
+        counted: str = "",
     ) -> "Shown":
-        """A row for each of the newest `paths` that `row_of` tells something of; below it how many there are besides.
+        """A row for each of the newest `paths` that `row_of` tells something of; below it how many there are in all.
 
-        `otherwise`: what is said in place of an empty table. `also`: what else lists all of them.
+        `otherwise`: what is said in place of an empty table. `also`: what else lists all of them. `counted`:
+        what `paths` are where some, not read yet, may have no row.
         """
         rows, left = list[list[str]](), sorted(paths, key=lambda path: path.stat().st_mtime)
+        whole = len(left)
         while left and not 0 < self.rows <= len(rows):
             if row := row_of(left.pop()):
                 rows.append(row)
@@ -152,7 +155,7 @@ class Overview:
             return Shown(Html("<i>{}</i>").format(otherwise))
         if not left:
             return Shown(_rows(head, rows))
-        return Shown(_rows(head, rows) + _MORE.format(len(rows), len(rows) + len(left), also))
+        return Shown(_rows(head, rows) + _MORE.format(len(rows), whole, counted, also))
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ _CELL = Html(
     "style='border-radius:4px'></a>"
     "<figcaption style='overflow-wrap:break-word'><small>{}<br>{}</small></figcaption></figure>"
 )
-_MORE = Html("<div><small>the newest {} of {}; <code>rows = 0</code> in the parameters lists all{}</small></div>")
+_MORE = Html("<div><small>the newest {} of {}{}; <code>rows = 0</code> in the parameters lists all{}</small></div>")
 _MAY_BREAK = re.compile(r"(?<=[_/])")  # long names of figures and notebooks, between their words
 
 
