@@ -17,7 +17,9 @@ class PipelinePace:
     minibatches: int
     seconds: float  # from its start until the last of them was done, and no bound kept it from the next
     samples_per_second: float  # over all of these seconds (replication/paces.py)
-    own_pace: float  # samples a second, of the same minibatches with the same stragglers and no other pipeline
+    # Samples a second of the same minibatches with the same stragglers and no other pipeline, all known beforehand:
+    # beside others a stage may stand at a forward that does not come, until the last minibatch is taken.
+    own_pace: float
     # Seconds by cause. "group": at its last stage, until others were ready or time was up; "exchange": there, until the
     # result had come; "bound": too far ahead to take more, once its last stage had trained all that it took;
     # "straggler": of the rank held up longest.
