@@ -245,7 +245,7 @@ class Pipelines:
         """How many pipelines and ranks, the rule, pace and gap in one line."""
         text = f"{len(self.pipelines)} pipelines on {len(self.ranks)} devices, {self.replication.name}"
         if rate := self.minibatches_per_second:
-            text += f", {rate:.2f} minibatches/s ({rate * self.samples:.1f} samples/s)"
+            text += f", {rate:.2f} minibatches/s ({rate * self.samples:.1f} samples/s) where none waits"
             text += ", gap not proven" if self.gap is None else f", gap {self.gap:.1%}"
         return one_line(text)
 

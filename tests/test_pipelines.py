@@ -114,7 +114,7 @@ def test_a_damaged_file_is_told_in_a_line(tmp_path, change, told):
 def test_people_see_every_pipeline():
     text, page = str(pipelines(samples=2.0)), pipelines(samples=2.0)._repr_html_()
     assert text.splitlines()[0] == (
-        "2 pipelines on 5 devices, partial-reduce, 6.00 minibatches/s (12.0 samples/s), gap not proven"
+        "2 pipelines on 5 devices, partial-reduce, 6.00 minibatches/s (12.0 samples/s) where none waits, gap not proven"
     )
     assert "pipeline 1: by hand: 2 stages on 3 devices" in text and "warning: careful" in text
     assert page.count("layers by stage") == 2 and "careful" in page

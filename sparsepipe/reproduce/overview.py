@@ -190,7 +190,7 @@ def _of_data(path: Path) -> list[str]:
     try:
         folder = open_folder(path)
         to_train = sum(file.split == "train" for file in folder.files)
-        return [folder.name, str(len(folder.classes)), f"{to_train:,}", path.name]
+        return [folder.name, str(len(folder.classes) or "of voxels"), f"{to_train:,}", path.name]
     except InputError as error:
         return [path.name, "", "", str(error)]
 

@@ -98,8 +98,8 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
         what = f"by the default cost model where none waits: {milliseconds(1 / rate)} per minibatch of all together"
         found.append(["as planned", f"{pace_text(rate * pipelines.samples)} samples/s", what])
     if pipelines.gap is not None:
-        told = "none: no split of the devices into so many pipelines, and no plan of any, is better"
-        found.append(["gap to the bound", "none" if pipelines.gap < CLOSE else f"{pipelines.gap:.1%}", told])
+        told = "0%: no split of the devices into so many pipelines, and no plan of any, is better"
+        found.append(["gap to the bound", "0%" if pipelines.gap < CLOSE else f"{pipelines.gap:.1%}", told])
     return found
 
 

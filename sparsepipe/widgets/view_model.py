@@ -61,7 +61,7 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     if bound is not None:
         gap = max(0.0, (period - bound) / period)
         found.append(["lower bound", milliseconds(bound), "no plan for these devices is faster: it is proven"])
-        found.append(["gap to the bound", "none" if gap < CLOSE else f"{gap:.1%}", "none: no plan is better"])
+        found.append(["gap to the bound", "0%" if gap < CLOSE else f"{gap:.1%}", "0%: no plan is better"])
     elif plan.stages_per_rank > 1:
         told = "bounds are proven for plans with one stage per device, which interleaved stages can be better than"
         found.append(["lower bound", "not known", told])
