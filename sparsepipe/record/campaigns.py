@@ -63,6 +63,8 @@ def _apart(records: Sequence[RunRecord]) -> list[str]:
     gaps = [later[0] - earlier[1] for earlier, later in zip(times, times[1:], strict=False)]
     longest = max((gap.total_seconds() for gap in gaps), default=0.0)
     days = list(dict.fromkeys(f"{start:%Y-%m-%d %H:%M}" for start, _ in times))
+    if len(days) < len(times) <= 3:  # within a minute
+        days = [f"{start:%Y-%m-%d %H:%M:%S}" for start, _ in times]
     dates = ", ".join(days) if len(days) <= 3 else f"{days[0]} to {days[-1]}"
     if len(campaigns) > 1:
         return [f"runs of different campaigns: {dates}"]
