@@ -3,7 +3,6 @@
 import ast
 import json
 import math
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import plotly.io
 import pytest
 
 from sparsepipe import (
@@ -27,26 +25,19 @@ from sparsepipe import (
     Span,
     Stage,
     Trace,
-    partition,
     plots,
 )
-from sparsepipe.data.manifests import manifests_folder
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.plots import dark, theme
-from sparsepipe.plots.free_places import around, overlap
-from sparsepipe.plots.layout import layout
-from sparsepipe.plots.outcomes import rule_color
+from sparsepipe.plots import theme
 from sparsepipe.plots.table import distinct, is_synthetic, noted, noted_of, strategy
 from sparsepipe.record import Origin, RunRecord
-from sparsepipe.replication import RULES
 
 PLOTS = Path(theme.__file__).parent
 NUM_LAYERS = 6
 
 
-@pytest.fixture(scope="module")
-def profile():
+def small_profile():
     layers = tuple(Layer(f"conv{k}", f"layer {k}", 1e6 * (k + 1)) for k in range(NUM_LAYERS))
 
     def cost(k, factor):
@@ -59,6 +50,11 @@ def profile():
     graph = LayerGraph.chain(layers, skips=[(0, 4)])
     costs = {"fast": tuple(cost(k, 1) for k in range(NUM_LAYERS)), "slow": tuple(cost(k, 3) for k in range(NUM_LAYERS))}
     return Profile(graph, costs, (1500.0,), {"data": {"synthetic": True}})
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return small_profile()
 
 
 def plan(sizes, planner="optimal", schedule="1f1b", devices="fast"):
@@ -144,50 +140,6 @@ def test_layer_costs_show_their_table(profile):
     shows(figure, table.parameter_bytes / 1e6)
     at_1000 = plots.layer_costs_table(profile, size=1000)
     assert math.isclose(at_1000.forward_seconds.iloc[0], 0.01)
-
-
-def test_layer_graph_counts_each_tensor_across_a_cut_once(profile):
-    table = plots.layer_graph_table(profile).set_index("layer")
-    # After conv2, its own output and that of conv0, which conv4 still needs; both live on conv0's coordinates.
-    assert math.isclose(table.crossing_feature_bytes["conv2"], 1.5e6 + 0.5e6)
-    assert math.isclose(table.crossing_coordinate_bytes["conv2"], 24e3)
-    assert table.inputs["conv4"] == "conv0 conv3"
-    cuts = plots.cuts_table(profile, plan((3, 3)))
-    assert cuts.layers.tolist() == ["conv0 conv2"]
-    assert math.isclose(cuts.feature_bytes[0], 2e6)
-
-
-def test_layer_graph_draws_every_layer_its_stage_and_the_bytes_of_its_cuts(profile):
-    figure = plots.layer_graph(profile, plan((3, 3)))
-    named = next(t for t in figure.data if t.text is not None)
-    assert list(named.text) == [f"conv{k}" for k in range(NUM_LAYERS)]
-    assert list(named.marker.color) == pytest.approx([(0.015 + 0.03) * (k + 1) * 1e3 for k in range(NUM_LAYERS)])
-    assert {"stage 0", "stage 1"} <= {t.name for t in figure.data}
-    assert any("2.02 MB" in note.text for note in figure.layout.annotations)
-    outlines = {t.line.color for t in figure.data if t.fill == "toself"}
-    assert outlines == {theme.stage_color(0), theme.stage_color(1)}
-
-
-def test_layer_graph_without_costs_shows_parameters(profile):
-    figure = plots.layer_graph(profile.graph)
-    named = next(t for t in figure.data if t.text is not None)
-    assert list(named.marker.color) == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("length", [3, 16, 17, 60, 230])
-def test_layout_keeps_boxes_apart_and_routes_from_box_to_box(length):
-    graph = LayerGraph.chain(
-        (Layer(f"n{k}") for k in range(length)), skips=[(k, k + 2) for k in range(0, length - 2, 5)]
-    )
-    placed = layout(graph)
-    width, height = 2 * placed.half[0], 2 * placed.half[1]
-    points = np.array(placed.positions)
-    gaps = np.abs(points[:, None] - points[None])
-    apart = (gaps[..., 0] >= width - 0.5) | (gaps[..., 1] >= height - 0.5) | np.eye(length, dtype=bool)
-    assert apart.all()
-    for (i, j), route in zip(graph.edges, placed.routes, strict=True):
-        for end, layer in ((route[0], i), (route[-1], j)):
-            assert abs(end[0] - points[layer][0]) <= width * 0.6 and abs(end[1] - points[layer][1]) <= height * 1.2
 
 
 def test_cut_bytes_shows_its_table(profile):
@@ -458,107 +410,6 @@ def test_synthetic_data_is_said_in_the_title(profile):
     assert is_synthetic([{"joined": [{"data": {"synthetic": True}}]}]) and not is_synthetic({"synthetic": "no"})
 
 
-def test_a_long_line_below_the_title_goes_on_in_the_next_line():
-    figure = theme.finished(
-        go.Figure(), "Costs", note="synthetic shapes · " + "one thread of a processor · " * 12, width=900
-    )
-    lines = figure.layout.title.text.split("<br>")[1:]
-    widest = max(len(re.sub("<[^>]*>", "", line)) for line in lines)
-    assert len(lines) == 3 and widest * 6.4 < 900 - 20
-    short = theme.finished(go.Figure(), "Costs", note="synthetic shapes", width=900)
-    further = figure.layout.margin.t - theme.TEMPLATE.layout.margin.t
-    assert further == figure.layout.height - short.layout.height == 40
-
-
-def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
-    """A note in lines for a figure of 900 pixels was cut off by a page that had 848."""
-    note, doubt = "one thread of a processor · " * 12, "other processes used 90 % of the cores, " * 5
-    figure = theme.doubted(theme.finished(go.Figure(), "Costs", note=f"shapes\n{note}", width=900), [doubt])
-    before = figure.to_json()
-    shown = plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict())["application/vnd.plotly.v1+json"]
-    layout = shown["layout"]
-    assert figure.to_json() == before and "width" not in layout and layout["autosize"]
-    lines = [re.sub("<[^>]*>", "", line) for line in layout["title"]["text"].split("<br>")]
-    assert max(map(len, lines)) * 6.4 < theme.WIDTH and " ".join(lines[1:]) == f"shapes {note}doubtful: {doubt}".strip()
-    narrow = theme.doubted(theme.finished(go.Figure(), "Costs", note=f"shapes\n{note}"), [doubt]).layout
-    assert layout["title"]["text"] == narrow.title.text, "as if it had been drawn for that width"
-    assert (layout["height"], layout["margin"]["t"]) == (narrow.height, narrow.margin.t)
-    heading = theme.heading_of(figure)
-    assert heading.title == "Costs" and heading.notes == ("shapes", note) and heading.doubt == f"doubtful: {doubt}"
-    assert figure.layout.height - heading.height == figure.layout.margin.t - heading.margin > 0
-    strange = go.Figure(layout={"width": 900}).to_dict()
-    assert plots.as_wide_as_the_page(strange) == strange and theme.heading_of(go.Figure(strange)) is None
-
-
-def test_no_button_uploads_the_data():
-    for name in ("plotly_mimetype", "notebook"):
-        assert plotly.io.renderers[name].config["showSendToCloud"] is False
-
-
-def test_stage_colours_are_told_apart_by_colour_blind_eyes():
-    """Machado et al. 2009: how the palette looks without red, green or blue cones; neighbours still differ."""
-    views = {
-        "normal": np.eye(3),
-        "protanopia": np.array(
-            [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-        ),
-        "deuteranopia": np.array(
-            [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-        ),
-        "tritanopia": np.array(
-            [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
-        ),
-    }
-    colors = np.array([[int(c[k : k + 2], 16) / 255 for k in (1, 3, 5)] for c in theme.STAGE_COLORS])
-    for name, view in views.items():
-        seen = np.clip(np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4) @ view.T, 0, 1)
-        for a, b in zip(seen, seen[1:], strict=False):
-            assert np.linalg.norm(a - b) > 0.15, name
-    apart = [np.linalg.norm(a - b) for k, a in enumerate(colors) for b in colors[:k]]
-    assert len(colors) == 14 and min(apart) > 0.15, "no two of fourteen stages look alike, with all cones at least"
-
-
-def test_parts_of_the_time_have_no_stages_colour():
-    from sparsepipe.plots.anatomy import _COLORS
-
-    assert not {*_COLORS.values()} & {theme.stage_color(k, kind) for k in range(14) for kind in ("forward", "backward")}
-    assert len({theme.stage_color(0, kind) for kind in ("forward", "backward", "weights", "update", "average")}) == 5
-
-
-@pytest.mark.parametrize("stage", range(14))
-def test_text_on_a_stages_colour_can_be_read(stage):
-    """White on orange was 2 : 1; WCAG 2.1 asks for 4.5 of small text, and 3 of graphics."""
-    for kind in ("forward", "backward", "weights", "update", "average"):
-        color = theme.stage_color(stage, kind)
-        ink = theme.INK_ON if theme.ink_on(color) == theme.INK_ON else "#FFFFFF"
-        line, opacity = theme.hatch_lines(color, worded=True)
-        hatched = theme.mixed(color, opacity if line == "#FFFFFF" else -opacity)
-        assert min(_contrast(color, ink), _contrast(hatched, ink)) >= 4.5
-        assert _contrast(hatched, color) >= 1.6, "and the lines are seen"
-
-
-def test_a_hatch_is_seen_on_every_series_in_both_themes():
-    """White lines of what was predicted were lost on the series that is white on a dark page, and weak on yellow."""
-    colors = {*theme.RUN_COLORS, *map(rule_color, RULES), *theme.STAGE_COLORS, theme.INK, theme.GREY}
-    for color in colors:
-        line, opacity = theme.hatch_lines(color)
-        assert _contrast(color, theme.mixed(color, opacity if line == "#FFFFFF" else -opacity)) >= 2.4
-        if lit := dark.LIT.get(color):
-            share = opacity if dark.LIT_LINES[lit] == "#FFFFFF" else -opacity
-            assert _contrast(lit, theme.mixed(lit, share)) >= 2.4
-
-
-def _contrast(one, other):
-    low, high = sorted((_luminance(one), _luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(color):
-    parts = np.array([int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)])
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
-
-
 def test_names_tell_strategies_and_repeats_apart():
     assert strategy(plan((6,))) == "one process"
     assert strategy(Plan((Stage(("a",), (0, 1)),))) == "data parallel × 2"
@@ -592,43 +443,6 @@ def test_figure_files_hold_no_data():
 def test_figures_are_values_of_json(profile, records):
     for figure in everything(profile, records):
         json.loads(figure.to_json())
-
-
-def test_published_graphs_can_be_drawn(shared_reference):
-    for name in ("densenet121", "inception_v3"):
-        found = Profile.load(shared_reference / "profiles" / "image_classification" / name / "graph.txt")
-        figure = plots.layer_graph(found)
-        named = next(t for t in figure.data if t.text is not None)
-        assert len(named.text) == len(found.graph.layers)
-
-
-def test_names_that_are_long_are_smaller_in_two_lines_and_cut_where_they_tell_least():
-    longest = "a_very_long_name_of_one_layer_of_many"
-    ids = ["conv1_1", "node7", "conv1_1_short", "encoder.layers.0.attention", longest, "a.path.to_one.layer.of.a.block"]
-    layers = tuple(Layer(id, "AdaptiveAvgPool2d(1)" if id == "node7" else "", 1.0) for id in ids)
-    named = next(t for t in plots.layer_graph(LayerGraph.chain(layers)).data if t.text is not None)
-    told = ["conv1_1", "Adaptive<br>AvgPool2d 7", "conv1_1_short", "encoder.layers.<br>0.attention"]
-    assert list(named.text)[:4] == told and list(named.textfont.size)[:4] == [10, 8, 8, 8]
-    parts = [text.split("<br>") for text in named.text]
-    assert all(len(part) <= 15 for lines in parts for part in lines) and max(map(len, parts)) == 2
-    assert "".join(parts[4]) == f"{longest[:29]}…" and "".join(parts[5]) == ids[5]
-
-
-def test_words_of_cuts_cover_no_layer():
-    """Those of cut 1 | 2 stood on a layer of the network with branches."""
-    found = Profile.load(manifests_folder().parent / "profiles" / "minkunet14a.json")
-    for count in (3, 5):
-        cluster = Cluster.uniform(count, device_type=found.device_types[0])
-        figure = plots.layer_graph(found, partition(found, cluster, planner="model-parallel"))
-        placed = layout(found.graph)
-        boxes = [around(at, (2 * placed.half[0], 2 * placed.half[1])) for at in placed.positions]
-        told = [(one, re.sub("<.*?>", "", one.text).strip()) for one in figure.layout.annotations]
-        words = [around((one.x, one.y), (6.5 * len(text), 13)) for one, text in told]
-        assert len(words) == count - 1
-        (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
-        for k, own in enumerate(words):
-            assert not any(overlap(own, other) for other in [*boxes, *words[:k]])
-            assert left <= own[0] and own[2] <= right and low <= own[1] and own[3] <= high, "else they are not drawn"
 
 
 def test_planned_and_simulated_values_can_be_drawn(profile):

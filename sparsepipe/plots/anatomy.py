@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..errors import InputError
 from ..trace import WORK, Trace
-from .theme import GREY, HATCHES, LIGHT_GREY, SMALL, finished, hatch, ink_on
+from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, ink_on
 
 PARTS = ("work", "imbalance", "dependency", "communication", "other")
 # Parts of the time are no stages: Tol's "light" colours ("Colour schemes", 2021), of which no stage has one.
@@ -55,7 +55,7 @@ def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
 def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
     """Draw one bar for each trace, split into work and what is lost; simulated and replayed hatched, measured solid."""
     table = anatomy_table(traces)
-    shapes = [HATCHES.get(source, ("",))[0] for source in table.source]
+    shapes = [hatch_shape(source) for source in table.source]
     figure = go.Figure()
     for part in PARTS:
         bar = go.Bar(

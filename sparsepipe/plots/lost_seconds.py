@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..errors import InputError
 from .outcomes import Outcome, held_up, in_lines
-from .theme import DARK_GREY, HATCHES, finished, hatch, stage_color
+from .theme import DARK_GREY, finished, hatch, hatch_shape, stage_color
 
 # What a simulation or a run counts → how a reader knows it, and its colour.
 CAUSES: Mapping[str, tuple[str, str]] = {
@@ -65,4 +65,4 @@ def lost_seconds(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
 
 
 def _shapes(outcomes: Sequence[Outcome]) -> list[str]:
-    return [HATCHES.get(one.source, ("",))[0] for one in outcomes]
+    return [hatch_shape(one.source) for one in outcomes]

@@ -98,16 +98,20 @@ _OPACITIES = (0.5, 0.4, 0.3)  # of a hatch's lines
 READ = 4.5  # the least contrast of small text with what is behind it (WCAG 2.1)
 
 
+def hatch_shape(source: str) -> str:
+    """The shape of the lines that tell where numbers come from: `HATCHES`, "" for "measured", which has none."""
+    return HATCHES.get(source, ("", ""))[0]
+
+
 def hatch(source: str, color: str, *, worded: bool = False) -> dict[str, Any]:
-    """The bar pattern that tells where numbers come from: `HATCHES`, none for "measured".
+    """The bar pattern that tells where numbers come from: `hatch_shape(source)`.
 
     Its lines are seen on `color`: light on dark colours, dark on light ones. `worded`: words in `ink_on(color)` stand
     on the bar, and are read on the lines, too.
     """
-    shape, _ = HATCHES.get(source, ("", ""))
     line, opacity = hatch_lines(color, worded=worded)
     lines = {"fillmode": "overlay", "fgcolor": line, "fgopacity": opacity}
-    return {"shape": shape, "size": 5, "solidity": 0.3, **lines}
+    return {"shape": hatch_shape(source), "size": 5, "solidity": 0.3, **lines}
 
 
 def hatch_lines(color: str, *, worded: bool = False) -> tuple[str, float]:

@@ -1,16 +1,16 @@
 """PipeDream's tasks in a size for two cores: images, translation, masked words. Which network learns what, and how."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..data import IGNORED, fetch, find
+from ..data import fetch, find
 from ..data.examples import open_examples
 from ..errors import InputError
 from ..runtime.config import RunConfig
+from .most_frequent import most_frequent_share
 from .workplace import digest
 
 _DIGITS = "sparsepipe.reproduce.digit_images:digits"
@@ -53,14 +53,11 @@ class Task:
         return root / "work" / "profiles" / f"{self.model}-{digest(settings)}.json"
 
     def commonest_share(self) -> float:
-        """The share of what is validated that has the most frequent class or word: naming it alone is no skill."""
+        """The `most_frequent_share` of the classes or words that are validated."""
         held = open_examples(self.data, split="test", **self.data_args)
-        counts = Counter[int]()
-        for first in range(0, len(held), _AT_ONCE):
-            target = held.batch(range(first, min(first + _AT_ONCE, len(held)))).target
-            labels = target["words"] if isinstance(target, Mapping) else target
-            counts.update(labels[labels != IGNORED].tolist())
-        return max(counts.values()) / counts.total()
+        firsts = range(0, len(held), _AT_ONCE)
+        targets = (held.batch(range(first, min(first + _AT_ONCE, len(held)))).target for first in firsts)
+        return most_frequent_share(one["words"] if isinstance(one, Mapping) else one for one in targets)
 
 
 TASKS = {

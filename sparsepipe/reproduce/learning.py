@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data import IGNORED, VoxelDataset, find, load
+from ..data import VoxelDataset, find, load
 from ..data.sources import data_folders
 from ..errors import InputError
 from ..models import network
@@ -13,6 +13,7 @@ from ..plan import Plan, Stage
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from .cached_runs import train
+from .most_frequent import most_frequent_share
 
 HEIGHTS = (-1.3, 0.0)  # metres from the sensor: the ground lies below the first, tall things reach over the second
 FAR = 30.0  # metres
@@ -71,12 +72,10 @@ def nearest_neighbour_accuracy(train: VoxelDataset, test: VoxelDataset, cells: i
 
 
 def commonest_share(config: RunConfig) -> float:
-    """The share of the voxels a run validates on that are of the commonest class: naming it alone is no skill."""
+    """The `most_frequent_share` of the classes of the voxels that a run validates on."""
     sizes = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed}
     dataset = load(config.data, split=config.validation_split, task=config.task, **sizes)
-    labels = dataset.batch(range(len(dataset))).labels
-    counts = labels[labels != IGNORED].bincount()
-    return float(counts.max() / counts.sum())
+    return most_frequent_share([dataset.batch(range(len(dataset))).labels])
 
 
 def labelled_scans(folder: Path) -> dict[str, tuple[Path, str]]:

@@ -1,0 +1,100 @@
+"""Pictures of layer graphs: every layer and cut is drawn, none covers another, and each tensor counts once."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from test_plots import NUM_LAYERS, plan, small_profile
+
+from sparsepipe import Cluster, Layer, LayerGraph, Profile, partition, plots
+from sparsepipe.data.manifests import manifests_folder
+from sparsepipe.plots import theme
+from sparsepipe.plots.free_places import around, overlap
+from sparsepipe.plots.layout import layout
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return small_profile()
+
+
+def test_layer_graph_counts_each_tensor_across_a_cut_once(profile):
+    table = plots.layer_graph_table(profile).set_index("layer")
+    # After conv2, its own output and that of conv0, which conv4 still needs; both live on conv0's coordinates.
+    assert math.isclose(table.crossing_feature_bytes["conv2"], 1.5e6 + 0.5e6)
+    assert math.isclose(table.crossing_coordinate_bytes["conv2"], 24e3)
+    assert table.inputs["conv4"] == "conv0 conv3"
+    cuts = plots.cuts_table(profile, plan((3, 3)))
+    assert cuts.layers.tolist() == ["conv0 conv2"]
+    assert math.isclose(cuts.feature_bytes[0], 2e6)
+
+
+def test_layer_graph_draws_every_layer_its_stage_and_the_bytes_of_its_cuts(profile):
+    figure = plots.layer_graph(profile, plan((3, 3)))
+    named = next(t for t in figure.data if t.text is not None)
+    assert list(named.text) == [f"conv{k}" for k in range(NUM_LAYERS)]
+    assert list(named.marker.color) == pytest.approx([(0.015 + 0.03) * (k + 1) * 1e3 for k in range(NUM_LAYERS)])
+    assert {"stage 0", "stage 1"} <= {t.name for t in figure.data}
+    assert any("2.02 MB" in note.text for note in figure.layout.annotations)
+    outlines = {t.line.color for t in figure.data if t.fill == "toself"}
+    assert outlines == {theme.stage_color(0), theme.stage_color(1)}
+
+
+def test_layer_graph_without_costs_shows_parameters(profile):
+    figure = plots.layer_graph(profile.graph)
+    named = next(t for t in figure.data if t.text is not None)
+    assert list(named.marker.color) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("length", [3, 16, 17, 60, 230])
+def test_layout_keeps_boxes_apart_and_routes_from_box_to_box(length):
+    graph = LayerGraph.chain(
+        (Layer(f"n{k}") for k in range(length)), skips=[(k, k + 2) for k in range(0, length - 2, 5)]
+    )
+    placed = layout(graph)
+    width, height = 2 * placed.half[0], 2 * placed.half[1]
+    points = np.array(placed.positions)
+    gaps = np.abs(points[:, None] - points[None])
+    apart = (gaps[..., 0] >= width - 0.5) | (gaps[..., 1] >= height - 0.5) | np.eye(length, dtype=bool)
+    assert apart.all()
+    for (i, j), route in zip(graph.edges, placed.routes, strict=True):
+        for end, layer in ((route[0], i), (route[-1], j)):
+            assert abs(end[0] - points[layer][0]) <= width * 0.6 and abs(end[1] - points[layer][1]) <= height * 1.2
+
+
+def test_published_graphs_can_be_drawn(shared_reference):
+    for name in ("densenet121", "inception_v3"):
+        found = Profile.load(shared_reference / "profiles" / "image_classification" / name / "graph.txt")
+        figure = plots.layer_graph(found)
+        named = next(t for t in figure.data if t.text is not None)
+        assert len(named.text) == len(found.graph.layers)
+
+
+def test_names_that_are_long_are_smaller_in_two_lines_and_cut_where_they_tell_least():
+    longest = "a_very_long_name_of_one_layer_of_many"
+    ids = ["conv1_1", "node7", "conv1_1_short", "encoder.layers.0.attention", longest, "a.path.to_one.layer.of.a.block"]
+    layers = tuple(Layer(id, "AdaptiveAvgPool2d(1)" if id == "node7" else "", 1.0) for id in ids)
+    named = next(t for t in plots.layer_graph(LayerGraph.chain(layers)).data if t.text is not None)
+    told = ["conv1_1", "Adaptive<br>AvgPool2d 7", "conv1_1_short", "encoder.layers.<br>0.attention"]
+    assert list(named.text)[:4] == told and list(named.textfont.size)[:4] == [10, 8, 8, 8]
+    parts = [text.split("<br>") for text in named.text]
+    assert all(len(part) <= 15 for lines in parts for part in lines) and max(map(len, parts)) == 2
+    assert "".join(parts[4]) == f"{longest[:29]}…" and "".join(parts[5]) == ids[5]
+
+
+def test_words_of_cuts_cover_no_layer():
+    """Those of cut 1 | 2 stood on a layer of the network with branches."""
+    found = Profile.load(manifests_folder().parent / "profiles" / "minkunet14a.json")
+    for count in (3, 5):
+        cluster = Cluster.uniform(count, device_type=found.device_types[0])
+        figure = plots.layer_graph(found, partition(found, cluster, planner="model-parallel"))
+        placed = layout(found.graph)
+        boxes = [around(at, (2 * placed.half[0], 2 * placed.half[1])) for at in placed.positions]
+        told = [(one, re.sub("<.*?>", "", one.text).strip()) for one in figure.layout.annotations]
+        words = [around((one.x, one.y), (6.5 * len(text), 13)) for one, text in told]
+        assert len(words) == count - 1
+        (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
+        for k, own in enumerate(words):
+            assert not any(overlap(own, other) for other in [*boxes, *words[:k]])
+            assert left <= own[0] and own[2] <= right and low <= own[1] and own[3] <= high, "else they are not drawn"
