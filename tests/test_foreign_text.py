@@ -430,7 +430,7 @@ def test_figures_are_finished_in_one_place():
 OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and words of the notebook's own
     *("num_points", "voxel_sizes[-1]", "batch_size", "shape", "num_devices", "places", "proof", "text", "head", "rows"),
     *("busy", "epochs", "classes", "reached", "verdict", "told", "name", "told[name]", "chance", "row['stage']"),
-    *("minibatches", "place.noted()", "baseline", "best.planner"),
+    *("minibatches", "each", "place.noted()", "baseline", "best.planner"),
     *("scaled_bytes(table.output_bytes.max())", "scaled_bytes(heaviest.parameter_bytes)"),
     *("alike", "doubtful"),
     *("image_epochs", "after", "cloud_epochs", "learned", "held", "second"),
