@@ -25,8 +25,7 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
 
     `seconds`: of a minibatch of each planner's plan as simulated. A plan waits where it is slower than its period by
     more than a tenth, and another plan, of the same stages on the same devices, is faster by a twentieth or more and
-    has more in flight.
-    Empty where none does.
+    has more in flight. Empty where none does.
     """
     told = []
     for plan in plans:
@@ -35,7 +34,7 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
         own = minibatches_in_flight(plan)
         alike = (other for other in plans if _shape(other) == _shape(plan))
         faster = [one for one in alike if seconds[one.planner] < seconds[plan.planner] / (1 + _NEAR / 2)]
-        deeper = [(minibatches_in_flight(one), one.planner) for one in faster if minibatches_in_flight(one) > own]
+        deeper = [(count, one.planner) for one in faster if (count := minibatches_in_flight(one)) > own]
         if deeper:
             most, who = max(deeper)
             told.append(
@@ -82,8 +81,8 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
             f"stage {longest}, which works longest, takes {milliseconds(took)} for a minibatch where its profile says "
             f"{milliseconds(planned)}{times}"
         )
-        mates = {k for k, stage in enumerate(plan.stages) if {*stage.ranks} & {*plan.stages[longest].ranks}}
-        if (idle := 1 - sum(share for stage, share in worked.items() if stage in mates)) > _IDLE:
+        together = next(own for own in plan.positions if longest in own)  # on the same devices
+        if (idle := 1 - sum(worked.get(stage, 0.0) for stage in together)) > _IDLE:
             reasons.append(f"{idle:.0%} of the time it waits, sends or loads")
     if plan.estimate is None or period > plan.estimate.period_seconds:  # load explains no run that is too fast
         loads = record.background_load.doubts()
