@@ -1,5 +1,6 @@
 """The page of figures and the lines that a batch says: what is read from executed notebooks, and how it is shown."""
 
+import re
 from html.parser import HTMLParser
 
 import nbformat
@@ -100,6 +101,27 @@ def test_the_page_has_every_figure_with_all_that_belongs_to_it(job):
     assert policy.startswith("default-src 'none';")
     assert not [tag for _, tag in tags.found if any(name.startswith("on") for name in tag)]
     assert "http" not in "".join(str(tag) for name, tag in tags.found if name != "meta")
+
+
+def test_a_warning_is_said_once_a_notebook_and_its_figures_refer_to_it(job):
+    """Thirteen warnings of one notebook stood under each of its ten pictures."""
+    executed(job.copies, "10_waiting")
+    job.report("10_waiting").write_text('{"warning": "of the notebook"}\n')
+    figures, runs = job.exports["10_waiting"], [f"run-{k}: it waited" for k in range(1, 6)]
+    rest_on = [runs[:4], [runs[0], runs[2], runs[3], runs[4]], runs[4:], []]
+    assert len(figures) >= len(rest_on)
+    for figure, doubts in zip(figures, rest_on, strict=False):
+        (job.out / f"{figure}.png").write_bytes(b"")
+        warnings = [f"{text}; its speed is that of such a machine" for text in doubts] + ["more of a run"]
+        write_json(job.out / f"{figure}.json", {"provenance": {"doubts": doubts, "warnings": warnings}})
+    text = write_page(job).read_text()
+    assert [text.count(run) for run in [*runs, "of the notebook"]] == [1] * 6
+    assert re.findall(r'href="#10_waiting-warnings">(.*?) of this', text) == [
+        "warnings 2 to 5",
+        "warnings 2, 4 to 6",
+        "warning 6",
+    ]
+    assert text.count('id="10_waiting-warnings"') == 1 and text.count("<dd>more of a run</dd>") == len(rest_on)
 
 
 def test_a_page_is_there_before_anything_ran_and_where_files_are_damaged(job):

@@ -5,7 +5,7 @@ It is made of what lies on disk, so that it can be written anew at any time: aft
 
 import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,11 @@ def write_page(job: NotebookJob) -> Path:
 
 def _section(job: NotebookJob, executed: Executed) -> Html:
     name = executed.name
-    figures = [_figure(job.out, figure) for figure in job.exports[name]]
-    of_figures = {doubt for figure in job.exports[name] for doubt in _doubts(_facts(job.out / f"{figure}.json"))}
-    others = [text for text in warnings_of(job.report(name)) if text not in of_figures]
+    facts = {figure: _facts(job.out / f"{figure}.json") for figure in job.exports[name]}
+    doubts = [doubt for told in facts.values() for doubt in _doubts(told)]
+    warnings, anchor = list(dict.fromkeys([*warnings_of(job.report(name)), *doubts])), f"{_anchor(name)}-warnings"
+    doubtful = {figure: _doubtful(_doubts(told), warnings, anchor) for figure, told in facts.items()}
+    figures = [_figure(job.out, figure, told, doubtful[figure]) for figure, told in facts.items()]
     whole = Html('<a href="{}">executed notebook</a>').format(_link_of(name))
     raw = Html('<a href="{}">as .ipynb</a>').format(_relative(job.copy(name), job.out))
     ended = "" if job.has_ended(name) else "It did not run to its end."
@@ -64,7 +66,7 @@ def _section(job: NotebookJob, executed: Executed) -> Html:
         Html('<section id="{}"><h2>{}</h2>').format(_anchor(name), executed.title),
         Html('<p class="soft">{} · {} {}</p>').format(whole, raw, ended),
         _answer(executed),
-        _warnings(others),
+        _warnings(warnings, anchor),
         Html('<div class="figures">{}</div></section>').format(joined(figures)),
     ]
     return joined(parts)
@@ -76,17 +78,38 @@ def _answer(executed: Executed) -> Html:
     return scrolling(of_markdown(executed.answer), kind="answer", label=f"answer of {executed.name}")
 
 
-def _warnings(texts: Iterable[str]) -> Html:
+def _warnings(texts: Iterable[str], anchor: str) -> Html:
+    """All warnings of a notebook and its figures, each once; figures refer to them by number."""
     items = joined(Html("<li>{}</li>").format(text) for text in texts)
-    return Html('<div class="warnings">Warnings<ul>{}</ul></div>').format(items) if items else Html("")
+    whole = Html('<div class="warnings" id="{}">Warnings<ol>{}</ol></div>')
+    return whole.format(anchor, items) if items else Html("")
 
 
-def _figure(folder: Path, name: str) -> Html:
+def _doubtful(doubts: Iterable[str], warnings: Sequence[str], anchor: str) -> Html:
+    """Which of the notebook's warnings make the numbers of a figure doubtful."""
+    numbers = sorted({warnings.index(text) + 1 for text in doubts})
+    if not numbers:
+        return Html("")
+    told = f"warning{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}"
+    return Html('<p class="warnings">Doubtful: <a href="#{}">{} of this notebook</a></p>').format(anchor, told)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers in a few words: "1, 3 to 6, 9"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def _figure(folder: Path, name: str, facts: Mapping[str, Any], doubtful: Html) -> Html:
     there = [suffix for suffix in _FILES if (folder / f"{name}.{suffix}").exists()]
     if not there:
         return Html("")
-    facts = _facts(folder / f"{name}.json")
-    title = str(facts.get("title") or name).partition(" · doubtful:")[0]  # which the warnings below say whole
+    title = str(facts.get("title") or name).partition(" · doubtful:")[0]  # which the warnings above say whole
     target = next((suffix for suffix in ("svg", "png") if suffix in there), "")
     picture = Html('<p class="soft">No picture was drawn; the table is there.</p>')
     if "png" in there:
@@ -98,7 +121,7 @@ def _figure(folder: Path, name: str) -> Html:
         title,
         name,
         links,
-        _warnings(_doubts(facts)),
+        doubtful,
         _table(folder / f"{name}.csv", name),
         _provenance(facts),
     )
@@ -133,7 +156,7 @@ def _provenance(facts: Mapping[str, Any]) -> Html:
         "settings": _settings(provenance.get("settings")),
         "runs": ", ".join(str(run.get("run")) for run in _objects(provenance, "runs")),
         "campaign": provenance.get("campaign"),
-        "warnings": "; ".join(map(str, provenance.get("warnings") or ())),
+        "warnings": "; ".join(_further(facts)),
         "commit": facts.get("commit"),
         "command": " ".join(map(str, facts.get("command") or ())),
         "versions": ", ".join(f"{key} {value}" for key, value in (facts.get("versions") or {}).items()),
@@ -152,6 +175,12 @@ def _doubts(facts: Mapping[str, Any]) -> list[str]:
     """What makes the numbers of a figure doubtful, in a few words each."""
     found = _of_provenance(facts).get("doubts")
     return [str(text) for text in found] if isinstance(found, list) else []
+
+
+def _further(facts: Mapping[str, Any]) -> list[str]:
+    """The warnings of a figure's provenance that say more than its doubts, which the notebook's list has."""
+    doubts, found = tuple(_doubts(facts)), _of_provenance(facts).get("warnings")
+    return [str(text) for text in found if not str(text).startswith(doubts)] if isinstance(found, list) else []
 
 
 def _digests(provenance: Mapping[str, Any], key: str) -> str:
