@@ -59,6 +59,23 @@ def test_seeds_are_a_mean_and_an_interval(outcomes):
     assert math.isnan(alone.error_y.array[0])
 
 
+def test_no_bar_is_higher_than_its_line_of_who_waits_for_nobody(outcomes):
+    """One line, the median over rules, stood below bars whose rules had met less jitter."""
+    jitter = [f"jitter:p=0.3,seconds=2;seed={seed}" for seed in range(3)]
+    rules = ("all-reduce", "quorum:grace=0.5")
+    several = [outcome(rule, told, seed=seed) for seed, told in enumerate(jitter) for rule in rules]
+    figure = plots.waiting([*outcomes, *several])
+    line, bars = figure.data[-1], [trace for trace in figure.data if trace.type == "bar" and trace.x[0] is not None]
+    assert line.name == "the same runs, had nobody waited for another"
+    pieces = [(line.x[k : k + 2], line.y[k]) for k in range(1, len(line.x), 3)]
+    own = plots.waiting_table([*outcomes, *several]).groupby(["straggler", "rule"], sort=False).own_pace.mean()
+    assert {round(y, 6) for _, y in pieces} <= {round(pace, 6) for pace in own}
+    for bar in bars:
+        for x, height in zip(bar.x, bar.y, strict=True):
+            (above,) = (y for (left, right), y in pieces if left < x < right)
+            assert height <= above * (1 + 1e-9)
+
+
 def test_what_real_processes_did_is_a_marker_and_no_bar(outcomes):
     figure = plots.waiting([*outcomes, outcome("all-reduce", SLOW, source="replayed")])
     markers = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "markers"]

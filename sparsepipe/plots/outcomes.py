@@ -14,7 +14,7 @@ from ..record import RunRecord
 from ..replication import RULES, rule_from_json, rule_text
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
-from .theme import GREY
+from .theme import GREY, TIE, tied
 
 NOBODY = "nobody is slow"
 # A rule has its colour in every figure; the one that all others are held against is grey. Further rules begin again.
@@ -137,11 +137,11 @@ def held_up(outcomes: Sequence[Outcome], note: str) -> str:
 def in_lines(text: str, width: int) -> Html:
     """A text in lines of about so many characters, for a tick."""
     lines = [""]
-    for word in text.split():
+    for word in tied(text).split(" "):
         if lines[-1] and len(lines[-1]) + len(word) >= width:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    return Html("<br>").join(map(figure_text, lines))
+    return Html("<br>").join(figure_text(line.replace(TIE, " ")) for line in lines)
 
 
 def _counts(given: Mapping[Any, int]) -> dict[int, int]:

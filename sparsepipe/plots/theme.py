@@ -1,6 +1,7 @@
 """The look of all figures: one template, a fixed colour for each stage, solid if measured, hatched if not."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -23,6 +24,7 @@ GREY, LIGHT_GREY, DARK_GREY, INK = "#8C8C8C", "#D9D9D9", "#5F5F5F", "#222222"
 # Of text on a colour: it stays on a dark page, where all other ink becomes light. It is next to black: of black and
 # white one has a contrast of 4.58 on any colour, where a lighter black would leave 4.1 on some.
 INK_ON = "#010101"
+_WHISKERS = ("#444444", GREY)  # plotly's own, and one that is seen on black and on dark blue
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 FONT_SIZE, SMALL = 13, 11  # pixels
 WIDTH, HEIGHT = 760, 400  # pixels: a text column's width at a readable size
@@ -69,6 +71,11 @@ def stage_color(stage: int, kind: str = "backward") -> str:
 def ink_on(color: str) -> str:
     """The text colour, dark or white, that stands out more from `color`: by a contrast of 4.5 at least."""
     return INK_ON if contrast(color, INK_ON) >= contrast(color, _WHITE) else "white"
+
+
+def whisker_on(color: str) -> str:
+    """The colour of the line of an interval, which stands half on a bar of `color` and half on the page."""
+    return max(_WHISKERS, key=lambda line: contrast(line, color))
 
 
 def contrast(one: str, other: str) -> float:
@@ -169,8 +176,22 @@ _GLYPH = 6.4  # pixels of a character below the title, on average
 
 
 def _wrapped(line: str, width: float) -> list[str]:
-    """The lines that `line` becomes below the title of a figure `width` pixels wide."""
-    return wrap(line, max(20, int(width / _GLYPH) - 4))
+    """The lines that `line` becomes below the title of a figure `width` pixels wide: about as long as each other.
+
+    A number stays with its unit, and a dot between two facts at the end of a line.
+    """
+    most, kept = max(20, int(width / _GLYPH) - 4), tied(line).replace(" · ", f"{TIE}· ")
+    lines = wrap(kept, most)
+    shorter = next((k for k in range(most // 2, most) if len(wrap(kept, k)) == len(lines)), most)
+    return [each.replace(TIE, " ") for each in wrap(kept, shorter)]
+
+
+TIE = "\N{NO-BREAK SPACE}"
+
+
+def tied(text: str) -> str:
+    """The text with its numbers tied to their units: no line ends between them."""
+    return re.sub(r"(?<=\d) (?=(?:%|ms|s|[kMG]?B|[kMG]B/s|[kMG]bit/s)(?![\w/]))", TIE, text)
 
 
 def _in_lines(notes: Iterable[str], width: float) -> list[str]:

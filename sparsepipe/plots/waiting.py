@@ -7,9 +7,10 @@ import plotly.graph_objects as go
 
 from ..display.markup import Html
 from .outcomes import Outcome, held_up, in_lines, outcomes_table, rule_color
-from .theme import GREY, INK, finished, hatch, source_key
+from .theme import GREY, INK, finished, hatch, source_key, whisker_on
 
 _GROUP = 0.86  # of the distance between two stragglers is taken by the bars of one
+_ALIKE = 0.001  # of a pace: two lines side by side that are no farther apart are one
 _MARKERS = {"replayed": "circle", "measured": "diamond"}
 
 
@@ -22,7 +23,9 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     """Draw a group of bars for each straggler, one a rule; markers are runs of real processes.
 
     Bars are simulated: where there is no simulation of a rule there is no bar. With several seeds both are means, and
-    lines reach from the least to the most. A dotted line is what all pipelines would train if nobody waited.
+    lines reach from the least to the most. The dotted line at a bar is the pace of the same runs, with their
+    minibatches and delays, had no pipeline waited for another: a bar reaches it at most. Where delays are drawn, or who
+    is slow does other minibatches, rules meet other delays, and their lines are of other heights.
     """
     table = waiting_table(outcomes)
     stragglers, rules = (list(dict.fromkeys(table[column])) for column in ("straggler", "rule"))
@@ -35,7 +38,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
         common = {
             "x": [stragglers.index(name) + shift for name in kept.index],
             "y": kept["mean"],
-            "error_y": _interval(kept),
+            "error_y": _interval(kept, rule_color(rule) if source == "simulated" else GREY),
             "customdata": list(kept.index),
             "hovertemplate": Html("{}<br>%{{customdata}}: %{{y:.1f}} samples/s<extra>{}</extra>").format(rule, source),
         }
@@ -57,7 +60,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
         else:
             name, marker = f"{source}, by real processes", _marker(source, INK)
             figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=marker))
-    _own_paces(figure, table, stragglers)
+    _own_paces(figure, table, stragglers, rules)
     figure.update_xaxes(
         tickvals=list(range(len(stragglers))),
         ticktext=[in_lines(name, max(12, 80 // len(stragglers))) for name in stragglers],
@@ -78,20 +81,31 @@ def _marker(source: str, color: str) -> dict:
     return {"symbol": _MARKERS.get(source, "x"), "size": 10, "color": "white", "line": {"width": 2, "color": color}}
 
 
-def _interval(kept: pd.DataFrame) -> dict:
+def _interval(kept: pd.DataFrame, color: str) -> dict:
     """From the least of the seeds to the most; nothing is drawn of one seed."""
     above, below = kept["max"] - kept["mean"], kept["mean"] - kept["min"]
-    drawn = {"color": INK, "thickness": 1, "width": 3, "visible": bool((above > 0).any())}
+    drawn = {"color": whisker_on(color), "thickness": 1.5, "width": 3, "visible": bool((above > 0).any())}
     return {"array": above.where(above > 0), "arrayminus": below.where(above > 0), **drawn}
 
 
-def _own_paces(figure: go.Figure, table: pd.DataFrame, stragglers: Sequence[str]) -> None:
-    """Dotted lines: the pace of all if nobody waited, the median over rules and seeds."""
+def _own_paces(figure: go.Figure, table: pd.DataFrame, stragglers: Sequence[str], rules: Sequence[str]) -> None:
+    """Dotted lines: the pace of each bar's own runs if nobody had waited, the mean over seeds as the bar is."""
     source = "simulated" if (table.source == "simulated").any() else table.source.iloc[0]
-    own = table[table.source == source].groupby("straggler", sort=False).own_pace.median()
-    line = {"color": GREY, "width": 1.5, "dash": "dot"}
-    for name, pace in own.items():
-        place = stragglers.index(name)
-        figure.add_shape(type="line", x0=place - 0.47, x1=place + 0.47, y0=pace, y1=pace, line=line)
-    figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name="if nobody waited for another", line=line))
+    own = table[table.source == source].groupby(["straggler", "rule"], sort=False).own_pace.mean()
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for place, straggler in enumerate(stragglers):
+        edges = [place + (k / len(rules) - 0.5) * _GROUP for k in range(len(rules) + 1)]
+        for left, right, rule in zip(edges, edges[1:], rules, strict=False):
+            pace = own.get((straggler, rule))
+            if pace is None:
+                continue
+            if x and x[-1] == left and abs(y[-1] - pace) < _ALIKE * pace:  # one line goes on
+                x[-1], y[-2:] = right, [max(y[-1], pace)] * 2
+            else:
+                x += [None, left, right]
+                y += [None, pace, pace]
+    line = {"color": INK, "width": 1.5, "dash": "dot"}
+    name = "the same runs, had nobody waited for another"
+    figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="skip"))
     figure.update_yaxes(range=[0, 1.06 * max(own.max(), table.samples_per_second.max())])
