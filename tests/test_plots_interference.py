@@ -38,11 +38,12 @@ def test_iterations_that_are_cut_off_are_told_in_full():
 
 
 def test_curves_have_the_axis_of_their_points():
-    panels = {"light (top-1, %)": {"live": [(0.0, 10.0), (9.0, 90.0)]}}
+    panels = {"light (validation accuracy, %)": {"live": [(0.0, 10.0), (9.0, 90.0)]}}
     figure = plots.learning_curves(panels, clock="seconds")
-    assert figure.layout.xaxis.title.text == "seconds" and "x:.3g} s:" in figure.data[0].hovertemplate
+    assert figure.layout.xaxis.title.text == "time (s)" and "x:.3g} s:" in figure.data[0].hovertemplate
+    assert figure.layout.yaxis.title.text == "validation accuracy (%)"
     assert list(plots.learning_curves_table(panels, clock="seconds").columns) == ["task", "system", "seconds", "value"]
-    assert plots.learning_curves(panels).layout.xaxis.title.text == "hours"
+    assert plots.learning_curves(panels).layout.xaxis.title.text == "time (h)"
     with pytest.raises(ValueError, match="clock 'days', expected one of hours, seconds"):
         plots.learning_curves(panels, clock="days")
 
@@ -56,7 +57,8 @@ def test_numbers_stand_over_whiskers_and_beside_each_other(count):
         for k in range(count)
     ]
     figure = plots.system_bars(bars, unit="s", title="t")
-    numbers = [trace for trace in figure.data if trace.type == "scatter"]
+    numbers = [trace for trace in figure.data if trace.text]
     assert [list(trace.y) for trace in numbers] == [[0.05 + k] * 3 for k in range(count)]
+    assert {text for trace in numbers for text in trace.text} == {"0.0351" if count < 7 else "0.035"}
     apart = (numbers[1].x[0] - numbers[0].x[0]) / 3 * (760 - 70 - 24)  # pixels
-    assert all(0.6 * len("0.0351") * trace.textfont.size < apart for trace in numbers)
+    assert all(0.6 * len(trace.text[0]) * trace.textfont.size < apart for trace in numbers)

@@ -126,8 +126,8 @@ def test_the_clock_stands_while_a_run_validates(tmp_path):
     (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert iterations(record) == [(1, 1.0), (2, 1.0), (3, 1.0)] and samples_per_second(record) == 32
     assert learning_by_seconds({"light": {"live": [record]}, "heavy": {"never": [record]}}) == {
-        "light intruder (top-1, %)": {"live": [(1, 25), (3, 50)]},
-        "heavy intruder (top-1, %)": {"never": [(1, 25), (3, 50)]},
+        "light intruder (validation accuracy, %)": {"live": [(1, 25), (3, 50)]},
+        "heavy intruder (validation accuracy, %)": {"never": [(1, 25), (3, 50)]},
         "heavy intruder (training loss)": {"never": [(0, 1), (1, 1), (2, 1), (3, 1)]},
     }
 

@@ -13,7 +13,7 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from .table import noted_of, of_readable, readable, record_names
-from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, resting_on, whole_ticks
+from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished, resting_on, whole_ticks
 
 _MOST_MARKERS = 30  # of a line: more would hide it
 
@@ -97,18 +97,9 @@ def accuracy(
             if count > 1:
                 figure.add_trace(_band(part, x, style["line"]["color"], name), row=1, col=col)
     if level:
-        label = f"{level[0]}: {level[1]:.1%}"
-        figure.add_hline(level[1] * 100, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col="all")
-        figure.add_annotation(
-            x=0.02,
-            xref="x domain",
-            y=level[1] * 100,
-            yref="y",
-            yanchor="bottom",
-            text=label,
-            showarrow=False,
-            font={"size": SMALL, "color": INK},
-        )
+        label, line = f"{level[0]}: {level[1]:.1%}", {"color": INK, "width": 1, "dash": "dot"}
+        figure.add_hline(level[1] * 100, line=line, row=1, col="all")
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=label, line=line), row=1, col=1)
     figure.update_yaxes(title_text=f"{what} accuracy (%)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
     figure.update_xaxes(title_text="epochs", dtick=whole_ticks(table.epoch.max()), tick0=0, row=1, col=1)

@@ -14,7 +14,8 @@ from .nothing import nothing_to_draw
 from .theme import FONT_SIZE, RUN_COLORS, RUN_MARKERS, finished, log_ticks
 
 _LEAST_SECONDS = 1e-4  # a logarithmic axis has no place for less
-_ROW = 26  # pixels
+_ROW = 34  # pixels
+_SPREAD = 0.6  # of the distance between two rows is taken by the marks of one: alike ones would hide each other
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,15 @@ def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
     table["percent"], table["seconds"] = 100 * table.gap, table.seconds.clip(lower=_LEAST_SECONDS)
     rows = list(dict.fromkeys(table.row))[::-1]  # the first on top
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.07)
+    planners = table.planner.nunique()
     for k, (name, part) in enumerate(table.groupby("planner", sort=False)):
+        below = ((planners - 1) / 2 - k) / planners * _SPREAD
         marker = {"color": RUN_COLORS[k % len(RUN_COLORS)], "symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 9}
         for column, field, unit in ((1, "percent", "%"), (2, "seconds", "s")):
             hover = Html("{}<br>%{{customdata}}: %{{x:.3g}} {}<extra></extra>").format(name, unit)
             trace = go.Scatter(
                 x=part[field],
-                y=[rows.index(row) for row in part.row],
+                y=[rows.index(row) + below for row in part.row],
                 mode="markers",
                 name=name,
                 legendgroup=str(k),

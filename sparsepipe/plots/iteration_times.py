@@ -1,5 +1,6 @@
 """Seconds of each iteration over a run, a panel a variant: what an intruder costs, and what is done about it."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -71,12 +72,18 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
         )
         figure.add_trace(line, row=row, col=1)
         seen = top * heights[row - 1] / _CURVES  # so that a second is as high in all panels
-        figure.update_yaxes(title_text="s", range=[0, seen], tickvals=_ticks(top), row=row, col=1)
+        figure.update_yaxes(title_text="seconds", range=[0, seen], tickvals=_ticks(top), row=row, col=1)
         _named(figure, row, name, color, top)
         _mark(figure, row, (marks or {}).get(name, ()), words[name], top)
     figure.update_xaxes(title_text="iteration", row=len(names), col=1)
     figure.update_layout(margin_r=_RIGHT)
-    return finished(figure, title, note=note, height=_AROUND + whole)
+    said = {text for of_one in (marks or {}).values() for _, text in of_one}
+    told = "upright lines: layers of each stage of a new plan" if any(map(_tells_layers, said)) else ""
+    return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=_AROUND + whole)
+
+
+def _tells_layers(mark: str) -> bool:
+    return re.match(r"\d+( \(|-|, \d)", mark) is not None
 
 
 def _ticks(top: float) -> list[float]:

@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html
 from .nothing import nothing_to_draw
-from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished
+from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished
 
 Curve = Sequence[tuple[float, float]]  # (hours or seconds, value)
 Panels = Mapping[str, Mapping[str, Curve]]  # task → system → curve
@@ -30,11 +30,12 @@ def learning_curves_table(panels: Panels, *, clock: str = "hours") -> pd.DataFra
 
 
 def learning_curves(
-    panels: Panels, *, unit: str = "top-1 (%)", clock: str = "hours", title: str = "", note: str = ""
+    panels: Panels, *, unit: str = "top-1 accuracy (%)", clock: str = "hours", title: str = "", note: str = ""
 ) -> go.Figure:
     """Draw curves over hours, or "seconds" where that is the `clock` of their points.
 
-    A task whose name has a unit in brackets at its end has that for its own axis. Raises ValueError for another clock.
+    A task whose name has a unit in brackets at its end has that for its own axis: "BERT (loss)", "light (accuracy, %)".
+    Raises ValueError for another clock.
     """
     if clock not in _CLOCKS:
         raise ValueError(f"clock {clock!r}, expected one of {', '.join(_CLOCKS)}")
@@ -70,11 +71,12 @@ def learning_curves(
                 hovertemplate=Html("{}<br>%{{x:.3g}} {}: %{{y:.4g}}<extra></extra>").format(system, _CLOCKS[clock]),
             )
             figure.add_trace(line, row=row, col=column)
-        own = task.rpartition(" (")[2].rstrip(")") if " (" in task else unit
+        own = task.rpartition(" (")[2].rstrip(")").replace(", %", " (%)") if " (" in task else unit
         figure.update_yaxes(title_text=own, rangemode="tozero", row=row, col=column)
-        figure.update_xaxes(title_text=clock, rangemode="tozero", row=row, col=column)
+        figure.update_xaxes(title_text=f"time ({_CLOCKS[clock]})", rangemode="tozero", row=row, col=column)
+    figure.update_annotations(font_size=SMALL + 1)
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},
-        margin={"t": 104 if len(tasks) > 1 else 72, "b": 90},
+        margin={"t": 84 if len(tasks) > 1 else 64, "b": 90},
     )
     return finished(figure, title, note=note, height=180 + _PANEL * rows)

@@ -6,10 +6,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..display.markup import Html, figure_text
+from .bar_numbers import fitted
 from .points import Point, looks, points_table
 from .theme import DARK_GREY, INK, SMALL, finished, hatch
 
 _ABOVE = 0.008  # of the axis is free between the bound and the labels above it
+_AXIS = 780  # pixels, about
 _GROUP = 0.86  # of the distance between two clusters is taken by the bars of one
 
 
@@ -50,21 +52,12 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
     line = {"color": INK, "width": 1.5, "dash": "dot"}
     for k, bound in enumerate(bounds.bound_samples_per_second):
         figure.add_shape(type="line", x0=k - 0.46, x1=k + 0.46, y0=bound, y1=bound, line=line)
-    key = "proven bound: no plan is faster; above it, each bar's gap to it"
+    key = "proven bound: no plan is faster"
     figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=key, line=line))
     # In one row above the bound, where neither the line nor a bar crosses them.
-    gaps = go.Scatter(
-        x=table.place,
-        y=table[["samples_per_second", "bound_samples_per_second"]].max(axis=1) + _ABOVE * most,
-        mode="text",
-        text=[f"{gap:.0%}" for gap in table.gap],
-        textposition="top center",
-        textfont_size=SMALL - 2,
-        cliponaxis=False,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    figure.add_trace(gaps)
+    tops = table[["samples_per_second", "bound_samples_per_second"]].max(axis=1) + _ABOVE * most
+    gaps = fitted(table.gap, step * _AXIS / len(clusters), ["{:.0%}".format], size=SMALL - 1)
+    figure.add_trace(gaps.over(table.place, tops, table.gap, width=0.92 * step))
     drawn = set(zip(table.cluster, table.strategy, strict=True))
     for c, cluster in enumerate(clusters):
         for s, name in enumerate(strategies):
@@ -94,4 +87,5 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
         tickangle=0,
     )
     title = "Unlike devices: simulated throughput, and its gap to a proven bound"
+    note = " · ".join(filter(None, [note, "in per cent: each bar's gap to the bound"]))
     return finished(figure, title, note=note, width=900, height=500)

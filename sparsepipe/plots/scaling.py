@@ -7,8 +7,13 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.markup import Html
+from .bar_numbers import SHORTER, fitted
 from .points import Point, looks, points_table
 from .theme import INK, SMALL, finished, hatch
+
+_WIDTH, _AXES = 900, 640  # pixels: of the figure, and of both axes together, about
+_HERE = 0.4  # of these: the bars of this machine
+_PAIR = 0.75  # of the distance between two strategies is taken by their bars
 
 
 def scaling_table(points: Sequence[Point], here: Sequence[Point] = ()) -> pd.DataFrame:
@@ -29,7 +34,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
     figure = make_subplots(
         rows=1,
         cols=2 if here else 1,
-        column_widths=[0.6, 0.4] if here else None,
+        column_widths=[1 - _HERE, _HERE] if here else None,
         subplot_titles=titles[: 2 if here else 1],
     )
     for name, part in lines[lines.source == "simulated"].groupby("strategy", sort=False):
@@ -60,14 +65,18 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
         most = go.Scatter(
             x=bound.devices,
             y=bound.bound_samples_per_second,
-            mode="lines",
+            mode="lines+markers",  # a tick is wider than the mark of a plan that reaches it
             name="proven bound: no plan is faster",
             line={"color": INK, "width": 1, "dash": "dot"},
-            hoverinfo="skip",
+            marker={"symbol": "line-ew", "size": 18, "line": {"color": INK, "width": 2}},
+            hovertemplate="proven bound, %{x} devices: %{y:.0f} samples/s<extra></extra>",
         )
         figure.add_trace(most, row=1, col=1)
+    own = table[table.panel == "this machine"]
+    bars = max(own.strategy.nunique() * own.source.nunique(), 1)
+    numbers = fitted(own.samples_per_second, _PAIR * _HERE * _AXES / bars, SHORTER, size=SMALL - 1)
     for source in ("simulated", "measured"):
-        part = table[(table.panel == "this machine") & (table.source == source)]
+        part = own[own.source == source]
         if len(part):
             colors = [looks(name)["color"] for name in part.strategy]
             bar = go.Bar(
@@ -75,11 +84,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
                 y=part.samples_per_second,
                 name=f"{'predicted' if source == 'simulated' else source} here",
                 marker={"color": colors, "pattern": hatch(source, colors[0])},  # lines of each: plotly's choice
-                text=[f"{value:,.0f}" for value in part.samples_per_second],
-                textposition="outside",
-                textfont_size=SMALL - 1,
-                constraintext="none",
-                cliponaxis=False,
+                **numbers.of_bars(part.samples_per_second),
                 showlegend=False,
             )
             figure.add_trace(bar, row=1, col=2)
@@ -90,5 +95,5 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
         figure.update_xaxes(title_text="strategy", ticks="", tickfont_size=SMALL, row=1, col=2)
     figure.update_annotations(font_size=SMALL)
     legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
-    figure.update_layout(barmode="group", legend=legend, margin={"b": 130, "t": 84})
-    return finished(figure, "Throughput against the number of devices", note=note, width=900, height=480)
+    figure.update_layout(barmode="group", bargap=1 - _PAIR, legend=legend, margin={"b": 130, "t": 84})
+    return finished(figure, "Throughput against the number of devices", note=note, width=_WIDTH, height=480)

@@ -13,6 +13,8 @@ from ..plan import Plan
 from .table import milliseconds, plan_names
 from .theme import GREY, INK, LIGHT_GREY, SMALL, finished, hatch, stage_color
 
+_OVER_LINE = 6  # pixels: half a mark of a transfer, and the line
+
 
 def stages_table(*plans: Plan) -> pd.DataFrame:
     """One row for each stage of each plan, as its planner expects it. Raises InputError where one has no estimate."""
@@ -51,8 +53,9 @@ def stages(*plans: Plan, note: str = "") -> go.Figure:
     for k, part in table.groupby("stage"):
         figure.add_trace(_bars(k, part, part.compute_seconds * 1e3, "compute", "ms", legend=True), row=1, col=1)
         figure.add_trace(_bars(k, part, part.memory_bytes / 1e6, "memory", "MB", legend=False), row=2, col=1)
-    for trace in (*_averaging_and_transfers(table), *_period_lines(periods)):
+    for trace in (*_averaging_and_transfers(table), _period_lines(periods)):
         figure.add_trace(trace, row=1, col=1)
+    _name_periods(figure, periods)
     ticks = {
         "tickvals": (periods.low + periods.high) / 2,
         "ticktext": [figure_text(name).replace(" (", Html("<br>(")) for name in periods.index],
@@ -115,24 +118,31 @@ def _averaging_and_transfers(table: pd.DataFrame) -> Iterator[go.Bar | go.Scatte
         )
 
 
-def _period_lines(periods: pd.DataFrame) -> Iterator[go.Scatter]:
-    """A line over the bars of each plan at its period, and the period in words."""
+def _period_lines(periods: pd.DataFrame) -> go.Scatter:
+    """A line over the bars of each plan at its period."""
     line_x, line_y = [], []
     for low, high, period in periods.itertuples(index=False):
         line_x += [low - 0.5, high + 0.5, None]
         line_y += [period * 1e3, period * 1e3, None]
     line = {"color": INK, "width": 2, "dash": "dot"}
-    yield go.Scatter(x=line_x, y=line_y, mode="lines", name="period", line=line, hoverinfo="skip")
-    yield go.Scatter(
-        x=(periods.low + periods.high) / 2,
-        y=periods.period * 1e3,
-        mode="text",
-        text=[milliseconds(period) for period in periods.period],
-        textposition="top center",
-        textfont_size=SMALL,
-        showlegend=False,
-        hoverinfo="skip",
-    )
+    return go.Scatter(x=line_x, y=line_y, mode="lines", name="period", line=line, hoverinfo="skip")
+
+
+def _name_periods(figure: go.Figure, periods: pd.DataFrame) -> None:
+    """Each period in words above its line, and above a mark that stands on the line."""
+    for low, high, period in periods.itertuples(index=False):
+        figure.add_annotation(
+            x=(low + high) / 2,
+            y=period * 1e3,
+            yanchor="bottom",
+            yshift=_OVER_LINE,
+            borderpad=0,
+            text=milliseconds(period),
+            showarrow=False,
+            font={"size": SMALL, "color": INK},
+            row=1,
+            col=1,
+        )
 
 
 def _places(table: pd.DataFrame) -> list[float]:

@@ -7,9 +7,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..display.markup import Html
+from .bar_numbers import Numbers, fewer_digits, fitted
 from .nothing import nothing_to_draw
 from .outcomes import in_lines
-from .theme import GREY, RUN_COLORS, SMALL, finished, mixed
+from .theme import GREY, RUN_COLORS, SMALL, finished, mixed, whisker_on
 
 _SOURCES = {"published": 0.55, "log": 0.0, "ours": -0.35}  # share of white, or of black below 0, in a system's colour
 _WORDS = {
@@ -18,8 +19,8 @@ _WORDS = {
     "ours": "measured here",
 }
 _GROUP = 0.84  # of the distance between two cases
-_WIDTH, _GLYPH = 660, 0.64  # pixels of the axis, about; of a digit's width in its size
-_LEAST = 7  # pixels: smaller digits are not read
+_AXIS = 650  # pixels, about
+_ROOM_ABOVE, _PLOT = 1.06, 250  # of the highest bar: the axis; pixels of it, about
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,13 @@ def system_bars_table(bars: Sequence[SystemBar]) -> pd.DataFrame:
     return pd.DataFrame([asdict(bar) for bar in bars], columns=["case", "system", "value", "source", "least", "most"])
 
 
-def system_bars(bars: Sequence[SystemBar], *, unit: str, title: str, note: str = "", digits: str = ".3g") -> go.Figure:
-    """Draw a group of bars for each case, one a system and source; lines reach from the least to the most."""
+def system_bars(
+    bars: Sequence[SystemBar], *, unit: str, title: str, note: str = "", systems_are: str = ""
+) -> go.Figure:
+    """Draw a group of bars for each case, one a system and source; lines reach from the least to the most.
+
+    `systems_are`: what tells the systems apart, in a word or two before their names in the legend.
+    """
     table = system_bars_table(bars)
     if table.empty:
         return nothing_to_draw(title, note=note)
@@ -48,26 +54,29 @@ def system_bars(bars: Sequence[SystemBar], *, unit: str, title: str, note: str =
     sources = [source for source in _SOURCES if (table.source == source).any()]
     kinds = [(system, source) for system in systems for source in sources if _any(table, system, source)]
     step = _GROUP / len(kinds)
+    numbers = fitted(table.value, step * _AXIS / len(cases), fewer_digits(table.value))
     figure = go.Figure()
     for place, (system, source) in enumerate(kinds):
         part = table[(table.system == system) & (table.source == source)]
         shift = (place - (len(kinds) - 1) / 2) * step
         color = RUN_COLORS[systems.index(system) % len(RUN_COLORS)]
+        color = mixed(color, _SOURCES[source]) if len(sources) > 1 else color
         places = [cases.index(case) + shift for case in part.case]
         bar = go.Bar(
             x=places,
             y=part.value,
             width=0.92 * step,
+            error_y=_interval(part, color),
             showlegend=False,
-            marker={"color": mixed(color, _SOURCES[source]) if len(sources) > 1 else color},
-            error_y=_interval(part),
+            marker={"color": color},
             customdata=list(part.case),
             hovertemplate=Html("{}<br>%{{customdata}}: %{{y:.4g}} {}<br>{}<extra></extra>").format(
                 system, unit, _WORDS[source]
             ),
         )
         figure.add_trace(bar)
-        figure.add_trace(_values(places, part, digits, room=step * _WIDTH / len(cases)))
+        tops = part.most.astype(float).fillna(part.value)
+        figure.add_trace(numbers.over(places, tops, part.value, width=0.92 * step))
     for system in systems:
         color = RUN_COLORS[systems.index(system) % len(RUN_COLORS)]
         figure.add_trace(go.Bar(x=[None], y=[None], name=system, marker={"color": color}))
@@ -83,36 +92,27 @@ def system_bars(bars: Sequence[SystemBar], *, unit: str, title: str, note: str =
         showgrid=False,
         tickangle=0,
     )
-    figure.update_yaxes(title_text=unit, rangemode="tozero")
+    figure.update_yaxes(title_text=unit, range=[0, _top(table, numbers)])
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
+    legend |= {"title": {"text": systems_are, "font": {"size": SMALL}}} if systems_are else {}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 104})
     told = "" if len(sources) > 1 else _WORDS[sources[0]]
     return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=430)
 
 
-def _values(places: Sequence[float], part: pd.DataFrame, digits: str, *, room: float) -> go.Scatter:
-    """The numbers, above bars and their intervals: in `room` pixels each, so that none lies over what is beside it."""
-    texts = [format(value, digits) for value in part.value]
-    size = min(SMALL, max(_LEAST, room / (_GLYPH * max(map(len, texts)))))
-    return go.Scatter(
-        x=places,
-        y=part.most.astype(float).fillna(part.value),
-        mode="text",
-        text=texts,
-        textposition="top center",
-        textfont={"size": size},
-        cliponaxis=False,
-        showlegend=False,
-        hoverinfo="skip",
-    )
+def _top(table: pd.DataFrame, numbers: Numbers) -> float:
+    """Where the axis ends: with room for the highest bar's number."""
+    most = float(table[["value", "most"]].astype(float).max().max())
+    return _ROOM_ABOVE * most * (1 + numbers.height(table.value) / _PLOT)
 
 
 def _any(table: pd.DataFrame, system: str, source: str) -> bool:
     return bool(((table.system == system) & (table.source == source)).any())
 
 
-def _interval(part: pd.DataFrame) -> dict:
+def _interval(part: pd.DataFrame, color: str) -> dict:
     """From the least to the most of what a bar is the mean of; nothing where that is one number."""
     known = part.least.notna() & part.most.notna()
     above, below = (part.most - part.value).where(known), (part.value - part.least).where(known)
-    return {"array": above, "arrayminus": below, "thickness": 1, "width": 3, "visible": bool(known.any())}
+    drawn = {"color": whisker_on(color), "thickness": 1.5, "width": 3, "visible": bool(known.any())}
+    return {"array": above, "arrayminus": below, **drawn}

@@ -12,11 +12,14 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from .accuracy import accuracy_table
+from .bar_numbers import SHORTER, Numbers, fitted
 from .table import noted_of, strategy
-from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, hatch, resting_on, source_key
+from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, hatch, resting_on, source_key, whisker_on
 from .throughput import throughput_table
 
 Runs = Mapping[str, Sequence[RunRecord]]
+_WIDTH, _BETWEEN = 960, 0.05  # pixels; of it between two columns
+_PAIR = 0.86  # of the distance between two strategies is taken by their bars
 
 
 def tasks_table(runs: Runs) -> pd.DataFrame:
@@ -51,14 +54,19 @@ def tasks(runs: Runs, *, levels: Mapping[str, float] | None = None, note: str = 
     names = list(dict.fromkeys(table.task))
     strategies = list(dict.fromkeys(table.strategy))
     figure = make_subplots(
-        rows=2, cols=len(names), subplot_titles=[figure_text(name) for name in names], vertical_spacing=0.14
+        rows=2,
+        cols=len(names),
+        subplot_titles=[figure_text(name) for name in names],
+        vertical_spacing=0.14,
+        horizontal_spacing=_BETWEEN,
     )
+    numbers = _numbers(table, len(names), len(strategies))
     for col, task in enumerate(names, 1):
         of_task = table[table.task == task]
         for k, name in enumerate(strategies):
             part = of_task[of_task.strategy == name]
             if len(part):
-                _bars(figure, part, name, RUN_COLORS[k % len(RUN_COLORS)], col)
+                _bars(figure, part, name, RUN_COLORS[k % len(RUN_COLORS)], col, numbers)
                 _lines(figure, part, name, k, col, first=task == table[table.strategy == name].task.iloc[0])
         if levels and task in levels:
             _level(figure, levels[task], col, named=task == next(name for name in names if name in levels))
@@ -71,10 +79,10 @@ def tasks(runs: Runs, *, levels: Mapping[str, float] | None = None, note: str = 
     figure.update_yaxes(title_text="validation accuracy (%)", row=2, col=1)
     figure.update_annotations(font_size=SMALL + 1)
     legend = {"orientation": "h", "x": 0, "y": -0.13, "yanchor": "top"}
-    figure.update_layout(barmode="group", bargroupgap=0.08, legend=legend, margin={"b": 120, "t": 84})
+    figure.update_layout(barmode="group", bargap=1 - _PAIR, bargroupgap=0.08, legend=legend, margin={"b": 120, "t": 84})
     records = [record for one in runs.values() for record in one]
     note = " · ".join(filter(None, [noted_of(note, records), when(records)]))
-    figure = finished(figure, "Dense networks by strategy", note=note, width=960, height=640)
+    figure = finished(figure, "Dense networks by strategy", note=note, width=_WIDTH, height=640)
     return resting_on(figure, Provenance.of(runs=records))
 
 
@@ -86,41 +94,33 @@ def _level(figure: go.Figure, level: float, col: int, *, named: bool) -> None:
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=name, line=line), row=2, col=col)
 
 
-def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int) -> None:
+def _numbers(table: pd.DataFrame, num_tasks: int, num_strategies: int) -> Numbers:
+    """How all paces are written: two bars of a strategy stand side by side."""
+    axis = (_WIDTH - 110) * (1 - (num_tasks - 1) * _BETWEEN) / num_tasks
+    paces = table.groupby(["task", "strategy"])[["samples_per_second", "predicted_samples_per_second"]].mean()
+    return fitted(paces.to_numpy().ravel(), _PAIR / 2 * axis / num_strategies, SHORTER)
+
+
+def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int, numbers: Numbers) -> None:
     speeds = part.groupby("run").first()
     for column, source in (("predicted_samples_per_second", "simulated"), ("samples_per_second", "measured")):
         values = speeds[column].dropna()
         if len(values):
             mean = values.mean()
-            spread = {"array": [values.max() - mean], "arrayminus": [mean - values.min()], "visible": len(values) > 1}
-            place = {"x": [figure_text(name)], "offsetgroup": source, "showlegend": False}
+            spread = {"array": [values.max() - mean], "arrayminus": [mean - values.min()]}
+            spread |= {"visible": len(values) > 1, "color": whisker_on(color)}
+            x = [figure_text(name)]
             bar = go.Bar(
-                **place,
+                x=x,
                 y=[mean],
+                offsetgroup=source,
+                showlegend=False,
                 error_y=spread,
                 marker={"color": color, "pattern": hatch(source, color)},
                 hovertemplate=Html("{}<br>{}: %{{y:.1f}} samples/s<extra></extra>").format(name, source),
             )
             figure.add_trace(bar, row=1, col=col)
-            above = go.Bar(  # unseen, as high as the line reaches: the number stands over that
-                **place,
-                y=[values.max()],
-                marker={"color": "rgba(0,0,0,0)"},
-                text=[_short(mean)],
-                textposition="outside",
-                textfont_size=SMALL - 2,
-                textangle=0,
-                constraintext="none",
-                cliponaxis=False,
-                hoverinfo="skip",
-            )
-            figure.add_trace(above, row=1, col=col)
-
-
-def _short(value: float) -> str:
-    """Few signs, "2.4k" for 2417: two bars of a strategy stand side by side, and what they say has little room."""
-    thousands = value / 1e3
-    return f"{thousands:.{1 if thousands < 9.95 else 0}f}k" if value >= 999.5 else f"{value:.3g}"
+            figure.add_trace(numbers.over(x, [values.max()], [mean], offsetgroup=source), row=1, col=col)
 
 
 def _lines(figure: go.Figure, part: pd.DataFrame, name: str, k: int, col: int, *, first: bool) -> None:

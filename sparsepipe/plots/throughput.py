@@ -12,8 +12,12 @@ from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
+from .bar_numbers import SHORTER, fitted
 from .table import noted_of, of_readable, readable, record_names
-from .theme import RUN_COLORS, finished, hatch, resting_on, source_key
+from .theme import FONT_SIZE, RUN_COLORS, WIDTH, finished, hatch, resting_on, source_key
+
+_AXIS = WIDTH - 110  # pixels, about
+_PAIR = 0.75  # of the distance between two strategies is taken by their bars
 
 
 def throughput_table(*records: RunRecord, partial: bool = False) -> pd.DataFrame:
@@ -90,6 +94,8 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
         ("samples_per_second", "measured", "measured"),
     )
     shown = [source for source in sources if table[source[0]].notna().any()]
+    paces = table[[column for column, _, _ in shown]].astype(float).to_numpy().ravel()
+    numbers = fitted(paces, _PAIR * _AXIS / (len(table) * max(len(shown), 1)), SHORTER, size=FONT_SIZE)
     for k, row in enumerate(table.to_dict("records")):
         color = RUN_COLORS[k % len(RUN_COLORS)]
         for column, source, label in shown:
@@ -99,9 +105,7 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
                 offsetgroup=label,
                 showlegend=False,
                 marker={"color": color, "pattern": hatch(source, color)},
-                text=[f"{row[column]:,.0f}" if row[column] and row[column] >= 100 else f"{row[column] or 0:.3g}"],
-                textposition="outside",
-                cliponaxis=False,
+                **numbers.of_bars([row[column]]),
                 hovertemplate=Html("%{{x}}<br>{} %{{y:.1f}} samples/s<extra></extra>").format(label),
             )
             figure.add_trace(bar)
@@ -110,6 +114,7 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
         figure.add_trace(key)
     figure.update_layout(
         barmode="group",
+        bargap=1 - _PAIR,
         bargroupgap=0.08,
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
     )

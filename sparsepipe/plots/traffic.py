@@ -1,15 +1,19 @@
 """Traffic and memory of each strategy: bytes a minibatch between devices, memory of the fullest worker."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.markup import Html
+from .bar_numbers import fitted
 from .points import Point, looks, points_table
 from .table import byte_unit, scaled_bytes
-from .theme import GREY, LIGHT_GREY, finished, hatch
+from .theme import FONT_SIZE, GREY, LIGHT_GREY, finished, hatch
+
+_AXIS = 330  # pixels, about
 
 
 def traffic_table(points: Sequence[Point]) -> pd.DataFrame:
@@ -37,14 +41,14 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
             hovertemplate=Html("%{{x}}<br>{}: %{{y:.3g}} {}<extra></extra>").format(label, sent_unit),
         )
         figure.add_trace(bar, row=1, col=1)
+    forms = (partial(scaled_bytes, unit=kept_unit), lambda value: f"{value / kept_size:.2g}")  # the axis has the unit
+    numbers = fitted(table.memory_bytes, _AXIS / len(table), forms, size=FONT_SIZE)
     colors = [looks(name)["color"] for name in table.strategy]
     memory = go.Bar(
         x=table.strategy,
         y=table.memory_bytes / kept_size,
         marker={"color": colors, "pattern": hatch("simulated", colors[0])},  # the lines of each plotly chooses itself
-        text=[scaled_bytes(value, kept_unit) for value in table.memory_bytes],
-        textposition="outside",
-        cliponaxis=False,
+        **numbers.of_bars(table.memory_bytes),
         showlegend=False,
         hovertemplate="%{x}: %{text}<extra></extra>",
     )
@@ -53,6 +57,5 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text=f"memory, fullest worker ({kept_unit})", rangemode="tozero", row=1, col=2)
     figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
     legend = {"orientation": "h", "x": 0, "y": -0.34, "yanchor": "top", "traceorder": "normal"}
-    alike = {"minsize": 6, "mode": "show"}  # one size for all labels: each would shrink to its own bar's width
-    figure.update_layout(barmode="stack", legend=legend, margin={"b": 130}, uniformtext=alike)
+    figure.update_layout(barmode="stack", legend=legend, margin={"b": 130})
     return finished(figure, "Bytes sent and memory kept by strategy, as predicted", note=note, width=900, height=450)

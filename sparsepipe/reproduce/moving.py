@@ -188,7 +188,9 @@ def learning_by_seconds(
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Panels of `plots.learning_curves`: accuracies under each intruder, and losses under the last of them."""
     *_, last = loads
-    panels = {f"{load} intruder (top-1, %)": accuracies_by_seconds(records) for load, records in loads.items()}
+    panels = {
+        f"{load} intruder (validation accuracy, %)": accuracies_by_seconds(records) for load, records in loads.items()
+    }
     return panels | {f"{last} intruder (training loss)": losses_by_seconds(loads[last])}
 
 

@@ -1,0 +1,129 @@
+"""Numbers over bars: none lies over another one or a line, however many there are, as a browser draws them."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import ENOUGH
+from test_plots import plan
+
+from sparsepipe import plots
+from sparsepipe.io.files import write_json, write_rows
+from sparsepipe.plots.bar_numbers import LEAST, SHORTER, alike, fewer_digits, fitted, short, width_of
+from sparsepipe.plots.chromium import drawn
+from sparsepipe.plots.free_places import overlap
+from sparsepipe.plots.points import STRATEGIES, Point
+from sparsepipe.record import Origin, RunRecord
+
+# Boxes of texts in the plot: (what is said, left, top, right, bottom); and points of the lines that texts name.
+SEEN = """() => {
+  const texts = [...document.querySelectorAll(".bartext, .textpoint text, .annotation-text-g text")];
+  const points = [...document.querySelectorAll(".scatterlayer path.js-line")].flatMap((line) => {
+    const at = line.getScreenCTM(), step = 3, count = Math.floor(line.getTotalLength() / step);
+    return [...Array(count).keys()].map((k) => line.getPointAtLength(k * step).matrixTransform(at));
+  });
+  return [
+    texts.filter((one) => one.textContent.trim()).map((one) => {
+      const box = one.getBoundingClientRect();
+      return [one.textContent, box.left, box.top, box.right, box.bottom];
+    }),
+    points.map((point) => [point.x, point.y]),
+  ];
+}"""
+
+
+def systems(count, cases=3):
+    return [
+        plots.SystemBar(f"case {case}", f"system {k}", 0.0351, "ours", *((0.03, 0.04) if k % 2 else ()))
+        for case in range(cases)
+        for k in range(count)
+    ]
+
+
+def strategies(unit):
+    return [
+        Point(name, cluster, 4, unit + k, bound_samples_per_second=unit + 9.0, memory_bytes=3.68e9, gradient_bytes=2e6)
+        for cluster in ("2 a", "4 a", "2 a + 2 b", "4 b")
+        for k, name in enumerate(STRATEGIES)
+    ]
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Runs of five strategies, nearly as fast as each other: their numbers stand side by side."""
+    made = []
+    cuts = ((6,), (3, 3), (2, 4), (2, 2, 2), (1, 2, 3))
+    for k, (sizes, schedule) in enumerate(zip(cuts, ("1f1b", "1f1b", "2bw", "1f1b-flush", "gpipe"), strict=True)):
+        whole = plan(sizes, schedule=schedule)
+        config = {"model": "m", "batch_size": int(2600 * whole.estimate.period_seconds)}
+        record = RunRecord.create(tmp_path / f"run-{k}", whole, config, Origin())
+        learned = {"train": {"loss": 1.0, "accuracy": 0.5}, "validation": {"loss": 1.1, "accuracy": 0.4}}
+        pace = {"samples_per_second": 2630.0 + k}
+        rows = ({"event": "epoch", "epoch": 0, **learned}, {"event": "summary"})
+        write_rows(record.folder / "metrics.jsonl", [row | {"seconds": 1.0} | pace for row in rows])
+        write_json(record.folder / "status.json", {"state": "finished"})
+        made.append(record)
+    return made
+
+
+def figures(records):
+    yield plots.tasks(dict.fromkeys(("images", "translation", "masked words"), records))
+    yield plots.throughput(*records)
+    yield plots.stages(*(plan(sizes, f"planner {k}") for k, sizes in enumerate([(6,), (2, 4), (3, 3), (1, 2, 3)])))
+    here = [Point(name, "here", 2, 12178.0, how) for name in STRATEGIES[:3] for how in ("simulated", "measured")]
+    yield plots.scaling(strategies(1500.0)[:6], here)
+    yield plots.mixes(strategies(1500.0))
+    yield plots.traffic(strategies(1500.0)[:6])
+    for count in (5, 14, 40):
+        yield plots.system_bars(systems(count), unit="s", title=f"{count} systems")
+
+
+@given(st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=9), st.floats(4, 200))
+def test_numbers_have_room_or_are_left_out(values, room):
+    for forms in (fewer_digits(values), SHORTER):
+        found = fitted(values, room, forms)
+        texts = found.texts(values)
+        across = [found.size * (1.25 if found.angle else width_of(text)) for text in texts]
+        assert found.size >= LEAST
+        assert max(across) <= room - 2 + 1e-6 if found.form else room < LEAST * 1.25 + 2
+
+
+def test_numbers_of_a_figure_have_as_many_places_as_each_other():
+    """One of 0.0317, 0.032 and 0.0307 had less."""
+    for values, told in (
+        ((0.0317, 0.032, 0.0307), ["0.0317", "0.0320", "0.0307"]),
+        ((72.6, 46.0, 7.4), ["72.6", "46.0", "7.4"]),
+        ((195.4, 32.3, 0.0), ["195", "32", "0"]),
+        ((2417.0, 0.2), ["2,417", "0.2"]),
+    ):
+        assert [alike(values, 3)(value) for value in values] == told
+    assert [short(value) for value in (2417.0, 12178.0, 469.2)] == ["2.4k", "12k", "469"]
+    assert fitted([float("nan"), 2.0], 60, SHORTER).texts([float("nan"), 2.0]) == ["", "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.timeout(400)
+def test_no_number_lies_over_another_or_a_line(chromium, trained, tmp_path):
+    """Numbers of figure 10's bars ran into their neighbours, and the periods of plans stood on their lines."""
+    context = chromium.new_context(viewport={"width": 1100, "height": 900})
+    context.set_default_timeout(1000 * ENOUGH)
+    try:
+        page, counts = context.new_page(), []
+        for k, figure in enumerate(figures(trained)):
+            path = tmp_path / f"{k}.svg"
+            path.write_bytes(drawn(figure, "svg", 1))
+            page.goto(path.as_uri())
+            texts, points = page.evaluate(SEEN)
+            title = figure.layout.title.text
+            for (one, *box), (other, *beside) in combinations(texts, 2):
+                assert overlap(tuple(box), tuple(beside)) == 0, f"{title}: {one} lies over {other}"
+            for text, left, top, right, bottom in texts:
+                crossed = [(x, y) for x, y in points if left < x < right and top < y < bottom]
+                assert not crossed, f"{title}: a line crosses {text}"
+            counts.append(len(texts))
+        assert min(counts[:-1]) > 3, "texts were found"
+    finally:
+        context.close()
+        plots.close_browser()
