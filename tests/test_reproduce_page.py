@@ -121,6 +121,7 @@ def test_a_warning_is_said_once_a_notebook_and_its_figures_refer_to_it(job):
         "warnings 2, 4 to 6",
         "warning 6",
     ]
+    assert re.search('<details class="warnings"><summary>6 warnings</summary><ol id="10_waiting-warnings"><li>', text)
     assert text.count('id="10_waiting-warnings"') == 1 and text.count("<dd>more of a run</dd>") == len(rest_on)
 
 

@@ -22,6 +22,7 @@ from .report import warnings_of
 
 PAGE = "index.html"
 _ROWS = 40  # of a table that are shown; the file has all
+_OPEN = 4  # warnings of a notebook that are seen at once
 _FILES = ("pdf", "svg", "png", "csv", "json")
 
 _LINKED = Html('<a href="{}.{}">{}</a>')
@@ -79,10 +80,17 @@ def _answer(executed: Executed) -> Html:
 
 
 def _warnings(texts: Iterable[str], anchor: str) -> Html:
-    """All warnings of a notebook and its figures, each once; figures refer to them by number."""
-    items = joined(Html("<li>{}</li>").format(text) for text in texts)
-    whole = Html('<div class="warnings" id="{}">Warnings<ol>{}</ol></div>')
-    return whole.format(anchor, items) if items else Html("")
+    """All warnings of a notebook and its figures, each once; figures refer to them by number.
+
+    Many are folded: a link to what is in them opens them.
+    """
+    items = [Html("<li>{}</li>").format(text) for text in texts]
+    if not items:
+        return Html("")
+    listed = Html('<ol id="{}">{}</ol>').format(anchor, joined(items))
+    if len(items) <= _OPEN:
+        return Html('<div class="warnings">Warnings{}</div>').format(listed)
+    return Html('<details class="warnings"><summary>{} warnings</summary>{}</details>').format(len(items), listed)
 
 
 def _doubtful(doubts: Iterable[str], warnings: Sequence[str], anchor: str) -> Html:
