@@ -25,7 +25,11 @@ _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
 class DeviceType:
     """A kind of device: its name, as profiles have it, and the memory of one of them in bytes (default: no limit).
 
-    Raises InputError for a memory of nothing.
+    `network_seconds_per_byte`: what each byte that it sends to another host, or receives from one, takes of its own
+    time. A processor that computes also codes what goes over the network, copies it, cuts it into packets, checks and
+    acknowledges them, and does not compute meanwhile; a GPU has others for that: 0. `sparsepipe cluster measure` finds
+    it.
+    Raises InputError for a memory of nothing, and for seconds below zero.
     """
 
     name: str
@@ -33,8 +37,14 @@ class DeviceType:
     reference_seconds: float | None = (
         None  # of the reference layer, as `sparsepipe cluster measure` found; None: unknown
     )
+    network_seconds_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.network_seconds_per_byte <= MOST:
+            raise InputError(
+                f"device type {self.name!r} has {self.network_seconds_per_byte} network_seconds_per_byte: "
+                "expected 0 or more"
+            )
         if self.reference_seconds is not None and not 1 / MOST <= self.reference_seconds <= MOST:
             raise InputError(
                 f"device type {self.name!r} has {self.reference_seconds} reference_seconds: expected more than 0"
@@ -153,12 +163,19 @@ class Cluster:
         nodes = [{key: asdict(node)[key] for key in ("name", "device_types", "link", "address")} for node in self.nodes]
         for kind in (kind for node in nodes for kind in node["device_types"] if kind["reference_seconds"] is None):
             del kind["reference_seconds"]  # digests of before have none
+        for kind in (kind for node in nodes for kind in node["device_types"] if not kind["network_seconds_per_byte"]):
+            del kind["network_seconds_per_byte"]  # nor this
         return digest({"nodes": nodes, "network": self.network})
 
     @property
     def device_types(self) -> tuple[DeviceType, ...]:
         """The types in order of first appearance."""
         return tuple(dict.fromkeys(device.type for device in self.devices))
+
+    @cached_property
+    def sending_costs(self) -> bool:
+        """Whether what goes between hosts takes time of any device's own (`network_seconds_per_byte`)."""
+        return len(self.nodes) > 1 and any(kind.network_seconds_per_byte for kind in self.device_types)
 
     def link(self, a: int, b: int) -> Link:
         """The link between ranks `a` and `b`."""
@@ -177,6 +194,8 @@ class Cluster:
                 lines.append(f"memory_bytes = {kind.memory_bytes:.0f}")
             if kind.reference_seconds is not None:
                 lines.append(f"reference_seconds = {kind.reference_seconds!r}")
+            if kind.network_seconds_per_byte:
+                lines.append(f"network_seconds_per_byte = {kind.network_seconds_per_byte!r}")
         for node in self.nodes:
             entries = ", ".join(
                 f"{{ type = {_quoted(name)}, count = {count} }}" for name, count in _runs(node.device_types)
@@ -228,10 +247,12 @@ def _parse(document: dict[str, Any]) -> Cluster:
     _only(document, {"network", "device_type", "node"}, "the file")
     types: dict[str, DeviceType] = {}
     for entry in _tables(document, "device_type"):
-        _only(entry, {"name", "memory_bytes", "reference_seconds"}, "[[device_type]]")
+        known = {"name", "memory_bytes", "reference_seconds", "network_seconds_per_byte"}
+        _only(entry, known, "[[device_type]]")
         seconds = _number(entry, "reference_seconds", 0.0) if "reference_seconds" in entry else None
         name = _string(entry, "name", "[[device_type]]")
-        kind = DeviceType(name, _number(entry, "memory_bytes", float("inf")), seconds)
+        each = _number(entry, "network_seconds_per_byte", 0.0)
+        kind = DeviceType(name, _number(entry, "memory_bytes", float("inf")), seconds, each)
         if kind.name in types:
             raise InputError(f"device type {kind.name!r} is described twice")
         types[kind.name] = kind

@@ -1,9 +1,10 @@
 """Costs of layers, stages and boundaries in seconds and bytes, for planners and the simulator alike."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -279,6 +280,48 @@ def ports(cluster: Cluster, rank: int, peer: int, *, forward: bool) -> tuple[tup
     if node == other:
         return (rank, forward, "out"), (peer, forward, "in")
     return (node, "out"), (other, "in")
+
+
+def share_elsewhere(
+    cluster: Cluster, stage: Stage, rank: int, other: Stage, *, device: Callable[[int], int] = int
+) -> float:
+    """The share of a replica's minibatches, 0 … 1, that a replica on another node has in a neighbouring stage.
+
+    `device`: which device of the cluster a rank is.
+    """
+    name = cluster.devices[device(rank)].node.name
+    apart = [cluster.devices[device(other.ranks[place])].node.name != name for place in other.turns]
+    if all(apart) or not any(apart):
+        return float(apart[0])
+    own = [turn for turn, place in enumerate(stage.turns) if stage.ranks[place] == rank]
+    step = gcd(stage.round, other.round)  # turns of both that are as far apart meet, all as often
+    met = [apart[turn] for first in own for turn in range(first % step, other.round, step)]
+    return sum(met) / len(met)
+
+
+def network_time(
+    cluster: Cluster,
+    plan: Plan,
+    stage: int,
+    rank: int,
+    crossing: Callable[[int], tuple[Array, Array]],
+    *,
+    device: Callable[[int], int] = int,
+) -> tuple[Array, Array]:
+    """Seconds of its own time that a replica's device takes to send and receive a minibatch: (forward, backward), [V].
+
+    Receiving what a pass needs counts with the pass, as does sending what it gives: while a processor copies, checks
+    and acknowledges it does not compute (`DeviceType.network_seconds_per_byte`). Averaging of gradients, which replicas
+    wait for, is no longer by it. `crossing`: bytes between hosts at the cut before a stage, forwards and backwards;
+    `device`: which device of the cluster a rank is.
+    """
+    each, own = cluster.devices[device(rank)].type.network_seconds_per_byte, plan.stages[stage]
+    total: list[Array | float] = [0.0, 0.0]
+    for cut, other in ((stage, stage - 1), (stage + 1, stage + 1)):
+        if 0 <= other < len(plan.stages):
+            share = share_elsewhere(cluster, own, rank, plan.stages[other], device=device)
+            total = [sum_ + each * share * size for sum_, size in zip(total, crossing(cut), strict=True)]
+    return np.asarray(total[0]), np.asarray(total[1])
 
 
 def averaging_time(cluster: Cluster, ranks: Sequence[int], parameter_bytes: float) -> float:

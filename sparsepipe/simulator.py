@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from .cluster import Cluster
-from .costs import LayerTable, averaging_time, ports
+from .costs import LayerTable, averaging_time, network_time, ports
 from .errors import InputError
 from .plan import Plan
 from .profile import Profile
@@ -266,6 +266,10 @@ class Transfers(dict):
         elsewhere = self.cluster.devices[rank].node.name != self.cluster.devices[peer].node.name
         return self.bytes[FORWARD if operation == FORWARD else BACKWARD, stage, elsewhere]
 
+    def between_hosts(self, cut: int) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes of each minibatch that cross the cut before a stage from host to host, forwards and backwards."""
+        return self.bytes[FORWARD, cut - 1, True], self.bytes[BACKWARD, cut, True]
+
     def seconds(self, rank: int, peer: int, num_bytes: np.ndarray) -> list[float]:
         """Seconds of each minibatch from one rank to another."""
         link = self.cluster.link(rank, peer)
@@ -304,5 +308,10 @@ def durations(
         for rank in stage.ranks:
             kind = cluster.devices[rank].type.name
             seconds[rank][s] = of_kind[kind]
+            if cluster.devices[rank].type.network_seconds_per_byte:
+                forward, backward = network_time(cluster, plan, s, rank, transfers.between_hosts)
+                more = (forward, backward, backward, np.zeros(1))  # weights' gradients are sent to nobody
+                passes = zip(of_kind[kind], more, strict=True)
+                seconds[rank][s] = tuple((np.asarray(own) + sent).tolist() for own, sent in passes)
             updates[s, rank] = table.update_time(own, [kind], kept=steady.num_versions(s, rank) > 1)
     return seconds, averaging, updates, transfers

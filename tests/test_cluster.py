@@ -12,6 +12,7 @@ latency = 50e-6
 [[device_type]]
 name = "big"
 memory_bytes = 24e9
+network_seconds_per_byte = 9e-9
 
 [[node]]
 name = "alpha"
@@ -37,7 +38,7 @@ def test_rank_is_position(tmp_path):
     ]
     assert cluster.link(0, 2) == Link(12e9)
     assert cluster.link(2, 3) == Link(1.25e9, 50e-6)
-    assert cluster.device_types == (DeviceType("big", 24e9), DeviceType("small"))
+    assert cluster.device_types == (DeviceType("big", 24e9, network_seconds_per_byte=9e-9), DeviceType("small"))
 
 
 def test_toml_round_trip(tmp_path):
@@ -75,6 +76,12 @@ def test_how_a_host_is_reached_is_not_in_the_digest_of_before():
     assert Cluster((node,)).digest == Cluster((told,)).digest == "4c2c7cc94d70"
 
 
+def test_time_of_sending_is_in_the_digest_where_there_is_some():
+    told, other = (DeviceType("cpu", network_seconds_per_byte=each) for each in (0.0, 1e-9))
+    digests = [Cluster((Node("a", (kind,)), Node("b", (kind,)))).digest for kind in (DeviceType("cpu"), told, other)]
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_transfer_takes_latency_and_bytes():
     assert Link(1e9, 1e-3).transfer_time(2e9) == pytest.approx(2.001)
 
@@ -91,6 +98,8 @@ def test_transfer_takes_latency_and_bytes():
         (FILE.replace("memory_bytes", "memory"), "has 'memory': expected only memory_bytes, name"),
         (FILE.replace("24e9", '"24 GB"'), "expected a number"),
         (FILE.replace("24e9", "0"), "0.0 bytes of memory"),
+        (FILE.replace("9e-9", "-9e-9"), "'big' has -9e-09 network_seconds_per_byte: expected 0 or more"),
+        (FILE.replace("9e-9", "inf"), "'big' has inf network_seconds_per_byte"),
         ("", r"no \[\[node\]\]"),
         ("[[node]]\nname = 'a'\n", "device count of 0"),
         (FILE.replace('"10.0.0.1"', "1"), "'alpha': address = 1: expected a string"),

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from command_line import sparsepipe
 from network_hosts import network_hosts
-from processes import until
+from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cluster_probes import check_cluster, measure_cluster
 from sparsepipe.cluster_probes.check import HostFacts, _wrong, unlike_networks
 from sparsepipe.cluster_probes.hosts import new_secret, probes
 from sparsepipe.cluster_probes.measure import MeasuredLink, rounds, unlike_devices
+from sparsepipe.cluster_probes.network_time import measure_network_time, of_a_byte, with_network_time
 from sparsepipe.cluster_probes.probe import connected, send
 from sparsepipe.cluster_probes.unmeasured import with_unmeasured
 from sparsepipe.launchers.ssh.hosted_run import runs_folder
@@ -178,6 +179,31 @@ def test_devices_of_one_type_that_are_not_alike_become_several():
     assert told["cpu-3"].reference_seconds == pytest.approx(0.205)
 
 
+def test_what_a_byte_takes_is_the_programs_time_and_what_loops_lose():
+    """Of 0.4 s loops lost a quarter to interrupts; the program took 0.2 s, of which its device's share is a half."""
+    beside = {"loop_seconds": 0.4, "pace": 75.0, "own_seconds": 0.2, "bytes": 1e7}
+    assert of_a_byte(beside, 100.0, 0.5) == pytest.approx((0.1 + 0.1) / 1e7)
+    kinds = (CPU, DeviceType("gpu"), DeviceType("old", network_seconds_per_byte=1.0))
+    nodes = [Node("a", kinds[:1]), Node("b", kinds), Node("c", kinds[:1]), Node("d", kinds[2:])]
+    found = with_network_time(nodes, {"a": 1e-9, "b": 2e-9, "c": 6e-9})
+    each = [[kind.network_seconds_per_byte for kind in node.device_types] for node in found]
+    assert each == [[2e-9], [2e-9, 2e-9, 2e-9], [2e-9], [2e-9]]
+    assert with_network_time(nodes[3:], {}) == nodes[3:]
+
+
+def test_two_hosts_tell_what_sending_takes_and_nothing_is_left():
+    before, secret = children(), new_secret()
+    with probes([HERE, replace(HERE, name="again")]) as begun:
+        ports = [probe.ask("listen", address="127.0.0.1", secret=secret)["port"] for probe in begun]
+        found = measure_network_time(begun, ports, secret, seconds=0.05)
+        assert found.keys() == {"here", "again"} and all(0 < each < 1e-6 for each in found.values())
+        assert measure_network_time(begun[:1], ports[:1], secret) == {}
+        assert 0 < begun[0].ask("coding", timeout=ENOUGH)["seconds"] < 1e-6
+        told = begun[0].ask("busy", devices=2, seconds=0.01)
+        assert told["bytes"] == 0 and told["pace"] > 0 and 0 < told["loop_seconds"]
+    assert not children() - before
+
+
 def test_a_type_without_profile_is_as_much_slower_as_on_the_reference_layer(tmp_path):
     graph = LayerGraph.chain([Layer("a", "A"), Layer("b", "B")])
     cost = LayerCost((CostSample(10, 0.5, 1.0, 800, 160, 5),))
@@ -288,5 +314,5 @@ def test_links_are_measured_as_they_are_shaped(tmp_path):
         cluster = Cluster.load(out)
         assert cluster.network.bandwidth == pytest.approx(100e6 / 8, rel=0.15)
         assert [node.ssh for node in cluster.nodes] == ["host1", "host2", "host3"]
-        assert all(kind.reference_seconds for kind in cluster.device_types)
+        assert all(kind.reference_seconds and kind.network_seconds_per_byte for kind in cluster.device_types)
         until(lambda: nothing_left(network), "hosts without probes")

@@ -85,9 +85,14 @@ class BruteForce:
                         yield from (((before, layers, ranks, shares), *more) for more in self.plans(after, rest))
 
     def latency_and_period(self, plan):
-        latency, period = 0.0, 0.0
-        for _, layers, ranks, shares in plan:
-            seconds = [self.forward(layers, rank) for rank in ranks]
+        latency, period, sent_over = 0.0, 0.0, [0.0] * len(plan)
+        for k, ((_, _, senders, _), (before, _, receivers, _)) in enumerate(pairwise(plan)):
+            if len({self.devices[rank].node.name for rank in senders + receivers}) > 1:
+                sent_over[k] += self.payload(before)
+                sent_over[k + 1] += self.payload(before)
+        for (_, layers, ranks, shares), over in zip(plan, sent_over, strict=True):
+            each = [self.devices[rank].type.network_seconds_per_byte for rank in ranks]
+            seconds = [self.forward(layers, rank) + own * over for rank, own in zip(ranks, each, strict=True)]
             latency += max(seconds)
             period = max(period, *(t * s / sum(shares) for t, s in zip(seconds, shares, strict=True)))
         for (_, _, senders, sent), (before, _, receivers, taken) in pairwise(plan):
@@ -122,7 +127,9 @@ def worlds(draw, max_layers=4, max_devices=3, *, memory=False):
     chain = LayerGraph.chain(layers, skips=extra)
     graph = draw(st.sampled_from([chain, LayerGraph(tuple(layers), (*trunk, *extra))]))
     sizes = st.sampled_from([inf, 15, 30, 60]) if memory else st.just(inf)
-    types = [DeviceType(name, draw(sizes)) for name in "abc"[: draw(st.integers(1, 3))]]
+    sending = st.sampled_from([0.0, 0.0, 0.3])
+    names = "abc"[: draw(st.integers(1, 3))]
+    types = [DeviceType(name, draw(sizes), network_seconds_per_byte=draw(sending)) for name in names]
     links = st.builds(Link, st.sampled_from([0.5, 1.0, 3.0, 10.0, inf]), st.sampled_from([0.0, 0.0, 0.5]))
     kinds = [draw(st.sampled_from(types)) for _ in range(draw(st.integers(1, max_devices)))]
     cut = draw(st.integers(0, len(kinds) - 1))

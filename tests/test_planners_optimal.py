@@ -17,7 +17,7 @@ from sparsepipe.costs import depth
 from sparsepipe.forecast import forecast
 from sparsepipe.io.quantities import SIZE
 from sparsepipe.planners import Problem, partition
-from sparsepipe.planners.exact import min_period
+from sparsepipe.planners.exact import min_period, network_time
 from sparsepipe.planners.exact.graph_search import StageEnds, over_sets
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.search_space import Rules, spaces
@@ -99,10 +99,24 @@ class BruteForce:
     def shares(self, ranks):
         return best_shares(self.kinds(ranks), self.totals)
 
-    def stage(self, layers, ranks):
+    def times(self, layers, ranks, sent):
+        """Seconds of a minibatch on each replica, which sends and receives so many bytes over the network."""
+        kinds = [self.cluster.devices[rank].type for rank in ranks]
+        return [self.time(layers, kind.name) + sent * kind.network_seconds_per_byte for kind in kinds]
+
+    def over_network(self, plan):
+        """Bytes that each stage sends and receives over the network in a minibatch, both ways."""
+        found = [0.0] * len(plan)
+        for k, (a, b) in enumerate(zip(plan, plan[1:], strict=False)):
+            if len({self.node(rank) for rank in a[2] + b[2]}) > 1:
+                crossing = sum(self.payload(b[0], self.typical, True))
+                found[k] += crossing
+                found[k + 1] += crossing
+        return found
+
+    def stage(self, layers, ranks, sent):
         """(compute, averaging and update, latency) of one stage."""
-        kinds, shares = self.kinds(ranks), self.shares(ranks)
-        times = [self.time(layers, k) for k in kinds]
+        kinds, shares, times = self.kinds(ranks), self.shares(ranks), self.times(layers, ranks, sent)
         compute = max(s * t for s, t in zip(shares, times, strict=True)) / sum(shares)
         weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
         once = weights * max(self.problem.profile.update_rates.get(kind, 0.0) for kind in kinds)
@@ -176,7 +190,8 @@ class BruteForce:
             behind -= len(ranks)
             if not self.fits(before, layers, ranks, behind):
                 return None
-        stages = [self.stage(layers, ranks) for _, layers, ranks in plan]
+        over = self.over_network(plan)
+        stages = [self.stage(layers, ranks, sent) for (_, layers, ranks), sent in zip(plan, over, strict=True)]
         boundaries = [self.boundary(b[0], a[2], b[2]) for a, b in zip(plan, plan[1:], strict=False)]
         if not self.problem.synchronous:
             return max([c + a for c, a, _ in stages] + [port for port, _ in boundaries])
@@ -186,10 +201,10 @@ class BruteForce:
             total = sum(latency for _, _, latency in stages) + sum(both for _, both in boundaries)
             return max([total * max(shares) / sum(shares)] + [c + a for c, a, _ in stages])
         limits = [(count - 1) * port for port, _ in boundaries]
-        for (_, layers, ranks), (_, once, latency) in zip(plan, stages, strict=True):
+        for (_, layers, ranks), sent, (_, once, latency) in zip(plan, over, stages, strict=True):
             shares = self.shares(ranks)
             turns = [ceil(count * share / sum(shares)) for share in shares]
-            busiest = max(n * self.time(layers, kind) for n, kind in zip(turns, self.kinds(ranks), strict=True))
+            busiest = max(n * t for n, t in zip(turns, self.times(layers, ranks, sent), strict=True))
             limits.append(busiest + once * count - latency)
         longest = max(limits)
         return (sum(x for _, _, x in stages) + sum(both for _, both in boundaries) + longest) / count
@@ -202,6 +217,7 @@ class BruteForce:
 # --- small problems
 
 small = st.integers(1, 9)
+NO_TIME = st.just(0.0)  # that sending takes
 
 
 @st.composite
@@ -221,10 +237,13 @@ def graphs(draw, max_layers=5):
 
 
 @st.composite
-def clusters(draw, max_devices=4, *, memory=False):
-    """One node or two, one to four types."""
+def clusters(draw, max_devices=4, *, memory=False, sending=NO_TIME):
+    """One node or two, one to four types; `sending`: what a byte over the network takes of a device's time."""
     sizes = st.sampled_from([inf, inf, 60, 120, 250, 500]) if memory else st.just(inf)
-    types = [DeviceType(name, draw(sizes)) for name in "abcd"[: draw(st.integers(1, 4))]]
+    types = [
+        DeviceType(name, draw(sizes), network_seconds_per_byte=draw(sending))
+        for name in "abcd"[: draw(st.integers(1, 4))]
+    ]
     links = st.builds(Link, st.sampled_from([0.5, 1.0, 3.0, 10.0, inf]), st.sampled_from([0.0, 0.0, 0.5]))
     count = draw(st.integers(1, max_devices))
     kinds = [draw(st.sampled_from(types)) for _ in range(count)]
@@ -234,8 +253,8 @@ def clusters(draw, max_devices=4, *, memory=False):
 
 
 @st.composite
-def problems(draw, *, max_layers=5, max_devices=4, memory=False, schedule="1f1b", num_microbatches=1):
-    graph, cluster = draw(graphs(max_layers)), draw(clusters(max_devices, memory=memory))
+def problems(draw, *, max_layers=5, max_devices=4, memory=False, schedule="1f1b", num_microbatches=1, sending=NO_TIME):
+    graph, cluster = draw(graphs(max_layers)), draw(clusters(max_devices, memory=memory, sending=sending))
     sparse = draw(st.booleans())
     sizes = [
         {
@@ -311,6 +330,31 @@ def test_step_time_equals_brute_force(data, schedule, num_microbatches):
     check_against_brute_force(
         data.draw(problems(max_layers=4, memory=True, schedule=schedule, num_microbatches=num_microbatches))
     )
+
+
+SENDING = st.sampled_from([0.0, 0.05, 0.2, 1.0])
+
+
+@settings(max_examples=60)
+@given(problems(max_layers=4, memory=True, sending=SENDING))
+def test_time_of_sending_is_planned_for_as_brute_force_does(problem):
+    check_against_brute_force(problem)
+
+
+@settings(max_examples=40)
+@given(st.data(), st.sampled_from(["1f1b-flush", "gpipe", "sequential"]), st.integers(1, 6))
+def test_step_time_with_that_of_sending_equals_brute_force(data, schedule, num_microbatches):
+    asked = {"schedule": schedule, "num_microbatches": num_microbatches, "sending": SENDING}
+    check_against_brute_force(data.draw(problems(max_layers=4, max_devices=3, memory=True, **asked)))
+
+
+@settings(max_examples=40)
+@given(problems(max_layers=4, sending=SENDING))
+def test_where_time_of_sending_is_too_much_to_search_the_best_is_between_plan_and_bound(problem):
+    best = BruteForce(problem).best()
+    with mock.patch.object(network_time, "STEP_BUDGET", 150):
+        found = Optimal().plan(problem).estimate
+    assert found.lower_bound_seconds <= best * (1 + 1e-9) <= found.period_seconds * (1 + 2e-9)
 
 
 @pytest.mark.parametrize("seed", range(60))

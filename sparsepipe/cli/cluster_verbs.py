@@ -23,6 +23,7 @@ def show(options: argparse.Namespace) -> Answer:
     heading = f"{one_line(options.file)}: {found.kind}, {len(cluster.devices)} devices on {len(cluster.nodes)} hosts"
     rows = [("host", "address", "devices", "inside"), *(_row(node) for node in cluster.nodes)]
     between = [f"between hosts: {_link_text(cluster.network)}"] if len(cluster.nodes) > 1 else []
+    between += _network_time_lines(cluster)
     return Answer(cluster_document(cluster), "\n".join([heading, table(rows), *between]))
 
 
@@ -63,6 +64,7 @@ def measure(options: argparse.Namespace) -> Answer:
         for node in found.cluster.nodes
     ]
     between = [f"{' - '.join(one.between)}: {_link_text(one.link)}" for one in found.links]
+    between += _network_time_lines(found.cluster)
     return Answer(document, "\n".join([f"{one_line(out)}: written", table(rows), *between]))
 
 
@@ -73,12 +75,28 @@ def _facts_row(one: HostFacts) -> tuple[str, ...]:
 
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:
-    """A cluster as `cluster show --json` prints it: a link's bandwidth is null where nothing limits it."""
+    """A cluster as `cluster show --json` prints it: a link's bandwidth is null where nothing limits it.
+
+    `network_seconds_per_byte` has the device types of which some of their own time is known to go there.
+    """
     nodes = [
         {"name": one.name, "address": one.address, "device_types": [kind.name for kind in one.device_types]}
         for one in cluster.nodes
     ]
-    return {"nodes": nodes, "network": _link_document(cluster.network)}
+    document = {"nodes": nodes, "network": _link_document(cluster.network)}
+    return document | ({"network_seconds_per_byte": told} if (told := _network_time(cluster)) else {})
+
+
+def _network_time(cluster: Cluster) -> dict[str, float]:
+    known = {kind.name: kind.network_seconds_per_byte for kind in cluster.device_types}
+    return {name: seconds for name, seconds in known.items() if seconds}
+
+
+def _network_time_lines(cluster: Cluster) -> list[str]:
+    return [
+        f"{name}: {seconds * 1e9:.3g} ns of its own time for each byte to or from another host"
+        for name, seconds in _network_time(cluster).items()
+    ]
 
 
 def _link_document(link: Link) -> dict[str, float | None]:

@@ -31,11 +31,13 @@ T = TypeVar("T")
 class Probe:
     """The program on one host. Use as a context: at its end nothing of it is left there."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *, before: Sequence[str] = ()) -> None:
+        """`before`: words of a command that starts another one there; without them the node says how it is reached."""
         self.node = node
         self.interpreter = node.interpreter or this_python()
         words = [*python_on_host(node.interpreter, node.environment), "-c", _PROGRAM.read_text()]
-        command = words if node.is_local else ssh_command(node.ssh_destination, words)
+        direct = [*before, *words] if before or node.is_local else None
+        command = direct or ssh_command(node.ssh_destination, words)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         try:
             self._process = subprocess.Popen(

@@ -10,12 +10,14 @@ from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from .check import unlike_networks
 from .hosts import Probe, for_each, new_secret, probes
+from .network_time import measure_network_time, with_network_time
 
 SIZES = tuple(1 << power for power in (10, 14, 18, 22, 24))  # bytes of the messages
 _SECONDS = 0.2  # of messages of one size, or three of them
 _MOST_SECONDS = 600.0  # for the messages of one link
 _TORCH_SECONDS = 300.0  # for torch to begin and compute, on a cold disk
 ALIKE = 1.15  # devices of one type take at most so many times as long as the fastest of them
+CPU = "cpu"
 _TYPICAL_BYTES = 1e6  # of the message by which links are compared
 
 
@@ -43,12 +45,15 @@ class Measured:
     cluster: Cluster
     links: tuple[MeasuredLink, ...]
     reference_seconds: Mapping[str, tuple[float, ...]]  # host → each of its devices
+    network_seconds: Mapping[str, float]  # host → of its processors, for a byte from or to another one
 
 
 def measure_cluster(
     cluster: Cluster, *, device: str | None = None, sizes: Sequence[int] = SIZES, seconds: float = _SECONDS
 ) -> Measured:
     """Measure the links between all hosts, those inside of them, and a reference layer on their devices.
+
+    Of hosts whose processors compute also what sending and receiving takes of their time (network_time.py).
 
     Pairs of hosts that share none are measured at a time, one message at a time each. The network of the cluster that
     is returned is the slowest pair, for planners know one network; devices of one type that compute unlike are of
@@ -71,11 +76,14 @@ def measure_cluster(
         links = [one for pairs in rounds(list(where)) for one in for_each(link, *zip(*pairs, strict=True))]
         inside = {probe.node.name: _inside(probe, link(probe.node.name, probe.node.name)) for probe in begun}
         computed = _computed(begun, device)
+        computing = [probe for probe in begun if device == CPU or not probe.ask("facts")["gpus"]]
+        network_seconds = measure_network_time(computing, [where[one.node.name][1] for one in computing], secret)
     slowest = max(
         (one.link for one in links), key=lambda one: one.transfer_time(_TYPICAL_BYTES), default=cluster.network
     )
     nodes = [replace(node, link=inside[node.name]) for node in cluster.nodes]
-    return Measured(Cluster(unlike_devices(nodes, computed), slowest), tuple(links), computed)
+    nodes = with_network_time(unlike_devices(nodes, computed), network_seconds)
+    return Measured(Cluster(tuple(nodes), slowest), tuple(links), computed, network_seconds)
 
 
 def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:

@@ -28,6 +28,26 @@ NONCE, PROOF, HEADER = 16, 32, struct.Struct("!Q")
 GREETING_SECONDS = 10.0
 CPU = "cpu"
 WIDTH, ROWS = 1024, 512  # of the reference layer
+SENT_AT_ONCE = 1 << 18  # bytes of a message while loops run beside it
+# Counts for the seconds that it is given, again and again; says how far it came, and in how much of that time it ran:
+# all but what it waited for a processor, so that interrupts which took some of a processor's time count as slowness.
+LOOP = """
+import sys, time
+def waited():
+    try:
+        with open("/proc/self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return time.perf_counter() - time.process_time()
+print(flush=True)
+for line in sys.stdin:
+    count, before, begin = 0, waited(), time.perf_counter()
+    while time.perf_counter() < begin + float(line):
+        for _ in range(1000):
+            pass
+        count += 1
+    print(count, time.perf_counter() - begin - (waited() - before), flush=True)
+"""
 
 
 def facts(asked: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +134,7 @@ class Listener:
         self.socket.bind(where[4])
         self.socket.listen(64)
         self.port = self.socket.getsockname()[1]
+        self.received = 0  # bytes, of all messages
         threading.Thread(target=self.serve, daemon=True).start()
 
     def serve(self) -> None:
@@ -140,6 +161,7 @@ class Listener:
                         if not count:
                             return
                         left -= count
+                        self.received += count
                     connection.sendall(b"\1")
             except OSError:
                 return
@@ -175,8 +197,12 @@ def send(connection: socket.socket, payload: bytes) -> float:
     return time.perf_counter() - begin
 
 
+LISTENERS: list[Listener] = []
+
+
 def listen(asked: dict[str, Any]) -> dict[str, Any]:
-    return {"port": Listener(asked["address"], asked["secret"]).port}
+    LISTENERS.append(Listener(asked["address"], asked["secret"]))
+    return {"port": LISTENERS[-1].port}
 
 
 def reach(asked: dict[str, Any]) -> dict[str, Any]:
@@ -206,6 +232,76 @@ def link(asked: dict[str, Any]) -> dict[str, Any]:
                     break
             times[size] = sorted(took)[len(took) // 2]
     return {"times": times}
+
+
+def busy(asked: dict[str, Any]) -> dict[str, Any]:
+    """How far loops come, one for each device, and what this program takes, while it sends to a peer if there is one.
+
+    `pace`: turns of the loops for a second in which they ran; `loop_seconds`: those seconds; `own_seconds`: of a
+    processor, of this program; `bytes`: that it sent and received.
+    """
+    command = [sys.executable, "-S", "-c", LOOP]
+    loops = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        for _ in range(asked["devices"])
+    ]
+    try:
+        for one in loops:
+            read_line(one)  # it has begun
+        before, own = received_bytes(), time.process_time()
+        for one in loops:
+            tell(one, str(asked["seconds"]))
+        sent = stream(asked) if asked.get("address") else 0
+        told = [read_line(one).split() for one in loops]
+        own = time.process_time() - own
+        moved = sent + received_bytes() - before
+    finally:
+        for one in loops:
+            one.kill()
+            one.communicate()
+    ran = sum(float(took) for _, took in told)
+    pace = sum(int(count) for count, _ in told) / ran
+    where = {"machine": machine(), "processors": len(os.sched_getaffinity(0))}
+    return {"pace": pace, "loop_seconds": ran, "own_seconds": own, "bytes": moved, **where}
+
+
+def stream(asked: dict[str, Any]) -> int:
+    """Send to a peer for some seconds, one message after the other; return how many bytes."""
+    sent, payload, end = 0, bytes(SENT_AT_ONCE), time.perf_counter() + asked["seconds"]
+    with connected(asked["address"], asked["port"], asked["secret"]) as connection:
+        connection.settimeout(60.0)
+        while time.perf_counter() < end:
+            send(connection, payload)
+            sent += len(payload)
+    return sent
+
+
+def tell(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin
+    process.stdin.write(line.encode() + b"\n")
+
+
+def read_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout
+    found = b""
+    while not found.endswith(b"\n"):
+        part = process.stdout.read(1)
+        if not part:
+            raise OSError("a loop ended that was to be timed")
+        found += part
+    return found.decode()
+
+
+def received_bytes() -> int:
+    return sum(one.received for one in LISTENERS)
+
+
+def machine() -> str:
+    """What hosts that share a kernel, and its processors, have in common."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def memory(asked: dict[str, Any]) -> dict[str, Any]:
@@ -248,12 +344,40 @@ def layer_seconds(torch: Any, place: str) -> float:
     return sorted(took)[len(took) // 2]
 
 
+def coding(asked: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of a processor to code a tensor after a ReLU as sockets send it, and restore it, for each byte of both.
+
+    None where sparsepipe or torch is not there.
+    """
+    sys.path[:] = [path for path in sys.path if path]  # not what lies in the current folder
+    try:
+        import torch
+
+        from sparsepipe.runtime.transport.compression import Compressor, restored
+        from sparsepipe.runtime.transport.packet import Packet, Slot
+    except ImportError:
+        return {"seconds": None}
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    slot, took, num_bytes = Slot(torch.relu(torch.randn(ROWS, WIDTH))), [], 0
+    for turn in range(13):
+        begin = time.process_time()
+        coded = Compressor("lossless").shrink((slot,))
+        restored(coded[0])
+        if turn >= 2:  # the first ones set things up
+            took.append(time.process_time() - begin)
+        num_bytes = Packet(0, 0, 0, coded).num_bytes
+    return {"seconds": sorted(took)[len(took) // 2] / 2 / num_bytes}
+
+
 ANSWERS: dict[str, Any] = {
     "facts": facts,
     "clock": clock,
     "listen": listen,
     "reach": reach,
     "link": link,
+    "busy": busy,
+    "coding": coding,
     "memory": memory,
     "compute": compute,
 }

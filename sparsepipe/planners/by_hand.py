@@ -84,7 +84,7 @@ def with_groups(problem: Problem, groups: Sequence[Counts]) -> Plan:
     num_layers, num_stages = len(problem.layers), len(groups)
     if num_stages > num_layers:
         raise InputError(f"{num_stages} stages for {num_layers} layers: expected at least one layer each")
-    model = _model(problem, groups)
+    model = _model(problem, groups, in_this_order=True)
     places = np.arange(num_layers + 1)
     best, picks = np.where(places == 0, 0.0, np.inf), []
     for k in range(num_stages):
@@ -117,9 +117,11 @@ def _one_more_stage(best: Array, options: Sequence[Counts], seconds: Array) -> t
     return found, pick
 
 
-def _model(problem: Problem, options: Sequence[Counts]) -> StageModel:
-    """Costs of any run of layers on each of these groups of devices."""
+def _model(problem: Problem, options: Sequence[Counts], *, in_this_order: bool = False) -> StageModel:
+    """Costs of any run of layers on each of these groups of devices; `in_this_order`: of stages one after the other."""
     candidates = DeviceGroups.of(problem, device_classes(problem.cluster), np.array(options, dtype=np.intp))
+    if in_this_order and problem.cluster.sending_costs:
+        candidates = candidates.in_this_order()
     return default_model(problem, Cuts.along(problem.table, problem.layers), candidates)
 
 

@@ -18,6 +18,7 @@ from .base import Problem
 from .cuts import Index
 
 MAX_SHARE = 4
+COMES, GOES = 1, 2  # what a stage receives from the one before, and sends to the one after, crosses the network
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class DeviceGroups:
     shares: Index  # [G, types]; 0 where the group has none of the type
     placement: Index  # [G]: the node all its devices sit on, or the number of nodes where they spread
     num_by_server: int = 0  # the last groups of `with_servers`: whole nodes, each with the same share
+    ends: Index | None = None  # [G], of `with_ends`: COMES + GOES; None where it does not matter
 
     @classmethod
     def of(
@@ -95,6 +97,25 @@ class DeviceGroups:
         more = replace(self, counts=self.counts[every], shares=self.shares[every], placement=self.placement[every])
         return replace(more, num_by_server=len(like)), like
 
+    def with_ends(self) -> tuple["DeviceGroups", Index]:
+        """Tell each group by whether the stages before and after it are on other nodes.
+
+        Returns the longer table, and for each added group the index of the group of the same devices in this one. Where
+        no node has two devices, what is sent always crosses the network, and none is added.
+        """
+        count = len(self)
+        if all(len(node.device_types) == 1 for node in self.nodes):
+            return replace(self, ends=np.full(count, COMES + GOES)), np.zeros(0, dtype=np.intp)
+        every = np.tile(np.arange(count), COMES + GOES + 1)
+        more = replace(self, counts=self.counts[every], shares=self.shares[every], placement=self.placement[every])
+        return replace(more, ends=np.repeat(np.arange(COMES + GOES + 1), count)), every[count:]
+
+    def in_this_order(self) -> "DeviceGroups":
+        """Tell each group's ends where they are a pipeline's stages, one after the other."""
+        apart = (self.placement[1:] != self.placement[:-1]) | (self.placement[1:] == len(self.nodes))
+        ends = COMES * np.concatenate([[False], apart]) + GOES * np.concatenate([apart, [False]])
+        return replace(self, ends=ends)
+
     def with_shares(self) -> tuple["DeviceGroups", Index]:
         """Add each group of mixed types once more for every other ratio of shares up to `MAX_SHARE`.
 
@@ -112,7 +133,8 @@ class DeviceGroups:
                     added.append(other)
         every = np.concatenate([np.arange(len(self)), np.array(like, dtype=np.intp)])
         shares = np.concatenate([self.shares, np.array(added, dtype=np.intp).reshape(-1, len(self.types))])
-        more = replace(self, counts=self.counts[every], shares=shares, placement=self.placement[every])
+        ends = None if self.ends is None else self.ends[every]
+        more = replace(self, counts=self.counts[every], shares=shares, placement=self.placement[every], ends=ends)
         return more, every[len(self) :]
 
     @cached_property

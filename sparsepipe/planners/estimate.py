@@ -1,7 +1,8 @@
 """The default cost model: what a plan is expected to do, from its own replicas, boundaries and links.
 
 Legend, for stage i, with t its forward and backward on one replica (and reading, where it reads minibatches that the
-first stage's process reads too) and s/n a replica's share of a round:
+first stage's process reads too; and sending and receiving, where its device's own processor does that) and s/n a
+replica's share of a round:
   T = max over replicas of t·s/n, plus the optimizer's step and, as the runtime blocks on it, gradient averaging, both
       per minibatch
   L = max over replicas of t: how long one minibatch stays
@@ -46,10 +47,13 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
     transfers = _transfers(plan, problem, payloads)
     ports = _ports(transfers)
     computes, averagings, latencies, works = [], [], [], []
+    crossing_hosts = network_bytes(plan, problem)
     for k, stage in enumerate(plan.stages):
         seconds = [
-            replica_seconds(problem, layers[k], kind, stage.recompute) + problem.table.reading_again(plan, k, kind)
-            for kind in kinds_of(problem, stage)
+            replica_seconds(problem, layers[k], kind, stage.recompute)
+            + problem.table.reading_again(plan, k, kind)
+            + each * crossing_hosts[k]
+            for kind, each in zip(kinds_of(problem, stage), network_rates(problem, stage), strict=True)
         ]
         compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
         averaging, update = _once_a_round(plan, problem, stage, layers[k])
@@ -139,6 +143,29 @@ def _transfers(plan: Plan, problem: Problem, within: Sequence[tuple[Array, Array
 def between_hosts(problem: Problem, pair: Sequence[Stage]) -> bool:
     """Whether what crosses between two stages goes by the network: not all of their devices are on one node."""
     return len({problem.cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}) > 1
+
+
+def network_bytes(plan: Plan, problem: Problem) -> list[float]:
+    """Bytes of a minibatch that each stage's replica sends to and receives from other hosts; 0 where it costs nothing.
+
+    All count where not all devices of two stages are on one node, as for `boundary_link`.
+    """
+    found = [0.0] * len(plan.stages)
+    if not problem.cluster.sending_costs:
+        return found
+    _, payloads = boundaries(plan, problem, between_hosts=True)
+    for k in range(len(plan.stages) - 1):
+        if between_hosts(problem, plan.stages[k : k + 2]):
+            forward, backward = (float(size[0]) for size in payloads[k + 1])
+            both = forward if problem.forward_only else forward + backward
+            found[k] += both
+            found[k + 1] += both
+    return found
+
+
+def network_rates(problem: Problem, stage: Stage) -> list[float]:
+    """Seconds of its own time that each replica's device takes for a byte between hosts."""
+    return [problem.cluster.devices[rank].type.network_seconds_per_byte for rank in stage.ranks]
 
 
 def _simulated_period(plan: Plan, problem: Problem) -> float:

@@ -9,7 +9,7 @@ memory   = the weights once, what a minibatch's layers put out, and what comes i
 from ..costs import boundary_link, port_share
 from ..plan import Estimate, Plan, StageEstimate
 from .base import Problem
-from .estimate import baseline_data_parallel, between_hosts, boundaries, kinds_of
+from .estimate import baseline_data_parallel, between_hosts, boundaries, kinds_of, network_bytes, network_rates
 
 
 def forward_estimate(plan: Plan, problem: Problem) -> Estimate:
@@ -20,9 +20,10 @@ def forward_estimate(plan: Plan, problem: Problem) -> Estimate:
     layers, payloads = boundaries(plan, problem)
     _, between = boundaries(plan, problem, between_hosts=True)
     table, latency, stages = problem.table, 0.0, []
-    ports = [0.0]
+    ports, sending = [0.0], network_bytes(plan, problem)
     for k, stage in enumerate(plan.stages):
-        seconds = [float(table.forward[kind][layers[k], 0].sum()) for kind in kinds_of(problem, stage)]
+        rates = zip(kinds_of(problem, stage), network_rates(problem, stage), strict=True)
+        seconds = [float(table.forward[kind][layers[k], 0].sum()) + each * sending[k] for kind, each in rates]
         compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
         elsewhere = between_hosts(problem, plan.stages[k : k + 2])
         transfer, port = _transfer(plan, problem, k, float((between if elsewhere else payloads)[k + 1][0][0]))

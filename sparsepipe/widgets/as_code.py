@@ -106,6 +106,7 @@ def _node(node: Node) -> str:
     runs: list[tuple[str, int]] = []
     for kind in node.device_types:
         pace = "" if kind.reference_seconds is None else f", {_number(kind.reference_seconds)}"
+        pace += f", network_seconds_per_byte={each!r}" if (each := float(kind.network_seconds_per_byte)) else ""
         told = f"DeviceType({kind.name!r}, {_number(kind.memory_bytes)}{pace})"
         if runs and runs[-1][0] == told:
             runs[-1] = (told, runs[-1][1] + 1)

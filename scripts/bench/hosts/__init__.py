@@ -5,6 +5,7 @@ is on each. For each workload and rate, and in turn, `--repeats` times:
 
     limit      two processes at once that send nothing, their sum: what two such hosts could do without a network
     predicted  what the simulator says of the plan, by a profile scaled to the limit just before, over the measured link
+               and with what a byte takes of a processor's time, measured as `sparsepipe cluster measure` does
     pipeline   this project's runtime, asynchronous 1F1B over sockets, by the best plan for that link
     ddp        DistributedDataParallel over gloo, each host with half of a minibatch
 

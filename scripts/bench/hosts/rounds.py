@@ -4,6 +4,7 @@ import statistics
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from scripts.bench.runtime.cases import CASES, Case
 from scripts.bench.runtime.plans import plans, predict
 from scripts.bench.runtime.processes import start
 from sparsepipe.cluster import Cluster, DeviceType, Link, Node
+from sparsepipe.cluster_probes.hosts import Probe, new_secret
+from sparsepipe.cluster_probes.network_time import measure_network_time
 from sparsepipe.costs import LayerTable
 from sparsepipe.plan import Plan
 from sparsepipe.profile import Profile
@@ -48,10 +51,12 @@ class Bench:
         for host in self.network.hosts:
             self.network.shape(host, rate)
         link = self._start("link")[0]
-        cluster = cluster_of(Link(link["bandwidth"], link["latency"]))
+        each = self._network_seconds()
+        cluster = cluster_of(Link(link["bandwidth"], link["latency"]), each)
         plan, _ = plans(found, cluster)
         plan.save(self.folder / "plan.json")
-        say(f"{self.name} over {rate} ({link['bandwidth'] / 1e6:.1f} MB/s, {1e3 * link['latency']:.2f} ms): {plan}")
+        told = f"{link['bandwidth'] / 1e6:.1f} MB/s, {1e3 * link['latency']:.2f} ms, {1e9 * each:.1f} ns a byte"
+        say(f"{self.name} over {rate} ({told} of a processor): {plan}")
         result: dict[str, list[float]] = {role: [] for role in COMPETITORS}
         sent: dict[str, list[float]] = {"predicted": [], "pipeline": [], "ddp": []}
         loads = []
@@ -62,7 +67,7 @@ class Bench:
                 sent.get(role, []).append(each)
                 say(f"{self.name}, {rate}, {repeat + 1}/{self.repeats}: {role} {rated:.1f} samples/s")
         return summary(result, sent, batch_size=self.case.batch_size, rate=bits_a_second(rate)) | {
-            "link": {key: link[key] for key in ("bandwidth", "latency")},
+            "link": {key: link[key] for key in ("bandwidth", "latency")} | {"network_seconds_per_byte": each},
             "plan": [list(stage.layers) for stage in plan.stages],
             "load": loads,
         }
@@ -82,6 +87,18 @@ class Bench:
             most = max(sent_bytes(host) - was for host, was in zip(self.network.hosts, before, strict=True))
             yield role, told["samples_per_second"], most / told["minibatches"]
 
+    def _network_seconds(self) -> float:
+        """Return what a byte takes of a processor's time at either end, as `sparsepipe cluster measure` finds it."""
+        secret = new_secret()
+        with ExitStack() as stack:
+            begun = []
+            for host in self.network.hosts:
+                node = Node(host.name, (DeviceType("cpu"),), address=host.address)
+                begun.append(Probe(node, before=host.command([], only_network=True)))
+                stack.callback(begun[-1].close)
+            ports = [one.ask("listen", address=one.node.address, secret=secret)["port"] for one in begun]
+            return statistics.mean(measure_network_time(begun, ports, secret).values())
+
     def _start(self, role: str, extra: list[str] | None = None) -> list:
         before = [host.command([], only_network=True) for host in self.network.hosts]
         return start(
@@ -96,9 +113,10 @@ class Bench:
         )
 
 
-def cluster_of(link: Link) -> Cluster:
+def cluster_of(link: Link, network_seconds_per_byte: float) -> Cluster:
     """Two hosts of one device each, and the link between them."""
-    nodes = (Node(f"host{k}", (DeviceType("cpu"),), address=f"10.77.0.{k}") for k in (1, 2))
+    kind = DeviceType("cpu", network_seconds_per_byte=network_seconds_per_byte)
+    nodes = (Node(f"host{k}", (kind,), address=f"10.77.0.{k}") for k in (1, 2))
     return Cluster(tuple(nodes), link)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...costs import Array
 from ..cuts import Index
+from ..device_groups import COMES, GOES
 from .stage_cost_tables import StageModel
 
 Path = list[tuple[int, int, int]]  # stages in pipeline order: (group, first cut, last cut)
@@ -165,9 +166,11 @@ class Limit:
 
     @cached_property
     def kinds(self) -> tuple[Index, Index]:
-        """(kind of each group as a sender [G], one row (placement, inside set, outside set) a kind)."""
+        """(kind of each group as a sender [G], one row (placement, inside set, outside set, ends) a kind)."""
         _, inside, outside = self._allowed
-        columns = self.model.groups.placement, inside, outside
+        groups = self.model.groups
+        ends = np.full(len(groups), COMES + GOES) if groups.ends is None else groups.ends
+        columns = groups.placement, inside, outside, ends
         sizes = [int(column.max()) + 1 for column in columns]
         keys, kind = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
         return kind, np.stack(np.unravel_index(keys, sizes), axis=1)
@@ -180,13 +183,18 @@ class Limit:
         _, rows = self.kinds
         network = len(tables) - 1
         number = np.empty((len(rows), len(rows)), dtype=np.intp)
-        for a, (place_a, inside_a, outside_a) in enumerate(rows):
-            for b, (place_b, inside_b, outside_b) in enumerate(rows):
+        told = self.model.groups.ends is not None
+        for a, (place_a, inside_a, outside_a, ends_a) in enumerate(rows):
+            for b, (place_b, inside_b, outside_b, ends_b) in enumerate(rows):
                 own = place_a == place_b != network
                 number[a, b] = (
                     first[place_a] + min(inside_a, inside_b) if own else first[-2] + min(outside_a, outside_b)
                 )
-        return np.concatenate(tables), number
+                if told and not (bool(ends_a & GOES) == bool(ends_b & COMES) == (not own)):
+                    number[a, b] = first[-1]  # one of them is told for other neighbours
+        none = np.zeros((1, len(self.model.cuts)), dtype=bool)
+        none[:, [0, -1]] = True
+        return np.concatenate([*tables, none] if told else tables), number
 
     @cached_property
     def alone(self) -> Index:

@@ -26,6 +26,7 @@ from .latency_walks import crossing_bytes, walk_latency_bound
 from .listed_cuts import ListedCuts
 from .min_period import minimise_period
 from .min_step_time import LeastSum, sum_and_limit
+from .network_time import least_period, network_spaces
 from .relaxed_bound import is_close
 from .search_space import Rules, Space, branching_space, fits, frontier_space, spaces
 from .share_ratios import ShareRatios
@@ -86,7 +87,8 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
     pace = inf if period_at_most is None else period_at_most
     below = nextafter(pace * (1 + _ROUNDING), inf)  # what is asked for is below it
     bound, best, first, refused, proven = latency_bound(problem, pace), None, None, "", False
-    for space in spaces(problem, Rules()):
+    some = network_spaces if problem.cluster.sending_costs else spaces
+    for space in some(problem, Rules()):
         if reason := _refusal(space):
             refused = reason
             continue
@@ -190,7 +192,10 @@ def _below(problem: Problem, space: Space, limit: float, ratios: ShareRatios | N
 
 
 def _too_slow(space: Space, pace: float) -> str:
-    paths = minimise_period(StageEnds(space.model), space.moves, memory=space.memory)
+    if space.model.network is None:
+        paths = minimise_period(StageEnds(space.model), space.moves, memory=space.memory)
+    else:
+        paths = least_period(space)
     shortest = min(space.model.period(path) for path in paths)
     return (
         f"no plan found has a period of {pace * 1e3:g} ms or less, forwards alone: the shortest found is "

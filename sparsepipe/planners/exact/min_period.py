@@ -44,16 +44,16 @@ def minimise_period(
         )  # searched much faster; where the best of them fits, nothing is better
         if memory.fits(moves, free[-1]):
             return [path for path in free if memory.fits(moves, path)]
-        return _bisect(model, moves, exact, None, least=model.period(free[-1]))
+        return bisect(model, moves, exact, None, least=model.period(free[-1]))
     if all_devices:
-        return _bisect(model, moves, exact, None)
+        return bisect(model, moves, exact, None)
     if not model.cuts.is_chain and known:
-        return _bisect(model, moves, exact, known, near=True)
+        return bisect(model, moves, exact, known, near=True)
     if not model.cuts.is_chain:
         # One order of the layers is searched much faster, and often nothing is better.
         order = model.cuts.in_order
         quick = _along(model.along(order), moves, until=STEP)[-1]
-        return _bisect(model, moves, exact, [(group, order[a], order[b]) for group, a, b in quick], near=True)
+        return bisect(model, moves, exact, [(group, order[a], order[b]) for group, a, b in quick], near=True)
     return _along(model, moves, least=least)
 
 
@@ -68,7 +68,7 @@ def _along(model: StageModel, moves: Moves, *, until: float = 0.0, least: float 
         doubtful = along_chain(model, moves, seconds, relaxed=True)
         return over_sets(StageEnds(model), moves, seconds) if doubtful else None
 
-    return _bisect(model, moves, quick, _alone(model), certain, useful_moves, until=until, least=least)
+    return bisect(model, moves, quick, _alone(model), certain, useful_moves, until=until, least=least)
 
 
 def _alone(model: StageModel) -> Path:
@@ -77,7 +77,7 @@ def _alone(model: StageModel) -> Path:
     return [(int(model.seconds(np.arange(len(model.groups)), 0, end).argmin()), 0, end)]
 
 
-def _bisect(
+def bisect(
     model: StageModel,
     moves: Moves,
     quick: Search,
@@ -89,7 +89,7 @@ def _bisect(
     until: float = 0.0,
     least: float = 0.0,
 ) -> list[Path]:
-    """Paths of falling period, from searches for a path below a limit; where `certain` finds none, there is none.
+    """Search for paths of falling period, each below a limit; where `certain` finds none, there is none.
 
     `first`: any path to begin with; it is searched for when not given. `near`: it is thought to be near the best.
     `until`: the gap at which to stop. `least`: no path is known to have a smaller period.

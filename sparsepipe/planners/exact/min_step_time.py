@@ -138,6 +138,7 @@ class LeastSum:
     moves: Moves
     follows: NDArray[np.bool_]  # [S, S]: whether a cut holds all of another and more
     memory: MemoryRule | None = None
+    all_devices: bool = False  # none may stay unused
 
     @cached_property
     def _kept(self) -> list[tuple[Array, Array]]:
@@ -193,6 +194,8 @@ class LeastSum:
                 group, receiver = int(moves.group[move]), kind[moves.receiver[move]]
                 reached = (least[state, kind[group]] + self._stage(move, seconds, kept)).min(axis=1)
                 whole = float(reached[0] * self.model.first_weight(group))
+                if self.all_devices and moves.target[move] != len(moves.used) - 1:
+                    whole = inf
                 if whole < best * (1 - _ROUNDING):  # the fewest devices among equals
                     best, last_move = whole, move
                 for k in range(len(rows)):

@@ -29,6 +29,7 @@ from .min_latency import least_latency
 from .min_period import minimise_period
 from .min_step_time import LeastSum, StepModel, minimise_step, sum_and_limit
 from .moved_layers import masks_nearby
+from .network_time import least_period, space_near, whole_space
 from .order_search import order_of, paths_nearby
 from .placed_stages import Placements
 from .priced_stages import PricedStages
@@ -53,6 +54,7 @@ CONTIGUOUS = "dnn-partitioning"
 OBJECTIVES = PERIOD, LATENCY = ("period", "latency")
 _DEVICES_AT_A_CUT = 1.5  # that send what crosses it: few cuts that need more are worth their bytes
 _ROUNDS = 3  # of searches over the cheapest cuts
+_JUDGED = 20  # plans that are looked at again with the time of what they send
 _GUIDED_SECONDS = 3.0  # of the processor, for orders of devices
 _GUIDED_ON_MANY = 1.0  # the same on more than _FEW_NODES, where devices are counted after
 _FEW_NODES = 8
@@ -124,6 +126,33 @@ class Optimal:
 
     def _search(self, problem: Problem) -> tuple[list["Found"], float]:
         """(paths found, a proven lower bound of the period)."""
+        if self.cost_model != "default" or not problem.cluster.sending_costs:
+            return self._search_stages(problem)
+        if space := whole_space(problem, self._rules):
+            if reason := self._refusal(space):
+                raise InputError(reason)
+            return self._minimise(problem, space)
+        found, low = self._search_stages(problem)
+        return self._with_network_time(problem, found, low), low
+
+    def _with_network_time(self, problem: Problem, found: list["Found"], low: float) -> list["Found"]:
+        """Paths by what they take with the time for what they send; that of `found`, and of `low`, leaves it out."""
+        nearest = sorted(found, key=lambda one: one.value)[:_JUDGED]
+        judged = [replace(one, value=self._period(problem, one)) for one in nearest]
+        best = min(judged, key=lambda one: one.value)
+        order, masks = order_of(best.space, best.path), best.space.masks(best.path)
+        space = None if self.quick else space_near(problem, self._rules, order, masks)
+        more = self._minimise(problem, space)[0][-1:] if space and not self._refusal(space) else []
+        return [*judged, *(replace(one, value=self._period(problem, one)) for one in more)]
+
+    def _period(self, problem: Problem, found: "Found") -> float:
+        """Seconds per minibatch of a path's plan, as it is estimated."""
+        expected = self._plan(problem, found, 0.0).estimate
+        assert expected is not None
+        return expected.period_seconds
+
+    def _search_stages(self, problem: Problem) -> tuple[list["Found"], float]:
+        """`_search` by what stages compute and boundaries carry."""
         found: list[Found] = []
         refused = ""
         for space in spaces(problem, self._rules):
@@ -168,6 +197,9 @@ class Optimal:
     def _minimise(self, problem: Problem, space: Space, known: Path | None = None) -> tuple[list["Found"], float]:
         """(paths of a space with their periods, a lower bound of all periods in this space); `known` is one of them."""
         model = space.model
+        if model.network is not None and not problem.synchronous:
+            paths = least_period(space, all_devices=self.all_devices)
+            return [Found(space, path, model.period(path)) for path in paths], model.period(paths[-1])
         if not problem.synchronous or self.cost_model == "published":
             ends = StageEnds(model)
             paths = minimise_period(ends, space.moves, memory=space.memory, all_devices=self.all_devices, known=known)

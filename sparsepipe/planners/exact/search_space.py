@@ -202,6 +202,24 @@ def order_space(problem: Problem, rules: Rules, cuts: Cuts, order: Sequence[int]
     return Space.of(problem, rules, cuts, groups, moves, complete=False)
 
 
+def order_moves(problem: Problem, order: Sequence[int]) -> tuple[DeviceGroups, Moves]:
+    """Groups of consecutive devices of one order, by class, the end of the pipeline first; and moves by them."""
+    classes = device_classes(problem.cluster)
+    counts, moves = slice_moves(order, class_prices(problem, classes))
+    return DeviceGroups.of(problem, classes, counts), moves
+
+
+def moves_in_orders(problem: Problem) -> Iterator[tuple[DeviceGroups, Moves]]:
+    """Yield `order_moves` of each order by node and type."""
+    for order in _device_orders(problem, device_classes(problem.cluster)):
+        yield order_moves(problem, order)
+
+
+def cuts_along_orders(problem: Problem) -> list[Cuts]:
+    """The cuts along each of some topological orders of the layers."""
+    return [Cuts.along(problem.table, order) for order in _orders(problem)]
+
+
 def _fitting(problem: Problem, rules: Rules, searched: Space, cuts: Cuts) -> Space | None:
     """`with_cuts`, None where that is too much to search."""
     return with_cuts(problem, rules, searched, cuts) if fits(problem, rules, cuts, len(searched.moves.source)) else None

@@ -58,7 +58,8 @@ class ShareRatios:
         Only stages that the group's own shares do not bring below it, and that any shares at all could, are asked for.
         """
         model, least = self.model, self.model.every(group)
-        spans, work = model.times[:, None, :] - model.times[:, :, None], np.zeros(least.shape)
+        spans = np.stack([model.every_span(group, kind) for kind in range(len(model.times))])
+        work = np.zeros(least.shape)
         with np.errstate(divide="ignore", invalid="ignore"):
             for count, own in zip(self.model.groups.of_type[group], spans, strict=True):
                 work += count / own if count else 0.0  # inputs a second
@@ -74,7 +75,7 @@ class ShareRatios:
         found = []
         for place, (group, first, last) in enumerate(path):
             rows = self._of_group[group]
-            spans = self.rates[rows] * (self.model.times[:, last] - self.model.times[:, first])
+            spans = self.rates[rows] * self.model.spans(group, first, last)
             good = spans.max(axis=1) < seconds
             for neighbour, cut in _beside(path, place):
                 link = self.model.link(group, neighbour)

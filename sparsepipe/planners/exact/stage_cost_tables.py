@@ -10,7 +10,7 @@ from ...cluster import Link
 from ...costs import Array
 from ..base import Problem
 from ..cuts import Cuts, Index
-from ..device_groups import DeviceGroups
+from ..device_groups import COMES, GOES, DeviceGroups
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,9 @@ class StageModel:
 
     A stage of group g from cut a to cut b takes the max over types t of
         rates[g, t] × (times[t, b] − times[t, a]) + weight_rates[g] × (weights[b] − weights[a]) + fixed[g]
-    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two groups.
+    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two groups. Where groups
+    tell their ends, times[t, b] − times[t, a] has network[t, a] more if what comes crosses the network, and
+    network[t, b] if what goes does: then a stage that holds more may take less.
     """
 
     cuts: Cuts
@@ -35,20 +37,39 @@ class StageModel:
     prices: Array  # [T]: any positive numbers; they set how tight `work` bounds are
     work: Array  # [S]: a device of type t does at most prices[t] of it per second
     begins: tuple[Array, Array] | None = None  # `times` and `weights` where a stage begins, if not those where one ends
+    # [T, S] seconds of its own time that a device takes to send or receive what crosses a cut; None: none, or left out
+    network: Array | None = None
 
     def seconds(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
         """Seconds of the stage from cut `first` to cut `last`; arrays broadcast."""
         group, first, last = np.broadcast_arrays(group, first, last)
-        spans = self.rates.T[:, group] * (self.times[:, last] - self.times[:, first])
+        spans = self.rates.T[:, group] * self.spans(group, first, last)
         weights = self.weight_rates[group] * (self.weights[last] - self.weights[first])
         return spans.max(axis=0) + weights + self.fixed[group]
+
+    def spans(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
+        """Seconds that each type takes for a minibatch of a stage, [T, …], with what it sends and receives."""
+        spans: Array = self.times[:, last] - self.times[:, first]
+        if self.network is not None and self.groups.ends is not None:
+            ends = self.groups.ends[group]
+            spans = spans + (ends & COMES > 0) * self.network[:, first] + (ends & GOES > 0) * self.network[:, last]
+        return spans
+
+    def every_span(self, group: int, kind: int) -> Array:
+        """`spans` of one type from every cut (row) to every cut (column), [S, S]."""
+        times = self.times[kind]
+        spans: Array = times[None, :] - times[:, None]
+        if self.network is not None and self.groups.ends is not None:
+            ends, crossing = int(self.groups.ends[group]), self.network[kind]
+            spans = spans + (ends & COMES > 0) * crossing[:, None] + (ends & GOES > 0) * crossing[None, :]
+        return spans
 
     def every(self, group: int) -> Array:
         """Seconds of a stage on a group from every cut (row) to every cut (column), [S, S]; most are no stages."""
         spans = np.zeros((len(self.cuts), len(self.cuts)))
-        for rate, times in zip(self.rates[group], self.times, strict=True):
+        for kind, rate in enumerate(self.rates[group]):
             if rate:
-                np.maximum(spans, rate * (times[None, :] - times[:, None]), out=spans)
+                np.maximum(spans, rate * self.every_span(group, kind), out=spans)
         weights = self.weight_rates[group] * (self.weights[None, :] - self.weights[:, None])
         return spans + weights + self.fixed[group]
 
@@ -61,6 +82,7 @@ class StageModel:
             weights=self.weights[cuts],
             ports=self.ports[:, cuts],
             work=self.work[cuts],
+            network=None if self.network is None else self.network[:, cuts],
         )
 
     def in_a_row(self, order: Index) -> "StageModel":
@@ -74,7 +96,7 @@ class StageModel:
         sums = np.concatenate([row.times, row.weights[None]])
         least = np.minimum.accumulate(sums[:, ::-1], axis=1)[:, ::-1]
         most = np.maximum.accumulate(sums, axis=1)
-        return replace(row, times=least[:-1], weights=least[-1], begins=(most[:-1], most[-1]))
+        return replace(row, times=least[:-1], weights=least[-1], begins=(most[:-1], most[-1]), network=None)
 
     def reversed(self) -> "StageModel":
         """The network from its end to its start."""
@@ -84,6 +106,7 @@ class StageModel:
             weights=self.weights[-1] - self.weights[::-1],
             ports=self.ports[:, ::-1],
             work=self.work[-1] - self.work[::-1],
+            network=None,  # what takes that time too takes no less
         )
 
     @cached_property
@@ -138,7 +161,17 @@ def default_model(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> StageMo
         groups.device_port,
         groups.network_port,
         *_work(cuts, seconds),
+        network=None if groups.ends is None else _network(problem, cuts, groups),
     )
+
+
+def _network(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> Array:
+    """Seconds of each type's own time for what crosses each cut between hosts, both ways, [T, S]; none at both ends."""
+    of_type = {one.type.name: one.type.network_seconds_per_byte for one in groups.classes}
+    forward, backward = cuts.payloads(problem.table, between_hosts=True)
+    crossing = forward[:, 0] if problem.forward_only else forward[:, 0] + backward[:, 0]
+    inner = np.arange(len(cuts)) % (len(cuts) - 1) > 0
+    return np.array([[of_type[name]] for name in groups.types]) * (crossing * inner)
 
 
 def crossings(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> Iterator[tuple[Link, Array, Array]]:

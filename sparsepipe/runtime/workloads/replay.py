@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...cluster import Cluster
-from ...costs import Array, LayerTable, averaging_time
+from ...costs import Array, LayerTable, averaging_time, network_time
 from ...engines.batch_norm import Group
 from ...losses import CrossEntropy, Loss, Outcome, Tally
 from ...plan import Plan
@@ -157,10 +157,15 @@ class SleptStage:
         before = set(profile.graph.input_layers) | {
             profile.graph.index[id] for earlier in plan.stages[:stage] for id in earlier.layers
         }
+        sending = network_time(
+            *(workload.cluster, plan, stage, rank),
+            lambda cut: table.payload(before if cut == stage else before | set(layers), between_hosts=True),
+            device=workload.device,
+        )
         self._forward = table.stage_forward(layers, kind)
         whole = table.backward[kind][layers].sum(axis=0)
-        self._backward = whole + (self._forward if own.recompute else 0.0)
-        self._forward = self._forward + table.reading_again(plan, stage, kind)
+        self._backward = whole + (self._forward if own.recompute else 0.0) + sending[1]
+        self._forward = self._forward + table.reading_again(plan, stage, kind) + sending[0]
         self._backward_weight = weights_share(plan, stage) * whole
         self._backward_input = self._backward - self._backward_weight
         # Within a node, and between nodes.
