@@ -17,6 +17,9 @@ from sparsepipe.planners.device_groups import device_classes
 from sparsepipe.planners.estimate import estimate
 from sparsepipe.planners.exact.min_latency import least_latency
 from sparsepipe.planners.forward_estimate import forward_estimate
+from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.workloads.replay import Replay, SleptStage
+from sparsepipe.simulator import durations
 
 SCHEDULES = ("1f1b", "gpipe", "1f1b-flush", "sequential", "zero-bubble")
 EACH, NETWORK = 0.25, Link(8.0, 0.125)
@@ -85,6 +88,19 @@ def test_a_processor_that_sends_is_no_slower_within_a_host_and_busy_where_transf
     found = forecast(plan, profile, cluster, [1.0] * 6)
     bubble = found.bubble.imbalance + found.bubble.dependency + found.bubble.communication
     assert bubble == pytest.approx(found.trace.bubble_fraction)
+
+
+def test_a_replay_sleeps_as_long_as_the_simulator_says(tmp_path):
+    rng = random.Random(2)
+    profile, cluster = chain(rng, 4), hosts(1, 2)
+    plan = by_hand(Problem(profile, cluster), [1, 3], [(0, 1), (1, 0), (0, 1)])
+    config = RunConfig("four layers", "nothing", engine="replay", minibatches=3, batch_size=1, threads=1)
+    workload = Replay(tmp_path, config, profile, cluster)
+    seconds, *_ = durations(plan, profile, cluster, [1.0])
+    for s, stage in enumerate(plan.stages):
+        (rank,) = stage.ranks
+        slept = SleptStage(workload, plan, s, rank, workload.links)
+        assert [slept._forward.tolist(), slept._backward.tolist()] == list(seconds[rank][s][:2])
 
 
 @pytest.mark.parametrize("seed", range(20))
