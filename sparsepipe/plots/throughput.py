@@ -1,5 +1,6 @@
 """How fast each strategy trains: samples a second, predicted (hatched) beside measured (solid)."""
 
+from textwrap import wrap
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,8 @@ from .bar_numbers import SHORTER, fitted
 from .table import noted_of, of_readable, readable, record_names
 from .theme import FONT_SIZE, RUN_COLORS, WIDTH, finished, hatch, resting_on, source_key
 
-_AXIS = WIDTH - 110  # pixels, about
+_AROUND, _LEAST = 110, 90  # pixels beside the axis, about, and of it for each strategy at least
+_SIGN = 8.0  # pixels of a character of a tick, about
 _PAIR = 0.75  # of the distance between two strategies is taken by their bars
 
 
@@ -95,12 +97,14 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
     )
     shown = [source for source in sources if table[source[0]].notna().any()]
     paces = table[[column for column, _, _ in shown]].astype(float).to_numpy().ravel()
-    numbers = fitted(paces, _PAIR * _AXIS / (len(table) * max(len(shown), 1)), SHORTER, size=FONT_SIZE)
+    width = max(WIDTH, _AROUND + _LEAST * len(table))
+    room = (width - _AROUND) / len(table)
+    numbers = fitted(paces, _PAIR * room / max(len(shown), 1), SHORTER, size=FONT_SIZE)
     for k, row in enumerate(table.to_dict("records")):
         color = RUN_COLORS[k % len(RUN_COLORS)]
         for column, source, label in shown:
             bar = go.Bar(
-                x=[figure_text(row["strategy"]).replace(" (", Html("<br>(")).replace(", ", Html(",<br>"))],
+                x=[_in_lines(row["strategy"], room)],
                 y=[row[column]],
                 offsetgroup=label,
                 showlegend=False,
@@ -122,4 +126,12 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
     figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
     text = noted_of(note, records)
     note = " · ".join(filter(None, [text, when(records), left_out]))
-    return resting_on(finished(figure, "Training throughput by strategy", note=note), Provenance.of(runs=records))
+    figure = finished(figure, "Training throughput by strategy", note=note, width=width)
+    return resting_on(figure, Provenance.of(runs=records))
+
+
+def _in_lines(name: str, room: float) -> Html:
+    """A strategy's name, with what tells it from another, in lines that take so many pixels at most."""
+    parts = name.replace(" (", "\n(").replace(", ", ",\n").split("\n")
+    most = max(1, int(room / _SIGN))
+    return Html("<br>").join(figure_text(line) for part in parts for line in wrap(part, most))
