@@ -353,6 +353,69 @@ def averaging_line(
     return each, once
 
 
+Place = tuple[int, int]  # (pipeline, stage)
+
+
+class MergeCosts:
+    """What stages of different pipelines send each other in a merge, and how long it is on its way.
+
+    Of each layer every member reduces an equal part (as in runtime/replication/between_pipelines/mean.py): with n
+    members a stage sends (n - 1)/n of its bytes, and gets as many back, once to be reduced and once as the result.
+    Pieces of a stage for several others share its port; they travel beside activations.
+    """
+
+    def __init__(self, plans: Sequence[Plan], cluster: Cluster, layer_bytes: Mapping[str, float]) -> None:
+        self.plans, self.cluster, self._layer_bytes = plans, cluster, layer_bytes
+        self._layers = {
+            (k, s): set(stage.layers) for k, plan in enumerate(plans) for s, stage in enumerate(plan.stages)
+        }
+        self._known: dict[tuple[Place, Place], float] = {}
+
+    def stages(self, pipeline: int) -> list[Place]:
+        return [(pipeline, s) for s in range(len(self.plans[pipeline].stages))]
+
+    def of(self, place: Place) -> float:
+        """Bytes of all of a stage's layers."""
+        return self.shared(place, place)
+
+    def shared(self, one: Place, other: Place) -> float:
+        """Bytes of the layers that two stages have in common."""
+        if (one, other) not in self._known:
+            both = self._layers[one] & self._layers[other]
+            self._known[one, other] = float(sum(self._layer_bytes[id] for id in both))
+        return self._known[one, other]
+
+    def peers(self, one: Place, members: Sequence[int]) -> list[Place]:
+        """The stages of the other members that have layers of one."""
+        places = (place for k in members if k != one[0] for place in self.stages(k))
+        return [place for place in places if self.shared(one, place)]
+
+    def seconds(self, one: Place, members: Sequence[int]) -> float:
+        """Seconds of sending a stage's pieces to be reduced elsewhere; getting its results takes as long.
+
+        The first replica of each stage exchanges for all.
+        """
+        rank = self.plans[one[0]].stages[one[1]].ranks[0]
+        sent = [
+            (self.cluster.link(rank, self.plans[k].stages[s].ranks[0]), self.shared(one, (k, s)))
+            for k, s in self.peers(one, members)
+        ]
+        return max((link.latency for link, _ in sent), default=0.0) + sum(
+            size / len(members) / link.bandwidth for link, size in sent
+        )
+
+    def seconds_to_result(self, one: Place, members: Sequence[int]) -> float:
+        """Seconds from when the parts of all are ready until a stage has the result of a merge."""
+        around = [one, *self.peers(one, members)]
+        reducing = {place for other in around for place in (other, *self.peers(other, members))}
+        return max(self.seconds(place, members) for place in reducing) + self.seconds(one, members)
+
+    def server_seconds(self, place: Place) -> float:
+        """Seconds of sending all of a stage's layers to a parameter server; to have the server's takes as long."""
+        link = self.cluster.network if len(self.cluster.nodes) > 1 else self.cluster.nodes[0].link
+        return link.transfer_time(self.of(place)) if self.of(place) else 0.0
+
+
 @dataclass(frozen=True)
 class MemoryNeed:
     """Bytes of a stage's layers: those that every minibatch in flight takes again, and those that it does not."""

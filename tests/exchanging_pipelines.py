@@ -158,6 +158,9 @@ class Tensors:
     def parameters(self) -> dict[str, Tensor]:
         return self._weights
 
+    def merge_seconds(self, merge: Merge) -> float:
+        return 0.0
+
     def buffers(self) -> dict[str, Tensor]:
         return self._buffers
 

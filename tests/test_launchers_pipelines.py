@@ -16,7 +16,9 @@ from sparsepipe import InputError
 from sparsepipe.host.python_path import python_environment
 from sparsepipe.io.files import read_rows, write_json
 from sparsepipe.launchers import attach, launch
+from sparsepipe.pipeline_simulator import simulate_pipelines
 from sparsepipe.record import RunRecord
+from sparsepipe.stragglers import Stragglers
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.timeout(300)
@@ -52,6 +54,15 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
     back = {m for row in _rows(job.record, "put back") for m in row["minibatches"]}
     assert {m for m, times in taken.items() if times > 1} <= back and len(back) <= 8, "what was in flight"
     assert len(job.record.pipelines) == 2 and job.record.trace().ranks == (0, 1, 2)
+    # Each takes its share as in a simulation in which the pipeline is gone for as long, in minibatches of the other.
+    died = next(row["seconds"] for row in _rows(job.record, "left") if row["pipeline"] == 0)
+    back = next(row["seconds"] for row in _rows(job.record, "joined") if row["attempt"] == 1)
+    gone = (back - died) * summary["replication"]["pipelines"][1]["samples_per_second"] * 0.06
+    facts = {"stragglers": Stragglers.parse("kill:rank=1,at=40"), "restart_seconds": gone}
+    simulated = simulate_pipelines(plan, profile, cluster, [1.0] * 500, **facts)
+    for k, own in enumerate(simulated.pipelines):
+        done = sum(len(row["minibatches"]) for row in _rows(job.record, "done") if row["pipeline"] == k)
+        assert done == pytest.approx(own.minibatches, abs=25)
     until(lambda: not processes_of(tmp_path / "run"), "end of all processes")
 
 

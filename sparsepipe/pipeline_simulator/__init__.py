@@ -2,6 +2,7 @@
 
 together.py   the loop over all pipelines: who takes which minibatch, which merges there are, who waits
 member.py     one pipeline: the simulator of one plan, with minibatches by pace
+loader.py     what a pipeline takes ahead of what it trains, as a run's does
 exchange.py   how long the weights of a merge are on their way
 outcome.py    what it all comes to
 """
@@ -40,13 +41,18 @@ def simulate_pipelines(
 ) -> PipelinesForecast:
     """Let pipelines share one minibatch of each of `sizes` (at the network's input, in the profile's unit).
 
-    Each takes the next ones when it has room, in whole units of its plan's updates. They average by
-    `pipelines.replication`, whose draws are by `seed`. Weights are on their way for as long as the cluster's links take
-    for them, beside the activations. A pipeline of which a rank is killed trains again `restart_seconds` later, with a
-    live one's weights; what it had not done goes back to all. `starts`: when each pipeline begins, in seconds; all at
-    once when not given, which in a run they do not: of those that wait for each other little, the groups depend on it.
-    Raises InputError for pipelines that cannot run, for
-    stragglers of ranks that are not there, and for a kill where the rule averages gradients: it ends the job.
+    Each takes the next ones when it has room, as many ahead as a run's loaders read ahead of what is trained, in whole
+    units of its plan's updates; less than a unit goes to who is empty. They average by `pipelines.replication`, whose
+    draws are by `seed`. Weights are on their way for as long as the cluster's links take for them, beside the
+    activations. A pipeline of which a rank is killed trains again `restart_seconds` later, with a live one's weights;
+    what its last stage had not done goes back to all. `starts`: when each pipeline begins, in seconds; all at once when
+    not given, which in a run they do not: of those that wait for each other little, the groups depend on it.
+
+    Reading takes no time here. Labels that a run reads from files are asked for a step earlier still in schedules with
+    several minibatches a step; that is not simulated.
+
+    Raises InputError for pipelines that cannot run, for stragglers of ranks that are not there, and for a kill where
+    the rule averages gradients: it ends the job.
     """
     number(restart_seconds, "restart_seconds")
     if starts and len(starts) != len(pipelines.pipelines):

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 from ..cluster import Cluster
 from ..plan import Plan
 from ..profile import Profile
-from ..schedule import Action, Op, compile, refuse_stuck, round_length, unit_length
+from ..schedule import Action, Op, compile, refuse_stuck, unit_length
 from ..simulator import BACKWARD, CODES, FORWARD, UPDATE, WEIGHT, Port, RankState, Simulation
 from ..stragglers import Stragglers
 from ..trace import Span
+from .loader import Loader
 
 
 class Update(NamedTuple):
@@ -32,8 +33,8 @@ class Others(Protocol):
         """Let something happen at a time; `turn` is among all that does then."""
         ...
 
-    def take(self, member: "Member", rank: RankState) -> bool:
-        """Hand a rank's pipeline its next minibatches; False: it gets none, or not yet."""
+    def read_on(self, member: "Member", loader: Loader) -> None:
+        """Have a loader ask for the minibatch that it wants, if any, after all else that happens now."""
         ...
 
     def takes_step(self, member: "Member", update: Update, averaged: float) -> bool:
@@ -61,7 +62,8 @@ class Member(Simulation):
     """The state of one pipeline. Minibatches have a place among the pipeline's own, and a number in the epoch.
 
     A unit is as many minibatches as make whole updates of every stage: they are taken together, and contributions to
-    averages are numbered by them.
+    averages are numbered by them. A pipeline that goes on from an empty one, since it was killed or since less than a
+    unit was left of all, is another object: another life, whose units are numbered on.
     """
 
     def __init__(
@@ -76,16 +78,15 @@ class Member(Simulation):
         ports: defaultdict[tuple, Port],
         stragglers: Stragglers | None,
         averages: bool,
-        before: int = 0,
+        units_before: int = 0,
         killable: bool = True,
     ) -> None:
-        """`before`: places that the pipeline has used up in its life before. `killable`: stragglers may end it."""
+        """`units_before`: that the pipeline took in its lives before. `killable`: stragglers may end it."""
         super().__init__(compile(plan, len(sizes)), profile, cluster, sizes)
         self.number, self.others, self.stragglers, self.averages = number, others, stragglers, averages
         self.transfers.ports = ports  # several pipelines share those of a node
         stages = range(len(plan.stages))
         self.whole = unit_length(plan)
-        self.rounds = [round_length(plan, s) for s in stages]
         self.first = next(s for s in stages if self.program.source(s, Op.FORWARD) is None)
         self.leader = len(plan.stages) - 1  # the stage whose first replica contributes: the first to finish an update
         self.arrivals[FORWARD][self.first] = [None] * len(sizes)
@@ -96,12 +97,14 @@ class Member(Simulation):
         if averages:  # updates that take no time count too
             for rank, actions in self.program.actions.items():
                 self.ranks[rank].todo = [(CODES[op], s, m) for s, op, m in actions]
-        self.before, self.killable, self.dead = before, killable and stragglers is not None, False
-        self.done = 0  # places, from the first on, whose updates have been made in all stages
+        self.units_before = units_before
+        self.before = units_before * self.whole  # minibatches that it took before, as stragglers count them
+        self.killable, self.dead = killable and stragglers is not None, False
         self.trained, self.trained_until = 0, 0.0  # places that its last stage is through with, and since when
         self.left = sum(len(rank.todo) for rank in self.ranks.values())
         self.held = 0  # ranks that wait for other pipelines after an update
         self.closed = False
+        self.loaders = {rank: Loader(self.ranks[rank], self._places_of(rank)) for rank in plan.stages[self.first].ranks}
         self._table = {rank: dict(state.seconds) for rank, state in self.ranks.items()}  # by number in the epoch
         self._bytes = dict(self.transfers.bytes)
         self._by_place = stragglers is not None or len(set(sizes)) > 1
@@ -111,6 +114,16 @@ class Member(Simulation):
             self.transfers.bytes = {key: sizes.copy() for key, sizes in self._bytes.items()}
 
     # --- minibatches --------------------------------------------------------------------------------------------------
+
+    def _places_of(self, rank: int) -> list[int]:
+        """The places whose minibatches a rank of the first stage reads."""
+        todo = self.ranks[rank].todo
+        return [place for operation, stage, place in todo if (operation, stage) == (FORWARD, self.first)]
+
+    @property
+    def units_taken(self) -> int:
+        """Over all its lives until now, those that were lost too."""
+        return self.units_before + -(-(len(self.numbers) + len(self.lost)) // self.whole)
 
     def hand(self, numbers: Sequence[int]) -> None:
         """Take minibatches, in this order."""
@@ -163,9 +176,11 @@ class Member(Simulation):
         assert state.todo[: state.place] == done, "a shorter program begins as a longer one does"
 
     def wake(self) -> None:
-        """Let ranks go on that wait for what does not come any more."""
+        """Let ranks begin, or go on that wait for what does not come any more."""
         if self.dead:
             return
+        for loader in self.loaders.values():
+            self.others.read_on(self, loader)
         for state in self.ranks.values():
             if state.free is not None and state.place < len(state.todo):
                 operation, stage, index = state.todo[state.place]
@@ -182,15 +197,18 @@ class Member(Simulation):
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def start(self, rank: RankState, free: float) -> None:
-        """Start the next action of a rank; a forward of the first stage once its minibatch has been taken."""
-        if rank.place < len(rank.todo):
-            operation, stage, minibatch = rank.todo[rank.place]
-            unknown = operation == FORWARD and stage == self.first and self.arrivals[FORWARD][stage][minibatch] is None
-            if unknown and not self.others.take(self, rank):
-                return
-            if operation == FORWARD and self.killable and self._dies(rank, stage, minibatch, free):
-                return
+        """Start the next action of a rank; a forward of the first stage once its minibatch has been taken, and its
+        loader reads on then."""
+        if rank.place == len(rank.todo):
+            return
+        operation, stage, minibatch = rank.todo[rank.place]
+        if operation == FORWARD and self.killable and self._dies(rank, stage, minibatch, free):
+            return
         super().start(rank, free)
+        if operation == FORWARD and stage == self.first and rank.free is None:
+            loader = self.loaders[rank.rank]
+            loader.begun += 1
+            self.others.read_on(self, loader)
 
     def _dies(self, rank: RankState, stage: int, minibatch: int, free: float) -> bool:
         """Whether a rank is killed in place of a forward that would begin."""
@@ -219,14 +237,21 @@ class Member(Simulation):
             self.check_trained()
 
     def unit(self, stage: int, index: int) -> int | None:
-        """The unit that an update of a stage is the last of; None: it is the last of none."""
-        end = (index + 1) * self.rounds[stage]
-        return None if end % self.whole or end > len(self.numbers) else end // self.whole - 1
+        """The unit that an update of a stage is the last of; None: it is the last of none.
+
+        One that is shorter than others is all that was left, and the only one of its life.
+        """
+        end, count = self.last_of_round[stage][index] + 1, len(self.numbers)
+        if end > count or (end % self.whole and not (self.closed and end == count < self.whole)):
+            return None
+        return self.units_before + (end - 1) // self.whole
+
+    def samples(self, unit: int) -> int:
+        """How many minibatches a unit has."""
+        return min(self.whole, len(self.numbers) - (unit - self.units_before) * self.whole)
 
     def _end_update(self, rank: RankState, stage: int, index: int) -> None:
         unit = self.unit(stage, index)
-        if stage == self.first:  # the last to get there
-            self.done = max(self.done, self.last_of_round[stage][index] + 1)
         waits = unit is not None and self.others.waits_after(unit)
         if not waits:
             self._count_trained(stage, index)
@@ -298,12 +323,12 @@ class Member(Simulation):
             self.rows += [(rank.rank, name, begin, end, kind, stage, minibatch, peer) for rank in ranks]
 
     def end(self, now: float) -> list[int]:
-        """End the pipeline as it is. Return the minibatches that it took and has not done."""
+        """End the pipeline as it is. Return the minibatches that it took and its last stage is not through with."""
         self.dead, self.closed, self.held = True, True, 0
         self.running.clear()
         rows = (row for row in self.rows if row[2] < now)
         self.rows = [(*row[:3], min(row[3], now), *row[4:]) for row in rows]
-        self.lost, self.numbers = self.numbers[self.done :], self.numbers[: self.done]
+        self.lost, self.numbers = self.numbers[self.trained :], self.numbers[: self.trained]
         return self.lost
 
     def spans(self) -> list[Span]:

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cluster import Cluster
+from ..costs import MergeCosts, Place
 from ..errors import InputError
-from ..io.options import option_values
 from ..plan import Plan
 from ..profile import Profile
+from ..replication import sent_share
 from ..replication.base import SERVER, Arithmetic, Groups, Merge, Rule
-from ..simulator import Port, RankState
+from ..simulator import Port
 from ..stragglers import Stragglers
-from .exchange import Bytes, Exchange, Place, Push, ServerPorts
+from .exchange import Exchange, Push, ServerPorts
+from .loader import Loader
 from .member import Member, Update
 
 FIRST, LAST = 0, 2  # of what happens at one time: results come before updates, and time runs out after them
@@ -84,7 +86,7 @@ class Together:
         self._order = 0
         ports = defaultdict[tuple, Port](Port)
 
-        def begin(k: int, *, before: int = 0, killable: bool = rule is not None) -> Member:
+        def begin(k: int, *, units_before: int = 0, killable: bool = rule is not None) -> Member:
             return Member(
                 k,
                 plans[k],
@@ -95,22 +97,24 @@ class Together:
                 ports=ports,
                 stragglers=stragglers,
                 averages=bool(rule),
-                before=before,
+                units_before=units_before,
                 killable=killable,
             )
 
         self._begin = begin
         self.members = [begin(k) for k in range(len(plans))]
-        self.past: list[Member] = []  # lives that were ended
-        layer_bytes = {layer.id: layer.parameter_bytes * sent_share(rule) for layer in profile.graph.layers}
-        self.sizes = Bytes(plans, cluster, layer_bytes)
+        self.past: list[Member] = []  # lives that are over
+        self.idle: set[int] = set()  # pipelines that have left, since there was nothing more for them
+        share = sent_share(rule) if rule else 1.0
+        layer_bytes = {layer.id: layer.parameter_bytes * share for layer in profile.graph.layers}
+        self.sizes = MergeCosts(plans, cluster, layer_bytes)
         self.server = ServerPorts()
         self.tallies = [Tally() for _ in plans]
         self.contributions: list[list[Contribution]] = [[] for _ in plans]
         self.under_way: list[Contribution | None] = [None] * len(plans)
         self.told: list[dict[int, Contribution | None]] = [{} for _ in plans]  # unit → what its leader contributed
         self.early: list[list[tuple[Update, bool]]] = [[] for _ in plans]  # of stages that are before their leader
-        self.blocked: list[list[RankState]] = [[] for _ in plans]
+        self.blocked: list[list[Loader]] = [[] for _ in plans]
         self.open: list[Exchange] = []  # of which results are still missing, and some that are complete by now
         self.group_sizes: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
@@ -120,9 +124,9 @@ class Together:
 
     def run(self, starts: Sequence[float]) -> None:
         """Let what happens happen in the order of time. `starts`: when each pipeline begins."""
+        for member, start in zip(self.members, starts, strict=True):  # each has a unit before anybody reads ahead
+            self.at(start, FIRST, self._start, member)
         for member, start in zip(self.members, starts, strict=True):
-            for rank in member.ranks.values():
-                rank.free = start
             self.at(start, FIRST, member.wake)
         while True:
             next_event = (self.events[0][0], self.events[0][1]) if self.events else (float("inf"), LAST)
@@ -145,45 +149,79 @@ class Together:
 
     # --- minibatches --------------------------------------------------------------------------------------------------
 
-    def take(self, member: Member, rank: RankState) -> bool:
-        """Hand out units until a rank has its next minibatch."""
-        minibatch = rank.todo[rank.place][2]
-        while len(member.numbers) <= minibatch:
-            if member.closed:
+    def _start(self, member: Member) -> None:
+        """Let a pipeline begin, from an empty one, with its first unit or with all that is left; none without any."""
+        for rank in member.ranks.values():
+            rank.free = self.now
+        if self.queue and self._may_begin(member):
+            self._hand(member)
+        elif not self.queue:
+            member.close()
+
+    def read_on(self, member: Member, loader: Loader) -> None:
+        """Have a loader ask, after all else that happens now: those of all pipelines take turns."""
+        if loader.wanted is not None:
+            self.at(self.now, LAST, self._read, member, loader)
+
+    def _read(self, member: Member, loader: Loader) -> None:
+        """Give a loader the minibatch that it asks for, or keep it waiting."""
+        place = loader.wanted
+        if place is None or member.dead or loader in self.blocked[member.number]:
+            return
+        if self._has(member, place):
+            loader.read += 1
+            if loader.is_awaited(member.first, place):
+                member.start(loader.rank, self.now)
+            self.read_on(member, loader)
+        elif not member.closed:
+            self.blocked[member.number].append(loader)
+
+    def _has(self, member: Member, place: int) -> bool:
+        """Hand out units until a pipeline has a minibatch at a place. False: it gets none in this life, or not yet."""
+        while len(member.numbers) <= place:
+            if not member.closed and not self._has_enough_for(member):
+                self._end_life(member)
+            if member.closed or not self._may_begin(member):
                 return False
-            if not self.queue:  # one that was started again, and there is nothing more
-                member.close()
-                self.at(self.now, FIRST, member.wake)
-                return False
-            if self.groups is not None and not self.groups.may_begin(member.number):
-                self.blocked[member.number].append(rank)
-                tally = self.tallies[member.number]
-                if tally.blocked_since is None:
-                    tally.blocked_since = self.now
-                return False
-            member.hand([self.queue.popleft() for _ in range(min(member.whole, len(self.queue)))])
-            if not self.queue:
-                self._close()
+            self._hand(member)
         return True
 
-    def _close(self) -> None:
-        """All minibatches are handed out: nobody waits for more."""
-        for member, tally in zip(self.members, self.tallies, strict=True):
-            if not member.closed:
-                if self.blocked[member.number]:
-                    tally.unblock(self.now, by=HANDED_OUT, idle_since=member.idle_since)
-                    self.blocked[member.number].clear()
-                member.close()
-                self.at(self.now, FIRST, member.wake)
+    def _may_begin(self, member: Member) -> bool:
+        """Whether the rule lets a pipeline take more; how long it does not is counted."""
+        if self.groups is None or self.groups.may_begin(member.number):
+            return True
+        tally = self.tallies[member.number]
+        if tally.blocked_since is None:
+            tally.blocked_since = self.now
+        return False
+
+    def _hand(self, member: Member) -> None:
+        member.hand([self.queue.popleft() for _ in range(min(member.whole, len(self.queue)))])
+        for other in self.members:  # who waits for a whole unit, and those who would ask for what is not there
+            asks = not self.queue or self.blocked[other.number]
+            if not other.closed and asks and not self._has_enough_for(other):
+                self._end_life(other)
+
+    def _has_enough_for(self, member: Member) -> bool:
+        """Whether as many minibatches are left as a pipeline may take: a unit, or any where it is empty."""
+        return len(self.queue) >= (member.whole if member.numbers else 1)
+
+    def _end_life(self, member: Member) -> None:
+        """There is nothing more for a pipeline until it is empty."""
+        tally = self.tallies[member.number]
+        if tally.blocked_since is not None:
+            tally.unblock(self.now, by=HANDED_OUT, idle_since=member.idle_since)
+        self.blocked[member.number].clear()
+        member.close()
+        self.at(self.now, FIRST, member.wake)
 
     def _unblock(self, by: int | None) -> None:
         for member, waiting, tally in zip(self.members, self.blocked, self.tallies, strict=True):
             if waiting and self.groups is not None and self.groups.may_begin(member.number):
                 tally.unblock(self.now, by=TIME if by is None else by, idle_since=member.idle_since)
-                ranks, waiting[:] = tuple(waiting), ()
-                for rank in ranks:
-                    if rank.free is not None:
-                        member.start(rank, self.now)
+                loaders, waiting[:] = tuple(waiting), ()
+                for loader in loaders:
+                    self._read(member, loader)
 
     # --- deaths -------------------------------------------------------------------------------------------------------
 
@@ -199,7 +237,6 @@ class Together:
                 "simulated; take another rule"
             )
         self.queue.extendleft(reversed(member.end(self.now)))
-        self.past.append(member)
         self.tallies[k].blocked_since = None
         for known in (self.blocked, self.early, self.told):
             known[k].clear()
@@ -211,24 +248,38 @@ class Together:
                     if place[0] != k and place[0] in exchange.merge.members:
                         self.at(self.now, FIRST, self._arrive, exchange, place)
         self._leave(member)
-        self.at(self.now + self.restart_seconds, FIRST, self._rejoin, member)
+        self.at(self.now + self.restart_seconds, FIRST, self._live_on, member)
+        for idle in sorted(self.idle):  # had nothing more to take, and have now
+            self.at(self.now, LAST, self._live_on, self.members[idle])
 
-    def _rejoin(self, before: Member) -> None:
-        """A pipeline is there again, with a live pipeline's weights; it is not killed another time."""
-        assert self.groups is not None
+    def _live_on(self, before: Member) -> None:
+        """A pipeline begins again from an empty one; where it died, with a live pipeline's weights: it is not killed
+        another time."""
         k = before.number
-        member = self.members[k] = self._begin(k, before=before.before + len(before.numbers), killable=False)
-        self._decide(self.groups.join(k, now=self.now), by=k)
-        for rank in member.ranks.values():
-            rank.free = self.now
+        if before is not self.members[k] or (not before.dead and not self.queue):
+            return
+        self.past.append(before)
+        killable = before.killable and not before.dead
+        member = self.members[k] = self._begin(k, units_before=before.units_taken, killable=killable)
+        if self.groups is not None and (before.dead or k in self.idle):
+            self._decide(self.groups.join(k, now=self.now), by=k)
+        self.idle.discard(k)
+        self._start(member)
         member.wake()
 
     # --- contributions ------------------------------------------------------------------------------------------------
 
     def trained(self, member: Member) -> None:
         """Nobody waits for a pipeline that has nothing more to train on; who is ready at this moment meets it still."""
-        if self.groups is not None:
-            self.at(self.now, LAST, self._leave, member)
+        self.at(self.now, LAST, self._go_on, member)
+
+    def _go_on(self, member: Member) -> None:
+        """An empty pipeline takes what is left, which was less than a unit or a dead one's; else it leaves."""
+        if self.queue:
+            self._live_on(member)
+        elif self.groups is not None and member is self.members[member.number] and not member.dead:
+            self.idle.add(member.number)
+            self._leave(member)
 
     def _leave(self, member: Member) -> None:
         """What a pipeline contributed and is in no merge yet goes on alone."""
@@ -286,7 +337,7 @@ class Together:
             contribution = Contribution(len(self.contributions[k]), unit, self.now)
             self.contributions[k].append(contribution)
             self.under_way[k] = self.told[k][unit] = contribution
-            merges = self.groups.contribute(k, now=self.now, samples=member.whole)
+            merges = self.groups.contribute(k, now=self.now, samples=member.samples(unit))
             self._decide(merges, by=k)
         early, self.early[k] = self.early[k], []
         for update, waits in early:
@@ -375,8 +426,3 @@ class Together:
             tally.lost["exchange"] += self.now - begun
             tally.waited_for[TIME if whom is None or whom == member.number else whom] += decided - since
             tally.waited_for[other[0]] += begun - decided
-
-
-def sent_share(rule: Rule | None) -> float:
-    """Bytes sent for each byte of weights: a rule may have an option for fewer bits."""
-    return float(option_values(rule).get("bits", 32)) / 32 if rule else 1.0

@@ -2,6 +2,7 @@
 
     base.py         what a rule is, and a merge
     gathering.py    who is live and who waits: what all rules keep
+    handing_out.py  how far ahead of what they train pipelines take minibatches
     all_reduce.py, partial_reduce.py, ad_psgd.py, wsp.py, local_sgd.py, diloco.py, quorum.py    one rule each
 
 A rule is chosen as RULE[:option=value,…], such as `partial-reduce:wait=0.01,overlap=false`.
@@ -57,6 +58,11 @@ def rule_from_json(document: Any, what: str = "replication") -> Rule:
     return rule(document.get("rule", None), document.get("options", {}))
 
 
+def sent_share(given: Rule) -> float:
+    """Return the bytes that are sent for each byte of weights: a rule may have an option for fewer bits."""
+    return float(option_values(given).get("bits", 32)) / 32
+
+
 __all__ = [
     "RULES",
     "SERVER",
@@ -69,4 +75,5 @@ __all__ = [
     "rule_from_json",
     "rule_text",
     "rule_to_json",
+    "sent_share",
 ]

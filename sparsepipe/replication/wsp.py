@@ -14,12 +14,15 @@ class Wsp:
     """What a wave of `every` updates changed is added to a parameter server's weights, which are taken back.
 
     Source: Park et al., "HetPipe", USENIX ATC 2020: waves, their aggregated updates, the parameter server, and clocks
-    that are bound to each other (wave synchronous parallel). A pipeline's clock is the number of its waves; it begins
-    no minibatch while its clock is more than `bound` (HetPipe's D) ahead of the slowest live one. 0 is bulk
-    synchronous. Changes are added up at the server, `scale` of each. HetPipe adds them whole (`scale=1`); by default it
-    is one part in as many as there are pipelines, as in SDPipe's copy of it, so that a sample counts for as much as
-    with averages. SDPipe's copy keeps the last change of a wave alone: here they are all in it. The server is no
-    average: the mixing matrix is not doubly stochastic.
+    that are bound to each other (wave synchronous parallel). A pipeline's clock is the number of its waves; it takes
+    no minibatch while its clock is more than `bound` (HetPipe's D) ahead of the slowest live one. What it had taken by
+    then it trains on: what its stages have in flight, as in HetPipe, and what its loaders have read ahead
+    (handing_out.py), in runs and simulations alike.
+
+    Changes are added up at the server, `scale` of each. HetPipe adds them whole (`scale=1`); by default it is one part
+    in as many as there are pipelines, as in SDPipe's copy of it, so that a sample counts for as much as with averages.
+    SDPipe's copy keeps the last change of a wave alone: here they are all in it. The server is no average: the mixing
+    matrix is not doubly stochastic.
 
     A pipeline that joins begins with the clock of the slowest. Optimizer state stays local. Batch-norm statistics have
     no changes to add: the server keeps the mean of its own and a pipeline's, by the same share.

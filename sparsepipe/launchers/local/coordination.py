@@ -7,6 +7,7 @@ parent ─┬─ coordinator          started again when it dies: it goes on fro
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from contextlib import closing, suppress
@@ -25,7 +26,7 @@ from ..prepare_pipelines import RESUME
 
 LOG_FILES = ("logs/coordinator.log", "logs/server.log")
 _BEYOND_ALL = 10**6  # an attempt that is none: after all there can be
-_TO_HEAR = 2.0  # seconds for a coordinator that is there to hear something, and for one that may come meanwhile
+_TO_HEAR = 2.0  # seconds for a coordinator that is there to hear something
 _TO_END = 12.0  # seconds that the coordinator has to write its last rows, on a busy machine
 _MOST_STARTS = 100  # more restarts than any run needs: one that dies at once is at fault itself
 _BETWEEN_COORDINATORS = 0.2  # seconds, so that one that cannot start takes no processor
@@ -114,7 +115,8 @@ def address_of(folder: Path) -> CoordinatorAddress | None:
 class GoneAttempts:
     """Attempts of pipelines that have ended, of which the coordinator of the run in `folder` is to be told.
 
-    One that has just died hears nothing: the next is told as soon as it is there.
+    One that has just died hears nothing: the next is told as soon as it is there. Nobody waits for it: whoever tells
+    keeps live pipelines going, too.
     """
 
     def __init__(self, folder: Path, *, encrypts: bool) -> None:
@@ -131,6 +133,8 @@ class GoneAttempts:
         self._untold = [told for told in self._untold if not self._heard(*told)]
 
     def _heard(self, pipeline: int, attempt: int) -> bool:
+        if not self._listens():
+            return False
         encryption = Encryption.of_run(self._folder) if self._encrypts else None
         given: dict[str, Any] = {"pipeline": pipeline, "rank": -1, "attempt": attempt, "encryption": encryption}
         try:
@@ -141,6 +145,16 @@ class GoneAttempts:
         except RuntimeError:
             pass  # it knows no such pipeline, or has given it up
         return True
+
+    def _listens(self) -> bool:
+        """Whether anybody is there to hear, which is known at once: it is on this host."""
+        address = address_of(self._folder)
+        try:
+            if address is not None:
+                socket.create_connection((address.host, address.port), timeout=_TO_HEAR).close()
+        except OSError:
+            return False
+        return address is not None
 
 
 def start(module: str, options: list[str], log: Path, more: dict[str, str] | None = None) -> subprocess.Popen:

@@ -177,7 +177,7 @@ class Merges:
             self._numbers[member] += 1
         trained = [member for member in members if self._came[member] >= 0] or members
         weights = tuple((member in trained) / len(trained) for member in members)
-        self._take([Merge(0, members, contributions, weights, forced=True)])
+        self._take([Merge(0, members, contributions, weights, forced=True)], by_rule=False)
         self.last = self._kept[members[0]][contributions[0]].merge
 
     def waits_for_last(self, num_stages: Sequence[int]) -> bool:
@@ -193,14 +193,16 @@ class Merges:
         assert self.last is not None
         return self.last if pipeline in self.last.members else Merge(self.last.number, (pipeline,), (0,), (1.0,))
 
-    def _take(self, merges: Sequence[Merge]) -> None:
+    def _take(self, merges: Sequence[Merge], *, by_rule: bool = True) -> None:
+        """Keep merges that are decided. That at a run's end is no group of its rule's, nor is it in simulations."""
         for decided in merges:
             merge = replace(decided, number=self._num_merges)
             self._num_merges += 1
             contributed = [self._kept[k][n] for k, n in zip(merge.members, merge.contributions, strict=True)]
             for one in contributed:
                 one.merge, one.decided = merge, self._changes.now
-            self.sizes[len(merge.members) + (merge.partner is not None and merge.partner != SERVER)] += 1
+            if by_rule:
+                self.sizes[len(merge.members) + (merge.partner is not None and merge.partner != SERVER)] += 1
             self._changes.row(
                 MERGES,
                 "merge",

@@ -10,6 +10,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...engines.batch_norm import Group
 from ...losses import Outcome
+from ...replication.base import Merge
 from ..training_state.weights import Version
 from ..transport.packet import Packet
 
@@ -106,6 +107,10 @@ class StageRunner(Protocol):
     @property
     def step_seconds(self) -> float:
         """The same of a step of the optimizer, on a device that is slept for."""
+        ...
+
+    def merge_seconds(self, merge: Merge) -> float:
+        """Return by how many seconds a merge with other pipelines lasts longer than it takes here, likewise; else 0."""
         ...
 
     def parameters(self) -> dict[str, Tensor]:

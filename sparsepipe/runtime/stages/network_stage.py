@@ -19,6 +19,7 @@ from ...models import Network
 from ...models.base import AnyNetwork
 from ...models.traced.values import is_sparse
 from ...plan import Plan
+from ...replication.base import Merge
 from ..config import RunConfig
 from ..failures import PacketMismatch
 from ..training_state.weights import Version
@@ -109,6 +110,9 @@ class NetworkStage:
     @property
     def id_after(self) -> int:
         return self._boundaries[self.module.training][1].id
+
+    def merge_seconds(self, merge: Merge) -> float:
+        return 0.0
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in self.module.named_parameters() if tensor.requires_grad}

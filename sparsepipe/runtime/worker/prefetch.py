@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...replication.handing_out import READ_AHEAD
 from ..failures import DeadlinePassed
 from .feed import Feed
 
@@ -13,7 +14,12 @@ class Loader:
     """Calls `read` with the number and samples of one minibatch after the other, `depth` ahead at most."""
 
     def __init__(
-        self, read: Callable[[int, Sequence[int]], Any], places: Sequence[int], feed: Feed, *, depth: int = 2
+        self,
+        read: Callable[[int, Sequence[int]], Any],
+        places: Sequence[int],
+        feed: Feed,
+        *,
+        depth: int = READ_AHEAD,
     ) -> None:
         """`places`: of the minibatches to read, in order; those that the feed has not are left out."""
         self._ready: queue.SimpleQueue[tuple[int, Any] | BaseException] = queue.SimpleQueue()

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ...replication.handing_out import READ_AHEAD
 from ..workloads.base import Samples, Workload
-
-_AHEAD = 2  # minibatches that are read ahead where a step is not weighed by what is counted
 
 
 class Targets(NamedTuple):
@@ -42,9 +41,9 @@ class TargetReader:
     def ahead(self, own: Sequence[int]) -> int:
         """Return how many of the minibatches `own` to read ahead, so that nobody waits where a step begins."""
         if self._items is None or self._step_of is None:
-            return _AHEAD
+            return READ_AHEAD
         steps = {m: tuple(self._step_of(m)) for m in own}
-        return _AHEAD + max((sum(k in steps for k in step) for step in set(steps.values())), default=0)
+        return READ_AHEAD + max((sum(k in steps for k in step) for step in set(steps.values())), default=0)
 
     def read(self, minibatch: int) -> Targets:
         """Return the targets of a minibatch, the next in order. Raises what the data set raises."""

@@ -8,6 +8,7 @@ transfer takes as long as its link says, or as the network does where that is sl
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor
 
 from ...cluster import Cluster
-from ...costs import Array, LayerTable, averaging_time, network_time
+from ...costs import Array, LayerTable, MergeCosts, averaging_time, network_time
 from ...engines.batch_norm import Group
 from ...losses import CrossEntropy, Loss, Outcome, Tally
+from ...pipelines import Pipelines
 from ...plan import Plan
 from ...profile import Profile
+from ...replication import sent_share
+from ...replication.base import SERVER, Merge
 from ...schedule import Op, compile_until_steady, weights_share
 from ..config import RunConfig
 from ..processes.identity import Identity
@@ -46,6 +50,32 @@ class _SleptSamples:
         return int(self._sizes[indices[0] // self._batch_size])
 
 
+@dataclass(frozen=True)
+class OtherPipelines:
+    """Of a replay of several pipelines: which one the job is, and what weights cost between them."""
+
+    pipeline: int
+    costs: MergeCosts
+
+    @classmethod
+    def of(cls, plan: Pipelines, pipeline: int, profile: Profile, cluster: Cluster) -> "OtherPipelines":
+        """The weights of a layer are as many bytes as the profile says, fewer where the rule encodes them."""
+        share = sent_share(plan.replication)
+        layer_bytes = {layer.id: layer.parameter_bytes * share for layer in profile.graph.layers}
+        return cls(pipeline, MergeCosts(plan.pipelines, cluster, layer_bytes))
+
+    def seconds(self, merge: Merge, stage: int) -> float:
+        """Seconds from when the parts of all are there until a stage of this pipeline has the result of a merge.
+
+        As they are simulated (pipeline_simulator/exchange.py), but for a parameter server's port, which is free here.
+        """
+        place = self.pipeline, stage
+        if merge.partner == SERVER:
+            return 2 * self.costs.server_seconds(place)
+        members = merge.members if merge.partner is None else (*merge.members, merge.partner)
+        return self.costs.seconds_to_result(place, members)
+
+
 class Replay:
     """A profile and a cluster in the place of a network, an engine and data."""
 
@@ -54,9 +84,18 @@ class Replay:
     labels_are_read = False
 
     def __init__(
-        self, run_dir: Path, config: RunConfig, profile: Profile, cluster: Cluster, *, ranks: Sequence[int] = ()
+        self,
+        run_dir: Path,
+        config: RunConfig,
+        profile: Profile,
+        cluster: Cluster,
+        *,
+        ranks: Sequence[int] = (),
+        others: OtherPipelines | None = None,
     ) -> None:
-        """`ranks`: which devices of the cluster this job's ranks are, where they are some of it alone."""
+        """`ranks`: which devices of the cluster this job's ranks are, where they are some of it alone. `others`: where
+        it is one pipeline of several."""
+        self.others = others
         self.config, self.profile, self.cluster = config, profile, cluster
         self._ranks, self._run_dir = tuple(ranks), run_dir
         self._links: Links | None = None
@@ -69,7 +108,11 @@ class Replay:
     def open(cls, run_dir: Path, config: RunConfig) -> "Replay":
         """Raises InputError where the run's folder holds no profile or cluster."""
         profile, cluster = Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml")
-        return cls(run_dir, config, profile, cluster, ranks=Identity.from_environment().ranks)
+        identity, others = Identity.from_environment(), None
+        if identity.pipeline is not None:
+            plan = Pipelines.load(run_dir.parent.parent / "plan.json")
+            others = OtherPipelines.of(plan, identity.pipeline, profile, cluster)
+        return cls(run_dir, config, profile, cluster, ranks=identity.ranks, others=others)
 
     def device(self, rank: int) -> int:
         """Return which device of the cluster a rank of this job is."""
@@ -177,7 +220,11 @@ class SleptStage:
         devices = tuple(map(workload.device, own.ranks))
         self.averaging_seconds = averaging_time(workload.cluster, devices, float(table.parameter_bytes[layers].sum()))
         versions = self._program.num_versions(stage, rank)
+        self._others = workload.others
         self.step_seconds = table.update_time(layers, [kind], kept=versions > 1)
+
+    def merge_seconds(self, merge: Merge) -> float:
+        return self._others.seconds(merge, self._stage) if self._others else 0.0
 
     def parameters(self) -> dict[str, Tensor]:
         return {}

@@ -1,7 +1,7 @@
 """The member of `Averager` for the rule that averages gradients before each step."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class ExchangingGradients:
     desk: StateDesk
     server: Server
     peers: Peers
+    lasts: Callable[[Merge], float]  # by how many seconds a merge lasts longer than it takes here
 
     def close(self) -> None:
         for exchange in (self.gradients, self.last):
@@ -68,11 +69,13 @@ class GradientAverager:
         if self._exchanging is not None:
             number = self._contributions.number(update, samples=samples)
             if number is not None:
-                found = self._mean(self._exchanging.gradients, number, update, gradients)
+                found = self._mean(self._exchanging, number, update, gradients)
         told = self._held.told(found)
         return gradients if told is None else self._held.gradients(told)
 
-    def _mean(self, exchange: MeanExchange, number: int, update: int, gradients: list[Tensor]) -> Tensor | None:
+    def _mean(
+        self, exchanging: ExchangingGradients, number: int, update: int, gradients: list[Tensor]
+    ) -> Tensor | None:
         own, waited = self._held.snapshot_of(gradients), self._waited.seconds
         mean: Mean | None = None
         facts: dict[str, Any] = {"update": update, "contributed": update, "staleness": 0, "stage": self._held.stage}
@@ -80,7 +83,9 @@ class GradientAverager:
             merge = self._merge(number, update)
             self._version = merge.number
             try:
-                mean = exchange.mean(merge, own) if len(merge.members) > 1 else None
+                if len(merge.members) > 1:
+                    mean = exchanging.gradients.mean(merge, own)
+                    time.sleep(exchanging.lasts(merge))
             except CalledOff as error:
                 facts["why"] = str(error)
         facts |= {"applied": mean is not None, "waited": self._waited.seconds - waited, "distance": 0.0, "bytes": 0}

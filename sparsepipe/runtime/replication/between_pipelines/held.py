@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ....plan import Stage
+from ....replication.base import Merge
 from ...processes.process import Process
 from ...training_state.weights import Weights
 from ..base import Replication
@@ -20,6 +21,8 @@ class Runner(Protocol):
     def is_last(self) -> bool: ...
 
     def buffers(self) -> dict[str, Tensor]: ...
+
+    def merge_seconds(self, merge: Merge) -> float: ...
 
 
 class Place(Protocol):

@@ -86,7 +86,8 @@ class _Opening:
         if self._replica.writes:
             gradients, last = self._mean_exchange("reduce", Exact()), self._mean_exchange(_LAST, Exact())
             desk = self._desk(self._replica.tensors)
-            exchanging = ExchangingGradients(gradients, last, desk, self._listen(), self._peers)
+            lasts = self._replica.runner.merge_seconds
+            exchanging = ExchangingGradients(gradients, last, desk, self._listen(), self._peers, lasts)
         parts = (self._coordinator, self._held, self._contributions, exchanging)
         return GradientAverager(*parts, timeout=self._timeout)
 
@@ -95,7 +96,7 @@ class _Opening:
         merging, offer = self._merging()
         desk = self._desk(lambda: self._replica.tensors() | merging.state())
         server = self._listen()
-        under_way = UnderWay(self._coordinator, merging)
+        under_way = UnderWay(self._coordinator, merging, lasts=self._replica.runner.merge_seconds)
         if _leads(self._replica):
             self._contributions.busy = lambda: under_way.any
         own = (self._contributions, merging, final, under_way)

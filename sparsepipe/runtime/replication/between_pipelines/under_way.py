@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ....replication.base import Merge
@@ -29,8 +30,9 @@ class Outcome:
 class UnderWay:
     """The contributions of one stage that have no outcome yet, oldest first."""
 
-    def __init__(self, coordinator: Coordinator, merging: Merging) -> None:
-        self._coordinator, self._merging = coordinator, merging
+    def __init__(self, coordinator: Coordinator, merging: Merging, *, lasts: Callable[[Merge], float]) -> None:
+        """`lasts`: by how many seconds a merge lasts longer than it takes here (StageRunner.merge_seconds)."""
+        self._coordinator, self._merging, self._lasts = coordinator, merging, lasts
         self._todo: queue.SimpleQueue[Contribution | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._outcomes: deque[Outcome] = deque()
@@ -107,6 +109,7 @@ class UnderWay:
         if len(merge.members) > 1 or merge.partner is not None:
             try:
                 merged = self._merging.merge(merge, contribution)
+                time.sleep(self._lasts(merge))
             except CalledOff as error:
                 why = str(error)
         return Outcome(contribution, merge, merged, why, time.monotonic() - start)
