@@ -285,12 +285,8 @@ def test_quick_pipelines_take_more():
 RULES_TO_TRY = (*NEVER_WAIT, *WAIT, "wsp:every=1,bound=1", "quorum:overlap=false", "ad-psgd:every=2,overlap=false")
 
 
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(st.data(), st.sampled_from(RULES_TO_TRY), st.integers(2, 4), st.integers(0, 10**6))
-def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):
-    """Each minibatch once; ranks do one thing at a time; nobody is faster than alone; merges add up."""
-    draw = random.Random(seed)
+def drawn_pipelines(draw, num_pipelines, rule):
+    """Cuts, replicas, schedules and links by chance. Returns (pipelines, profile, cluster)."""
     plans, first = [], 0
     for _ in range(num_pipelines):
         cuts = [0, *sorted(draw.sample(range(1, 5), draw.randint(0, 2))), 5]
@@ -304,7 +300,17 @@ def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):
     link = Link(draw.choice([50.0, 1e4, float("inf")]), draw.choice([0.0, 0.1]))
     cluster = Cluster.uniform(first, device_type="d", link=link)
     profile = replace(network(5, output_bytes=1.0), update_rates={"d": draw.choice([0.0, 1e-4])})
-    pipelines = Pipelines(tuple(plans), parse_rule(rule))
+    return Pipelines(tuple(plans), parse_rule(rule)), profile, cluster
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(RULES_TO_TRY), st.integers(2, 4), st.integers(0, 10**6))
+def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):
+    """Each minibatch once; ranks do one thing at a time; nobody is faster than alone; merges add up."""
+    draw = random.Random(seed)
+    pipelines, profile, cluster = drawn_pipelines(draw, num_pipelines, rule)
+    plans = pipelines.pipelines
     sizes = [draw.choice([1.0, 1.7]) for _ in range(data.draw(st.integers(1, 60)))]
     delays = Stragglers.parse(draw.choice(["", "jitter:p=0.2,seconds=1", "slow:rank=0,factor=3"]))
     found = simulate_pipelines(pipelines, profile, cluster, sizes, stragglers=delays, seed=seed)
@@ -405,6 +411,21 @@ def test_a_pipeline_that_is_killed_does_not_stop_the_others(rule, schedule, rank
     if rule in NEVER_WAIT:
         for k, one in enumerate(found.pipelines):
             assert one.samples_per_second >= (0.9 if k != rank // 2 else 0.0) * one.own_pace
+
+
+@pytest.mark.parametrize("rule", OF_WEIGHTS)
+def test_two_deaths_lose_nothing(rule):
+    """Of any two ranks of any pipelines, perhaps of one, when there is hardly anything left, or in a life after."""
+    for seed in range(8):
+        draw = random.Random(seed)
+        pipelines, profile, cluster = drawn_pipelines(draw, draw.randint(2, 4), rule)
+        kills = [f"kill:rank={draw.choice(pipelines.ranks)},at={draw.randint(0, 20)}" for _ in range(2)]
+        told = Stragglers.parse(
+            ";".join([*kills, draw.choice(["jitter:p=0.2,seconds=9", "stop:rank=0,at=3,seconds=200"])])
+        )
+        count, gone = draw.randint(1, 60), draw.choice([0.0, 5.0, 100.0])
+        found = simulate_pipelines(pipelines, profile, cluster, [1] * count, stragglers=told, restart_seconds=gone)
+        assert sorted(number for taken in found.taken for number in taken) == list(range(count))
 
 
 def test_a_death_at_the_end_leaves_nothing_undone():
