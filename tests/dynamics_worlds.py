@@ -57,6 +57,9 @@ class Told:
         changed = zip(self.factors.ranks, before.ranks, strict=True)
         return [Alarm(minibatch, minibatch, now, then, rank) for rank, (now, then) in enumerate(changed) if now != then]
 
+    def also(self, made_for):
+        return ()  # it is told how they are
+
     def follow(self, plan, *, first_minibatch):
         self.followed.append((first_minibatch, plan))
 

@@ -436,16 +436,13 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("image_epochs", "after", "cloud_epochs", "learned", "held", "second"),
     # 11_moving: numbers, and names of VARIANTS, as which runs and simulations took them before
     *(
-        "row.minibatch",
-        "pause",
-        "shorter",
         "stay",
         "times[stay]",
         "best",
         "max(1, round(pause / saved))",
         "'---|' * len(variants)",
     ),
-    *("row.variant", "variants[0]", "variants[-1]", "' | '.join((f'`{name}`' for name in variants))"),
+    *("variants[0]", "variants[-1]", "' | '.join((f'`{name}`' for name in variants))"),
     *("' | '.join((f'{value:.2f} s' for value in simulated.loc[stay]))",),
 }
 

@@ -22,7 +22,9 @@ from sparsepipe.reproduce.moving import (
     bars_by_load,
     bars_of_runs,
     changes,
+    changes_markdown,
     changes_table,
+    changes_told,
     devices_in_use,
     iterations,
     learning_by_seconds,
@@ -171,7 +173,12 @@ def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
     assert told == [(1, None, None, None), (3, None, None, None), (5, 6, 0.25, 100)]
     table = changes_table({"live": record})
     assert list(table.expected_gain_seconds) == [4.0] * 3 and set(table.variant) == {"live"}
+    refused, _, made = changes_told({"live": record})
+    assert (refused["pause"], refused["measured"], refused["expected gain"]) == ("not made", "not made", "4.00 s")
+    assert (made["pause"], made["measured"], made["expected cost"]) == ("0.25 s", "not known", "0.50 s")
+    assert changes_markdown({"live": record}).count("\n| live | ") == 3
     (record.folder / DECISIONS).unlink()
+    assert changes_markdown({"live": record}) == "No other plan was thought of."
     assert changes("live", record) == [] and list(changes_table({"live": record}).columns) == list(table.columns)
 
 

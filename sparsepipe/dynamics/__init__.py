@@ -5,6 +5,7 @@ drift.py          Watch: spans and sizes of a run in, alarms and factors out
 expected.py       what ranks and links should take for a minibatch of a size
 observations.py   what spans tell: a rank's work on a minibatch, a transfer without its queue
 series.py         one rank's or link's ratios, and the alarms that they raise
+swings.py         by how much a rank's pace goes up and down by itself
 change_point.py   the test for lasting changes, with its sources
 alarms.py         what is told of them
 of_runs.py        the drift of a run, by its record: drift_of, and Follower while it goes on
@@ -14,6 +15,7 @@ drift_file.py     what a follower writes of it to the record
 decision.py         whether another plan pays for the devices as they are now
 paces.py          how long minibatches really take, whatever their sizes
 outcomes.py       what changes gave beside what they were to give; how far the next is to be believed
+words.py          "7.3% faster": the same words wherever shares are told
 moves.py          what changes hands from one plan to another, and what that takes
 variants/         never, epoch, measured, predicted, live: ways to answer, a row each
 replanner.py      the loop without a job: spans in, decisions out

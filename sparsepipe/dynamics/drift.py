@@ -32,6 +32,7 @@ _MOST_SIZES = 200_000  # minibatches whose sizes are kept
 _FIRST_TIMES = 5  # of a rank that is left out, whose median says what it takes when it is as slow as it was
 # By how much a rank is slower than the quickest ever since they began, and minibatches of each until that is believed.
 _APART = ((1.25, SETTLED), (1.5, 40))
+_SURE = 2.0  # standard errors
 _MOST_WAITING = 20_000  # measured times whose minibatches' sizes did not come
 Found = Work | Transfer | LeftOut
 
@@ -108,6 +109,18 @@ class Watch:
                 if one.changed
             },
         )
+
+    def also(self, made_for: Factors) -> tuple[Factors, ...]:
+        """What devices may be as well, as far as measurements tell, under a plan that was `made_for` others.
+
+        First: each rank nearer to what it was then, by twice the standard error of what was measured. Second: each as
+        its newest minibatches have it beside its profile. Lasting changes leave aside by how much profiles are off,
+        which is right where that belongs to the rank's layers, and wrong where it belongs to the rank.
+        """
+        now, series = self.factors, [self._ranks.get(device.rank) for device in self.cluster.devices]
+        pairs = zip(series, now.ranks, made_for.ranks, strict=True)
+        nearer = tuple(_nearer(here, then, _SURE * one.error if one else 0.0) for one, here, then in pairs)
+        return Factors(nearer, now.links), Factors(tuple(one.newest if one else 1.0 for one in series), now.links)
 
     def _from_start(self) -> dict[int, float]:
         """By how much ranks are slower than the quickest ever since they began, where that is much and is sure."""
@@ -196,6 +209,12 @@ class _Era:
     others: set[int]  # ranks that have other layers than before, and have not been seen since
     left_out: dict[int, list[float]] = field(default_factory=dict)  # rank → its first times
     as_usual: dict[int, float] = field(default_factory=dict)  # rank → what it would take, were it as its profile says
+
+
+def _nearer(now: float, then: float, error: float) -> float:
+    """A factor that is nearer to another one by an error of its log, or is that one."""
+    apart = math.log(now / then)
+    return then * math.exp(math.copysign(max(0.0, abs(apart) - error), apart))
 
 
 def _layers(plan: Plan, rank: int) -> list[tuple[str, ...]]:

@@ -166,7 +166,7 @@ class Following:
         self._next = max([self._next, *(span.minibatch + 1 for span in spans if span.kind == "forward")])
         if not self._replanner.num_minibatches:
             return  # it has not begun
-        known, judged = len(self._replanner.decisions), len(self._replanner.outcomes.judged)
+        known, judged = len(self._replanner.decisions), len(self._replanner.outcomes.told)
         alarms = len(self._watch.alarms)
         decision = self._replanner.see(
             spans,
@@ -177,7 +177,7 @@ class Following:
             seconds_per_minibatch=self._pace(),
         )
         self._drift.add(self._watch.alarms[alarms:])
-        for outcome in self._replanner.outcomes.judged[judged:]:
+        for outcome in self._replanner.outcomes.told[judged:]:
             self._note({"event": "outcome", **outcome.to_json()})
             self._tell(str(outcome))
         for minibatch, made in self._replanner.decisions[known:]:

@@ -22,12 +22,15 @@ from .alarms import Alarm
 from .change_point import LEARNT, PASSED_OVER
 from .factors import Factors
 from .paces import MeasuredPace, Paces
+from .words import faster_or_slower
 
 _FILLS = 5  # first minibatches of a plan, in which its stages fill
 _SEEN, _USUAL = 20, 40  # minibatches of which a pace is taken: after a change, and the newest ones elsewhere
-_ROUNDS = 8  # of them, at the least
+_ROUNDS = 6  # of them, at the least
 _ALIKE = 1.2  # times as long: devices closer to each other than that are as they were
 _OTHERS = 1.5  # times as long, for one rank beside another: more than profiles are off by for other layers
+_CAME = 0.5  # of what a change was to give, at the least: else it was in vain
+_MOST_IN_VAIN = 4
 _AT_FIRST = 0.1  # share that changes are taken to have given, as they were to, before any was judged
 _JUDGED, _KNOWN = 3, 16  # of the newest, that are remembered
 _FORGOTTEN = 2000  # minibatches after which they are not
@@ -39,16 +42,17 @@ class Outcome:
     """A judged change of plan: by which share minibatches were to become shorter, and became; below 0: longer."""
 
     first_minibatch: int
-    predicted: float
+    predicted: float  # by the simulator; 0 of a plan of which was known what it takes
     measured: float
+    expected: float  # by the decision
 
     def __str__(self) -> str:
-        told = f"{abs(self.measured):.1%} {'faster' if self.measured >= 0 else 'slower'}"
-        return f"the plan since minibatch {self.first_minibatch} is {told}, and was to be {self.predicted:.1%} faster"
+        gave, told = faster_or_slower(self.measured), faster_or_slower(self.expected)
+        return f"the plan since minibatch {self.first_minibatch} is {gave}, and was to be {told}"
 
     def to_json(self) -> dict[str, Any]:
         """What a row of a run's decisions holds."""
-        shares = {"predicted_share": round(self.predicted, 4), "measured_share": round(self.measured, 4)}
+        shares = {"predicted_share": round(self.expected, 4), "measured_share": round(self.measured, 4)}
         return {"minibatch": self.first_minibatch, **shares}
 
 
@@ -70,6 +74,7 @@ class _Open:
     since: int  # the first minibatch of which the pace before is taken
     first: int
     predicted: float
+    expected: float
     ranks: tuple[float, ...]  # the devices that it was decided for
 
 
@@ -77,7 +82,9 @@ class Outcomes:
     """Remembers the paces of a run's plans on its devices as they were, and judges each change by them."""
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan) -> None:
-        self.judged: list[Outcome] = []
+        self.told: list[Outcome] = []  # whenever one was known
+        self.judged: list[Outcome] = []  # of what the simulator predicted, those that say how far it is believed
+        self.in_vain = 0  # newest changes in a row that did not give what they were to, or of which nobody knows
         self._paces = Paces(profile, cluster, plan)
         self._plan, self._since = plan, _filled(plan, 0)  # from that minibatch on plan and devices are as they are
         self._factors = Factors.none(len(cluster.devices))
@@ -106,14 +113,15 @@ class Outcomes:
         self._factors = factors
         return self._judge(minibatch)
 
-    def begin(self, plan: Plan, *, first_minibatch: int, predicted: float) -> None:
-        """The run follows another plan from `first_minibatch` on; `predicted`: the share that the simulator told.
+    def begin(self, plan: Plan, *, first_minibatch: int, predicted: float, expected: float) -> None:
+        """The run follows another plan from `first_minibatch` on; `predicted`: the share that the simulator told,
+        `expected`: the one that was believed.
 
         A plan of which it is known what it takes was not chosen by what the simulator told.
         """
-        known = any(self._fits(one, plan, first_minibatch) for one in self._known)
+        known = self._known_of(plan, first_minibatch) is not None
         told, now = 0.0 if known else predicted, self._factors.ranks
-        self._open = _Open(self._plan, self._since, first_minibatch, told, now)
+        self._open = _Open(self._plan, self._since, first_minibatch, told, expected, now)
         self._plan, self._since = plan, _filled(plan, first_minibatch)
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
@@ -136,17 +144,26 @@ class Outcomes:
         told = sum(one.predicted for one in newest)
         return min(max((_AT_FIRST + seen) / (_AT_FIRST + told), 0.0), 1.0)
 
+    @property
+    def patience(self) -> float:
+        """How many times as much as usual the next change must gain: twice for each of the newest that was in vain."""
+        return float(2 ** min(self.in_vain, _MOST_IN_VAIN))
+
     def believed(self, plan: Plan, share: float, minibatch: int) -> float:
         """The share by which a minibatch is expected to be shorter under `plan`, where the simulator predicts `share`.
 
         What a plan took on devices like these counts more than what a simulator says, as far as it is sure.
         """
-        known = next((one for one in reversed(self._known) if self._fits(one, plan, minibatch)), None)
+        known = self._known_of(plan, minibatch)
         now = self._pace(self._plan, self._since, minibatch)
         if known is None or now is None:
             return share * self.trust(minibatch) if share > 0 else share
         measured, error = known.pace.faster(now)
         return math.copysign(max(0.0, abs(measured) - _SURE * error), measured)
+
+    def _known_of(self, plan: Plan, minibatch: int) -> _Known | None:
+        """The newest that is known of `plan` on devices like these."""
+        return next((one for one in reversed(self._known) if self._fits(one, plan, minibatch)), None)
 
     def _fits(self, one: _Known, plan: Plan, minibatch: int) -> bool:
         """Whether that is known of `plan` on devices like these; what slows all of them by as much does not count."""
@@ -164,6 +181,7 @@ class Outcomes:
                 return
             if began > self._open.first:
                 self._open = None
+                self.in_vain += 1
         elif self._last is not None and self._last[0] < began <= self._last[1]:
             self._unjudge()
         if began > self._since:
@@ -179,6 +197,7 @@ class Outcomes:
         if _apart(one.ranks, self._factors.ranks) > _OTHERS:
             self._remember(one.before, before, one.first, one.ranks)
             self._since = minibatch
+            self.in_vain += 1
             return None
         after = self._pace(self._plan, self._since, minibatch)
         self._remember(one.before, before, one.first, self._factors.ranks)  # of the same devices, as they are seen now
@@ -186,7 +205,9 @@ class Outcomes:
         if before is None or after is None:
             return None
         self._last = one.first, minibatch
-        outcome = Outcome(one.first, one.predicted, after.faster(before)[0])
+        outcome = Outcome(one.first, one.predicted, after.faster(before)[0], one.expected)
+        self.in_vain = 0 if outcome.measured >= _CAME * max(one.expected, 0.0) else self.in_vain + 1
+        self.told.append(outcome)
         if one.predicted > 0:
             self.judged.append(outcome)
         return outcome

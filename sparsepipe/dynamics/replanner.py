@@ -1,6 +1,7 @@
 """The loop that changes plans, without a job: spans come in, a decision comes out. The same in runs and simulations."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -20,6 +21,8 @@ _SAME = 0.1  # share by which a device's factor may differ and be the same
 _AT_ONCE = 8  # minibatches within which several changes are one
 _FURTHER = 1.2  # times as long as when it was last decided about: devices are not what they were then
 _SETTLES = 6  # minibatches after an alarm in which others may come that belong to it
+_CLEARLY = 1.65  # times as long as before, or as short, by an alarm: it is asked soon after it
+_SETTLES_CLEARLY = 2
 _SURER = 20  # minibatches after an alarm, by which more is known of what it told
 _LEAST_KNOWN, _REMEMBERED = 2, 3  # times between changes, before they tell anything; of the newest
 
@@ -36,6 +39,10 @@ class Watcher(Protocol):
         """Take what ended since the last call and sizes of further minibatches; return the alarms that this raises."""
         ...
 
+    def also(self, made_for: Factors) -> tuple[Factors, ...]:
+        """What devices may be as well, where the plan that is followed was `made_for` others."""
+        ...
+
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
         """From `first_minibatch` on the job follows another plan; what is known of devices stays known."""
         ...
@@ -45,9 +52,11 @@ class Replanner:
     """Watches one job and says when, and to what, its plan is to change.
 
     A change is held against all that is left, until devices have changed three times: from then on it is held against
-    twice the longest of the last three times that they stayed as they were. An intruder that comes and goes faster
-    than moving pays is so left alone. What a change gave is looked at when its plan was seen at work: one that gave
-    less than it was to give lets the next be believed less, and one that cost time is taken back (outcomes.py).
+    twice the longest of the last three times, and of the present one, that they stayed as they were. An intruder that
+    comes and goes faster than moving pays is so left alone; what was not worth it is asked again when devices have
+    stayed as they are for twice as long. What a change gave is looked at when its plan was seen at work: one that gave
+    less than it was to give lets the next be believed less, and one that cost time is taken back (outcomes.py). Each
+    change in a row that was in vain doubles what the next must gain beside its cost.
     """
 
     def __init__(
@@ -68,7 +77,9 @@ class Replanner:
         self.decisions: list[tuple[int, Decision]] = []  # (minibatch, what was decided there)
         self.outcomes = Outcomes(profile, cluster, plan)
         self._to_ask: set[int] = set()  # minibatches from which on there is something to decide about
+        self._again: int | None = None  # the minibatch at which what was not worth it is asked again
         self._decided = Factors.none(len(cluster.devices))  # the devices that were last decided about
+        self._made_for = self._decided  # the devices that the plan was made for
         self._lead = 0  # minibatches from the last change's decision to its first
         self._pending = False  # whether a change is under way
         self._changed: list[tuple[int, Factors]] = []  # (minibatch, devices from there on)
@@ -91,7 +102,7 @@ class Replanner:
         alarms = self.watcher.see(spans, sizes, left_out)
         judged = self.outcomes.see(spans, sizes, minibatch, alarms=alarms, factors=self.watcher.factors)
         self._note_change(minibatch)
-        self._note_question(minibatch, bool(alarms), judged is not None)
+        self._note_question(minibatch, alarms, judged is not None)
         asked = ends_epoch if self.variant.at_epochs else self._asked(minibatch)
         left = self._expected_to_last(minibatch)
         if self._pending or not asked or left <= 0:
@@ -105,12 +116,15 @@ class Replanner:
                 self.watcher.factors,
                 left,
                 seconds_per_minibatch,
-                self.caution,
+                self._cautious(),
                 self.predict,
                 lambda plan, share: self.outcomes.believed(plan, share, minibatch),
+                self.watcher.also(self._made_for),
             )
         )
-        self._to_ask = {at for at in self._to_ask if at > minibatch}
+        self._to_ask, self._again = {at for at in self._to_ask if at > minibatch}, None
+        if self.variant.looks_back and not decision.changes and decision.gain_seconds > decision.cost_seconds:
+            self._again = minibatch + max(_SURER, self._lasted(minibatch))
         self._decided = self.watcher.factors
         self.decisions.append((minibatch, decision))
         self._pending = decision.changes
@@ -119,30 +133,33 @@ class Replanner:
     def begin(self, decision: Decision, first_minibatch: int) -> None:
         """The change was made: `first_minibatch` is the first under the new plan."""
         decided = self.decisions[-1][0]
-        self.outcomes.begin(decision.plan, first_minibatch=first_minibatch, predicted=decision.simulated)
+        told = {"predicted": decision.simulated, "expected": decision.share}
+        self.outcomes.begin(decision.plan, first_minibatch=first_minibatch, **told)
+        self._made_for = self._decided
         self.plan, self._pending, self._lead = decision.plan, False, first_minibatch - decided
         self.watcher.follow(decision.plan, first_minibatch=first_minibatch)
 
     def follow(self, plan: Plan, first_minibatch: int) -> None:
         """Somebody else changed the plan: `first_minibatch` is the first under the new one."""
         self.outcomes.follow(plan, first_minibatch=first_minibatch)
-        self.plan = plan
+        self.plan, self._made_for = plan, self.watcher.factors
         self.watcher.follow(plan, first_minibatch=first_minibatch)
 
     def refused(self) -> None:
         """The change was not made; the old plan goes on."""
         self._pending = False
 
-    def _note_question(self, minibatch: int, alarmed: bool, judged: bool) -> None:
+    def _note_question(self, minibatch: int, alarms: Sequence[Alarm], judged: bool) -> None:
         """Note when there is something to decide about: soon after an alarm, and again when more is known of it."""
         if not self.variant.looks_back:
-            self._to_ask |= {minibatch} if alarmed else set()
+            self._to_ask |= {minibatch} if alarms else set()
             return
-        if alarmed:
-            self._to_ask |= {minibatch + _SETTLES, minibatch + _SURER}
+        if alarms:
+            clear = any(max(one.factor, one.before) > _CLEARLY * min(one.factor, one.before) for one in alarms)
+            self._to_ask |= {minibatch + (_SETTLES_CLEARLY if clear else _SETTLES), minibatch + _SURER}
         pairs = zip(self.watcher.factors.ranks, self._decided.ranks, strict=True)
         further = any(max(now, then) > _FURTHER * min(now, then) for now, then in pairs)
-        if judged or further and not self._to_ask:
+        if judged or further and not self._to_ask or self._again is not None and self._again <= minibatch:
             self._to_ask.add(minibatch)
 
     def _asked(self, minibatch: int) -> bool:
@@ -164,4 +181,12 @@ class Replanner:
         """For how many minibatches devices are expected to be as they are."""
         left = self.num_minibatches - minibatch - self._lead
         lasted = [after - before for (before, _), (after, _) in pairwise(self._changed[-_REMEMBERED - 1 :])]
-        return left if len(lasted) < _LEAST_KNOWN else min(left, 2 * max(lasted))
+        return left if len(lasted) < _LEAST_KNOWN else min(left, 2 * max(*lasted, self._lasted(minibatch)))
+
+    def _lasted(self, minibatch: int) -> int:
+        """For how many minibatches devices have been as they are now."""
+        return minibatch - (self._changed[-1][0] if self._changed else 0)
+
+    def _cautious(self) -> Caution:
+        """How much a change must gain now, by what earlier ones gave."""
+        return replace(self.caution, margin=self.caution.margin * self.outcomes.patience)

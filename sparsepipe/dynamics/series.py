@@ -8,8 +8,10 @@ from itertools import islice
 from .alarms import Alarm, Standing
 from .change_point import SETTLED, Change, ChangePoint
 from .factors import LEAST, MOST, Pair
+from .swings import Swings
 
 _NEWEST = 20  # values that say whether a slow beginning is over
+_OF_MEDIAN = math.sqrt(math.pi / 2)  # its standard error over a mean's
 _ALIKE = math.log(1.15)  # levels closer to each other than that: what was slow is back
 _REMEMBERED = 1024  # values that are kept, with their minibatches
 
@@ -28,6 +30,7 @@ class Series:
     changed: bool = False  # whether it is not as usual, by its last alarm
     since: int | None = None  # the minibatch at which its last lasting change began
     _test: ChangePoint = field(default_factory=ChangePoint)
+    _swings: Swings = field(default_factory=Swings)
     _usual: float | None = None  # its level before it ever changed
     _least: float = 0.0  # the logs of what is usual beside its profile
     _most: float = 0.0
@@ -48,6 +51,7 @@ class Series:
         """
         tested = (measured + unnoticed) / (expected + unnoticed)
         self._newest.append((minibatch, measured / expected if expected > 0 else tested))
+        self._swings.add(math.log(tested))
         change = self._test.add(math.log(tested))
         return None if change is None else self._alarm(change, minibatch, seconds)
 
@@ -59,6 +63,7 @@ class Series:
     def learn_anew(self) -> None:
         """Learn the usual level anew, as the rank has other layers from now on."""
         self._test.restart()
+        self._swings.restart()
 
     @property
     def factor(self) -> float:
@@ -79,6 +84,19 @@ class Series:
             return 1.0
         newest = self._median(max(self._began, self._test.count - _NEWEST), self._test.count)
         return max(1.0, math.exp(self._usual_of(math.log(min(newest, self.factor)))))
+
+    @property
+    def newest(self) -> float:
+        """How many times as long as expected its newest minibatches took, since its last change."""
+        if self._test.learning and self.since is None:
+            return 1.0
+        return self._median(max(self._began, self._test.count - _NEWEST), self._test.count)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the logs of `factor` and `lasting`: of a median of noisy times, and of what swings."""
+        known = min(max(self._test.count - self._began, 1), SETTLED)
+        return math.hypot(_OF_MEDIAN * self._test.noise / math.sqrt(known), self._swings.size)
 
     @property
     def count(self) -> int:

@@ -8,10 +8,12 @@ from typing import Any
 import pandas as pd
 
 from ..cluster import Cluster
+from ..display.markup import markdown_text
 from ..dynamics.drift import Watch
 from ..dynamics.following import DECISIONS
 from ..dynamics.simulated import simulate_replans
 from ..dynamics.variants import variant as variant_of
+from ..dynamics.words import faster_or_slower
 from ..io.files import read_numbered_rows
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -23,6 +25,7 @@ from ..trace import WORK
 from .intrusion import came_and_went
 
 _NEWEST = 20  # minibatches before one, with which its loss is drawn as a mean
+_LEAST_TOLD = 0.005  # seconds of a gain: less is none
 _NAMES = ("before the intruder", "beside the intruder", "the whole run")
 _BESIDE = _NAMES[1]
 
@@ -127,6 +130,42 @@ def changes_table(records: Mapping[str, RunRecord]) -> pd.DataFrame:
     """One row for each decision of each variant's run."""
     rows = [asdict(change) for variant, record in records.items() for change in changes(variant, record)]
     return pd.DataFrame(rows, columns=list(Change.__dataclass_fields__))
+
+
+def changes_told(records: Mapping[str, RunRecord]) -> list[dict[str, str]]:
+    """Where another plan was thought of: a row of words for each such decision, all with the same columns.
+
+    "faster" and "slower" say by which share minibatches are shorter or longer, as the decisions' own words do.
+    """
+    every = (change for variant, record in records.items() for change in changes(variant, record))
+    return [_told(change) for change in every if change.expected_cost_seconds > 0]
+
+
+def changes_markdown(records: Mapping[str, RunRecord]) -> str:
+    """The rows of `changes_told` as a table in Markdown, with what is foreign escaped."""
+    rows = changes_told(records)
+    if not rows:
+        return "No other plan was thought of."
+    cells = [list(rows[0]), ["---"] * len(rows[0]), *([markdown_text(cell) for cell in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _told(change: Change) -> dict[str, str]:
+    if change.changed_at is None:
+        pause, measured = "not made", "not made"
+    else:
+        pause = "not told" if change.pause_seconds is None else f"{change.pause_seconds:.2f} s"
+        measured = "not known" if change.measured_share is None else faster_or_slower(change.measured_share)
+    gain = f"{change.expected_gain_seconds:.2f} s" if change.expected_gain_seconds >= _LEAST_TOLD else "none"
+    return {
+        "replan": change.variant,
+        "before minibatch": str(change.minibatch),
+        "expected gain": gain,
+        "expected cost": f"{change.expected_cost_seconds:.2f} s",
+        "pause": pause,
+        "measured": measured,
+        "why": change.why,
+    }
 
 
 def samples_per_second(record: RunRecord) -> float:

@@ -13,6 +13,7 @@ from ...profile import LayerCost, Profile
 from ..decision import CAUTION, Caution, Decision, stay
 from ..factors import Factors
 from ..moves import Pace, cost_of, moves_between, transfer_seconds
+from ..words import faster_or_slower
 
 LayerFactors = Sequence[float]  # for each layer of a profile's graph, times as long as alone
 
@@ -33,6 +34,7 @@ class Situation:
     predict: Callable[[int], LayerFactors | None] | None = None
     # By which share minibatches will be shorter under a plan, by what plans have shown, where the simulator says one.
     believed: Callable[[Plan, float], float] = lambda plan, share: share
+    also: tuple[Factors, ...] = ()  # what devices may be as well, as far as measurements tell
 
 
 class Variant(Protocol):
@@ -68,8 +70,8 @@ def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) 
     cost = cost_of(before, after, transfer_seconds=transfer, other_seconds=now.caution.other_seconds)
     faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
     gain = now.minibatches_left * (now.seconds_per_minibatch or before.seconds_per_minibatch) * faster
-    told = f"{abs(faster):.1%} {'faster' if faster >= 0 else 'slower'}"
-    return Decision(new, True, gain, cost, moves, f"DynPipe's planner expects it to be {told}")
+    why = f"DynPipe's planner expects it to be {faster_or_slower(faster)}"
+    return Decision(new, True, gain, cost, moves, why, faster, faster)
 
 
 def measured_factors(now: Situation) -> dict[int, LayerFactors]:

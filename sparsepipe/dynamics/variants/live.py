@@ -25,6 +25,7 @@ class Live:
             now.profile,
             now.cluster,
             now.factors,
+            also=now.also,
             minibatches_left=now.minibatches_left,
             seconds_per_minibatch=now.seconds_per_minibatch,
             known=(now.first_plan,),

@@ -26,6 +26,7 @@ from .feed import Feed
 from .replanning import Replanning, State
 
 _SECONDS = 0.1  # between two looks into the run's folder, which take some microseconds each
+_SOON = 0.01  # while it is asked for something: when all are ready, the old plan trains no longer than it must
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,8 @@ class Control:
         now = time.monotonic()
         if now < self._next_look:
             return
-        self._next_look = now + _SECONDS
         request = commands.request(self._run_dir)
+        self._next_look = now + (_SECONDS if request is None else _SOON)
         if request is None:
             if self.replanning:
                 self.replanning.forget()  # what was asked for is not any more
