@@ -121,7 +121,7 @@ class Outcomes:
         """
         known = self._known_of(plan, first_minibatch) is not None
         told, now = 0.0 if known else predicted, self._factors.ranks
-        self._open = _Open(self._plan, self._since, first_minibatch, told, expected, now)
+        self._open, self._last = _Open(self._plan, self._since, first_minibatch, told, expected, now), None
         self._plan, self._since = plan, _filled(plan, first_minibatch)
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
@@ -135,6 +135,11 @@ class Outcomes:
     def judging(self) -> bool:
         """Whether the gain of the newest change is not measured yet."""
         return self._open is not None
+
+    @property
+    def _costs_time(self) -> bool:
+        """Whether the present plan was measured to be slower than the one before."""
+        return self._last is not None and self.told[-1].measured < 0
 
     def trust(self, minibatch: int) -> float:
         """The share of the predicted gains that was measured; 1 before any change was judged."""
@@ -152,11 +157,13 @@ class Outcomes:
     def believed(self, plan: Plan, share: float, minibatch: int) -> float:
         """The share by which a minibatch is expected to be shorter under `plan`, where the simulator predicts `share`.
 
-        What a plan took on devices like these counts more than what a simulator says, as far as it is sure.
+        What a plan took on devices like these counts more than what a simulator says, as far as it is sure; where the
+        simulator says that it is no shorter, only if the present plan was seen to cost time. Else devices may be alike
+        and a machine's pace not: who went back for that was as often slower as faster.
         """
         known = self._known_of(plan, minibatch)
         now = self._pace(self._plan, self._since, minibatch)
-        if known is None or now is None:
+        if known is None or now is None or share <= 0 and not self._costs_time:
             return share * self.trust(minibatch) if share > 0 else share
         measured, error = known.pace.faster(now)
         return math.copysign(max(0.0, abs(measured) - _SURE * error), measured)
