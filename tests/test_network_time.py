@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 from math import lcm
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from sparsepipe.planners import Problem, partition
 from sparsepipe.planners.by_hand import by_hand, with_groups
 from sparsepipe.planners.device_groups import device_classes
 from sparsepipe.planners.estimate import estimate
+from sparsepipe.planners.exact import network_time, search_space
 from sparsepipe.planners.exact.min_latency import least_latency
 from sparsepipe.planners.forward_estimate import forward_estimate
 from sparsepipe.runtime import RunConfig
@@ -145,3 +147,27 @@ def test_a_plan_moves_its_cut_to_where_less_is_sent():
     assert len(plans[0].stages[0].layers) == 3 and len(plans[1].stages[0].layers) in (2, 4)
     assert plans[0].estimate.period_seconds == 6.0 and plans[1].estimate.period_seconds == 8.0 + 2 * EACH
     assert plans[1].estimate.gap == 0
+
+
+def test_many_hosts_of_one_device_are_planned_near_the_best_plan_without_that_time():
+    """They are planned as one node that they are alike, whose classes of devices were taken for those of the hosts."""
+    rng = random.Random(0)
+    graph = LayerGraph.chain([Layer(f"l{k}", "", rng.uniform(0, 4e6)) for k in range(24)])
+    costs = {
+        kind: tuple(
+            LayerCost((CostSample(0, slow * rng.uniform(1, 5) * 1e-2, slow * 2e-2, rng.uniform(1e5, 2e6)),))
+            for _ in graph.layers
+        )
+        for kind, slow in (("a", 1.0), ("b", 1.7))
+    }
+    profile, clusters = Profile(graph, costs), []
+    for each in (0.0, 3e-9):
+        nodes = (Node(f"n{k}", (DeviceType("ab"[k % 2], network_seconds_per_byte=each),)) for k in range(14))
+        clusters.append(Cluster(tuple(nodes), Link(1.25e8, 5e-5)))
+    with mock.patch.object(search_space, "_swapped_moves", return_value=None):
+        free = partition(profile, clusters[0])
+        with mock.patch.object(network_time, "STEP_BUDGET", 100_000):
+            found = partition(profile, clusters[1]).check(graph, clusters[1]).estimate
+    told = estimate(free, Problem(profile, clusters[1])).period_seconds
+    assert found.lower_bound_seconds == pytest.approx(free.estimate.lower_bound_seconds)
+    assert found.lower_bound_seconds <= found.period_seconds <= told * (1 + 1e-9)

@@ -17,9 +17,10 @@ from functools import cached_property
 import numpy as np
 
 from ...costs import Array
+from ...plan import Plan
 from ..base import Problem
 from ..cuts import Cuts, Index
-from ..device_groups import DeviceGroups
+from ..device_groups import DeviceGroups, device_classes
 from .chain_search import Moves, Path
 from .min_period import bisect
 from .min_step_time import LeastSum, StageSeconds
@@ -61,13 +62,20 @@ def network_spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
                 yield space
 
 
-def space_near(problem: Problem, rules: Rules, order: Sequence[int], masks: Sequence[int]) -> Space | None:
-    """Groups of devices that follow each other in an order of the classes, with the cuts of a plan among others."""
-    groups, moves = order_moves(problem, order)
+def space_near(problem: Problem, rules: Rules, plan: Plan, masks: Sequence[int]) -> Space | None:
+    """Groups of devices that follow each other as in a plan, with the cuts `masks` of it among others."""
+    groups, moves = order_moves(problem, _order(problem, plan))
     for cuts in cuts_along_orders(problem):
         if space := _thinned(problem, rules, cuts, groups, moves, masks):
             return space
     return None
+
+
+def _order(problem: Problem, plan: Plan) -> list[int]:
+    """The devices by class in the order of a plan, from the end of the pipeline; those it leaves out come last."""
+    place = {rank: k for k, one in enumerate(device_classes(problem.cluster)) for rank in one.ranks}
+    used = [rank for stage in reversed(plan.stages) for rank in stage.ranks]
+    return [place[rank] for rank in dict.fromkeys([*used, *place])]
 
 
 def _thinned(

@@ -140,8 +140,8 @@ class Optimal:
         nearest = sorted(found, key=lambda one: one.value)[:_JUDGED]
         judged = [replace(one, value=self._period(problem, one)) for one in nearest]
         best = min(judged, key=lambda one: one.value)
-        order, masks = order_of(best.space, best.path), best.space.masks(best.path)
-        space = None if self.quick else space_near(problem, self._rules, order, masks)
+        plan, masks = self._plan(problem, best, low), best.space.masks(best.path)
+        space = None if self.quick else space_near(problem, self._rules, plan, masks)
         more = self._minimise(problem, space)[0][-1:] if space and not self._refusal(space) else []
         return [*judged, *(replace(one, value=self._period(problem, one)) for one in more)]
 
