@@ -17,6 +17,7 @@ from .plan import Plan
 from .profile import Profile
 from .record import RunRecord, load_warnings
 from .record.campaigns import differences
+from .replication import rule_to_json
 
 FORMAT = "sparsepipe-provenance-1"
 _MOST_DOUBTS = 2  # told in a subtitle; the others are counted
@@ -178,6 +179,13 @@ def plan_digest(plan: Plan | Pipelines) -> str:
     if isinstance(plan, Pipelines):
         document["pipelines"] = [plan_digest(own) for own in plan.pipelines]
     return digest({key: value for key, value in document.items() if key not in ("plan_seconds", "provenance")})
+
+
+def work_digest(plan: Plan | Pipelines) -> str:
+    """Names what a run of a plan does: stages, devices, schedule, weights; not what was expected of it, or by whom."""
+    if isinstance(plan, Pipelines):
+        return digest([rule_to_json(plan.replication), *map(work_digest, plan.pipelines)])
+    return plan_digest(replace(plan, estimate=None, warnings=(), planner=""))
 
 
 def _of_profile(profile: Profile) -> Facts:

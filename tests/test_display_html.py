@@ -26,6 +26,7 @@ from sparsepipe import (
     partition,
     simulate,
 )
+from sparsepipe.display.colors import type_colors
 from sparsepipe.record import Origin
 
 COSTS = tuple(LayerCost((CostSample(0, 0.01 * (k + 1), 0.02, 1e6),)) for k in range(6))
@@ -54,7 +55,7 @@ def test_a_plan_shows_its_stages():
 def test_a_profile_shows_its_layers():
     text = PROFILE._repr_html_()
     assert titles(text)[5] == "conv5 on gpu: 80 ms" and len(titles(text)) == 6
-    assert "<td>gpu</td><td>210 ms</td><td>120 ms</td><td>conv5</td>" in text
+    assert "■</span> gpu</td><td>210 ms</td><td>120 ms</td><td>conv5</td>" in text
 
 
 def test_a_cluster_shows_nodes_and_links():
@@ -63,6 +64,35 @@ def test_a_cluster_shows_nodes_and_links():
     text = cluster._repr_html_()
     assert titles(text) == ["a", "fast on a", "fast on a", "b", "slow on b"]
     assert "2 × fast" in text and "1 GB/s, 50 µs" in text and "8 GB" in text and "no limit" in text and "free" in text
+
+
+def test_a_type_of_devices_has_one_colour_in_every_value_of_a_page():
+    """A profile's value had the same four types in other colours than the cluster's, by the order they stood in."""
+    names = ["native-2t", "native-1t", "minkowski-2t", "minkowski-1t"]
+    profile = Profile(PROFILE.graph, dict.fromkeys(names, COSTS), (100.0,))
+    kinds = [DeviceType(name) for name in reversed(names)]
+    few, every = (
+        Cluster((Node("a", tuple(kinds[1:3]), Link()),), Link()),
+        Cluster((Node("a", tuple(kinds), Link()),), Link()),
+    )
+    swatches = [
+        dict(re.findall(r"color:(#\w+)'>■</span> ([\w-]+)", value._repr_html_())) for value in (profile, few, every)
+    ]
+    of_profile, *others = ({name: color for color, name in found.items()} for found in swatches)
+    assert len(set(of_profile.values())) == 4 and all(one.items() <= of_profile.items() for one in others)
+    assert [len(one) for one in others] == [2, 4]
+    for value in (profile, every):  # and in the drawing
+        drawn = {node.get("fill") for node in svg(value._repr_html_()).iter("{http://www.w3.org/2000/svg}rect")}
+        assert drawn - {"none"} == set(of_profile.values())
+
+
+def test_all_types_that_this_package_comes_with_have_colours_of_their_own():
+    shipped = ["native-1t", "native-2t", "minkowski-1t", "minkowski-2t", "cpu", "native", "minkowski"]
+    published = ["RTX", "TITAN V", "TITAN Xp", "V100"]
+    alone = [type_colors([name])[name] for name in (*shipped, *published)]
+    assert len(set(alone)) == len(alone), "each by its name alone"
+    many = [f"type {k}" for k in range(30)]
+    assert len(set(type_colors(many[:14]).values())) == 14 and len(type_colors(many)) == 30
 
 
 def test_a_trace_shows_its_ranks():

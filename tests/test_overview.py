@@ -1,19 +1,25 @@
 """The notebook to begin with: what is there, whatever is there, and links both ways between notebooks."""
 
+import base64
+import io
 import json
 import os
 import re
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import make_shapes
+from sparsepipe.display.colors import STAGE_COLORS
 from sparsepipe.errors import InputError
+from sparsepipe.plots.dark import GROUND, LIGHT_INK, LIT
+from sparsepipe.plots.theme import INK
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.reproduce import NOTEBOOKS
 from sparsepipe.reproduce.overview import Overview
+from sparsepipe.reproduce.thumbnails import on_black
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 
@@ -50,8 +56,27 @@ def test_what_is_there_is_listed(tmp_path):
     runs = here.runs._repr_html_()
     assert "good-001" in runs and "bad-001" in runs and "damaged" in runs
     pictures = here.thumbnails._repr_html_()
-    assert pictures.count("<img") == 1 and "05_launch.ipynb" in pictures and "data:image/webp;base64," in pictures
+    assert pictures.count("<img") == 2 and "05_launch.ipynb" in pictures, "one of them on light pages, one on dark ones"
+    light, dark = (thumbnail_of(pictures, own) for own in ("sp-on-white", "sp-on-black"))
+    assert light.getpixel((9, 9)) != dark.getpixel((9, 9)) and light.size == dark.size == (360, 240)
     assert here.next_step.startswith("**2 profiles, 2 runs and 1 figures** are here: [05_launch]")
+
+
+def thumbnail_of(markup, kind):
+    """The picture of a kind that lies in HTML."""
+    data = re.search(rf"<img class=.{kind}. src=['\"]data:image/webp;base64,([^'\"]+)", markup)[1]
+    return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+
+
+def test_on_a_dark_page_a_figures_ground_is_dark_its_ink_light_and_its_stages_as_they_are():
+    drawn = {"white": GROUND, INK: LIGHT_INK, STAGE_COLORS[1]: STAGE_COLORS[1], "#004488": LIT["#004488"]}
+    for color, expected in drawn.items():
+        found = on_black(Image.new("RGB", (2, 2), color)).getpixel((0, 0))
+        assert max(abs(a - b) for a, b in zip(found, ImageColor.getrgb(expected), strict=True)) <= 1, color
+    half = on_black(Image.new("RGB", (1, 1), (144, 144, 144))).getpixel((0, 0))  # half white, half ink: an edge
+    assert all(abs(value - (0x1A + 0xD8) / 2) <= 2 for value in half)
+    scale = Image.new("RGB", (1, 1), "#FFEA46")  # a colour of a scale
+    assert on_black(scale).getpixel((0, 0)) == scale.getpixel((0, 0))
 
 
 def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -71,16 +72,16 @@ def test_published_graphs_can_be_drawn(shared_reference):
         assert len(named.text) == len(found.graph.layers)
 
 
-def test_names_that_are_long_are_smaller_in_two_lines_and_cut_where_they_tell_least():
+def test_names_that_are_long_are_in_two_lines_and_cut_where_they_tell_least():
     longest = "a_very_long_name_of_one_layer_of_many"
     ids = ["conv1_1", "node7", "conv1_1_short", "encoder.layers.0.attention", longest, "a.path.to_one.layer.of.a.block"]
     layers = tuple(Layer(id, "AdaptiveAvgPool2d(1)" if id == "node7" else "", 1.0) for id in ids)
     named = next(t for t in plots.layer_graph(LayerGraph.chain(layers)).data if t.text is not None)
-    told = ["conv1_1", "Adaptive<br>AvgPool2d 7", "conv1_1_short", "encoder.layers.<br>0.attention"]
-    assert list(named.text)[:4] == told and list(named.textfont.size)[:4] == [10, 8, 8, 8]
+    told = ["conv1_1", "Adaptive<br>AvgPool2d 7", "conv1_<br>1_short", "…oder.layers<br>.0.attention"]
+    assert list(named.text)[:4] == told and set(named.textfont.size) == {10}, "smaller ones are not read"
     parts = [text.split("<br>") for text in named.text]
-    assert all(len(part) <= 15 for lines in parts for part in lines) and max(map(len, parts)) == 2
-    assert "".join(parts[4]) == f"{longest[:29]}…" and "".join(parts[5]) == ids[5]
+    assert all(len(part) <= 12 for lines in parts for part in lines) and max(map(len, parts)) == 2
+    assert "".join(parts[4]) == f"{longest[:23]}…" and "".join(parts[5]) == f"…{ids[5][-23:]}"
 
 
 def test_words_of_cuts_cover_no_layer():
@@ -98,3 +99,67 @@ def test_words_of_cuts_cover_no_layer():
         for k, own in enumerate(words):
             assert not any(overlap(own, other) for other in [*boxes, *words[:k]])
             assert left <= own[0] and own[2] <= right and low <= own[1] and own[3] <= high, "else they are not drawn"
+
+
+@pytest.fixture(scope="module", params=["minkunet14a", "densenet121", "chain"])
+def branching(request, shared_reference):
+    """A graph whose edges skip layers."""
+    if request.param == "chain":  # skips over whole lines, and many that begin in one column
+        layers = tuple(Layer(f"n{k}", "", 1.0) for k in range(60))
+        return LayerGraph.chain(layers, skips=[(k, k + 14 + k % 5) for k in range(0, 40, 2)])
+    if request.param == "minkunet14a":
+        return Profile.load(manifests_folder().parent / "profiles" / "minkunet14a.json").graph
+    return Profile.load(shared_reference / "profiles" / "image_classification" / request.param / "graph.txt").graph
+
+
+def test_no_edge_runs_behind_a_box(branching):
+    """Those that skip layers ran straight through what lay between the lines of a folded drawing."""
+    placed = layout(branching)
+    (w, h), boxes = placed.half, np.array(placed.positions)
+    for (i, j), route in zip(branching.edges, placed.routes, strict=True):
+        along = np.concatenate([np.linspace(a, b, 2 + int(math.dist(a, b) // 4)) for a, b in pairwise(route)])
+        behind = (np.abs(along[:, None] - boxes) < (w - 1, h - 1)).all(axis=-1).any(axis=0)
+        assert not np.delete(behind, [i, j]).any(), f"edge {i} to {j} runs behind {np.flatnonzero(behind)}"
+
+
+def test_a_drawing_is_as_wide_as_a_page_with_names_that_are_read(branching):
+    """At 1,280 pixels names were as small as 7."""
+    figure = plots.layer_graph(branching)
+    most = (
+        860 if len(branching.layers) <= 200 else 1300
+    )  # of many layers the whole is in sight, and names are zoomed to
+    assert figure.layout.width <= most, "else a page, or a notebook, would make it smaller, and its names"
+    left, low, right, high = layout(branching).bounds
+    for route in layout(branching).routes:
+        assert all(left <= x <= right and low <= y <= high for x, y in route)
+
+
+def test_cuts_are_marked_on_edges_across_them():
+    found = Profile.load(manifests_folder().parent / "profiles" / "minkunet14a.json")
+    plan_of_4 = partition(found, Cluster.uniform(4, device_type=found.device_types[0]), planner="model-parallel")
+    figure = plots.layer_graph(found, plan_of_4)
+    marks = next(trace for trace in figure.data if trace.name == "cut")
+    stage = {id: k for k, one in enumerate(plan_of_4.stages) for id in one.layers}
+    ids = [layer.id for layer in found.graph.layers]
+    cut = [stage[ids[i]] != stage[ids[j]] for i, j in found.graph.edges]
+    stretches = [
+        (np.array(a), np.array(b))
+        for route, own in zip(layout(found.graph).routes, cut, strict=True)
+        if own
+        for a, b in pairwise(route)
+    ]
+    assert len(marks.x) >= 3
+    for x, y, angle in zip(marks.x, marks.y, marks.marker.angle, strict=True):
+        point, turned = np.array((x, y)), math.radians(angle)
+        across = np.array((math.sin(turned), math.cos(turned)))  # of a mark that is upright when it is not turned
+        on = [
+            (b - a) / np.linalg.norm(b - a) for a, b in stretches if np.linalg.norm(b - a) and _away(point, a, b) < 0.5
+        ]
+        assert on, "it lies on an edge that is cut"
+        assert min(abs(one @ across) for one in on) < 0.1, "and across it"
+
+
+def _away(point, a, b):
+    """How far a point is from the stretch between two others."""
+    share = np.clip((point - a) @ (b - a) / ((b - a) @ (b - a)), 0, 1)
+    return np.linalg.norm(a + share * (b - a) - point)

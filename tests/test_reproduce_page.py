@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import nbformat
 import pytest
+from PIL import Image
 
 from sparsepipe import Cluster
 from sparsepipe.io.files import write_json
@@ -17,6 +18,7 @@ from sparsepipe.reproduce.notebook_page import notebook_page
 from sparsepipe.reproduce.page import write_page
 from sparsepipe.reproduce.progress import Progress, clock
 from sparsepipe.reproduce.report import REPORT, report, run_rows
+from sparsepipe.reproduce.thumbnails import thumbnail
 
 NAME = "<img src=x onerror=alert(1)>"
 ANSWERS = [
@@ -191,7 +193,8 @@ def test_what_is_not_exported_is_dark_on_a_dark_page(tmp_path):
     kept = {"image/png": "aGk=", "image/svg+xml": "<svg><style>@media (prefers-color-scheme: dark) {}</style></svg>"}
     shown = [nbformat.v4.new_output("display_data", data) for data in (kept, kept | {"image/svg+xml": "<svg></svg>"})]
     cluster = Cluster.uniform(2, device_type="cpu")._repr_html_()
-    thumbnails = displayed(html="<a href='01_data.ipynb'><img src='data:x' alt='clouds'></a>", plain="")
+    Image.new("RGB", (9, 9), "white").save(tmp_path / "clouds.png")
+    thumbnails = displayed(html=str(thumbnail(tmp_path / "clouds.png", "clouds")), plain="")
     path = executed(tmp_path, "a", *shown, displayed(html=cluster, plain="2"), thumbnails)
     text = notebook_page(Executed.read("a", path), index="index.html", vectors={"clouds": "../clouds.svg"})
     sources = [source["srcset"] for source in Tags(text).all("source")]

@@ -234,8 +234,11 @@ def test_refused_settings_grey_the_picture_and_leave_nothing_to_act_on(explorer,
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*")}
     typed(explorer, "memory", "15 MB")
     explorer.wait_for_selector("text=last plan that fits: 4 × gpu · links 1 GB/s, 10 µs · memory no limit")
-    opacity = "() => getComputedStyle(document.querySelector('.sp-stages')).opacity"
-    until(lambda: explorer.evaluate(opacity) == "0.38", "a grey picture")
+    looks = "(name) => getComputedStyle(document.querySelector('.sp-stages'))[name]"
+    until(lambda: explorer.evaluate(looks, "filter") == "grayscale(1)", "a grey picture")
+    assert explorer.evaluate(looks, "opacity") == "1", "it is read as before"
+    marked = "() => getComputedStyle(document.querySelector('.sp-part'), '::before').content"
+    assert explorer.evaluate(marked) == '"old · "'
     buttons = [button(explorer, name) for name in ("export", "pin as A", "pin cuts", "pin devices")]
     until(lambda: all(map(refuses, buttons)), lambda: f"{[*map(refuses, buttons)]}: whether each says why it is grey")
     until(explorer.locator(".sp-copy").is_disabled, "no code to copy")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from processes import ENOUGH, until
@@ -155,6 +156,35 @@ def test_runs_that_ended_before_the_board_was_made_are_there_with_planned_beside
     assert not line.start.disabled and line.stop.disabled and "earlier plan" not in line.state.value
     assert again.details.job.label == "choose a job", "it is offered, and not in the way"
     assert "pipeline" in [value for _, value in again.details.job.options]
+
+
+def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(board, plans):
+    """A new plan of the same name had an earlier one's speed beside it until it was launched."""
+    first, ids = plans["pipeline"], plans["pipeline"].layers
+    other = replace(first, stages=(replace(first.stages[0], layers=ids[:2]), replace(first.stages[1], layers=ids[2:])))
+    ran(board.runs / "net-pipeline-001", first, speed=1234.0)
+    ran(board.runs / "net-pipeline-002", other, speed=5678.0)
+
+    def shown(plan):
+        made = LaunchBoard({"pipeline": plan}, CONFIG, runs=board.runs, profile=board.profile, cluster=board.cluster)
+        return made, made._lines["pipeline"]
+
+    again, line = shown(replace(first, estimate=None, planner="by hand"))
+    again._thread.join(timeout=ENOUGH)
+    assert "1,234 samples/s" in line.state.value, "of the very plan, whoever made it and whatever is expected of it"
+    again.settings.schedule.value = "gpipe"
+    assert "samples/s" not in line.state.value and "is of another plan" in line.state.value
+    again.settings.schedule.value = ""
+    assert "1,234 samples/s" in line.state.value
+    again.add(other, "pipeline")
+    again._thread.join(timeout=ENOUGH)
+    assert "5,678 samples/s" in again._lines["pipeline"].state.value
+    third = replace(first, stages=(replace(first.stages[0], layers=ids[:1]), replace(first.stages[1], layers=ids[1:])))
+    again.add(third, "pipeline")
+    told = again._lines["pipeline"].state.value
+    assert told.startswith("not launched: net-pipeline-002, the newest") and "samples/s" not in told
+    assert again.jobs == {} and again.curves.layout.display == "none"
+    assert shown(third)[1].state.value == told
 
 
 def test_planned_and_measured_speed_of_each_stage_stand_side_by_side(board, plans):

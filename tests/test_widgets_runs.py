@@ -84,6 +84,26 @@ def test_marked_runs_are_compared(table):
     assert table.views.layout.display == ""
 
 
+def test_what_is_compared_is_drawn_or_told_and_a_replay_has_learned_nothing(table, tmp_path):
+    """The legend named a replay that had no line, and the subtitle called its data synthetic shapes."""
+    replay = record(tmp_path, "replay-001", accuracy=None)
+    config = json.loads((replay.folder / "config.json").read_text()) | {"engine": "replay"}
+    (replay.folder / "config.json").write_text(json.dumps(config))
+    rows = [json.loads(line) for line in (replay.folder / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["synthetic"] = True
+    (replay.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record(tmp_path, "blind-001", ranks=3, accuracy=None)
+    table.again.click()
+    table.marks.value = ("replay-001", "blind-001", "one-001")
+    table.compare.click()
+    assert table.messages.value == ""
+    assert "replay-001, blind-001, one-001" in table.throughput.figure and "synthetic" not in table.throughput.figure
+    learned = json.loads(table.accuracy.figure)
+    assert {trace["name"] for trace in learned["data"]} == {"one process"}
+    (note,) = learned["heading"]["notes"]
+    assert note.startswith("blind-001, one-001") and "no validation accuracy of pipeline × 3" in note
+
+
 def test_runs_that_did_not_finish_are_compared_by_what_they_did(table, tmp_path):
     """They were refused: "finish it with --resume"."""
     half = record(tmp_path, "half-001", finished=False)

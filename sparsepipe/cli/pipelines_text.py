@@ -20,9 +20,7 @@ def forecast_text(told: PipelinesForecast) -> str:
 
 def _line(k: int, one: PipelinePace) -> str:
     lost = [f"{cause} {seconds:.3g} s" for cause, seconds in one.lost_seconds.items() if seconds]
-    whom = [(f"pipeline {other}", seconds) for other, seconds in enumerate(one.waited_for)]
-    whom += [("time", one.waited_for_time), ("all minibatches to be taken", one.waited_for_end)]
-    waited = [f"{name} {seconds:.3g} s" for name, seconds in whom if seconds]
+    waited = [f"{name} {seconds:.3g} s" for name, seconds in one.waits]
     return (
         f"pipeline {k}: {one.minibatches} minibatches, {one.samples_per_second:.2f} samples/s, "
         f"{_share(one.samples_per_second, one.own_pace)} of its own pace"

@@ -7,15 +7,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .colors import STAGE_COLORS, type_colors
 from .markup import Html, joined
 
-# Okabe and Ito's colours, told apart with any common colour blindness ("Color Universal Design", 2008), without the
-# black, which text has, and the yellow, which white paper swallows; then, for the eighth stage and later ones, Tol's
-# "muted" colours ("Colour schemes", 2021), so that no two of fourteen stages look alike.
-STAGE_COLORS = (
-    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"),
-    *("#332288", "#DDCC77", "#882255", "#44AA99", "#AA4499", "#117733", "#999933"),
-)
 _GREY = "#8C8C8C"
 _WIDTH, _LANE = 460, 16  # pixels
 _SHADES = {"forward": 0.5, "backward": 1.0, "weights": 0.75, "update": 0.75, "average": 0.75}
@@ -41,7 +35,7 @@ def _stages(value: Any) -> tuple[Html, Html]:
     for k, stage in enumerate(value.stages):
         kinds = stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks)
         span = f"{stage.layers[0]} … {stage.layers[-1]} ({len(stage.layers)})" if stage.layers else ""
-        row = [_swatch(k), span, counted(kinds)]
+        row = [_swatch(_color(k), str(k)), span, counted(kinds)]
         if value.estimate:
             expected = value.estimate.stages[k]
             seconds = expected.compute_seconds + expected.averaging_seconds
@@ -59,19 +53,20 @@ def _stages(value: Any) -> tuple[Html, Html]:
 def profile(value: Any) -> str:
     """Layers as bars, as high as their time on each device type; totals as rows."""
     layers, size = range(len(value.graph.layers)), value.size()
-    rows, drawn, height = [], [], 44
+    rows, drawn, height, colors = list[list[str]](), [], 44, type_colors(value.device_types)
     seconds = {kind: [sum(value.time([k], kind)) for k in layers] for kind in value.device_types}
     top = max((max(found) for found in seconds.values()), default=0.0) or 1.0
     width = _WIDTH / max(len(layers), 1)
     for place, (kind, found) in enumerate(seconds.items()):
         costliest = max(layers, key=found.__getitem__)
         forward, backward = value.time(layers, kind)
-        rows.append([kind, _seconds(forward), _seconds(backward), value.graph.layers[costliest].id])
+        name = _swatch(colors[kind], kind)
+        rows.append([name, _seconds(forward), _seconds(backward), value.graph.layers[costliest].id])
         for k in layers:
             high = found[k] / top * (height - 4)
             y = place * height + height - high
             title = f"{value.graph.layers[k].id} on {kind}: {_seconds(found[k])}"
-            drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, _color(place), title=title))
+            drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, colors[kind], title=title))
     sizes_told = f", {size:,.0f} {value.size_unit} per minibatch" if size else ""
     told = f"profile of {len(layers)} layers on {counted(value.device_types)}{sizes_told}"
     picture = _svg(drawn, height * len(seconds), "time of each layer")
@@ -82,19 +77,19 @@ def profile(value: Any) -> str:
 def cluster(value: Any) -> str:
     """Nodes as boxes with their devices; links as rows of a table."""
     rows, drawn, left = [], [], 0.0
-    kinds = [kind.name for kind in value.device_types]
+    colors = type_colors(kind.name for kind in value.device_types)
     size = min(22.0, _WIDTH / max(len(value.devices) + len(value.nodes), 1))
     for node in value.nodes:
         width = size * len(node.device_types) + 4
         drawn.append(_rect(left, 0, width, 26, "none", title=node.name, stroke=_GREY))
         for k, kind in enumerate(node.device_types):
             x = left + 3 + k * size
-            drawn.append(_rect(x, 4, size - 3, 18, _color(kinds.index(kind.name)), title=f"{kind.name} on {node.name}"))
+            drawn.append(_rect(x, 4, size - 3, 18, colors[kind.name], title=f"{kind.name} on {node.name}"))
         left += width + size / 2
         rows.append([node.name, counted(k.name for k in node.device_types), _link(node.link)])
     if len(value.nodes) > 1:
         rows.append(["between nodes", "", _link(value.network)])
-    limits = [[_swatch(k, kind.name), "", _limit(kind.memory_bytes)] for k, kind in enumerate(value.device_types)]
+    limits = [[_swatch(colors[kind.name], kind.name), "", _limit(kind.memory_bytes)] for kind in value.device_types]
     table = _table(["", "devices", "link or memory"], [*rows, *limits])
     return _page(f"{len(value.devices)} devices on {len(value.nodes)} nodes", _svg(drawn, 26, "nodes"), table)
 
@@ -221,8 +216,8 @@ def _color(k: int) -> str:
     return STAGE_COLORS[k % len(STAGE_COLORS)]
 
 
-def _swatch(k: int, name: str = "") -> Html:
-    return Html("<span style='color:{}'>■</span> {}").format(_color(k), name or k)
+def _swatch(color: str, name: str) -> Html:
+    return Html("<span style='color:{}'>■</span> {}").format(color, name)
 
 
 def counted(names: Iterable[str]) -> str:

@@ -3,11 +3,11 @@
 Classes are imported when first asked for, so that the names of engines are known without torch.
 """
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from ..io.told import tell
 from ..lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _auto() -> "Engine":
             chosen, why = _minkowski(), f"native has no machine code here: {why_none}"
         except InputError:
             chosen, why = _native(), "MinkowskiEngine does not import here"
-    print(f"engine: {chosen.name} ({why})", file=sys.stderr)
+    tell(f"engine: {chosen.name} ({why})")
     return chosen
 
 

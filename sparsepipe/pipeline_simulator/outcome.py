@@ -28,6 +28,13 @@ class PipelinePace:
     waited_for_time: float = 0.0  # seconds that it waited until time was up
     waited_for_end: float = 0.0  # seconds that its bound held it up until all minibatches were handed out: to others
 
+    @property
+    def waits(self) -> tuple[tuple[str, float], ...]:
+        """Whom or what it waited for, in words, and for how many seconds; of nothing that it did not wait for."""
+        whom = [(f"pipeline {other}", seconds) for other, seconds in enumerate(self.waited_for)]
+        whom += [("time to be up", self.waited_for_time), ("all minibatches to be taken", self.waited_for_end)]
+        return tuple((name, seconds) for name, seconds in whom if seconds)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "minibatches": self.minibatches,

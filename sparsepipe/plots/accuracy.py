@@ -61,6 +61,7 @@ def accuracy(
     """Draw validation accuracy (training accuracy where there is no validation) by epoch and by time.
 
     Runs of one name, as those of several seeds, are one line: their mean, in a band from the lowest to the highest.
+    Those that have no such accuracy are named in the note and not drawn.
     `level`: what it is held against, a name and an accuracy, as a line across.
     """
     if names and len(names) != len(records):
@@ -73,6 +74,8 @@ def accuracy(
         if table.validation_accuracy.notna().any()
         else ("train_accuracy", "training")
     )
+    untold = [name for name, runs in table.groupby("strategy", sort=False) if runs[column].isna().all()]
+    table = table[~table.strategy.isin(untold)]
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.06)
     several = 0
     for k, (name, runs) in enumerate(table.groupby("strategy", sort=False)):
@@ -107,7 +110,8 @@ def accuracy(
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
     text = noted_of(note, records)
     bands = f"means of {several} runs, from the lowest to the highest" if several > 1 else ""
-    note = " · ".join(filter(None, [text, when(records), bands, left_out]))
+    without = f"no {what} accuracy of {', '.join(untold)}" if untold else ""
+    note = " · ".join(filter(None, [text, when(records), bands, without, left_out]))
     figure = finished(figure, "Accuracy by epoch and by time", note=note, height=420)
     return resting_on(figure, Provenance.of(runs=records))
 

@@ -22,12 +22,13 @@ _STEPS = 24  # shades of cost: each is one trace
 _NUMBERED = re.compile(r"(?:node|layer)?_?([0-9]+)")
 _KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of "Conv2d(3, 64, kernel_size=(3, 3))"
 _PIXELS = 1.12  # for each point of Graphviz's layout
-_NAME, _SMALL_NAME = SMALL - 1, SMALL - 3  # pixels of the letters of a name
-_LETTERS = 12  # of a name of the larger ones that a box has room for
+_NAME = SMALL - 1  # pixels of the letters of a name
+_LETTERS = 12  # of a name that a box has room for in a line; it has room for two lines
 _WORD_ENDS = re.compile(r"[_.\- ]|(?<=[a-z0-9])(?=[A-Z])")  # where a name may go on in a second line
 _OUTLINE = 4  # pixels of a stage's
 _LETTER = 7.6  # pixels of a cut's words, which are bold; some more, as a narrow page makes boxes smaller, not words
 _MARK = (18.0, 18.0)  # points: width and height of a cut's mark, whichever way it is turned
+_STRETCH = 14.0  # points of an edge that run straight, at least, where it is marked as cut
 _BEHIND = "rgba(255,255,255,0.8)"  # a cut's words, where they lie over boxes and lines
 
 
@@ -93,13 +94,13 @@ def layer_graph(
     high = float(value.max()) or 1.0
     fills = sample_colorscale(COST_SCALE, [round(v / high * _STEPS) / _STEPS for v in value])
     _boxes(figure, placed, fills, table.stage)
-    texts, sizes = zip(*(_fitting(layer_name(layer)) for layer in graph.layers), strict=True)
+    texts = [_fitting(layer_name(layer)) for layer in graph.layers]
     names = go.Scatter(
         x=[x for x, _ in placed.positions],
         y=[y for _, y in placed.positions],
         mode="markers+text",
-        text=list(texts),
-        textfont={"size": list(sizes), "color": [ink_on(_hex(fill)) for fill in fills]},
+        text=texts,
+        textfont={"size": [_NAME] * len(texts), "color": [ink_on(_hex(fill)) for fill in fills]},
         marker={
             "opacity": 0,
             "size": 18,
@@ -123,7 +124,7 @@ def layer_graph(
         showlegend=False,
     )
     figure.add_trace(names)
-    drawn = [around(centre, (2 * placed.half[0], 2 * placed.half[1])) for centre in placed.positions]
+    drawn = [placed.bounds]
     if plan:
         drawn += _cuts(
             figure, placed, graph, table, cuts_table(profile, plan, device_type=device_type) if profile else None
@@ -153,16 +154,15 @@ def layer_name(layer: Layer) -> str:
     return f"{kind[0]} {number[1]}" if number and kind else layer.id
 
 
-def _fitting(name: str) -> tuple[Html, int]:
-    """A name as its box has room for it, and the size of its letters: smaller ones, in two lines, where it is long.
+def _fitting(name: str) -> Html:
+    """A name as its box has room for it: in two lines where it is long.
 
     Of one that is longer than that the beginning and its number are shown, or the end of a path: "…0.attention". Hover
     shows the whole name.
     """
-    for size in (_NAME, _SMALL_NAME):
-        if len(name) <= _letters(size):
-            return figure_text(name), size
-    most = _letters(_SMALL_NAME)
+    most = _LETTERS
+    if len(name) <= most:
+        return figure_text(name)
     if len(name) > 2 * most:
         head, _, number = name.rpartition(" ")
         if head and number.isdigit():
@@ -171,12 +171,7 @@ def _fitting(name: str) -> tuple[Html, int]:
             name = "…" + name[1 - 2 * most :] if "." in name else f"{name[: 2 * most - 1]}…"
     ends = [found.end() for found in _WORD_ENDS.finditer(name) if len(name) - most <= found.end() <= most]
     at = min(ends or [most], key=lambda end: abs(2 * end - len(name)))
-    return Html("{}<br>{}").format(figure_text(name[:at].rstrip()), figure_text(name[at:])), _SMALL_NAME
-
-
-def _letters(size: int) -> int:
-    """How many letters of a size a box has room for."""
-    return _LETTERS * _NAME // size
+    return Html("{}<br>{}").format(figure_text(name[:at].rstrip()), figure_text(name[at:]))
 
 
 def _hex(color: str) -> str:
@@ -232,25 +227,43 @@ def _cuts(
 ) -> list[Box]:
     """Mark every edge that leaves its stage, and write beside one of each boundary what crosses it: at a short one.
 
-    A long edge passes below or above the boxes of other layers. Returns where the words are.
+    Returns where the words are.
     """
     stages = table.stage.tolist()
-    marks: dict[bool, list[Point]] = {False: [], True: []}  # by whether the edge runs down
+    marks = dict[Point, float]()  # where, and how it is turned; edges of one layer may leave together
     of_cut: dict[int, list[Point]] = {}
     routed = zip(graph.edges, placed.routes, strict=True)
     for (i, j), route in sorted(routed, key=lambda each: dist(each[1][0], each[1][-1])):
         if pd.isna(stages[i]) or pd.isna(stages[j]) or stages[i] == stages[j]:
             continue
-        down = abs(route[-1][1] - route[0][1]) > abs(route[-1][0] - route[0][0])
-        marks[down].append(route[len(route) // 2])
-        of_cut.setdefault(int(stages[i]), []).append(route[len(route) // 2])
+        point, angle = _marked(route)
+        marks[point] = angle
+        of_cut.setdefault(int(stages[i]), []).append(point)
     words = [] if cuts is None else _cut_words(figure, placed, of_cut, cuts)
-    for down, points in marks.items():
-        mark = {"symbol": "line-ew" if down else "line-ns", "size": 20, "line": {"width": 3, "color": INK}}
-        xs, ys = zip(*points, strict=True) if points else ((None,), (None,))
-        cut = go.Scatter(x=xs, y=ys, mode="markers", marker=mark, name="cut", showlegend=not down, hoverinfo="skip")
-        figure.add_trace(cut)
+    xs, ys = zip(*marks, strict=True) if marks else ((None,), (None,))
+    mark = {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": INK}, "angle": list(marks.values())}
+    cut = go.Scatter(x=xs, y=ys, mode="markers", marker=mark, name="cut", showlegend=bool(marks), hoverinfo="skip")
+    figure.add_trace(cut)
     return words
+
+
+def _marked(route: Sequence[Point]) -> tuple[Point, float]:
+    """Where an edge is marked as cut, and by how many degrees a mark that stands upright is turned to lie across it.
+
+    It is in the middle of the first part that runs straight for long enough, or else of the longest part.
+    """
+    parts = [[route[0], route[1]]]
+    for point in route[2:]:
+        (x0, y0), (x1, y1) = parts[-1]
+        turn = abs((x1 - x0) * (point[1] - y1) - (y1 - y0) * (point[0] - x1))
+        if turn <= 0.05 * dist(parts[-1][0], parts[-1][1]) * dist(parts[-1][1], point):
+            parts[-1][1] = point
+        else:
+            parts.append([parts[-1][1], point])
+    long = next((part for part in parts if dist(*part) >= _STRETCH), None) or max(parts, key=lambda part: dist(*part))
+    (x0, y0), (x1, y1) = long
+    turned = -degrees(atan2(y1 - y0, x1 - x0)) % 180  # a marker's angle turns clockwise
+    return ((x0 + x1) / 2, (y0 + y1) / 2), round(turned, 1)
 
 
 def _cut_words(

@@ -4,14 +4,18 @@ import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import pygraphviz
 
 from ..graph import LayerGraph
+from .edge_routes import EdgeRoutes, FoldedBoxes, Point
 
-Point = tuple[float, float]
-BOX = (0.92, 0.3)  # inches: width and height of a layer's box
+BOX = (0.92, 0.36)  # inches: width and height of a layer's box, which has room for a name in two lines
+_GAP = 3.2  # half heights of a box from one line to the next, at least
+_FEW = 200  # layers that are drawn to be read as they are, on a page of 1,280 pixels
+_COLUMNS, _COLUMNS_OF_MANY = 6, 12
 _POINTS = 72  # Graphviz answers in points, 72 an inch
 _lock = threading.Lock()  # Graphviz keeps global state: one layout at a time
 
@@ -27,14 +31,27 @@ class Layout:
 
     @property
     def extent(self) -> Point:
-        """Width and height of all boxes together."""
-        xs, ys = zip(*self.positions, strict=True)
-        return max(xs) - min(xs) + 2 * self.half[0], max(ys) - min(ys) + 2 * self.half[1]
+        """Width and height of all that is drawn."""
+        left, low, right, high = self.bounds
+        return right - left, high - low
+
+    @cached_property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """The left, low, right and high end of all boxes and edges."""
+        w, h = self.half
+        corners = [(x + a * w, y + b * h) for x, y in self.positions for a, b in ((-1, -1), (1, 1))]
+        xs, ys = zip(*corners, *(point for route in self.routes for point in route), strict=True)
+        return min(xs), min(ys), max(xs), max(ys)
 
 
 @lru_cache(maxsize=32)
-def layout(graph: LayerGraph, *, columns: int = 9) -> Layout:
-    """Lay a graph out from left to right; one with more than `columns` columns continues below, there and back."""
+def layout(graph: LayerGraph, *, columns: int | None = None) -> Layout:
+    """Lay a graph out from left to right; one with more than `columns` columns continues below, there and back.
+
+    Without `columns` a line has as many as a page shows with names that are read.
+    """
+    if columns is None:
+        columns = _COLUMNS if len(graph.layers) <= _FEW else _COLUMNS_OF_MANY
     with _lock:
         drawn = _dot(graph)
     places = tuple(_point(drawn.get_node(str(k)).attr["pos"]) for k in range(len(graph.layers)))
@@ -57,65 +74,84 @@ def _dot(graph: LayerGraph) -> pygraphviz.AGraph:
 def _folded(
     graph: LayerGraph, places: tuple[Point, ...], routes: tuple[tuple[Point, ...], ...], half: Point, columns: int
 ) -> Layout:
-    """Cut the drawing into lines of about `columns` columns; every other line runs backwards, so that ends meet."""
+    """Cut the drawing into lines of `columns` columns at most; every other line runs backwards, so that ends meet."""
     steps = sorted({round(x, 1) for x, _ in places})
     column = [steps.index(round(x, 1)) for x, _ in places]
-    if len(steps) <= columns * 1.5:
+    if len(steps) <= columns:
         return Layout(places, routes, half, 1)
     breaks = _breaks(graph, column, len(steps), columns)
     line_of = [bisect_right(breaks, at) for at in column]
-    frames = _frames(places, line_of, steps, breaks, half)
+    within = [line_of[i] == line_of[j] for i, j in graph.edges]
+    spans = _spans(places, routes, graph, line_of, half)
+    starts = _starts(steps, breaks)
 
     def fold(point: Point, line: int) -> Point:
-        origin, x, y, sign = frames[line]
-        return x + sign * (point[0] - origin[0]), y + point[1] - origin[1]
+        first, x, sign = starts[line]
+        return x + sign * (point[0] - first), point[1] - sum(spans[line]) / 2
 
-    positions = tuple(fold(place, line) for place, line in zip(places, line_of, strict=True))
+    folded = [fold(place, line) for place, line in zip(places, line_of, strict=True)]
+    xs, heights = zip(*folded, strict=True)
+    directions = [sign for *_, sign in starts]
+    boxes = FoldedBoxes(xs, heights, line_of, directions, half, steps[1] - steps[0] - 2 * half[0])
+    edge_routes = EdgeRoutes(boxes, [edge for edge, own in zip(graph.edges, within, strict=True) if not own])
+    middles, gaps, y = list[float](), list[Point](), 0.0
+    for line, (low, high) in enumerate(spans):
+        middles.append(y - (high - low) / 2)
+        y -= high - low
+        gaps.append((y - edge_routes.gap(line, _GAP * half[1]), y))
+        y = gaps[-1][0]
+    positions = tuple((x, middles[line] + height) for (x, height), line in zip(folded, line_of, strict=True))
     bent = []
-    for (i, j), route in zip(graph.edges, routes, strict=True):
-        if line_of[i] == line_of[j]:
-            bent.append(tuple(fold(point, line_of[i]) for point in route))
+    for edge, route, own in zip(graph.edges, routes, within, strict=True):
+        if own:
+            line = line_of[edge[0]]
+            bent.append(tuple((x, middles[line] + height) for x, height in (fold(point, line) for point in route)))
         else:
-            bent.append(_between_lines(positions[i], positions[j], half))
-    return Layout(positions, tuple(bent), half, len(frames))
+            bent.append(edge_routes.route(edge, middles, gaps))
+    return Layout(positions, tuple(bent), half, len(spans))
 
 
-def _breaks(graph: LayerGraph, column: Sequence[int], num_columns: int, columns: int) -> list[int]:
+def _breaks(graph: LayerGraph, column: Sequence[int], num_columns: int, most: int) -> list[int]:
     """First column of every line but the first: near to even lines, where few edges would be broken."""
     broken = [0] * (num_columns + 1)  # edges that a break before this column breaks
     for i, j in graph.edges:
         for at in range(column[i] + 1, column[j] + 1):
             broken[at] += 1
     breaks, start = [], 0
-    while num_columns - start > columns * 1.5:
-        near = range(start + columns // 2, start + (columns * 3) // 2 + 1)
-        start = min(near, key=lambda at: (broken[at], abs(at - start - columns)))
+    while (left := num_columns - start) > most:
+        even, begin = left / -(-left // most), start
+        near = range(start + max(1, 2 * most // 3), start + most + 1)
+        start = min(near, key=lambda at: (broken[at], abs(at - begin - even)))
         breaks.append(start)
     return breaks
 
 
-def _frames(
-    places: Sequence[Point], line_of: Sequence[int], steps: Sequence[float], breaks: Sequence[int], half: Point
-) -> list[tuple[Point, float, float, int]]:
-    """For each line: a point of the drawing, where it goes (x, y), and the line's direction (1 or -1)."""
-    frames: list[tuple[Point, float, float, int]] = []
-    x = y = 0.0
-    for line, first in enumerate([0, *breaks]):
-        heights = [place[1] for place, at in zip(places, line_of, strict=True) if at == line]
-        last = (breaks[line] if line < len(breaks) else len(steps)) - 1
+def _starts(steps: Sequence[float], breaks: Sequence[int]) -> list[tuple[float, float, int]]:
+    """For each line: where its first column is in the drawing, where that goes, and the line's direction (1 or -1).
+
+    A line begins below where the one before it ends, but for what would make the whole wider than the longest line.
+    """
+    found, x = list[tuple[float, float, int]](), 0.0
+    lengths = [steps[end - 1] - steps[first] for first, end in pairwise([0, *breaks, len(steps)])]
+    for line, (first, length) in enumerate(zip([0, *breaks], lengths, strict=True)):
         sign = 1 if line % 2 == 0 else -1
-        y -= (max(heights) - min(heights)) / 2
-        frames.append(((steps[first], (max(heights) + min(heights)) / 2), x, y, sign))
-        x += sign * (steps[last] - steps[first])  # the next line begins below where this one ends
-        y -= (max(heights) - min(heights)) / 2 + 5.2 * half[1]
-    return frames
+        x = min(x, max(lengths) - length) if sign > 0 else max(x, length)
+        found.append((steps[first], x, sign))
+        x += sign * length
+    return found
 
 
-def _between_lines(source: Point, target: Point, half: Point) -> tuple[Point, ...]:
-    """A route from one line down to a later one: out of the bottom of a box and into the top of another."""
-    start, end = (source[0], source[1] - half[1]), (target[0], target[1] + half[1])
-    middle = (start[1] + end[1]) / 2
-    return tuple(_bezier((start, (start[0], middle), (end[0], middle), end)))
+def _spans(
+    places: Sequence[Point], routes: Sequence[Sequence[Point]], graph: LayerGraph, line_of: Sequence[int], half: Point
+) -> list[Point]:
+    """The lowest and the highest point of each line: of its boxes, and of the edges that stay in it."""
+    found: dict[int, list[float]] = {}
+    for (_, y), line in zip(places, line_of, strict=True):
+        found.setdefault(line, []).extend((y - half[1], y + half[1]))
+    for (i, j), route in zip(graph.edges, routes, strict=True):
+        if line_of[i] == line_of[j]:
+            found[line_of[i]].extend(y for _, y in route)
+    return [(min(found[line]), max(found[line])) for line in sorted(found)]
 
 
 def _point(text: str) -> Point:

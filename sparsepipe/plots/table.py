@@ -12,6 +12,7 @@ from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..replication import rule_text
+from ..workload_facts import workload_facts
 
 Found = TypeVar("Found")
 
@@ -108,12 +109,17 @@ def is_synthetic(origin: Any) -> bool:
 
 
 def data_of(records: Iterable[RunRecord]) -> list[str]:
-    """The data sets of runs, each once: by name, and those that were generated as "synthetic shapes"."""
-    names = [
-        "synthetic shapes" if is_synthetic(told_by([one])) else str(one.origin.get("facts", {}).get("data", ""))
-        for one in records
-    ]
-    return list(dict.fromkeys(filter(None, names)))
+    """The data sets of runs, each once: by name, and those that were generated as "synthetic shapes".
+
+    A replay has no data: it says that it is one.
+    """
+    return list(dict.fromkeys(filter(None, map(_data_of, records))))
+
+
+def _data_of(record: RunRecord) -> str:
+    if workload_facts(record.config.get("engine", "")).trains and is_synthetic(told_by([record])):
+        return "synthetic shapes"
+    return str(record.origin.get("facts", {}).get("data", ""))
 
 
 def trained_on(records: Iterable[RunRecord]) -> str:

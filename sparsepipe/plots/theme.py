@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..display.html import STAGE_COLORS
+from ..display.colors import STAGE_COLORS
 from ..display.markup import Html, figure_text, joined
 from ..provenance import Provenance
 from .markup import with_text_escaped

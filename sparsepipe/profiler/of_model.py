@@ -99,7 +99,8 @@ def profile_model(
         if value is not None:
             origin[name] = value
     counts = [batch.size for batch in typical if len(batch) == len(typical[0])]
-    likewise = {"config": config.to_json(), "engine": engine, "seed": seed, "device": device, "threads": threads}
+    chosen = task.engine.name  # said aloud once, and theirs too
+    likewise = {"config": config.to_json(), "engine": chosen, "seed": seed, "device": device, "threads": threads}
     training = Training(
         sizes=counts,
         size_unit=dataset.size_unit,

@@ -1,17 +1,12 @@
 """What is there already, for a notebook to begin with: data, profiles, runs, figures, and the loop in one picture."""
 
-import base64
-import io
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from PIL import Image
 
 from ..data.folder import open_folder
 from ..display.markup import Html, joined, markdown_text
@@ -21,6 +16,7 @@ from ..profile import Profile
 from ..record import RunRecord
 from . import catalogue
 from .page import PAGE
+from .thumbnails import STYLE, thumbnail
 from .workplace import checkout
 
 _LOOP = (  # what happens, what it leaves, and the notebook that does it
@@ -32,7 +28,6 @@ _LOOP = (  # what happens, what it leaves, and the notebook that does it
     ("figures", "what it gained", "06_figures"),
 )
 _NEWEST = 10  # rows of a table, unless asked for others
-_THUMBNAIL = (360, 240)  # pixels
 _BOX = "border:1px solid currentColor;border-radius:6px;padding:8px 12px;margin:4px 0;min-width:8em"
 
 
@@ -100,11 +95,12 @@ class Overview:
         for name in catalogue.by_number():
             path = catalogue.notebooks_folder() / f"{name}.ipynb"
             for figure in catalogue.exported(path):
-                if picture := _thumbnail(self.figures / f"{figure}.png"):
-                    cells.append(_CELL.format(name, picture, figure, *map(_breaking, (figure, name))))
+                if pictures := thumbnail(self.figures / f"{figure}.png", figure):
+                    cells.append(_CELL.format(name, pictures, *map(_breaking, (figure, name))))
         if not cells:
             return Shown(Html("<i>no figure yet: <code>sparsepipe reproduce</code> makes all of them</i>"))
-        return Shown(Html("<div style='display:flex;flex-wrap:wrap;gap:10px'>{}</div>").format(joined(cells)))
+        whole = Html("{}<div class='sp-thumbnail' style='display:flex;flex-wrap:wrap;gap:10px'>{}</div>")
+        return Shown(whole.format(STYLE, joined(cells)))
 
     @property
     def notebooks(self) -> "Shown":
@@ -169,8 +165,7 @@ class Shown:
 
 
 _CELL = Html(
-    "<figure style='margin:0;width:200px'><a href='{}.ipynb'><img src='{}' alt='{}' width='200' "
-    "style='border-radius:4px'></a>"
+    "<figure style='margin:0;width:200px'><a href='{}.ipynb'>{}</a>"
     "<figcaption style='overflow-wrap:break-word'><small>{}<br>{}</small></figcaption></figure>"
 )
 _MORE = Html("<div><small>the newest {} of {}{}; <code>rows = 0</code> in the parameters lists all{}</small></div>")
@@ -239,17 +234,6 @@ def _of_run(folder: Path) -> list[str]:
 
 def _when(path: Path) -> str:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _thumbnail(path: Path) -> str:
-    """A picture's small copy as the address of an image that lies in it; nothing where there is none."""
-    with suppress(OSError), Image.open(path) as picture:
-        small = picture.convert("RGB")
-        small.thumbnail(_THUMBNAIL)
-        kept = io.BytesIO()
-        small.save(kept, "WEBP", quality=70)
-        return f"data:image/webp;base64,{base64.b64encode(kept.getvalue()).decode()}"
-    return ""
 
 
 def _relative(path: Path) -> str:

@@ -8,6 +8,7 @@ from ..errors import InputError, RunFailed
 from ..launchers import Job
 from ..pipelines import Pipelines
 from ..plan import Plan
+from ..provenance import work_digest
 from ..replication import rule_text
 from ..runtime.config import RunConfig
 from . import looks
@@ -17,7 +18,6 @@ from .messages import Messages
 from .promised import samples_per_second
 from .view_model import devices
 
-_WORK = ("stages", "schedule", "weights", "num_microbatches")  # of a plan: what a run does
 _MOST_STAGES = 6  # that are named one by one
 
 
@@ -28,6 +28,8 @@ class Board(Protocol):
     jobs: dict[str, Job]
 
     def prepared(self, name: str) -> tuple[Plan | Pipelines, RunConfig]: ...
+
+    def planned(self, name: str) -> Plan | Pipelines: ...
 
     def asks_first(self, name: str) -> bool: ...
 
@@ -40,7 +42,9 @@ class JobLine:
     """One plan's buttons, progress and state."""
 
     def __init__(self, board: Board, name: str, plan: Plan | Pipelines) -> None:
-        self.board, self.name, self.plan, self.other = board, name, plan, ""
+        self.board, self.name, self.plan = board, name, plan
+        self.other = ""  # what its job is, where it is of another plan
+        self._moved = False  # whether that is a plan that this board gave a job of this one
         free = {"width": "auto"}  # a button is called after its plan, for those who hear it alone
         self.start = looks.Button(description=f"launch {name}", button_style="primary", layout=free, icon="play")
         self.stop = looks.Button(description=f"cancel {name}", layout=free, disabled=True, icon="stop")
@@ -61,14 +65,30 @@ class JobLine:
 
     def launched(self, plan: Plan | Pipelines, *, running: bool = True) -> None:
         """Show that a job of `plan` runs or ended, and where that is not the plan of this name any more."""
-        self.plan, own = plan, self.board.prepared(self.name)[0]
-        self.other = "" if _work(plan) == _work(own) else f"a run of an earlier plan of this name ({plan.summary()})"
+        self.plan, self._moved = plan, False
+        self.other = "" if self._is_own(plan) else f"a run of an earlier plan of this name ({plan.summary()})"
         self._offer(running=running)
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
     def goes_on(self, plan: Plan | Pipelines, *, called: str, minibatch: int, doubt: str = "") -> None:
         """Show that its job is under another plan from a minibatch on, and what could not be told of it beforehand."""
-        self.plan, self.other = plan, f"under {called} from minibatch {minibatch} on{f' ({doubt})' if doubt else ''}"
+        self.plan, self._moved = plan, True
+        self.other = f"under {called} from minibatch {minibatch} on{f' ({doubt})' if doubt else ''}"
+
+    def never_ran(self, earlier: str) -> None:
+        """Show that no run is of this plan, and the newest of an earlier one of its name, where there is one."""
+        told = f": {earlier}, the newest run of this name, is of another plan; the table of runs has it"
+        self.state.value = f"not launched{told if earlier else ''}"
+        self.progress.max, self.progress.value, self.progress.description, self.progress.bar_style = 1, 0, "", ""
+        self._offer(running=False)
+
+    def is_of(self, job: Job) -> bool:
+        """Whether a job is of this line's plan, or runs: how fast another was says nothing of the plan."""
+        return job.running or self._moved or self._is_own(job.record.plan)
+
+    def _is_own(self, plan: Plan | Pipelines) -> bool:
+        """Whether a run of `plan` is one of what the next launch would be."""
+        return work_digest(plan) == work_digest(self.board.planned(self.name))
 
     def _start(self, _: Any) -> None:
         job = self.board.jobs.get(self.name)
@@ -94,6 +114,9 @@ class JobLine:
         self.start.disabled, self.stop.disabled = running, not running
 
     def show(self, job: Job, rows: Any) -> None:
+        if not self.is_of(job):
+            self.never_ran(job.record.name)
+            return
         told, done, total = phase(rows, self.plan, running=job.running)
         self.progress.max, self.progress.value = max(total, done, 1), done
         self.progress.description = f"{done / total:.0%}" if total else ""
@@ -104,13 +127,6 @@ class JobLine:
         styles = {"finished": "success", "failed": "danger", "refused": "danger"}
         self.progress.bar_style = styles.get(job.state, "warning")
         self.state.value = Html("; ").join(filter(None, [self.other, _ended(job)]))
-
-
-def _work(plan: Plan | Pipelines) -> tuple[Any, ...]:
-    """What a run of the plan does."""
-    if isinstance(plan, Pipelines):
-        return (plan.replication, *map(_work, plan.pipelines))
-    return tuple(getattr(plan, name) for name in _WORK)
 
 
 def _parts(plan: Plan) -> list[str]:

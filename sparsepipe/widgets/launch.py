@@ -19,6 +19,7 @@ from ..launchers.run_folders import folders, new_folder
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
+from ..provenance import work_digest
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from . import looks
@@ -43,7 +44,8 @@ class LaunchBoard(Shown):
     """Launches plans under one configuration. `jobs` holds them by name; `widget` is what to display.
 
     Epochs, learning rate, batch size and schedule can be changed before a launch; `add` brings in another plan. Of each
-    plan the newest run in `runs` is followed, or shown where it has ended, also after the kernel was restarted. With
+    plan the newest run in `runs` is shown, also after the kernel was restarted: of that very plan, whatever it is
+    called, as another's speed says nothing of it; a job of an earlier plan of its name is followed while it runs. With
     `profile` and `cluster` a finished run is held against its simulation. While another job of `runs` is at work, a
     click asks before it launches one beside it. One thread follows all jobs, and changes of widgets pass one lock.
     """
@@ -74,7 +76,7 @@ class LaunchBoard(Shown):
         self.question = _Question(self.messages)
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._drawn = (0.0, -1)
+        self._drawn: tuple[float, tuple[tuple[str, int], ...]] = (0.0, ())
         self.details = JobDetails(self.messages, self.jobs, self.made_for)
         self._lines = {name: JobLine(self, name, plan) for name, plan in self.plans.items()}
         self._list = looks.VBox([line.widget for line in self._lines.values()])
@@ -106,6 +108,7 @@ class LaunchBoard(Shown):
             if name in self.jobs and self.jobs[name].running:
                 raise InputError(f"{name} is running already: cancel it first, or wait")
             self.plans[name] = plan
+            self.jobs.pop(name, None)  # of the plan that was called so before; found again where it is this one
             self._made_for[name] = made_for or MadeFor(0, None, self.profile, self.cluster)
             self._lines[name] = JobLine(self, name, plan)
             self._list.children = tuple(line.widget for line in self._lines.values())
@@ -119,10 +122,14 @@ class LaunchBoard(Shown):
         own = MadeFor(self._given.batch_size, self._given.voxel_size, self.profile, self.cluster)
         return self._made_for.get(name, own)
 
+    def planned(self, name: str) -> Plan | Pipelines:
+        """The plan of this name under the schedule chosen, whatever is expected of it."""
+        return self.settings.scheduled(self.plans[name])
+
     def prepared(self, name: str) -> tuple[Plan | Pipelines, RunConfig]:
         """The plan and the settings that the next launch of this name would have."""
-        config, plan = self.settings.config, self.settings.scheduled(self.plans[name])
-        return promised(plan, config, self.made_for(name)), config
+        config = self.settings.config
+        return promised(self.planned(name), config, self.made_for(name)), config
 
     def launch(self, name: str) -> Job:
         """Launch one plan in a new run folder. Raises InputError where it runs already or cannot."""
@@ -155,18 +162,25 @@ class LaunchBoard(Shown):
         return True
 
     def reattach(self) -> list[str]:
-        """Follow the jobs of these plans that are running already, and show those that ended; returns the former."""
+        """Follow the jobs of these names that are running already, and show the newest that ended of each very plan.
+
+        Returns the names of the former.
+        """
         found = []
         with self._lock:
-            for name in self.plans:
-                for folder in folders(self.runs, self._called(name))[:1]:
-                    if name in self.jobs or not _readable(folder):
-                        continue
-                    job, running = attach(folder), is_held(folder)
-                    self.jobs[name] = job
-                    self._lines[name].launched(job.record.plan, running=running)
-                    self._begin(name, select=running)
-                    found += [name] if running else []
+            for name in [name for name in self.plans if name not in self.jobs]:
+                runs = [folder for folder in folders(self.runs, self._called(name)) if _readable(folder)]
+                own = work_digest(self.planned(name))
+                ended = (one for one in runs if work_digest(RunRecord(one).plan) == own)
+                folder = next((one for one in runs if is_held(one)), None) or next(ended, None)
+                if folder is None:
+                    self._lines[name].never_ran(runs[0].name if runs else "")
+                    continue
+                job, running = attach(folder), is_held(folder)
+                self.jobs[name] = job
+                self._lines[name].launched(job.record.plan, running=running)
+                self._begin(name, select=running)
+                found += [name] if running else []
         return found
 
     def cancel(self, name: str) -> None:
@@ -226,7 +240,7 @@ class LaunchBoard(Shown):
                 self._lines[name].show(job, rows[name])
                 self.details.drift.look(name, job)
             self.details.show(rows)
-            self._draw(rows)
+            self._draw({name: own for name, own in rows.items() if self._lines[name].is_of(self.jobs[name])})
 
     def _begun(self) -> None:
         self._tell()
@@ -237,9 +251,11 @@ class LaunchBoard(Shown):
         for name, line in self._lines.items():
             plan, config = self.prepared(name)
             line.tell(plan, config.batch_size)
+        self.update()
 
     def _draw(self, rows: Mapping[str, Any]) -> None:
-        count = sum(map(len, rows.values()))
+        looks.show(self.curves, on=bool(rows))
+        count = tuple((name, len(own)) for name, own in rows.items())
         ended = not any(job.running for job in self.jobs.values())
         due = time.monotonic() - self._drawn[0] > _CURVES or ended
         if due and count != self._drawn[1] and any(row["event"] == "step" for own in rows.values() for row in own):

@@ -6,6 +6,8 @@ const HEAD = 150, TAIL = 190;        // pixels beside the stage bars: who runs i
 const ROW = 30, LANE = 20, STRIP = 84;
 const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, its strip
 const EM = 0.58;                     // of a font's size a letter is wide, on average
+const READ = 10;                     // pixels of the smallest letters
+const OLD = "#8883";                 // stripes behind a picture that is old: what it says is read as before
 const THIN = new Set(["send"]);
 
 const STYLE = `
@@ -42,8 +44,9 @@ const STYLE = `
 .sp-old .sp-stale{display:block}
 .sp-pending{position:relative}
 .sp-pending .sp-stale{position:absolute;right:0;top:0;z-index:4;margin:0;border-left-color:#56B4E9;background:var(--jp-layout-color1,#fff)}
-.sp-old>:not(.sp-stale):not(.sp-code){opacity:.38;filter:grayscale(1);pointer-events:none}
-.sp-faded{opacity:.38;filter:grayscale(1);pointer-events:none}
+.sp-old>:not(.sp-stale):not(.sp-code),.sp-faded{filter:grayscale(1);pointer-events:none}
+.sp-old,.sp-faded{background:repeating-linear-gradient(135deg,transparent 0 14px,${OLD} 14px 17px)}
+.sp-old:not(.sp-pending) .sp-part::before{content:"old · "}
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;
 
@@ -228,8 +231,8 @@ function network(graph, palette, width) {  // built once; the stages' colours co
   graph.positions.forEach(([x, y], k) => {
     const name = graph.names[k];
     out += `<rect data-k="${k}" x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="none" stroke="${palette.other}"/>`;
-    const room = 2 * w * scale - 4, largest = Math.min(11, 10 * scale + 1), font = Math.max(7, Math.min(largest, room / (EM * name.length)));
-    if (w * scale > 20) out += `<text data-of="${k}" x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${font.toFixed(1)}px;pointer-events:none">${escape(shortened(name, room / (EM * font)))}</text>`;
+    const room = 2 * w * scale - 4, font = Math.max(READ, Math.min(11, room / (EM * name.length)));
+    if (w * scale > 20 && 2 * h * scale > READ) out += `<text data-of="${k}" x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${font.toFixed(1)}px;pointer-events:none">${escape(shortened(name, room / (EM * font)))}</text>`;
   });
   return svg(width, (graph.extent[1] * scale).toFixed(0), out, "layer graph coloured by stage");
 }
@@ -257,95 +260,6 @@ function changes(scene) {
   const rest = all.length > 8 ? `<li>… and ${all.length - 8} more moves</li>` : "";
   return `<div class="sp-part">From A to B <i>A: ${escape(scene.before.name)}</i></div><ul class="sp-change">` +
     shown.map((l) => `<li>${escape(l)}</li>`).join("") + rest + "</ul>";
-}
-
-class Cuts {  // the handles: kept from scene to scene, so that a drag and the focus survive
-  constructor(box, reason, send) {
-    this.box = box; this.reason = reason; this.send = send; this.handles = []; this.held = -1;
-  }
-  update(scene, width, old) {
-    const { at, movable, blocked, reasons } = scene.cuts;
-    this.old = Boolean(old); this.whyOld = old;
-    this.scene = scene; this.cell = width / scene.layers.length;
-    this.blocked = blocked; this.reasons = reasons;
-    const number = movable ? at.length : 0;
-    while (this.handles.length > number) this.handles.pop().remove();
-    while (this.handles.length < number) this.handles.push(this.make(this.handles.length));
-    this.handles.forEach((handle, k) => { if (k !== this.held) this.put(handle, k, at[k]); });
-    if (this.held < 0 && !this.kept) this.reason.textContent = "";
-    this.kept = false;
-  }
-  put(handle, k, at) {
-    handle.style.left = `${at * this.cell}px`;
-    handle.setAttribute("aria-valuenow", at);
-    handle.setAttribute("aria-valuemin", 1);
-    handle.setAttribute("aria-valuemax", this.scene.layers.length - 1);
-    handle.setAttribute("aria-valuetext", `after ${this.scene.layers[at - 1][0]}`);
-    handle.at = at;
-    handle.setAttribute("aria-disabled", this.old);  // cuts of an old plan stay where they are
-    handle.tabIndex = this.old ? -1 : 0;
-    handle.title = this.whyOld;
-  }
-  why(k, at) {  // the reason why cut k cannot be there, or nothing
-    const range = (this.blocked[k] || []).find(([low, high]) => low <= at && at <= high);
-    return range ? this.reasons[range[2]] : "";
-  }
-  make(k) {
-    const handle = document.createElement("div");
-    handle.className = "sp-cut";
-    handle.setAttribute("role", "slider");
-    handle.setAttribute("aria-label", `cut between stage ${k} and stage ${k + 1}`);
-    handle.addEventListener("pointerdown", (event) => {
-      if (this.old) return;
-      handle.setPointerCapture(event.pointerId); handle.focus(); this.held = k; this.shadow(k); event.preventDefault();
-    });
-    handle.addEventListener("pointermove", (event) => {
-      if (this.held !== k) return;
-      const x = event.clientX - this.box.getBoundingClientRect().left;
-      this.to(k, Math.max(1, Math.min(this.scene.layers.length - 1, Math.round(x / this.cell))));
-    });
-    const drop = () => {
-      if (this.held !== k) return;
-      this.held = -1; handle.classList.remove("sp-bad"); this.shadow(-1);
-      this.put(handle, k, this.scene.cuts.at[k]);
-    };
-    handle.addEventListener("pointerup", drop);
-    handle.addEventListener("pointercancel", drop);
-    handle.addEventListener("focus", () => this.shadow(k));
-    handle.addEventListener("blur", () => this.shadow(-1));
-    handle.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1 }[event.key];
-      if (!step) return;
-      event.preventDefault(); event.stopPropagation();
-      const at = handle.at + step;
-      if (at < 1 || at > this.scene.layers.length - 1) return;
-      this.to(k, at);
-      if (this.why(k, at)) setTimeout(() => { handle.classList.remove("sp-bad"); this.put(handle, k, this.scene.cuts.at[k]); }, 250);
-    });
-    this.box.appendChild(handle);
-    return handle;
-  }
-  to(k, at) {
-    const handle = this.handles[k], reason = this.why(k, at);
-    if (handle.at === at || this.old) return;
-    this.put(handle, k, at);
-    handle.classList.toggle("sp-bad", Boolean(reason));
-    this.reason.textContent = reason ? `not after ${this.scene.layers[at - 1][0]}: ${reason}` : "";
-    if (reason) { this.kept = true; return; }
-    this.send(k, at);
-  }
-  shadow(k) {  // grey where cut k cannot be
-    this.box.querySelectorAll(".sp-no").forEach((old) => old.remove());
-    for (const [low, high, why] of this.blocked[k] || []) {
-      const no = document.createElement("div");
-      no.className = "sp-no"; no.title = this.reasons[why];
-      no.style.cssText = `position:absolute;top:0;height:${STRIP - 16}px;pointer-events:none;` +
-        "background:repeating-linear-gradient(45deg,#8888 0 3px,#8884 3px 7px)";
-      no.style.left = `${(low - 0.5) * this.cell}px`;
-      no.style.width = `${(high - low + 1) * this.cell}px`;
-      this.box.insertBefore(no, this.box.firstChild.nextSibling);
-    }
-  }
 }
 
 function render({ model, el }) {

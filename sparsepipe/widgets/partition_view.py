@@ -22,10 +22,17 @@ from .view_model import PALETTE
 NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
 
 
+# Of a line of the layer graph: beside the sliders names have room; of many layers the whole is in sight instead.
+_COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
+_PAGE_CODE = "".join(
+    Path(__file__).with_name(f"partition_{part}.js").read_text(encoding="utf-8") for part in ("cuts", "view")
+)
+
+
 class PartitionView(looks.Shares, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
-    _esm = Path(__file__).with_name("partition_view.js")
+    _esm = _PAGE_CODE
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
     palette = traitlets.Dict(PALETTE).tag(sync=True)
@@ -87,15 +94,15 @@ def graph_text(profile: Profile) -> str:
     graph = profile.graph
     if graph.is_chain or len(graph.layers) - len(graph.input_layers) == 1:
         return "{}"
-    placed = layout(graph, columns=10 if len(graph.layers) <= 60 else 16)  # beside the sliders: names where they fit
-    xs, ys = zip(*placed.positions, strict=True)
+    placed = layout(graph, columns=_COLUMNS if len(graph.layers) <= _FEW else _COLUMNS_OF_MANY)
+    left, _, _, high = placed.bounds
     document = {
         "ids": [layer.id for layer in graph.layers],
         "names": [layer_name(layer) for layer in graph.layers],
         "positions": placed.positions,
         "routes": placed.routes,
         "half": placed.half,
-        "origin": [min(xs) - placed.half[0], max(ys) + placed.half[1]],
+        "origin": [left, high],
         "extent": placed.extent,
     }
     return json.dumps(document)

@@ -142,7 +142,7 @@ export default {
       if (!axis || !layout.meta || !layout.meta.keeps_ratio) return;
       const share = axis._length / Math.abs(axis.range[1] - axis.range[0]) / layout.meta.pixels;
       const named = data.map((trace, k) => (trace.text && trace.textfont && trace.textfont.size ? k : -1)).filter((k) => k >= 0);
-      const fits = named.map((k) => [data[k].textfont.size].flat().map((own) => Math.max(2, Math.min(own, Math.floor(own * share)))));
+      const fits = named.map((k) => [data[k].textfont.size].flat().map((own) => Math.max(2, Math.min(own, Math.round(own * share)))));
       if (String(fits) !== size && named.length) { size = String(fits); Plotly.restyle(div, { "textfont.size": fits }, named); }
     };
     const draw = async () => {

@@ -14,6 +14,7 @@ from ..errors import DamagedRecord, InputError
 from ..launchers.lock import hold, is_held
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
+from ..workload_facts import workload_facts
 from . import looks
 from .exporter import Export, Exporter
 from .html_view import HtmlView
@@ -145,7 +146,7 @@ class RunsTable(Shown):
         self._compared = ()
         self._marked()  # hidden, until there are figures of these runs
         records = self.chosen
-        note = ", ".join(record.name for record in records)
+        note = _names(records)
         with warnings.catch_warnings(record=True) as caught:  # of damaged runs, which the figures leave out
             warnings.simplefilter("always")
             pace, learned = self._drawn(records, note)
@@ -159,9 +160,10 @@ class RunsTable(Shown):
             self.messages.fail("\n".join(told))
 
     def _drawn(self, records: list[RunRecord], note: str = "") -> tuple[Any, Any]:
-        """Their pace, and what they learned: of those that finished an epoch, None where none did."""
+        """Their pace, and what they learned: of those that trained and finished an epoch, None where none did."""
         told = [record for record in records if _learned(record)]
-        return plots.throughput(*records, note=note, partial=True), plots.accuracy(*told, note=note) if told else None
+        learned = plots.accuracy(*told, note=note and _names(told)) if told else None
+        return plots.throughput(*records, note=note, partial=True), learned
 
     def _figures(self) -> Export:
         records = self.chosen
@@ -218,10 +220,14 @@ class RunsTable(Shown):
             self.messages.value = told[0]
 
 
+def _names(records: list[RunRecord]) -> str:
+    return ", ".join(record.name for record in records)
+
+
 def _learned(record: RunRecord) -> bool:
-    """Whether a run finished an epoch; a damaged one is for the figure to leave out and to tell of."""
+    """Whether a run that trains finished an epoch; a damaged one is for the figure to leave out and to tell of."""
     try:
-        return bool(record.metrics("epoch"))
+        return workload_facts(record.config.get("engine", "")).trains and bool(record.metrics("epoch"))
     except DamagedRecord:
         return True
 

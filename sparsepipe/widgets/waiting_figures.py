@@ -111,11 +111,9 @@ def waits_table(forecast: PipelinesForecast) -> Html:
 
 
 def _row(k: int, one: PipelinePace) -> tuple[str, ...]:
-    waited = sum(one.waited_for) + one.waited_for_time + one.waited_for_end
-    whom = [(f"pipeline {other}", seconds) for other, seconds in enumerate(one.waited_for)]
-    whom += [("time to be up", one.waited_for_time), ("all minibatches to be taken", one.waited_for_end)]
-    named = sorted(whom, key=lambda pair: -pair[1])
-    told = ", ".join(f"{name} ({_seconds(seconds)})" for name, seconds in named if seconds >= 0.01 * waited > 0)
+    waited = sum(seconds for _, seconds in one.waits)
+    named = sorted(one.waits, key=lambda pair: -pair[1])
+    told = ", ".join(f"{name} ({_seconds(seconds)})" for name, seconds in named if seconds >= 0.01 * waited)
     paces = pace_text(one.samples_per_second), _share(one.samples_per_second, one.own_pace)
     return (str(k), str(one.minibatches), *paces, _seconds(one.lost_seconds["straggler"]), _seconds(waited), told)
 

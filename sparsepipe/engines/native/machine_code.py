@@ -8,7 +8,6 @@ import mmap
 import os
 import stat
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from ...data.sources import user_cache
 from ...host import cpu
 from ...host.python_path import python_command, python_environment
 from ...io.files import sealed, unsealed, write_atomic
+from ...io.told import tell
 
 _LANES = {"AVX512": 16, "AVX2": 8}  # float32 numbers of a vector, by what torch says the processor can do
 _SECONDS = 120.0  # for compiling, which takes one or two
@@ -42,7 +42,7 @@ def lanes() -> int:
     """Return how many numbers a vector has here; 0 where there is no code for this machine, which is said once."""
     found, why_none = compiled()
     if why_none:
-        print(f"engine native: {why_none}: torch gathers rows and multiplies them, which takes longer", file=sys.stderr)
+        tell(f"engine native: {why_none}: torch gathers rows and multiplies them, which takes longer")
     return found
 
 

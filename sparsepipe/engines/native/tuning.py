@@ -5,7 +5,6 @@ import json
 import os
 import re
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from ...data.sources import user_cache
 from ...io.files import write_json
+from ...io.told import tell
 
 _TURNS = 5  # of each way, after one to warm up
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ def _triton_kernels() -> ModuleType | None:
     try:
         from . import fused
     except ImportError as error:
-        print(f"engine native: no fused kernels on this GPU ({error}); rows are gathered instead", file=sys.stderr)
+        tell(f"engine native: no fused kernels on this GPU ({error}); rows are gathered instead")
         return None
     return fused
 

@@ -1,6 +1,5 @@
 """Open what a run trains: a network by name and a data set, brought together. The profiler opens them alike."""
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from ...engines import AUTO, Engine, engine
 from ...errors import InputError
 from ...functions import short_name
 from ...io.fields import json_object
+from ...io.told import tell
 from ...losses import Loss, open_loss
 from ...models import is_table, network
 from ...models.base import AnyNetwork
@@ -117,13 +117,9 @@ def _module_task(
         raise InputError(f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}")
     name, num_classes = short_name(config.model), facts.get("num_classes", 0)
     if isinstance(batch, data.PointBatch) and (changed := chosen.correct(module)):  # type: ignore[attr-defined]
-        _say(f"{name}: {', '.join(changed)} pools in the mode that keeps samples apart, unlike the library's default")
-    net = trace(module, chosen.tensor(batch), name=name, say=_say, num_classes=num_classes)
+        tell(f"{name}: {', '.join(changed)} pools in the mode that keeps samples apart, unlike the library's default")
+    net = trace(module, chosen.tensor(batch), name=name, say=tell, num_classes=num_classes)
     return LearningTask(net, chosen, training, validation, _loss_of(config, training))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _engine_for(module: nn.Module, asked: str, model: str) -> str:

@@ -1,6 +1,5 @@
 """Before the first run of a network that is a torch module: its stages are held against the whole on one minibatch."""
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +8,7 @@ from ...data.sources import user_cache
 from ...derived.digests import digest
 from ...functions import UserFunction, is_function
 from ...io.files import write_atomic
+from ...io.told import tell
 from ...models.traced import verify
 from ...plan import Plan
 from ..config import RunConfig
@@ -28,10 +28,7 @@ def verify_once(task: LearningTask, plan: Plan, config: RunConfig) -> bool:
     batch = task.training.batch(first_samples(task.training))
     inputs = task.engine.tensor(batch)
     verify(task.network, inputs, engine=task.engine, stages=stages)  # type: ignore[arg-type]  # a traced one
-    print(
-        f"{task.network.name}: it is the same network when cut into the stages of the plan ({len(stages)})",
-        file=sys.stderr,
-    )
+    tell(f"{task.network.name}: it is the same network when cut into the stages of the plan ({len(stages)})")
     write_atomic(mark, "")
     return True
 
