@@ -81,6 +81,21 @@ def test_a_room_is_labelled_by_height(tmp_path):
         assert names == ["floor", "floor", "table", "wall"]  # in the order of x
 
 
+@pytest.mark.parametrize("name", ["sweep", "room"])
+def test_what_is_held_out_of_a_scan_is_not_trained_on(tmp_path, name):
+    """A network was asked about the points that it was trained on, and the answer called it validation."""
+    width, label, split = {"sweep": (4, labelled_sweep, "validation"), "room": (6, labelled_room, "test")}[name]
+    points = np.random.default_rng(0).uniform(-20, 20, (200, width)).astype("<f4")
+    (tmp_path / "scan.bin").write_bytes(points.tobytes())
+    folder = label(tmp_path / "scan.bin", tmp_path / name, held_out=0.25)
+    kept, held = (data.load(str(folder), split=one, voxel_size=0.01, num_points=None) for one in ("train", split))
+    places = [{tuple(row) for row in part.sample(0).coordinates.tolist()} for part in (kept, held)]
+    assert len(kept.sample(0).coordinates) == 150 and len(held.sample(0).coordinates) == 50
+    assert all(map(len, places))
+    with pytest.raises(InputError, match="held_out 1"):
+        labelled_scans(tmp_path, held_out=1)
+
+
 def test_what_is_no_scan_is_refused(tmp_path):
     (tmp_path / "scan.bin").write_bytes(b"12345")
     with pytest.raises(InputError, match="5 bytes, expected rows of 6 float32: a ScanNet room"):

@@ -78,52 +78,66 @@ def commonest_share(config: RunConfig) -> float:
     return most_frequent_share([dataset.batch(range(len(dataset))).labels])
 
 
-def labelled_scans(folder: Path) -> dict[str, tuple[Path, str]]:
+def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Path, str]]:
     """Label the first KITTI sweep and the first ScanNet room of the data folders' scans/: a data set, its held split.
 
-    A line says which of them is nowhere.
+    `held_out`: the share of a scan's points that the held split has alone, from 0 to below 1; 0: all points are in
+    both, and a network is asked about what it was trained on. A line says which of the scans is nowhere.
     """
+    if not 0 <= held_out < 1:
+        raise InputError(f"held_out {held_out!r}: expected a share of a scan's points, from 0 to below 1")
+    of = f"-without-{held_out:g}" if held_out else ""
     found = {}
     for name, (pattern, label, split) in _SCANS.items():
         paths = [path for place in data_folders() for path in sorted(place.glob(pattern))]
         if paths:
-            found[name] = label(paths[0], folder / f"labelled-{name}"), split
+            found[name] = label(paths[0], folder / f"labelled-{name}{of}", held_out=held_out), split
         else:
             print(f"no {pattern} in {', '.join(map(str, data_folders()))}: the {name} is left out", flush=True)
     return found
 
 
-def labelled_sweep(scan: Path, folder: Path) -> Path:
+def labelled_sweep(scan: Path, folder: Path, *, held_out: float = 0.0) -> Path:
     """Lay a LiDAR sweep out as SemanticKITTI, to train on and to validate on, labelled by height and distance.
 
-    The labels are synthetic: what a network must find in the geometry, not what stands in the street. Raises InputError
-    for a file that is no sweep of x, y, z and intensity.
+    The labels are synthetic: what a network must find in the geometry, not what stands in the street. What is held out
+    is a sector: the points that lie leftmost as the sensor sees them. Raises InputError for a file that is no sweep of
+    x, y, z and intensity.
     """
-    content = scan.read_bytes()
-    points = _rows(scan, content, 4, "a KITTI sweep")
+    points = _rows(scan, scan.read_bytes(), 4, "a KITTI sweep")
     height, far = points[:, 2], np.hypot(points[:, 0], points[:, 1]) > FAR
     labels = np.select([far, height < HEIGHTS[0], height < HEIGHTS[1]], [_VEGETATION, _ROAD, _CAR], _BUILDING)
-    for sequence in ("00", "08"):  # of which SemanticKITTI trains and validates on
-        for kind, name, data in (("velodyne", "000000.bin", content), ("labels", "000000.label", None)):
+    parts = _parts(np.arctan2(points[:, 1], points[:, 0]), held_out)
+    for sequence, part in zip(("00", "08"), parts, strict=True):  # of which SemanticKITTI trains and validates on
+        files = ("velodyne", "000000.bin", points[part]), ("labels", "000000.label", labels[part].astype("<u4"))
+        for kind, name, data in files:
             path = folder / "sequences" / sequence / kind / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(labels.astype("<u4").tobytes() if data is None else data)
+            path.write_bytes(data.tobytes())
     return folder
 
 
-def labelled_room(scan: Path, folder: Path) -> Path:
+def labelled_room(scan: Path, folder: Path, *, held_out: float = 0.0) -> Path:
     """Lay an indoor room out as S3DIS, to train on and to test on, labelled by height: synthetic labels, as a sweep's.
 
-    Raises InputError for a file that is no room of x, y, z, red, green and blue.
+    What is held out is the end of the room with the largest x. Raises InputError for a file that is no room of x, y, z,
+    red, green and blue.
     """
     points = _rows(scan, scan.read_bytes(), 6, "a ScanNet room")
     bands = np.digitize(points[:, 2] - points[:, 2].min(), list(ROOM_HEIGHTS.values()))
-    for area in (1, 5):  # of which S3DIS trains and tests on
+    for area, part in zip((1, 5), _parts(points[:, 0], held_out), strict=True):  # of which S3DIS trains and tests on
         objects = folder / f"Area_{area}" / "room_1" / "Annotations"
         objects.mkdir(parents=True, exist_ok=True)
         for k, name in enumerate(ROOM_HEIGHTS):
-            np.savetxt(objects / f"{name}_1.txt", points[bands == k], fmt="%.6g")
+            if (own := part & (bands == k)).any():  # a part may be without a class
+                np.savetxt(objects / f"{name}_1.txt", points[own], fmt="%.6g")
     return folder
+
+
+def _parts(order: np.ndarray, held_out: float) -> tuple[np.ndarray, np.ndarray]:
+    """Which points to train on and which to ask about: the last share in an order, or all in both where it is 0."""
+    held = order > np.quantile(order, 1 - held_out) if held_out else np.ones(len(order), bool)
+    return ~held if held_out else held, held
 
 
 # name -> (where it lies in a data folder, what labels it, the split of its layout that is validated on)
