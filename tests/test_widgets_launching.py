@@ -183,7 +183,7 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
     again.add(third, "pipeline")
     told = again._lines["pipeline"].state.value
     assert told.startswith("not launched: net-pipeline-002, the newest") and "samples/s" not in told
-    assert again.jobs == {} and again.curves.layout.display == "none"
+    assert again.jobs == {} and again._training.layout.display == "none"
     assert shown(third)[1].state.value == told
 
 

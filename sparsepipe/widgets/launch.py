@@ -67,6 +67,7 @@ class LaunchBoard(Shown):
         self.jobs: dict[str, Job] = {}
         self.messages = Messages()
         self.curves = PlotView()
+        self._training = looks.VBox([self.curves], layout={"display": "none"})
         self.settings = RunSettings(config, self.messages.shown(self._tell))
         self.detach = looks.Checkbox(
             description="jobs outlive the kernel",
@@ -83,7 +84,7 @@ class LaunchBoard(Shown):
         self.change = PlanChange(self.messages, lambda name: self.prepared(name)[0], self._change)
         parts = [self.settings.widget, self.detach, self._list, self.change.widget, self.question.widget]
         words = HtmlView(explained(OF_RUNS))
-        views = [self.messages, *parts, self.curves, self.details.widget, words]
+        views = [self.messages, *parts, self._training, self.details.widget, words]
         self.widget = looks.VBox(views, layout=ipywidgets.Layout())
         responsive(with_tips(self.widget))
         self.messages.shown(self._begun)()
@@ -254,7 +255,7 @@ class LaunchBoard(Shown):
         self.update()
 
     def _draw(self, rows: Mapping[str, Any]) -> None:
-        looks.show(self.curves, on=bool(rows))
+        looks.show(self._training, on=bool(rows))
         count = tuple((name, len(own)) for name, own in rows.items())
         ended = not any(job.running for job in self.jobs.values())
         due = time.monotonic() - self._drawn[0] > _CURVES or ended
