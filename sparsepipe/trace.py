@@ -182,8 +182,11 @@ class Trace:
             others = document["otherData"]
             told = {key: check(others[key], key) for key, check in _TOLD.items() if others.get(key)}
             return cls(spans, source, told)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"not a trace this project wrote: {error!r}; expected Chrome trace events") from None
+        except KeyError as error:
+            wrong = f"it has no {error}"
+            raise InputError(f"not a trace this project wrote: {wrong}; expected Chrome trace events") from None
+        except (TypeError, AttributeError) as error:
+            raise InputError(f"not a trace this project wrote: {error}; expected Chrome trace events") from None
 
 
 def _pair(value: Any, what: str) -> list[int]:

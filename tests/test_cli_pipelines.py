@@ -68,6 +68,7 @@ def test_one_pipeline_is_an_ordinary_plan(tmp_path, files, capsys):
         (("--pipelines", 5), "5 pipelines on 4 devices"),
         (("--pipelines", 0), "expected 1 or more"),
         (("--pipelines", 2, "--replication", "telepathy"), "telepathy"),
+        (("--pipelines", 2, "--replication", "quorum:quorum=5"), "quorum"),
         (("--pipelines", 2, "--planner", "optimal", "--planner", "pipedream"), "expected one"),
         (("--pipelines", 2, "--factor", 2), "means nothing to planner optimal"),
     ],

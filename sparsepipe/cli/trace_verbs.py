@@ -39,7 +39,8 @@ def show(options: argparse.Namespace) -> Answer:
         ", ".join(f"{part} {shares[part]:.1%}" for part in PARTS),
     ]
     if waits:
-        lines += ["", table([["rank", "waited for", "seconds"], *([cell(x) for x in w.values()] for w in waits[:12])])]
+        rows = [[cell(value) for value in wait.values()] for wait in waits]
+        lines += ["", *_longest(["rank", "waited for", "seconds"], rows)]
     return Answer(document, "\n".join(lines))
 
 
@@ -56,8 +57,7 @@ def replay_trace(options: argparse.Namespace) -> Answer:
         f"{len(found.steps)} steps, off by {found.largest_error:.2%} at most; forwards and backwards alone, without "
         f"transfers and delays of launches, by {found.largest_pipeline_error:.2%}"
     )
-    more = [f"and {len(rows) - 1 - _MOST_ROWS} more (--json has all)"] if len(rows) - 1 > _MOST_ROWS else []
-    text = "\n".join([table(rows[: _MOST_ROWS + 1]), *more, told])
+    text = "\n".join([*_longest(rows[0], rows[1:]), told])
     return Answer({"steps": [step.to_json() for step in found.steps]}, text)
 
 
@@ -65,14 +65,14 @@ def whatif(options: argparse.Namespace) -> Answer:
     """The slow-down against an even step, its split and its culprit."""
     found = what_if(_opened(options))
     rows = [["what", "slow-down by it alone", "step without it (s)", "of the loss"]]
-    for part in sorted(found.without, key=found.share, reverse=True)[:_MOST_ROWS]:
+    for part in sorted(found.without, key=found.share, reverse=True):
         name = " ".join(map(str, filter(lambda word: word != "", part)))
         rows.append([name, f"{found.by[part]:.3f} ×", f"{found.without[part]:.4f}", f"{found.share(part):.0%}"])
     told = (
         f"a step takes {found.measured_seconds:.4f} s, {found.launched_seconds:.4f} s without delays of launches, "
         f"{found.even_seconds:.4f} s if all were even: {found.slowdown:.3f} × as long"
     )
-    return Answer(found.to_json(), "\n".join([told, table(rows), found.culprit]))
+    return Answer(found.to_json(), "\n".join([told, *_longest(rows[0], rows[1:]), found.culprit]))
 
 
 def export(options: argparse.Namespace) -> Answer:
@@ -89,6 +89,12 @@ def export(options: argparse.Namespace) -> Answer:
         told = "open it at ui.perfetto.dev or chrome://tracing"
     facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
     return Answer(facts, f"{one_line(path)}: {len(trace.spans)} spans; {told}")
+
+
+def _longest(head: list[str], rows: list[list[str]]) -> list[str]:
+    """A table of the first rows, and how many were left out."""
+    more = [f"and {len(rows) - _MOST_ROWS} more (--json has all)"] if len(rows) > _MOST_ROWS else []
+    return [table([head, *rows[:_MOST_ROWS]]), *more]
 
 
 def _opened(options: argparse.Namespace) -> Trace:

@@ -14,6 +14,7 @@ from ..profile import Profile
 from ..provenance import Provenance
 from ..replication import rule
 from ..replication.base import Rule
+from ..schedule import check_rule
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
@@ -134,9 +135,12 @@ def partition_pipelines(
     too many, whole nodes or blocks of like devices stay together, which a warning says; at most `most_plans` parts are
     planned. `replication` is `partial-reduce` when not given. `num_microbatches` is the same in every pipeline, so that
     their steps are alike; for schedules that flush it is twice the devices of an average pipeline when not given.
-    Raises InputError as `partition` does, and where there are too few devices.
+    Raises InputError as `partition` does, where there are too few devices, and where the rule cannot go with so many
+    pipelines (a quorum of more) or with the schedule.
     """
     given_integer(num_pipelines, "pipelines:", least=2)
+    chosen = replication or rule("partial-reduce")
+    chosen.groups(num_pipelines)  # raises where its options do not fit so many pipelines
     start = time.perf_counter()
     if num_microbatches is None and schedule in SCHEDULE_RULES:
         flush = WEIGHT_RULES[SCHEDULE_RULES[schedule].weights[0]].flushes
@@ -160,15 +164,17 @@ def partition_pipelines(
     batch = profile.origin.get("batch_size")
     samples = float(batch) if isinstance(batch, int) and batch > 0 else None
     unsure = "the profile does not tell how many samples a minibatch has: samples/s stand for minibatches/s"
-    return Pipelines(
+    pipelines = Pipelines(
         found.plans,
-        replication or rule("partial-reduce"),
+        chosen,
         samples or 1.0,
         found.lower_bound_seconds,
         time.perf_counter() - start,
         tuple(filter(None, [found.left_out, "" if samples else unsure])),
         Provenance.of(profile, cluster, settings={**settings, "pipelines": num_pipelines}).to_json(),
     )
+    check_rule(pipelines)
+    return pipelines
 
 
 def planners_with(option: str) -> tuple[str, ...]:

@@ -90,7 +90,8 @@ _COMMON: Mapping[str, Check] = {
     "validation": maybe(_SCORES),
     "stages": each(_STAGE),
     # Of a change of the plan, and of a summary all of them.
-    **dict.fromkeys(("moved_bytes", "predicted_gain_seconds", "usual_seconds"), number),
+    **dict.fromkeys(("moved_bytes", "usual_seconds"), number),
+    "predicted_gain_seconds": maybe(number),
     "pause_seconds": real,
     "reason": text,
     "parts": fields({}, others=real),

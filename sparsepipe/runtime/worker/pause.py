@@ -41,13 +41,12 @@ class Pause:
             parts[name] = round(max(0.0, lasted - usual), 6)
             usual = max(0.0, usual - lasted)
         request = self.moment.request
-        gain = request.predicted_gain_seconds
         return {
             "minibatch": self.moment.minibatch,
             "pause_seconds": round(sum(parts.values()), 6),
             "moved_bytes": self.moment.moved_bytes,
             "reason": request.reason,
-            **({} if gain is None else {"predicted_gain_seconds": gain}),
+            "predicted_gain_seconds": request.predicted_gain_seconds,  # null where whoever asked did not say
             "usual_seconds": round(self.usual, 6),
             "parts": parts,
         }
