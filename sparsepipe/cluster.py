@@ -161,10 +161,10 @@ class Cluster:
     def digest(self) -> str:
         """A short hash of the cluster: its devices, their nodes, and every link; not of how a host is reached."""
         nodes = [{key: asdict(node)[key] for key in ("name", "device_types", "link", "address")} for node in self.nodes]
-        for kind in (kind for node in nodes for kind in node["device_types"] if kind["reference_seconds"] is None):
-            del kind["reference_seconds"]  # digests of before have none
-        for kind in (kind for node in nodes for kind in node["device_types"] if not kind["network_seconds_per_byte"]):
-            del kind["network_seconds_per_byte"]  # nor this
+        for kind in (kind for node in nodes for kind in node["device_types"]):
+            for key, unknown in (("reference_seconds", None), ("network_seconds_per_byte", 0.0)):
+                if kind[key] == unknown:
+                    del kind[key]  # digests of before have none
         return digest({"nodes": nodes, "network": self.network})
 
     @property

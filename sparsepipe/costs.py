@@ -364,8 +364,10 @@ class MergeCosts:
     Pieces of a stage for several others share its port; they travel beside activations.
     """
 
-    def __init__(self, plans: Sequence[Plan], cluster: Cluster, layer_bytes: Mapping[str, float]) -> None:
-        self.plans, self.cluster, self._layer_bytes = plans, cluster, layer_bytes
+    def __init__(self, plans: Sequence[Plan], cluster: Cluster, graph: LayerGraph, *, share: float = 1.0) -> None:
+        """`share`: bytes that are sent for each byte of weights, fewer where a rule encodes them."""
+        self.plans, self.cluster = plans, cluster
+        self._layer_bytes = {layer.id: layer.parameter_bytes * share for layer in graph.layers}
         self._layers = {
             (k, s): set(stage.layers) for k, plan in enumerate(plans) for s, stage in enumerate(plan.stages)
         }

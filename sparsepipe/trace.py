@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from .display import html
 from .errors import InputError
-from .io.fields import MOST, each, fields, flag, integer, real, shown, shown_key, text
+from .io.fields import MOST, complaint, each, fields, flag, integer, real, shown, shown_key, text
 from .io.files import read_json
 from .io.job_operations import read_operations
 
@@ -182,11 +182,9 @@ class Trace:
             others = document["otherData"]
             told = {key: check(others[key], key) for key, check in _TOLD.items() if others.get(key)}
             return cls(spans, source, told)
-        except KeyError as error:
-            wrong = f"it has no {error}"
+        except (KeyError, TypeError, AttributeError) as error:
+            wrong = f"it has no {error}" if isinstance(error, KeyError) else complaint(error)
             raise InputError(f"not a trace this project wrote: {wrong}; expected Chrome trace events") from None
-        except (TypeError, AttributeError) as error:
-            raise InputError(f"not a trace this project wrote: {error}; expected Chrome trace events") from None
 
 
 def _pair(value: Any, what: str) -> list[int]:

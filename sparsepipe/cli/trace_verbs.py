@@ -40,14 +40,14 @@ def show(options: argparse.Namespace) -> Answer:
     ]
     if waits:
         rows = [[cell(value) for value in wait.values()] for wait in waits]
-        lines += ["", *_longest(["rank", "waited for", "seconds"], rows)]
+        lines += ["", *_first_rows(["rank", "waited for", "seconds"], rows)]
     return Answer(document, "\n".join(lines))
 
 
 def replay_trace(options: argparse.Namespace) -> Answer:
     """Each step as measured and as its own durations and orders say."""
     found = replay(_opened(options))
-    rows = [["step", "measured (s)", "replayed (s)", "difference", "pipeline alone"]]
+    head, rows = ["step", "measured (s)", "replayed (s)", "difference", "pipeline alone"], list[list[str]]()
     for step in found.steps:
         whole = step.replayed_seconds / step.measured_seconds - 1 if step.measured_seconds else 0.0
         alone = step.pipeline_replayed_seconds / step.pipeline_measured_seconds - 1
@@ -57,14 +57,14 @@ def replay_trace(options: argparse.Namespace) -> Answer:
         f"{len(found.steps)} steps, off by {found.largest_error:.2%} at most; forwards and backwards alone, without "
         f"transfers and delays of launches, by {found.largest_pipeline_error:.2%}"
     )
-    text = "\n".join([*_longest(rows[0], rows[1:]), told])
+    text = "\n".join([*_first_rows(head, rows), told])
     return Answer({"steps": [step.to_json() for step in found.steps]}, text)
 
 
 def whatif(options: argparse.Namespace) -> Answer:
     """The slow-down against an even step, its split and its culprit."""
     found = what_if(_opened(options))
-    rows = [["what", "slow-down by it alone", "step without it (s)", "of the loss"]]
+    head, rows = ["what", "slow-down by it alone", "step without it (s)", "of the loss"], list[list[str]]()
     for part in sorted(found.without, key=found.share, reverse=True):
         name = " ".join(map(str, filter(lambda word: word != "", part)))
         rows.append([name, f"{found.by[part]:.3f} ×", f"{found.without[part]:.4f}", f"{found.share(part):.0%}"])
@@ -72,7 +72,7 @@ def whatif(options: argparse.Namespace) -> Answer:
         f"a step takes {found.measured_seconds:.4f} s, {found.launched_seconds:.4f} s without delays of launches, "
         f"{found.even_seconds:.4f} s if all were even: {found.slowdown:.3f} × as long"
     )
-    return Answer(found.to_json(), "\n".join([told, *_longest(rows[0], rows[1:]), found.culprit]))
+    return Answer(found.to_json(), "\n".join([told, *_first_rows(head, rows), found.culprit]))
 
 
 def export(options: argparse.Namespace) -> Answer:
@@ -91,7 +91,7 @@ def export(options: argparse.Namespace) -> Answer:
     return Answer(facts, f"{one_line(path)}: {len(trace.spans)} spans; {told}")
 
 
-def _longest(head: list[str], rows: list[list[str]]) -> list[str]:
+def _first_rows(head: list[str], rows: list[list[str]]) -> list[str]:
     """A table of the first rows, and how many were left out."""
     more = [f"and {len(rows) - _MOST_ROWS} more (--json has all)"] if len(rows) > _MOST_ROWS else []
     return [table([head, *rows[:_MOST_ROWS]]), *more]

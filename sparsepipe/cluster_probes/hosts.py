@@ -19,6 +19,7 @@ from ..host.python_path import python_on_host, this_python
 from ..host.ssh import ssh_command, ssh_failure
 from ..io.fields import complaint
 
+TORCH_SECONDS = 300.0  # for torch to begin and compute there, on a cold disk
 _SSH_FAILED = 255  # ssh's own exit code
 _NO_COMMAND = (126, 127)  # a shell's: what it was to run is not there, or cannot be run
 _MOST_LINE = 1 << 20  # bytes of an answer

@@ -9,13 +9,12 @@ from typing import Any
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from .check import unlike_networks
-from .hosts import Probe, for_each, new_secret, probes
+from .hosts import TORCH_SECONDS, Probe, for_each, new_secret, probes
 from .network_time import measure_network_time, with_network_time
 
 SIZES = tuple(1 << power for power in (10, 14, 18, 22, 24))  # bytes of the messages
 _SECONDS = 0.2  # of messages of one size, or three of them
 _MOST_SECONDS = 600.0  # for the messages of one link
-_TORCH_SECONDS = 300.0  # for torch to begin and compute, on a cold disk
 ALIKE = 1.15  # devices of one type take at most so many times as long as the fastest of them
 CPU = "cpu"
 _TYPICAL_BYTES = 1e6  # of the message by which links are compared
@@ -147,8 +146,7 @@ def _computed(begun: Sequence[Probe], device: str | None) -> dict[str, tuple[flo
     def compute(probe: Probe) -> list[float]:
         count = max(len(one.node.device_types) for one in begun if _machine(one.node) == _machine(probe.node))
         return [
-            float(took)
-            for took in probe.ask("compute", device=device, devices=count, timeout=_TORCH_SECONDS)["seconds"]
+            float(took) for took in probe.ask("compute", device=device, devices=count, timeout=TORCH_SECONDS)["seconds"]
         ]
 
     found = dict(zip(first, for_each(compute, list(first.values())), strict=True))

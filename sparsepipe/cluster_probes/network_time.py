@@ -18,11 +18,10 @@ from statistics import median
 from typing import Any
 
 from ..cluster import DeviceType, Node
-from .hosts import Probe, for_each
+from .hosts import TORCH_SECONDS, Probe, for_each
 
 _TURNS = 5
 _SECONDS = 0.3  # of each transfer, and of each loop without one
-_TORCH_SECONDS = 300.0  # for torch to begin and compute, on a cold disk
 
 
 def measure_network_time(
@@ -47,7 +46,7 @@ def measure_network_time(
         return probe.ask("busy", **facts)
 
     turns = [(for_each(ask, begun, loops), for_each(ask, begun, sending)) for _ in range(_TURNS)]
-    coding = for_each(lambda probe: probe.ask("coding", timeout=_TORCH_SECONDS)["seconds"] or 0.0, begun)
+    coding = for_each(lambda probe: probe.ask("coding", timeout=TORCH_SECONDS)["seconds"] or 0.0, begun)
     devices = Counter[str]()
     for probe, told in zip(begun, turns[0][0], strict=True):
         devices[told["machine"]] += len(probe.node.device_types)

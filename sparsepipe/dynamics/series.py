@@ -82,8 +82,7 @@ class Series:
         beginning passes."""
         if not self.changed:
             return 1.0
-        newest = self._median(max(self._began, self._test.count - _NEWEST), self._test.count)
-        return max(1.0, math.exp(self._usual_of(math.log(min(newest, self.factor)))))
+        return max(1.0, math.exp(self._usual_of(math.log(min(self.newest, self.factor)))))
 
     @property
     def newest(self) -> float:

@@ -105,9 +105,7 @@ class Together:
         self.members = [begin(k) for k in range(len(plans))]
         self.past: list[Member] = []  # lives that are over
         self.idle: set[int] = set()  # pipelines that have left, since there was nothing more for them
-        share = sent_share(rule) if rule else 1.0
-        layer_bytes = {layer.id: layer.parameter_bytes * share for layer in profile.graph.layers}
-        self.sizes = MergeCosts(plans, cluster, layer_bytes)
+        self.sizes = MergeCosts(plans, cluster, profile.graph, share=sent_share(rule) if rule else 1.0)
         self.server = ServerPorts()
         self.tallies = [Tally() for _ in plans]
         self.contributions: list[list[Contribution]] = [[] for _ in plans]

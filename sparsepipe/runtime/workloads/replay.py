@@ -61,8 +61,7 @@ class OtherPipelines:
     def of(cls, plan: Pipelines, pipeline: int, profile: Profile, cluster: Cluster) -> "OtherPipelines":
         """The weights of a layer are as many bytes as the profile says, fewer where the rule encodes them."""
         share = sent_share(plan.replication)
-        layer_bytes = {layer.id: layer.parameter_bytes * share for layer in profile.graph.layers}
-        return cls(pipeline, MergeCosts(plan.pipelines, cluster, layer_bytes))
+        return cls(pipeline, MergeCosts(plan.pipelines, cluster, profile.graph, share=share))
 
     def seconds(self, merge: Merge, stage: int) -> float:
         """Seconds from when the parts of all are there until a stage of this pipeline has the result of a merge.
