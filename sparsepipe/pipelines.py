@@ -101,6 +101,10 @@ class Pipelines:
         """How many ranks the pipelines before `k` have."""
         return sum(len(plan.ranks) for plan in self.pipelines[:k])
 
+    def first_stage(self, k: int) -> int:
+        """How many stages the pipelines before `k` have: stage s of pipeline k is stage `first_stage(k)` + s of all."""
+        return sum(len(plan.stages) for plan in self.pipelines[:k])
+
     def local(self, k: int) -> Plan:
         """Return the plan of pipeline `k` with ranks from 0, in the order that they have here: what its job runs."""
         place = {rank: i for i, rank in enumerate(self.ranks_of(k))}

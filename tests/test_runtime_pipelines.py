@@ -88,6 +88,16 @@ def test_pipelines_cut_unlike_train_together(tmp_path, clouds, rule) -> None:
     trace = record.trace()
     assert trace.ranks == (0, 1, 2)
     assert {span.stage for span in trace.spans} == {0, 1, 2}
+    trained = [span for span in trace.spans if span.kind == "forward"]
+    for row in (*result.rows("epoch"), *result.rows("summary")):
+        own = {
+            (span.stage, span.rank)
+            for span in trained
+            if span.minibatch // EPOCH == row.get("epoch", span.minibatch // EPOCH)
+        }
+        assert [(one["stage"], *one["ranks"]) for one in row["stages"]] == sorted(own), "of all, as the trace has them"
+        assert "pipeline" not in row and all(0 < one["busy_fraction"] <= 1 for one in row["stages"])
+    assert {*record.frame("stage")["stage"]} == {0, 1, 2}
     assert all(torch.isfinite(tensor).all() for tensor in result.tensors().values())
 
 

@@ -129,6 +129,42 @@ def test_epochs_that_are_closed_at_once_are_told_of_in_order() -> None:
     assert [(row["epoch"], row["train"]["loss"]) for row in rows] == [(0, 1.0), (1, 2.0)]
 
 
+def measured(stage, trained, *, engine="native", other=0.0):
+    """What pipeline `stage` says that it measured of a part of an epoch: it has one stage, and one rank."""
+    stages, load = [{"stage": stage, "ranks": [stage], "trained": trained}], {"other_cpu_share": other}
+    run = {"engine": engine, "stages": stages, "load": load}
+    return {"trained": trained, "sent_bytes": 10, "stages": stages, "load": load, "run": run}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_epoch_and_the_run_have_the_stages_of_all_pipelines(dies) -> None:
+    """Pipeline 1 closes an epoch that 0 still trains on: its row waits for what 0 measured, or for its death."""
+    state = begun(whole=1, epoch=3, total=6)
+    for who in (0, 1):
+        asks(state, "next_task", who, number=0)
+    takes(state, 1, 0, 1)
+    for place in (0, 1):
+        asks(state, "done", 1, task=0, place=place, row={})
+    for _ in range(2):  # to say it again changes nothing
+        asks(state, "measured", 1, task=0, row=measured(1, 2, engine="torch", other=0.5))
+    assert asks(state, "next_task", 1, number=1) == (1, Kind.CLOSE_EPOCH, 0, 0, 0)
+    asks(state, "closed", 1, epoch=0, row={"validation": None})
+    assert not [row for _, row in state.changes.rows if row["event"] == "epoch"]
+    if dies:
+        asks(state, "leave", 0)
+    else:
+        asks(state, "done", 0, task=0, place=0, row={})
+        asks(state, "measured", 0, task=0, row=measured(0, 1))
+        asks(state, "next_task", 0, number=1)
+    (row,) = (row for _, row in state.changes.rows if row["event"] == "epoch")
+    assert [one["stage"] for one in row["stages"]] == ([1] if dies else [0, 1])
+    assert row["sent_bytes"] == (10 if dies else 20) and row["load"]["other_cpu_share"] == 0.5
+    asks(state, "tell", 1, event="summary", row={"stages": [], "engine": "torch"})
+    summary = state.changes.rows[-1][1]
+    assert [one["stage"] for one in summary["stages"]] == ([1] if dies else [0, 1])
+    assert summary["engine"] == ("torch" if dies else "native+torch") and "pipeline" not in {*summary, *row}
+
+
 def test_what_one_that_died_had_is_handed_out_first() -> None:
     state = begun(epoch=20, total=20)
     asks(state, "next_task", 0, number=0)

@@ -28,7 +28,7 @@ def trace_of_all(plan: Pipelines, traces: Sequence[Trace], source: Any) -> Trace
 
 
 def _renumbered(plan: Pipelines, k: int, trace: Trace) -> Iterator[Span]:
-    ranks, before = plan.ranks_of(k), sum(len(own.stages) for own in plan.pipelines[:k])
+    ranks, before = plan.ranks_of(k), plan.first_stage(k)
     for span in trace.spans:
         own = str(span.stage)
         stage = span.stage + before

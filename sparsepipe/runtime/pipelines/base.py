@@ -119,9 +119,18 @@ class Coordinator(Protocol):
         """Say that an update contains a minibatch, with its row for the run's metrics. One rank of a pipeline."""
         ...
 
+    def measured(self, task: int, row: Mapping[str, Any]) -> None:
+        """Say what this pipeline measured of a task TRAIN, before the next entry is asked for. One rank of a pipeline.
+
+        `{"trained": minibatches, "sent_bytes", "stages": as in an epoch's row, numbered with their ranks among those
+        of all pipelines, "load", "run": {"engine", "stages", "load"} over all that it trained}`.
+        """
+        ...
+
     def closed(self, epoch: int, row: Mapping[str, Any]) -> None:
         """Say that an epoch is checkpointed and validated, with its row for the run's metrics. One rank.
 
+        The row gets what all pipelines measured of the epoch, and is written once nobody trains on it any more.
         With the run, at CLOSE_RUN, its last epoch is closed: of one that has minibatches left there is no row.
         """
         ...
@@ -129,8 +138,8 @@ class Coordinator(Protocol):
     def tell(self, event: str, row: Mapping[str, Any]) -> None:
         """Add a row of another event to the run's metrics: each event once in an attempt. One rank.
 
-        A "summary" gets what all pipelines did together: minibatches, pace, the "train" of the latest epoch, and, as
-        "replication", what is known of the averages.
+        A "summary" gets what all pipelines did together: minibatches, pace, the "train" of the latest epoch, stages,
+        engine and load of all, and, as "replication", what is known of the averages.
         """
         ...
 

@@ -195,6 +195,9 @@ class CoordinatorClient:
         if not soon:
             self._ask("done", task=task, place=place, row=row)
 
+    def measured(self, task: int, row: Mapping[str, Any]) -> None:
+        self._ask("measured", task=task, row=row)
+
     def closed(self, epoch: int, row: Mapping[str, Any]) -> None:
         self._ask("closed", epoch=epoch, row=row)
 

@@ -31,6 +31,7 @@ class Member:
     ended: set[int] = field(default_factory=set)  # tasks that have no more places
     done: set[tuple[int, int]] = field(default_factory=set)  # (task, place), of the latest tasks
     told: set[str] = field(default_factory=set)  # events that it has told of
+    last_measured: int = -1  # the latest task of which it has said what it measured
     finished: bool = False  # it is past the run's last average
     units: int = 0  # taken, over all attempts
     held_up_since: float | None = None  # by the rule's bound
@@ -57,7 +58,7 @@ class Member:
     def restart(self, attempt: int) -> None:
         """Begin anew, with another attempt."""
         self.attempt, self.phase, self.whole = attempt, Phase.STARTING, 0
-        self.held_up_since, self.finished = None, False
+        self.held_up_since, self.finished, self.last_measured = None, False, -1
         self.stop_clock()
         for kept in (self.holders, self.tasks, self.places, self.ended, self.done, self.told):
             kept.clear()

@@ -43,6 +43,8 @@ def _holder(value: Any, what: str) -> Holder:
     return Holder(told["pipeline"], told["rank"], tuple(told["layers"]), where)
 
 
+_MEASURED = {"stages": each(_object), "load": _object}
+_PART = fields({**_MEASURED, "trained": _count, "sent_bytes": number, "run": fields({**_MEASURED, "engine": text})})
 _GIVEN: Mapping[str, Mapping[str, Check]] = {
     "begin": {
         **dict.fromkeys(("whole", "epoch_minibatches", "total_minibatches"), _positive),
@@ -56,6 +58,7 @@ _GIVEN: Mapping[str, Mapping[str, Check]] = {
     "next_task": {"number": _count},
     "take_minibatch": {"task": _count, "place": _count},
     "done": {"task": _count, "place": _count, "row": _object},
+    "measured": {"task": _count, "row": _PART},
     "closed": {"epoch": _count, "row": _object},
     "tell": {"event": text, "row": _object},
     "progress": {},

@@ -252,6 +252,9 @@ class RunState:
     def _done(self, member: Member, request: Request) -> None:
         self._work.done(member, request.given["task"], request.given["place"], request.given["row"])
 
+    def _measured(self, member: Member, request: Request) -> None:
+        self._work.measure(member, request.given["task"], request.given["row"])
+
     def _closed(self, member: Member, request: Request) -> None:
         self._work.close_epoch(member, request.given["epoch"], request.given["row"])
 
@@ -302,6 +305,7 @@ class RunState:
         if event == "summary":
             self._summed_up = True
             row |= {"minibatches": self._work.queue.num_done, "samples_per_second": self._work.tallies.pace}
+            row |= self._work.measured.of_run()
             row |= {"train": train} if (train := self._work.tallies.latest.get("train")) else {}
             row |= {"replication": self.replication} if self.run.rule else {}
         self.changes.row(METRICS, event, **row)
@@ -331,6 +335,7 @@ _CALLS: Mapping[str, Callable[[RunState, Member, Request], Any]] = {
     "next_task": RunState._next_task,
     "take_minibatch": RunState._take_minibatch,
     "done": RunState._done,
+    "measured": RunState._measured,
     "closed": RunState._closed,
     "tell": RunState._tell,
     "progress": RunState._progress,

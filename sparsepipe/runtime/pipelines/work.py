@@ -6,6 +6,7 @@ from typing import Any
 from ...replication.base import Arithmetic
 from .base import Kind, Task
 from .changes import METRICS, MINIBATCHES, Changes
+from .measured import Measured
 from .member import Member
 from .merges import Merges
 from .minibatch_queue import MinibatchQueue
@@ -26,7 +27,8 @@ class Work:
 
     No pipeline waits for another at the end of an epoch. The first with nothing more to take of it closes it; at the
     end of the run, once every minibatch is done, all average and one closes the run and its last epoch with it. What
-    one that died was to do is done by the next that asks. The record is told of epochs in order.
+    one that died was to do is done by the next that asks. The record is told of epochs in order, of each once nobody
+    trains on it any more.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Work:
         self.stopped = False
         self._closing: dict[int, int] = {}  # epoch → the pipeline that closes it
         self._closed = set(closed)
-        self._untold: dict[int, dict[str, Any]] = {}  # rows of epochs that were closed before an earlier one
+        self._untold: dict[int, dict[str, Any]] = {}  # rows of epochs that were closed: an earlier one is open, or
+        self._in_epoch: dict[int, int] = {}  # pipeline → the epoch that it trains on: it has measured part of it
+        self.measured = Measured()
         self._run_closer: int | None = None
         self.run_closed = False
 
@@ -64,6 +68,8 @@ class Work:
         self._complete(member)
         if self.queue.holds(member.number):
             return WAIT  # one of its ranks is not through yet
+        if self._in_epoch.pop(member.number, None) is not None:
+            self._tell_of_epochs()
         kind, epoch = self._what_next(member)
         if kind is Kind.TRAIN:
             return self._train(member, epoch) if self._may_begin(member) else WAIT
@@ -119,6 +125,7 @@ class Work:
         number = len(member.tasks)
         task = member.add(Task(number, Kind.TRAIN, epoch, most, member.units), now=self._changes.now)
         member.places[number] = []
+        self._in_epoch[member.number] = epoch
         self._take(member, task, min(most, member.whole))
         return task
 
@@ -130,6 +137,8 @@ class Work:
         self._closing = {epoch: closer for epoch, closer in self._closing.items() if closer != member.number}
         if self._run_closer == member.number and not self.run_closed:
             self._run_closer = None
+        if self._in_epoch.pop(member.number, None) is not None:
+            self._tell_of_epochs()
 
     # --- minibatches -------------------------------------------------------------------------------------------------
 
@@ -194,26 +203,39 @@ class Work:
         of_run = epoch * self.queue.epoch_minibatches + minibatch
         self._changes.row(METRICS, "step", **{**row, "epoch": epoch, "minibatch": of_run, "pipeline": pipeline})
 
+    def measure(self, member: Member, number: int, row: Mapping[str, Any]) -> None:
+        """Take what a pipeline measured of a task that trains."""
+        task = _training(member, number)
+        if number > member.last_measured:
+            member.last_measured = number
+            self.measured.add(member.number, task.epoch, row)
+            self._changes.note()
+
     def close_epoch(self, member: Member, epoch: int, row: Mapping[str, Any]) -> None:
         """Take the row of an epoch that a pipeline was to close, the run's last with the run where it is complete.
 
-        Its "train" and its pace are made of all pipelines' minibatches that are done.
+        Its "train" and its pace are made of all pipelines' minibatches, its stages are those of all.
         """
         with_run = self._run_closer == member.number and self.queue.is_done(epoch)
         if self._closing.get(epoch) == member.number or (with_run and epoch not in self._closed):
             self._closing.pop(epoch, None)
-            own = {"epoch": epoch, "minibatches": self.queue.num_done, "pipeline": member.number}
-            self._untold[epoch] = {**row, **own, **self.tallies.of_epoch(epoch)}
+            self._untold[epoch] = {**row, "epoch": epoch, "minibatches": self.queue.num_done}
+            if with_run:
+                self._in_epoch.clear()  # all is done
             self._count_as_closed(epoch)
 
     def _count_as_closed(self, epoch: int) -> None:
-        """Count an epoch as closed, and tell of it and of those after it that waited for it."""
         self._closed.add(epoch)
+        self._tell_of_epochs()
+
+    def _tell_of_epochs(self) -> None:
+        """Tell of those epochs that are closed, nobody trains on, and come after none that is not so."""
         self._changes.note()
         first_open = next(number for number in range(self.queue.num_epochs + 1) if number not in self._closed)
         for number in sorted(self._untold):
-            if number < first_open:
-                self._changes.row(METRICS, "epoch", **self._untold.pop(number))
+            if number < min([first_open, *self._in_epoch.values()]):
+                found = {**self.tallies.of_epoch(number), **self.measured.take_epoch(number)}
+                self._changes.row(METRICS, "epoch", **{**self._untold.pop(number), **found})
 
 
 def _training(member: Member, number: int) -> Task:

@@ -29,15 +29,17 @@ class Member:
     identity: Identity
     rule: Rule
     coordinator: Coordinator
+    first_stage: int  # of this pipeline, among those of all
 
     @classmethod
     def of(cls, identity: Identity, run_dir: Path, *, timeout: float, encryption: Encryption | None = None) -> "Member":
         """Find the run that `run_dir` is a pipeline of, and its coordinator. Raises DeadlinePassed where none comes."""
         assert identity.pipeline is not None, "it is one of several"
         folder = run_dir.parent.parent
-        rule = Pipelines.load(folder / "plan.json").replication
+        plan = Pipelines.load(folder / "plan.json")
         place = {"pipeline": identity.pipeline, "rank": identity.rank, "attempt": identity.attempt}
-        return cls(folder, identity, rule, connect(folder, **place, timeout=timeout, encryption=encryption))
+        coordinator = connect(folder, **place, timeout=timeout, encryption=encryption)
+        return cls(folder, identity, plan.replication, coordinator, plan.first_stage(identity.pipeline))
 
     def checkpoint(self) -> checkpoint.Checkpoint | None:
         """Return what the whole run goes on from; None where it began anew.
@@ -59,4 +61,5 @@ class Member:
             "coordinator": self.coordinator,
             "attempt": self.identity.attempt,
             "ranks": self.identity.ranks,
+            "first_stage": self.first_stage,
         }

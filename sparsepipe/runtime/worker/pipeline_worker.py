@@ -27,11 +27,12 @@ from .connections import Connections
 from .control import Horizon
 from .epoch_parts import EpochPart, Units
 from .feed import SharedFeed
-from .run_summary import run_summary
+from .run_summary import measured, run_summary
 from .straggler import Straggler
-from .worker import TOLD_OF_EPOCHS, Worker
+from .worker import Worker
 
 _LOOK_SECONDS = 0.1  # between two looks for another pipeline
+_TOLD_OF_EPOCHS = ("train", "samples_per_second")  # where none of the minibatches are known that were done of one
 
 
 class NoWeightsLeft(RuntimeError):
@@ -56,9 +57,10 @@ class PipelineWorker(Worker):
         coordinator: Coordinator,
         attempt: int,
         ranks: Sequence[int],
+        first_stage: int,
     ) -> None:
         """`run_of_all`: the folder of the whole run. `attempt`: how often this pipeline was started again. `ranks`: the
-        numbers of this pipeline's ranks among those of all."""
+        numbers of this pipeline's ranks among those of all. `first_stage`: that of its first stage."""
         super().__init__(
             run_dir,
             plan,
@@ -70,7 +72,7 @@ class PipelineWorker(Worker):
             checkpoints_in=run_of_all,
         )
         self.run_of_all, self.rule, self.coordinator = run_of_all, rule, coordinator
-        self.attempt, self.ranks = attempt, tuple(ranks)
+        self.attempt, self.ranks, self.first_stage = attempt, tuple(ranks), first_stage
         self.whole = Horizon.of(connections.program).whole
         self.trained = 0  # minibatches, by this attempt of this pipeline
         self.progress: Mapping[str, Any] | None = None  # of all pipelines, for a checkpoint's manifest
@@ -187,6 +189,8 @@ class PipelineWorker(Worker):
                 self.of_epoch = {epoch: row}
             self.epochs.append(row)
             self._tell("epoch", epoch, self.trained, row)
+            if self.context.writes_metrics:
+                self.coordinator.measured(task.number, self._measured(row))
         self.recorder.flush()
 
     def _close_epoch(self, task: Task) -> None:
@@ -204,8 +208,8 @@ class PipelineWorker(Worker):
     def _tell_closed(self, epoch: int, done: int, validation: Mapping[str, float] | None) -> None:
         if self.context.writes_metrics:
             row = self.of_epoch.get(epoch) or (self.epochs[-1] if self.epochs else {})
-            told = {key: row[key] for key in TOLD_OF_EPOCHS if key in row}
-            self.coordinator.closed(epoch, self._of_all({"minibatches": done, **told, "validation": validation}))
+            told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}
+            self.coordinator.closed(epoch, {"minibatches": done, **told, "validation": validation})
 
     def _finish(self, task: Task) -> None:
         for replica in self.replicas.values():
@@ -225,7 +229,7 @@ class PipelineWorker(Worker):
         if self.context.writes_metrics:
             own = run_summary(self.context, self.run_dir, done, epochs=self.epochs, first_own=self.first_epoch)
             row = {**own, "run_dir": self._record_of_all(), "validation": validation or {}}
-            self.coordinator.tell("summary", self._of_all(row))
+            self.coordinator.tell("summary", {**row, "stages": self._among_all(own["stages"])})
 
     def _record_of_all(self) -> str:
         """What the folder of the whole run is called, where this pipeline's has another name, there."""
@@ -240,12 +244,19 @@ class PipelineWorker(Worker):
             done[0] = self.progress["done"]
         return int(self.process.sum(done, what="closing an epoch"))
 
-    def _of_all(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row for the record of all pipelines: with the ranks' numbers among all of them."""
-        stages = [
-            {**entry, "ranks": [self.ranks[rank] for rank in entry["ranks"]]} for entry in row.get("stages") or ()
+    def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What this pipeline measured of a task, from its row, and of the run up to it, for the record of all."""
+        run = measured(self.context, self.epochs)
+        told = {key: row[key] for key in ("trained", "sent_bytes", "load")}
+        stages, run_stages = self._among_all(row["stages"]), self._among_all(run["stages"])
+        return {**told, "stages": stages, "run": {**run, "stages": run_stages}}
+
+    def _among_all(self, stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Stages with their numbers, and their ranks', among those of all pipelines, as in the plan's file."""
+        return [
+            {**one, "stage": self.first_stage + one["stage"], "ranks": [self.ranks[rank] for rank in one["ranks"]]}
+            for one in stages
         ]
-        return {**row, "pipeline": self.coordinator.pipeline, "stages": stages}
 
     def _facts(self) -> dict[str, Any]:
         left = self.progress["left"] if self.progress else {}

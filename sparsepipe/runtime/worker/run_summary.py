@@ -35,12 +35,12 @@ def run_summary(
     others; of stages over those from `first_own` on, which ended under this plan. There may be none, where pipelines
     share the minibatches. `replans`: what changes of the plan cost whose rows of metrics may be on other hosts."""
     plan, workload = context.plan, context.workload
-    steady, own = epochs[1:] or epochs, epochs[first_own:]
+    steady, found = epochs[1:] or epochs, measured(context, epochs, first_own=first_own)
     changes = _replans(context, run_dir, replans)
     return {
         "run_dir": context.process.record or str(run_dir),
         "model": workload.model,
-        "engine": workload.engine_name,
+        "engine": found["engine"],
         "schedule": plan.schedule,
         "planner": plan.planner,
         "synthetic": workload.synthetic,
@@ -49,9 +49,20 @@ def run_summary(
         "samples_per_second": median(row["samples_per_second"] for row in steady) if steady else 0.0,
         "train": epochs[-1]["train"] if epochs else {},
         "validation": (epochs[-1]["validation"] or {}) if epochs else {},
-        "load": worst_load(steady),
-        "stages": metrics.with_memory(metrics.median_summaries([row["stages"] for row in own[1:] or own]), plan),
+        "load": found["load"],
+        "stages": found["stages"],
         **({"replans": changes} if changes else {}),
+    }
+
+
+def measured(context: WorkerContext, epochs: Sequence[dict[str, Any]], *, first_own: int = 0) -> dict[str, Any]:
+    """Return the engine, the worst load and the medians of the plan's stages, over epochs as `run_summary` has them."""
+    steady, own = epochs[1:] or epochs, epochs[first_own:]
+    shares = metrics.median_summaries([row["stages"] for row in own[1:] or own])
+    return {
+        "engine": context.workload.engine_name,
+        "load": worst_load(steady),
+        "stages": metrics.with_memory(shares, context.plan),
     }
 
 
