@@ -105,6 +105,14 @@ class Pipelines:
         """How many stages the pipelines before `k` have: stage s of pipeline k is stage `first_stage(k)` + s of all."""
         return sum(len(plan.stages) for plan in self.pipelines[:k])
 
+    @property
+    def trace_facts(self) -> dict[str, Any]:
+        """What a trace of them says: "pipelines", the ranks of each; "like_stages", of each of `stages` the first that
+        has the same layers."""
+        layers = [stage.layers for stage in self.stages]
+        ranks = [list(self.ranks_of(k)) for k in range(len(self.pipelines))]
+        return {"pipelines": ranks, "like_stages": [layers.index(own) for own in layers]}
+
     def local(self, k: int) -> Plan:
         """Return the plan of pipeline `k` with ranks from 0, in the order that they have here: what its job runs."""
         place = {rank: i for i, rank in enumerate(self.ranks_of(k))}

@@ -200,12 +200,15 @@ def _step(value: Any, what: str) -> list[int]:
 
 
 # Facts that a Chrome trace has, too. Of a job that others traced: its `steps`, its own names of `operations`, and
-# whether a transfer needs both ranks at once, `rendezvous`.
+# whether a transfer needs both ranks at once, `rendezvous`. Of several pipelines: the ranks of each, `pipelines`, and
+# of each stage, counted over all of them, the first that has the same layers, `like_stages`.
 _TOLD = {
     "left_out": fields({"minibatches": each(_pair), "spans": integer, "seconds": real}),
     "steps": each(_step),
     "operations": fields({}, others=text),
     "rendezvous": flag,
+    "pipelines": each(each(integer)),
+    "like_stages": each(integer),
 }
 _SOURCES = ("simulated", "replayed", "measured")
 _MOST_ID = 2**53  # ranks, stages and minibatches: what a page's numbers can tell apart

@@ -14,6 +14,7 @@ from sparsepipe import (
     InputError,
     Link,
     Node,
+    Plan,
     Profile,
     RunRecord,
     Span,
@@ -25,9 +26,13 @@ from sparsepipe import (
     what_if,
 )
 from sparsepipe.cli import main
+from sparsepipe.pipeline_simulator import simulate_pipelines
+from sparsepipe.pipelines import Pipelines
 from sparsepipe.record import Origin
 from sparsepipe.replaying import Part
 from sparsepipe.replaying.steps import steps_of
+from sparsepipe.replication import parse_rule
+from sparsepipe.stragglers import Stragglers
 
 JOBS = {"ST": 32, "SE": 43}  # job → steps
 
@@ -152,6 +157,42 @@ def test_one_slow_device_is_found():
     # A step takes 16 forwards and backwards of a stage at least: twice as long here.
     assert found.measured_seconds == pytest.approx(49.0) and found.without[Part("rank", 1)] < 0.7 * 49.0
     assert found.share(Part("rank", 1)) > max(found.share(part) for part in found.without if part.category == "replica")
+
+
+@pytest.mark.parametrize("rule", ["all-reduce", "partial-reduce", "local-sgd:every=4"])
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_slow_rank_of_several_pipelines_is_found(tmp_path, rule, rank):
+    """Four like pipelines of two stages. "nothing to explain", it said, where a rank was four times slow.
+
+    Where all wait for the slowest, a step without it takes as long as one with nobody slow. In a run's trace stages are
+    numbered over all pipelines, in a simulation's in each: both are told by the numbers of the plan's file.
+    """
+    plans = [
+        Plan((Stage(("l0",), (2 * k,)), Stage(("l1",), (2 * k + 1,))), "1f1b-flush", num_microbatches=2)
+        for k in range(4)
+    ]
+    pipelines = Pipelines(tuple(plans), parse_rule(rule))
+    _, profile, _ = pipeline([1.0, 2.0], [2.0, 4.0])
+    given = (pipelines, profile, Cluster.uniform(8, device_type="d", link=Link()), [1.0] * 80)
+    slow = Stragglers.parse(f"slow:rank={rank},factor=4")
+    simulated, healthy = (simulate_pipelines(*given, stragglers=some).trace for some in (slow, None))
+    spans = []
+    for span in simulated.spans:
+        stage = span.stage + 2 * (span.rank // 2)
+        spans.append(span._replace(stage=stage, name=f"{stage}{span.name[1:]}"))
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(simulated.to_chrome()))
+    for trace in (simulated, replace(simulated, spans=tuple(spans)), Trace.load(path)):
+        found = what_if(trace)
+        assert found.culprit.startswith(
+            f"rank {rank} (stage {rank} of pipeline {rank // 2}) is 4.0 × slow in all steps"
+        )
+        assert found.culprit.endswith("is not told") and found.even_seconds <= found.measured_seconds * (1 + 1e-9)
+        assert {part.key for part in found.without if part.category == "stage"} == set(range(8))
+        if rule == "all-reduce":
+            assert found.without[Part("rank", rank)] == found.even_seconds
+            assert found.even_seconds * len(steps_of(trace)) == pytest.approx(healthy.makespan)
+    assert what_if(healthy).culprit.startswith("no rank takes 1.1 × as long as others with the same layers; ")
 
 
 def test_an_even_pipeline_has_nothing_to_explain():

@@ -12,6 +12,7 @@ from runtime_jobs import NORMED, settings, shapes
 
 from sparsepipe.pipelines import Pipelines
 from sparsepipe.record import RunRecord
+from sparsepipe.replaying import what_if
 from sparsepipe.replication import RULES
 from sparsepipe.runtime import RunConfig
 
@@ -86,7 +87,8 @@ def test_pipelines_cut_unlike_train_together(tmp_path, clouds, rule) -> None:
     _each_once(result, 3)
     record = RunRecord.load(result.folder)
     trace = record.trace()
-    assert trace.ranks == (0, 1, 2)
+    assert trace.ranks == (0, 1, 2) and trace.facts["pipelines"] == [[0, 1], [2]]
+    assert what_if(trace).culprit.endswith("is not told"), "of pipelines that take minibatches by pace"
     assert {span.stage for span in trace.spans} == {0, 1, 2}
     trained = [span for span in trace.spans if span.kind == "forward"]
     for row in (*result.rows("epoch"), *result.rows("summary")):

@@ -80,9 +80,8 @@ def simulate_pipelines(
             for own, start in zip(lives, begins, strict=True)
         )
         spans = [span for own in lives for life in own for span in _numbered(life)]
-        ranks = [list(pipelines.ranks_of(k)) for k in range(len(paces))]
     return PipelinesForecast(
-        Trace(tuple(spans), "simulated", {"pipelines": ranks}),
+        Trace(tuple(spans), "simulated", pipelines.trace_facts),
         pipelines.replication,
         paces,
         dict(found.group_sizes),

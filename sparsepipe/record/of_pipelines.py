@@ -16,7 +16,7 @@ def trace_of_all(plan: Pipelines, traces: Sequence[Trace], source: Any) -> Trace
     spans = [span for k, trace in enumerate(traces) for span in _renumbered(plan, k, trace)]
     spans.sort(key=lambda span: (span.start, span.rank))
     missing = [trace.left_out for trace in traces if trace.left_out]
-    facts: dict[str, Any] = {}
+    facts = plan.trace_facts
     if missing:
         ranges = merged((first, last) for one in missing for first, last in one["minibatches"])
         facts["left_out"] = {

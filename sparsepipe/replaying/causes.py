@@ -5,33 +5,42 @@ even step has no launch delays, every computation takes the mean of its kind and
 slow-down of a part is that of a step which is even but for this part (their equations 1 to 4); what the part costs is
 what the measured step would gain if this part alone were even. Only a part that accounts for four fifths of the loss is
 called the cause: many real jobs have none.
+
+Of several pipelines a stage is held against those with the same layers (copies.py), and an even computation takes what
+it takes the middle one of their ranks, the faster of two: by their mean the many minibatches of the fast would be
+slower, and the few of a slow one faster. Minibatches stay where they were trained in every step of these, also where
+pipelines that take them by pace would share them out anew.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..trace import Trace
-from .dependencies import Dependencies, replicas_of
+from .copies import Copies
+from .dependencies import Dependencies, Node
 from .steps import COMPUTE
 from .timing import Floats
 
-_OF_DEVICES = ("stage", "replica", "rank")
+_OF_DEVICES = ("stage", "replica", "pipeline", "rank")  # a replica of one plan, or one of several pipelines
 CATEGORIES = (*_OF_DEVICES, "operation")
 _COMMUNICATION = ("average", "send", "transfer")  # of which an even one takes the median: most of them wait for nobody
 _TRANSFERS = ("send", "transfer")
 _EXPLAINS = 0.8  # of the loss, of what is called its cause
 _NOTHING = 1.03  # a slow-down below which there is nothing to look for
+_SLOW = 1.1  # times as long as others with the same layers, from which on a rank of several pipelines is named
+_KEPT = "minibatches stay where they were trained here: what pipelines gain that take them by pace is not told"
 _AT_ONCE = 16  # variants: so that they stay in the processor's cache
 _MOST_PARTS = 256  # of a category: those with the most to explain
 
 
 class Part(NamedTuple):
-    """What may be slow: a stage, a replica, a rank, a kind of operation, or all launches, transfers, sizes."""
+    """What may be slow: a stage, replica, pipeline, rank, or kind of operation, or all launches, transfers, sizes."""
 
     category: str
     key: int | str = ""
@@ -63,7 +72,7 @@ class WhatIf:
         return (before - self.without[part]) / lost if lost > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As one object; stages, replicas and ranks are keys as text."""
+        """As one object; stages, replicas or pipelines, and ranks are keys as text."""
         return {
             "slowdown": self.slowdown,
             "culprit": self.culprit,
@@ -78,8 +87,9 @@ class WhatIf:
 def what_if(trace: Trace) -> WhatIf:
     """Say what the steps of a trace would take without what is slow. Raises InputError for one without training."""
     known = Dependencies.of(trace)
-    even = _even(known)
-    parts = dict(_parts(known, even))
+    copies = Copies.of(trace, known.nodes)
+    even = _even(known, copies)
+    parts = dict(_parts(known, even, copies))
     sizes = _sizes(known)
     measured = float(np.mean([step.seconds for step in known.steps]))
     launched, ideal = map(float, _means(known, [known.seconds, even]))
@@ -93,7 +103,7 @@ def what_if(trace: Trace) -> WhatIf:
     by |= {part: value / ideal for (part, *_), value in zip(mixes, only, strict=True)}
     without |= {part: value for (part, *_), value in zip(mixes, left, strict=True)}
     found = WhatIf(measured, launched, ideal, by, without, "")
-    return WhatIf(measured, launched, ideal, by, without, _culprit(found, known))
+    return WhatIf(measured, launched, ideal, by, without, _culprit(found, known, copies))
 
 
 def _means(known: Dependencies, variants: Iterable[Floats]) -> list[float]:
@@ -109,30 +119,41 @@ def _means(known: Dependencies, variants: Iterable[Floats]) -> list[float]:
     return found
 
 
-def _even(known: Dependencies) -> Floats:
+def _even(known: Dependencies, copies: Copies) -> Floats:
     """Each node's seconds if all of its kind took the same."""
     even = known.seconds.copy()
-    operations = np.array([node.operation for node in known.nodes])
-    communicates = np.array([node.kind in _COMMUNICATION for node in known.nodes])
-    for operation in set(operations.tolist()) - {""}:
-        own = operations == operation
-        middle = np.median if communicates[own].any() else np.mean
-        even[own] = middle(known.seconds[own])
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, node in enumerate(known.nodes):
+        if node.operation:
+            places.setdefault(copies.kind(node), []).append(place)
+    for own in places.values():
+        seconds, nodes = known.seconds[own], [known.nodes[place] for place in own]
+        if any(node.kind in _COMMUNICATION for node in nodes):
+            even[own] = np.median(seconds)
+        else:
+            even[own] = _middle_rank(nodes, seconds) if copies.several else np.mean(seconds)
     return even
 
 
-def _parts(known: Dependencies, even: Floats) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
+def _middle_rank(nodes: Iterable[Node], seconds: Floats) -> float:
+    """The mean of the middle one of the nodes' ranks; of two in the middle, of the faster."""
+    ranks: dict[int, list[float]] = {}
+    for node, one in zip(nodes, seconds.tolist(), strict=True):
+        ranks.setdefault(node.rank, []).append(one)
+    return median_low(float(np.mean(own)) for own in ranks.values())
+
+
+def _parts(known: Dependencies, even: Floats, copies: Copies) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
     """Every part that may be slow, and its nodes."""
-    replica = replicas_of(known.nodes)
     ranks = np.array([node.rank for node in known.nodes])
     keys = {
-        "stage": np.array([node.stage for node in known.nodes]),
-        "replica": np.array([replica.get(rank, 0) for rank in ranks.tolist()]),
+        "stage": np.array([copies.stage(node) for node in known.nodes]),
+        copies.word: np.array([copies.copy(rank) for rank in ranks.tolist()]),
         "rank": ranks,
         "operation": np.array([node.operation for node in known.nodes]),
     }
     excess = known.seconds - even
-    for category in CATEGORIES:
+    for category in (one for one in CATEGORIES if one in keys):
         names, place = np.unique(keys[category], return_inverse=True)
         most = np.argsort(-np.bincount(place, excess), kind="stable")[:_MOST_PARTS]
         for k in sorted(most.tolist()):
@@ -161,8 +182,50 @@ def _sizes(known: Dependencies) -> Floats:
     return np.where(computes, np.maximum(factor[of], 1e-9), 1.0)
 
 
-def _culprit(found: WhatIf, known: Dependencies) -> str:
-    """One sentence: the narrowest part that accounts for most of the loss, or that there is none."""
+def _culprit(found: WhatIf, known: Dependencies, copies: Copies) -> str:
+    """One sentence: the narrowest part that accounts for most of the loss, or that there is none.
+
+    Of several pipelines it says what is not told of them, too.
+    """
+    if not copies.several:
+        return _cause(found, known, copies)
+    if found.measured_seconds < _NOTHING * found.even_seconds:
+        return f"{_slowest(known, copies)}; {_KEPT}"
+    return f"{_cause(found, known, copies)}; {_KEPT}"
+
+
+def _slowest(known: Dependencies, copies: Copies) -> str:
+    """Which rank takes longest for its layers, beside others that have the same."""
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, node in enumerate(known.nodes):
+        if node.kind in COMPUTE:
+            places.setdefault(copies.kind(node), []).append(place)
+    taken: defaultdict[int, float] = defaultdict(float)
+    expected: defaultdict[int, float] = defaultdict(float)
+    for own in places.values():
+        seconds, nodes = known.seconds[own], [known.nodes[place] for place in own]
+        if len({node.rank for node in nodes}) > 1:
+            middle = _middle_rank(nodes, seconds)
+            for node, one in zip(nodes, seconds.tolist(), strict=True):
+                taken[node.rank] += one
+                expected[node.rank] += middle
+    ratios = {rank: taken[rank] / expected[rank] for rank in sorted(taken) if expected[rank] > 0}
+    if not ratios:
+        return "no rank has another with the same layers to be held against"
+    worst = max(ratios, key=lambda rank: ratios[rank])
+    if ratios[worst] < _SLOW:
+        return f"no rank takes {_SLOW:.1f} × as long as others with the same layers"
+    return (
+        f"rank {worst}{_where(worst, known, copies)} takes {ratios[worst]:.1f} × as long as others with the same layers"
+    )
+
+
+def _where(rank: int, known: Dependencies, copies: Copies) -> str:
+    stages = sorted({copies.stage(node) for node in known.nodes if node.rank == rank and node.kind in COMPUTE})
+    return f" (stage {', '.join(map(str, stages))} of {copies.word} {copies.copy(rank)})"
+
+
+def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> str:
     if found.measured_seconds < _NOTHING * found.even_seconds:
         ratio = found.measured_seconds / found.even_seconds
         return f"nothing to explain: a step takes {ratio:.2f} × as long as an even one"
@@ -170,30 +233,27 @@ def _culprit(found: WhatIf, known: Dependencies) -> str:
     parts = [part for part in found.without if not (part.category == "operation" and part.key in computes)]
     counts = Counter(part.category for part in parts)  # the only rank, stage or replica is no slower than any other
     parts = [part for part in parts if part.category not in _OF_DEVICES or counts[part.category] > 1]
-    for category in ("rank", "stage", "replica", "launch", "transfer", "size", "operation"):
+    for category in ("rank", "stage", copies.word, "launch", "transfer", "size", "operation"):
         own = [part for part in parts if part.category == category]
         if own and found.share(worst := max(own, key=found.share)) >= _EXPLAINS:
-            if told := _sentence(worst, found, known):
+            if told := _sentence(worst, found, known, copies):
                 return told
     ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
     told = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
     return f"no single cause: of the time lost against an even step {told or 'no part accounts for any'}"
 
 
-def _sentence(part: Part, found: WhatIf, known: Dependencies) -> str:
+def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) -> str:
     """What a part costs; of one with devices of its own how slow it is and when, "" where it is so in no step."""
     before = found.measured_seconds if part.category == "launch" else found.launched_seconds
     cost = f"{(before - found.without[part]) / found.measured_seconds:.0%} of the job"
     if part.category not in _OF_DEVICES:
         return f"{_name(part)}: {cost}"
-    replica = replicas_of(known.nodes)
-    where = ""
-    if part.category == "rank":
-        stages = sorted({node.stage for node in known.nodes if node.rank == part.key and node.kind in COMPUTE})
-        where = f" (stage {', '.join(map(str, stages))} of replica {replica.get(int(part.key), 0)})"
+    where = _where(int(part.key), known, copies) if part.category == "rank" else ""
     last = max(node.stage for node in known.nodes)
-    where = " (the last)" if part.category == "stage" and part.key == last and last else where
-    ratios = _ratios(part, known, replica)
+    if part.category == "stage" and part.key == last and last and not copies.several:
+        where = " (the last)"
+    ratios = _ratios(part, known, copies)
     factor = float(np.median(ratios))
     slow = sum(ratio > 1 + (factor - 1) / 2 for ratio in ratios)
     if not slow:
@@ -202,15 +262,15 @@ def _sentence(part: Part, found: WhatIf, known: Dependencies) -> str:
     return f"{_name(part)}{where} is {factor:.1f} × slow in {when}: {cost}"
 
 
-def _ratios(part: Part, known: Dependencies, replica: Mapping[int, int]) -> list[float]:
+def _ratios(part: Part, known: Dependencies, copies: Copies) -> list[float]:
     """Of each step, how many times as long the part's computations take as those of the others, kind by kind."""
-    inside: dict[tuple[int, str], list[float]] = {}
-    outside: dict[tuple[int, str], list[float]] = {}
-    of = {"rank": lambda n: n.rank, "stage": lambda n: n.stage, "replica": lambda n: replica.get(n.rank, 0)}
+    inside: dict[tuple[int, tuple[str, int]], list[float]] = {}
+    outside: dict[tuple[int, tuple[str, int]], list[float]] = {}
+    of = {"rank": lambda n: n.rank, "stage": copies.stage, copies.word: lambda n: copies.copy(n.rank)}
     for node, seconds in zip(known.nodes, known.seconds.tolist(), strict=True):
         if node.kind in COMPUTE:
             side = inside if of[part.category](node) == part.key else outside
-            side.setdefault((node.step, node.operation), []).append(seconds)
+            side.setdefault((node.step, copies.kind(node)), []).append(seconds)
     ratios = []
     for step in range(len(known.steps)):
         kinds = [key for key in inside if key[0] == step and key in outside]

@@ -12,7 +12,7 @@ began: time of the host, which no operation accounts for. A transfer begins when
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -200,15 +200,3 @@ class _Builder:
         arrived = wait.end - step.begin
         # The receiver may have it before the sender's call returns.
         return ([done], self.nodes[done].end, arrived) if arrived >= self.nodes[done].end else ([source], made, arrived)
-
-
-def replicas_of(nodes: Iterable[Node]) -> dict[int, int]:
-    """Rank → its place among the ranks of its (first) stage: the replica of the pipeline that it belongs to."""
-    ranks: defaultdict[int, set[int]] = defaultdict(set)
-    first: dict[int, int] = {}
-    for node in nodes:
-        if node.kind in COMPUTE:
-            first[node.rank] = min(node.stage, first.get(node.rank, node.stage))
-    for rank, stage in first.items():
-        ranks[stage].add(rank)
-    return {rank: sorted(ranks[stage]).index(rank) for rank, stage in first.items()}

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..trace import WORK, Span, Trace
-from .dependencies import Dependencies, replicas_of
+from .copies import Copies
+from .dependencies import Dependencies
 from .steps import COMPUTE
 from .timing import Floats
 
@@ -16,7 +17,7 @@ class ReplayedStep:
     """A step's seconds as measured and as replayed.
 
     The whole step has the delays between what an operation waits for and its launch; `pipeline` does without: forwards
-    and backwards alone in each rank's order, transfers free, of the replica that takes longest.
+    and backwards alone in each rank's order, transfers free, of the replica or pipeline that takes longest.
     """
 
     step: int
@@ -53,7 +54,8 @@ def replay(trace: Trace) -> Replay:
     whole = known.step_seconds(known.seconds + known.launch)[:, 0]
     work = np.array([node.kind in WORK for node in known.nodes])
     alone = known.timing.ends(np.where(work, known.seconds, 0.0))
-    replayed, measured = _pipelines(known, alone), _pipelines(known)
+    copies = Copies.of(trace, known.nodes)
+    replayed, measured = _pipelines(known, copies, alone), _pipelines(known, copies)
     steps = tuple(
         ReplayedStep(step.number, step.seconds, *map(float, values))
         for step, *values in zip(known.steps, whole, measured, replayed, strict=True)
@@ -61,15 +63,15 @@ def replay(trace: Trace) -> Replay:
     return Replay(steps, _as_trace(known, trace))
 
 
-def _pipelines(known: Dependencies, ends: Floats | None = None) -> Floats:
-    """Seconds from the first forward to the last backward of each step's slowest replica: measured, or until `ends`."""
-    replica = replicas_of(known.nodes)
+def _pipelines(known: Dependencies, copies: Copies, ends: Floats | None = None) -> Floats:
+    """Seconds from the first forward to the last backward of each step's slowest copy: measured, or until `ends`."""
     spans: dict[tuple[int, int], tuple[float, float]] = {}
     for place, node in enumerate(known.nodes):
         if node.kind in COMPUTE:
             begin, end = (node.begin, node.end) if ends is None else (0.0, float(ends[place]))
-            low, high = spans.get((node.step, replica[node.rank]), (begin, end))
-            spans[node.step, replica[node.rank]] = min(low, begin), max(high, end)
+            of = node.step, copies.copy(node.rank)
+            low, high = spans.get(of, (begin, end))
+            spans[of] = min(low, begin), max(high, end)
     found = np.zeros(len(known.steps))
     for (step, _), (low, high) in spans.items():
         found[step] = max(found[step], high - low)
