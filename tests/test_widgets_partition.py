@@ -463,8 +463,8 @@ def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profi
 def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     choice = explorer.stages_per_device
     explorer.schedule.value = "zbv"
-    assert "1 stage per device: schedule 'zbv' puts 2 stages on each rank" in html.unescape(explorer.messages.value)
-    explorer.planner.value = "model-parallel"
+    assert explorer.planner.value == "model-parallel", "optimal plans one stage per device"
+    assert "'model-parallel' stands in for 'optimal'" in html.unescape(choice.note.value)
     assert choice.slider.disabled and "puts 2 stages on each rank" in html.unescape(choice.note.value)
     assert explorer.plan.schedule == "zbv" and explorer.messages.value == ""
     assert [own[0] + own[1] for own in explorer.plan.positions] == [len(explorer.plan.stages) - 1] * 3
@@ -473,6 +473,11 @@ def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     assert not choice.slider.disabled and choice.number == 2 and "2 are planned" in choice.note.value
     choice.slider.value = 2
     assert explorer.plan.stages_per_rank == 2 and "to pin cuts or devices, choose a schedule" in choice.note.value
+    explorer.schedule.value = "1f1b"
+    assert explorer.planner.value == "optimal", "the planner that was chosen comes back"
+    explorer.schedule.value = "zbv"
+    explorer.planner.value = "optimal"
+    assert "1 stage per device: schedule 'zbv' puts 2 stages on each rank" in html.unescape(explorer.messages.value)
 
 
 def partition_again(explorer, profile):

@@ -101,7 +101,10 @@ def _profile(verb: Parser) -> None:
 def _plan(verb: Parser) -> None:
     machine_options(verb)
     verb.add_argument(
-        "--planner", action="append", choices=tuple(PLANNERS), help="repeat it to compare (default: optimal)"
+        "--planner",
+        action="append",
+        choices=tuple(PLANNERS),
+        help="repeat it to compare (default: optimal; model-parallel where a schedule needs several stages a device)",
     )
     verb.add_argument("--schedule", choices=tuple(SCHEDULE_RULES), default="1f1b")
     verb.add_argument(

@@ -22,10 +22,11 @@ from ..models import is_table, network
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
-from ..planners import PLANNERS, comparable, partition, partition_pipelines
+from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipelines, planner_for
 from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
 from ..replication import parse_rule
+from ..schedule_rules import SCHEDULE_RULES
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .output import Answer, progress_line
@@ -99,7 +100,7 @@ def plan(options: argparse.Namespace) -> Answer:
         )
     plans = [
         partition(found, cluster, planner=name, **settings, **given)
-        for name, given in _planner_options(options, options.planner or ["optimal"])
+        for name, given in _planner_options(options, _planners(options))
     ]
     if options.out:
         plans[0].save(options.out)
@@ -121,7 +122,7 @@ def plan(options: argparse.Namespace) -> Answer:
 
 
 def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:
-    names = options.planner or ["optimal"]
+    names = _planners(options)
     if len(names) > 1:
         raise InputError(f"--pipelines with {len(names)} planners: expected one; plan with each by itself to compare")
     ((name, given),) = _planner_options(options, names)
@@ -134,6 +135,17 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
     if options.json:
         warn(text for text in several.all_warnings if text not in found.warnings)
     return Answer(several.to_json(), str(several))
+
+
+def _planners(options: argparse.Namespace) -> list[str]:
+    """The planners asked for, else one that knows the schedule; told where that is not the default."""
+    if options.planner:
+        return list(options.planner)
+    name = planner_for(options.schedule)
+    if name != DEFAULT:
+        puts = SCHEDULE_RULES[options.schedule].check_stages_per_rank(1)
+        progress_line(f"schedule {options.schedule!r} {puts}: planned by {name!r}")
+    return [name]
 
 
 def _own_period(plan: Plan) -> str:

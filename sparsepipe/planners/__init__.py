@@ -35,7 +35,10 @@ PLANNERS: Mapping[str, type[Any]] = {
     "model-parallel": ModelParallel,
 }
 
+DEFAULT = Optimal.name
+
 __all__ = [
+    "DEFAULT",
     "PLANNERS",
     "Planner",
     "Problem",
@@ -45,6 +48,7 @@ __all__ = [
     "estimate",
     "partition",
     "partition_pipelines",
+    "planner_for",
     "planners_with",
 ]
 
@@ -180,6 +184,12 @@ def partition_pipelines(
 def planners_with(option: str) -> tuple[str, ...]:
     """The names of the planners that have an option of that name."""
     return tuple(name for name, kind in PLANNERS.items() if option in {field.name for field in fields(kind)})
+
+
+def planner_for(schedule: str, wanted: str = DEFAULT) -> str:
+    """Return `wanted`; where the schedule needs several stages per device and it plans one, a planner of several."""
+    rules, able = SCHEDULE_RULES.get(schedule), planners_with("stages_per_device")
+    return able[0] if rules is not None and rules.stages_per_rank[0] > 1 and wanted not in able else wanted
 
 
 def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tuple[Plan, ...]:

@@ -267,7 +267,7 @@ class PartitionExplorer(Shown):
         self._start_pinning(change)
         pinned = self.pin_cuts.value or self.pin_devices.value
         self.several.follow(change, pinned=pinned)
-        self.stages_per_device.offer(self.planner.value, self.schedule.value, pinned=pinned)
+        self.stages_per_device.follow(self.planner, self.schedule, pinned=pinned)
 
     def _start_pinning(self, change: Any) -> None:
         """A toggle that was switched on keeps what the plan on screen has; it goes back where there is none."""

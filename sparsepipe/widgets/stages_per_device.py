@@ -1,8 +1,10 @@
 """The slider for stages per device, with a note on why it is disabled or what it disables."""
 
+import ipywidgets
+
 from ..display.markup import Html
 from ..errors import InputError
-from ..planners import check_interleaves, planners_with
+from ..planners import check_interleaves, planner_for, planners_with
 from ..schedule_rules import SCHEDULE_RULES
 from .controls import count_slider
 from .html_view import HtmlView
@@ -20,12 +22,29 @@ class StagesPerDevice:
         self.slider = count_slider("stages per device", 1, low=1, high=high, most=high)
         self.note = HtmlView(layout={"width": "330px"})
         self._allowed: tuple[int, int | None] = (1, 1)
+        self._schedule = ""  # that the planner was last looked at for
+        self._stands_in = self._wanted = ""  # the planner taken for a schedule, and the one that was chosen
 
     @property
     def number(self) -> int:
         fewest, most = self._allowed
         wanted = max(fewest, self.slider.value)
         return wanted if most is None else min(wanted, most)
+
+    def follow(self, planner: ipywidgets.Dropdown, schedule: ipywidgets.Dropdown, *, pinned: bool) -> None:
+        """Offer what goes with the planner and the schedule chosen.
+
+        A schedule that needs several stages per device takes a planner that plans them; with another schedule the
+        planner that was chosen comes back. One that is chosen afterwards stays, and is refused with its reason.
+        """
+        if planner.value != self._stands_in:
+            self._wanted = ""
+        if not pinned and schedule.value != self._schedule:
+            wanted = self._wanted or planner.value
+            self._schedule = schedule.value
+            self._stands_in = planner.value = planner_for(schedule.value, wanted)
+            self._wanted = "" if wanted == self._stands_in else wanted
+        self.offer(planner.value, schedule.value, pinned=pinned)
 
     def offer(self, planner: str, schedule: str, *, pinned: bool) -> None:
         """Let the slider be moved where planner and schedule know what to do with several stages per device."""
@@ -48,7 +67,8 @@ class StagesPerDevice:
         try:
             check_interleaves(schedule, asked)
         except InputError as error:
-            return str(error) if most == 1 else f"{error}; {self.number} are planned"
+            taken = f"; {self._stands_in!r} stands in for {self._wanted!r}" if self._wanted else ""
+            return str(error) if most == 1 else f"{error}; {self.number} are planned{taken}"
         if fewest > 1:
             return "to pin cuts or devices, choose a schedule with one stage per device"
         return "to pin cuts or devices, move it to 1" if self.number > 1 else ""
