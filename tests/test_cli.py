@@ -301,6 +301,23 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
         ),
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2), "different graph"),
         (("simulate", "none.json", "--profile", "{profile}", "--devices", 2), "none.json: no such plan"),
+        (
+            ("plan", "--profile", "{profile}", "--devices", 9, "--cluster", "{nodes}"),
+            "--cluster and --devices: each says which devices there are",
+        ),
+        (("plan", "--server-file", "s.txt", "--cluster", "{nodes}"), "--cluster and --server-file: each says"),
+        (("plan", "--server-file", "s.txt", "--devices", 2), "--server-file and --devices: each says"),
+        (("plan", "--profile", "{profile}", "--cluster", "{nodes}", "--memory", "1MB"), "change it there"),
+        (("sweep", "--profile", "{profile}", "--cluster", "{nodes}", "--bandwidth", 1), "leave out --bandwidth"),
+        (("plan", "--profile", "{profile}", "--bandwidth", 1), "--bandwidth without devices"),
+        (("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--seed", 0), "--seed goes with plans of"),
+        (
+            ("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--restart-seconds", 3),
+            "this plan has one",
+        ),
+        (("run", "--forward-only", "none", "--epochs", 7), "leave out --epochs"),
+        (("run", "--forward-only", "none", "--optimizer", "adam"), "leave out --optimizer"),
+        (("run", "--forward-only", "none", "--no-validation"), "leave out --no-validation"),
         (("run",), "no plan"),
         (("run", "--resume", "none"), "none: not a run"),
         (("runs", "show", "none"), "none: not a run"),
@@ -310,7 +327,8 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, profile, capsys, arguments, message):
     other = Plan((Stage(("x", "y"), (0,)),)).save(tmp_path / "other.json")
-    given = [str(item).format(profile=profile, other=other) for item in arguments]
+    (nodes := tmp_path / "nodes.toml").write_text(Cluster.uniform(2, device_type="cpu").to_toml())
+    given = [str(item).format(profile=profile, other=other, nodes=nodes) for item in arguments]
     try:
         code = main(given)
     except SystemExit as stopped:  # argparse leaves by itself

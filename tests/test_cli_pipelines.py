@@ -122,6 +122,7 @@ def test_stragglers_of_an_ordinary_plan(tmp_path, files, capsys):
         (("--replication", "quorum:quorum=3"), "quorum"),
         (("--straggler", "slow:rank=7,factor=2"), "rank 7 is not there"),
         (("--straggler", "hare:rank=1"), "hare"),
+        (("--epoch-minibatches", 4), "this plan has several"),
         (("--straggler", "kill:rank=0,at=3", "--replication", "all-reduce"), "ends a job that averages by all-reduce"),
     ],
 )
@@ -149,5 +150,7 @@ def test_heturuns_nodes_are_a_cluster(tmp_path, files, capsys):
         {r["node"] for stage in plan["stages"] for r in stage["replicas"]} for plan in json.loads(out)["pipelines"]
     ]
     assert code == 0 and found == [{"w0"}, {"w1"}]
+    code, _, err = run("plan", *given, "--bandwidth", "1kB/s", capsys=capsys)
+    assert code == 2 and "3 --bandwidth with --cluster: expected two at most" in err
     code, _, err = run("plan", "--profile", files[1], "--cluster", nodes, capsys=capsys)
     assert code == 2 and "tells no device types" in err

@@ -1,8 +1,11 @@
 """SparsePipe's server files, read, written and refused."""
 
-import pytest
+import json
 
-from sparsepipe import Cluster, DeviceType, GraphText, InputError, Node
+import pytest
+from command_line import sparsepipe
+
+from sparsepipe import Cluster, DeviceType, GraphText, InputError, Node, Profile
 from sparsepipe.formats.sparsepipe_servers import ServerFile
 from sparsepipe.graph_text import GraphTextNode
 
@@ -33,6 +36,17 @@ def test_servers_become_a_cluster_and_a_profile(write):
     profile = found.profile()
     assert profile.device_types == ("fast", "slow")
     assert profile.time([0, 1, 2], "slow") == (6e-3, 12e-3)
+
+
+def test_a_profile_given_stands_in_for_the_files_own_of_its_type(write):
+    path = write("Server0\n  fast 1 fast.txt\n  slow 1 nowhere.txt\n")
+    words, slow = ("plan", "--server-file", path, "--json"), path.parent / "slow.txt"
+    code, out, _ = sparsepipe(*words, "--profile", f"slow={slow}", "--planner", "data-parallel")
+    found = ServerFile.load(path).profile(Profile.load(slow, device_type="slow"))
+    assert code == 0 and found.time([0], "slow") == (2e-3, 4e-3) and found.time([0], "fast") == (1e-3, 2e-3)
+    assert {one["device_type"] for one in json.loads(out)["stages"][0]["replicas"]} == {"fast", "slow"}
+    code, _, told = sparsepipe(*words, "--profile", f"other={slow}")
+    assert code == 2 and len(told) == 1 and "'other': the server file has fast, slow" in told[0]
 
 
 def test_round_trip(write, tmp_path):

@@ -160,11 +160,10 @@ def _simulate(verb: Parser) -> None:
     verb.add_argument(
         "--epoch-minibatches", type=count, metavar="N", help="of an epoch, for --replan epoch (default: a tenth)"
     )
-    verb.add_argument("--seed", type=whole(0, 2**64), default=0, help="of what a rule draws (default: 0)")
+    verb.add_argument("--seed", type=whole(0, 2**64), help="of what a rule of several pipelines draws (default: 0)")
     verb.add_argument(
         "--restart-seconds",
         type=positive,
-        default=RESTART_SECONDS,
         metavar="S",
         help=f"until a pipeline that was killed trains again (default: {RESTART_SECONDS:g})",
     )

@@ -2,22 +2,32 @@
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from ..display.markup import one_line
 from ..errors import InputError
 from ..launchers.inference import run_of
 from ..record import RunRecord
+from ..runtime.config import CheckpointConfig, OptimizerConfig
+
+
+def check_forward_only(options: argparse.Namespace) -> None:
+    """Raise InputError for what the command line says of training beside --forward-only."""
+    names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation"]
+    names += ["balance", "last_minibatch", "loss_scale"]
+    names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
+    if given := [name for name in names if getattr(options, name) is not None]:
+        raise InputError(f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}")
+    if options.validate is False:
+        raise InputError("--forward-only computes outputs for the validation split: leave out --no-validation")
 
 
 def trained_by(options: argparse.Namespace) -> RunRecord | None:
     """Open the run whose checkpoint --forward-only names, None where that stands alone.
 
-    Raises InputError where there is none, and for options that go with training.
+    Raises InputError where there is none.
     """
-    for name in ("replan", "replication", "straggler"):
-        if getattr(options, name):
-            raise InputError(f"--forward-only trains nothing: leave out --{name}")
     if not options.forward_only.exists():
         raise InputError(f"--forward-only {options.forward_only}: no such folder, expected a checkpoint's or a run's")
     folder = run_of(options.forward_only)

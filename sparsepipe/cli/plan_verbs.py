@@ -19,7 +19,7 @@ from ..host.openmp import waiting
 from ..io.fields import json_object
 from ..io.files import write_json
 from ..models import is_table, network
-from ..pipeline_simulator import simulate_pipelines
+from ..pipeline_simulator import RESTART_SECONDS, simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
 from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipelines, planner_for
@@ -183,9 +183,14 @@ def simulate(options: argparse.Namespace) -> Answer:
     if holds_pipelines(options.plan):
         if options.replan:
             raise InputError("--replan goes with plans of one pipeline; several keep their plans")
+        if options.epoch_minibatches:
+            raise InputError("--epoch-minibatches goes with --replan of one pipeline; this plan has several")
         return _simulate_pipelines(options, Pipelines.load(options.plan), found, cluster, stragglers)
     if options.replication:
         raise InputError("--replication goes with several pipelines that average; this plan has one")
+    for name in ("seed", "restart_seconds"):
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')} goes with plans of several pipelines; this plan has one")
     if options.epoch_minibatches and not options.replan:
         raise InputError("--epoch-minibatches goes with --replan: give that, or leave it out")
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
@@ -233,8 +238,8 @@ def _simulate_pipelines(
         cluster,
         sizes,
         stragglers=stragglers,
-        seed=options.seed,
-        restart_seconds=options.restart_seconds,
+        seed=options.seed or 0,
+        restart_seconds=options.restart_seconds or RESTART_SECONDS,
     )
     doubts = [text for text in chosen.all_warnings if text not in found.warnings]
     peaks: dict[int, float] = {}

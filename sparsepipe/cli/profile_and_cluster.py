@@ -7,7 +7,7 @@ from math import prod
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..cluster_probes.unmeasured import with_unmeasured
 from ..errors import InputError
-from ..formats.clusters import load_cluster, tells_types
+from ..formats.clusters import load_cluster, tells_links, tells_types
 from ..formats.dnn_partitioning import PartitioningFile, is_partitioning_file
 from ..formats.dynpipe import is_layer_list, load_layer_lists
 from ..formats.sparsepipe_servers import ServerFile
@@ -21,26 +21,22 @@ from .output import progress_line
 def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tuple[Profile, Cluster]:
     """Join the profiles given and build the cluster given; --server-file and a graph of dnn-partitioning bring both.
 
+    A profile given beside a server file stands in for the file's own of its device types.
     `warn`: print the profile's warnings at once.
+    Raises InputError for options that contradict each other, as `check_machines` does.
     """
+    check_machines(options)
     if options.server_file:
         servers = ServerFile.load(options.server_file)
         names = ("bandwidth", "network")  # inside a server, between servers
         links = dict(zip(names, options.bandwidth or (), strict=False))
-        return servers.profile(), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
+        instead = _joined(options.profile) if options.profile else None
+        return servers.profile(instead), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
     if not options.profile:
         raise InputError("no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles")
     if not (options.cluster or options.devices) and (brought := _with_its_devices(options.profile)):
         return brought.profile, brought.cluster
-    joined: Profile | None = None
-    for text in options.profile:
-        name, equals, path = text.partition("=")
-        one = _profile(path, name) if equals else _profile(text)
-        try:
-            joined = joined | one if joined else one
-        except InputError as error:
-            raise InputError(f"{path or text}: {error}") from None
-    assert joined is not None
+    joined = _joined(options.profile)
     if warn:
         warn_of(joined)
     if options.cluster:
@@ -52,6 +48,48 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
     if not options.devices:
         raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
+
+
+def check_machines(options: argparse.Namespace) -> None:
+    """Raise InputError where devices are told twice, and for memory or links of devices that are told elsewhere."""
+    files = {"--cluster": options.cluster, "--server-file": options.server_file}
+    named = [name for name, path in files.items() if path]
+    if options.devices:
+        named.append("--devices")
+    if len(named) > 1:
+        raise InputError(f"{' and '.join(named)}: each says which devices there are; give one of them")
+    facts = {"--bandwidth": options.bandwidth, "--memory": options.memory}
+    asked = [name for name, value in facts.items() if value]
+    if not asked:
+        return
+    if not named:
+        raise InputError(
+            f"{asked[0]} without devices that it is of: give --devices N or a file of hosts, or leave it out"
+        )
+    if options.cluster and tells_links(options.cluster):
+        raise InputError(
+            f"{asked[0]} with --cluster {options.cluster}: that file says itself what memory and links there are; "
+            f"change it there, or leave out {asked[0]}"
+        )
+    if not options.devices and len(options.bandwidth or ()) > 2:
+        raise InputError(
+            f"{len(options.bandwidth)} --bandwidth with {named[0]}: expected two at most, inside a host and between "
+            "hosts"
+        )
+
+
+def _joined(given: list[str]) -> Profile:
+    """The profiles given as [TYPE=]FILE, as one."""
+    joined: Profile | None = None
+    for text in given:
+        name, equals, path = text.partition("=")
+        one = _profile(path, name) if equals else _profile(text)
+        try:
+            joined = joined | one if joined else one
+        except InputError as error:
+            raise InputError(f"{path or text}: {error}") from None
+    assert joined is not None
+    return joined
 
 
 def _profile(path: str, device_type: str | None = None) -> Profile:

@@ -35,15 +35,17 @@ from .drift import drift_answer
 from .driver_run import filled
 from .follow_run import RunFollower
 from .for_slurm import for_slurm
-from .forward_only import inference_text, trained_by
+from .forward_only import check_forward_only, inference_text, trained_by
 from .launches import RUNS, check_launcher, load_any_plan, new_run_dir, waited
 from .output import Answer, cell, progress_line, table
-from .profile_and_cluster import profile_and_cluster
+from .profile_and_cluster import check_machines, profile_and_cluster
 
 _CPU = DEVICES[:1]
 
 
 def run(options: argparse.Namespace) -> Answer:
+    if options.forward_only:
+        check_forward_only(options)  # before a driver file says more
     driver = DriverFile.load(options.plan) if options.plan and is_driver_file(options.plan) else None
     if driver:
         options = filled(options, driver)
@@ -268,6 +270,11 @@ def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster
     """The profile and the cluster that the options name; None where they name none."""
     if options.profile or options.server_file or options.devices:
         return profile_and_cluster(options)
+    check_machines(options)
+    if options.bandwidth or options.memory:
+        raise InputError(
+            f"--{'bandwidth' if options.bandwidth else 'memory'} goes with --profile: give that, or leave it out"
+        )
     return None, load_cluster(options.cluster) if options.cluster else None
 
 

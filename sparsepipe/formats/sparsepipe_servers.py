@@ -50,10 +50,20 @@ class ServerFile:
         listed = tuple((name, tuple(devices.items())) for name, devices in servers.items())
         return cls(listed, tuple(profiles.items()), Path(path).parent)
 
-    def profile(self) -> Profile:
-        """Join the profiles of all types, in the order of the file; sizes are those of the first."""
-        joined: Profile | None = None
+    def profile(self, instead: Profile | None = None) -> Profile:
+        """Join the profiles of all types, in the order of the file; sizes are those of the first.
+
+        `instead`: what stands in for the file's own profiles of its device types, and comes first. Raises InputError
+        where it is of a type that no server has, or of another network than the others.
+        """
+        given = instead.device_types if instead is not None else ()
+        types = [name for name, _ in self.profiles]
+        if unknown := [name for name in given if name not in types]:
+            raise InputError(f"a profile of device type {unknown[0]!r}: the server file has {', '.join(types)}")
+        joined = instead
         for name, path in self.profiles:
+            if name in given:
+                continue
             found = self._find(path)
             one = Profile.load(found, device_type=name)
             try:

@@ -36,10 +36,11 @@ class ClusterFile:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How files of one kind are read, and whether they say what type each device is of."""
+    """How files of one kind are read, and whether they say what type each device is of, and its memory and links."""
 
     read: Callable[[Path, Unsaid], Cluster]
     tells_types: bool = False
+    tells_links: bool = False  # and the memory of the devices: nothing but the file is asked
 
 
 def load_cluster(path: Path | str, **unsaid: Any) -> Cluster:
@@ -71,6 +72,11 @@ def load_cluster_file(
 def tells_types(path: Path) -> bool:
     """Whether a file says what type each device is of, so that a profile of each type goes with it."""
     return (path != Path(IN_SLURM) or path.exists()) and KINDS[kind_of(path)].tells_types
+
+
+def tells_links(path: Path) -> bool:
+    """Whether a file alone says what memory the devices have, and what links there are between them."""
+    return (path != Path(IN_SLURM) or path.exists()) and KINDS[kind_of(path)].tells_links
 
 
 def kind_of(path: Path | str) -> str:
@@ -142,11 +148,13 @@ def _of_server_file(path: Path, unsaid: Unsaid) -> Cluster:
 
 
 KINDS: Mapping[str, Kind] = {
-    "toml": Kind(lambda path, unsaid: Cluster.load(path), tells_types=True),
+    "toml": Kind(lambda path, unsaid: Cluster.load(path), tells_types=True, tells_links=True),
     "hostfile": Kind(_of_hostfile),
     "driver yml": Kind(partial(_of_yaml, hosts_of_machines)),
     "heturun nodes": Kind(_of_nodes),
     "ray yaml": Kind(partial(_of_yaml, hosts_of_ray)),
     "server file": Kind(_of_server_file, tells_types=True),
-    "dnn-partitioning": Kind(lambda path, unsaid: PartitioningFile.load(path).cluster, tells_types=True),
+    "dnn-partitioning": Kind(
+        lambda path, unsaid: PartitioningFile.load(path).cluster, tells_types=True, tells_links=True
+    ),
 }
