@@ -46,6 +46,9 @@ def simulate_replanned(
         write_json(options.trace, chosen.trace.to_chrome())
     samples = _samples(profile)
     rows = {name: _row(one, oracle, samples) for name, one in found.items()}
+    notes = {name: text for name in rows if (text := without_predictor(name, "a simulation"))}
+    for name, text in notes.items():
+        rows[name]["note"] = text
     document = {
         "minibatches": len(sizes),
         **chosen.to_json(),
@@ -63,9 +66,19 @@ def simulate_replanned(
             for one in chosen.changes
         ),
         _table(rows),
+        *notes.values(),
     ]
     note = stragglers.note()
     return Answer(document, "\n".join([*lines, *([note] if note else [])]))
+
+
+def without_predictor(name: str, what: str) -> str:
+    """What to say of a variant where `what` has no predictor; empty of one that needs none."""
+    return (
+        f"{name}: each layer as its rank was measured, {what} has no predictor"
+        if VARIANTS[name].needs_predictor
+        else ""
+    )
 
 
 def _samples(profile: Profile) -> float:

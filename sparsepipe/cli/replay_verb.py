@@ -18,6 +18,7 @@ from ..stragglers import Stragglers
 from .launches import check_launcher, load_any_plan, new_run_dir, waited
 from .output import Answer, progress_line
 from .profile_and_cluster import profile_and_cluster
+from .replanning import without_predictor
 
 
 def replay(options: argparse.Namespace) -> Answer:
@@ -55,6 +56,8 @@ def replay(options: argparse.Namespace) -> Answer:
         summary = waited(launch(plan, config, run_dir=folder, **given))
         paces = [one["samples_per_second"] for one in summary["replication"]["pipelines"]]  # as they are simulated
         return _replayed(summary, sum(paces), expected=together.minibatches_per_second)
+    if options.replan and (text := without_predictor(options.replan, "a replay")):
+        progress_line(text)
     told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)
     if text := told.beyond_memory(cluster):
         progress_line(f"warning: {text}")
