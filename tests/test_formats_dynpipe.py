@@ -137,6 +137,11 @@ def test_they_are_planned_and_simulated_with_a_partition_file(shared_data, share
     words = ["--profile", lists, "--devices", 2, "--bandwidth", BANDWIDTH, "--json"]
     assert main([*map(str, ["plan", *words, "--planner", "dynpipe"])]) == 0
     assert [len(stage["layers"]) for stage in json.loads(capsys.readouterr().out)["stages"]] == [8, 30]
+    assert main([*map(str, ["plan", *words, "--planner", "dynpipe", "--sizes", "8,30", "--top-k", 3])]) == 0
+    told = json.loads(capsys.readouterr().out)
+    again = partition(load_layer_lists(lists), Cluster.uniform(2), planner="dynpipe", sizes=(8, 30), top_k=3)
+    assert [len(stage["layers"]) for stage in told["stages"]] == [len(stage.layers) for stage in again.stages]
+    assert told["provenance"]["settings"]["top_k"] == 3 and told["provenance"]["settings"]["sizes"] == [8, 30]
     given = shared_reference / IMAGES / "vgg16/gpus=2/vgg16_2.json"
     assert main([*map(str, ["simulate", given, *words])]) == 0
     pace = json.loads(capsys.readouterr().out)["minibatches_per_second"]

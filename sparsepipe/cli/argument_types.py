@@ -60,6 +60,11 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Read whole numbers, 1 or more, with commas between them."""
+    return tuple(count(part.strip()) for part in text.split(","))
+
+
 def positive(text: str) -> float:
     """Read a number that is finite and above 0."""
     try:

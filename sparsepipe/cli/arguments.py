@@ -15,7 +15,7 @@ from ..runtime.config import DEVICES
 from ..schedule_rules import SCHEDULE_RULES
 from ..sweeps import RATIOS
 from . import interference_arguments, run_options
-from .argument_types import count, names, positive, whole
+from .argument_types import count, counts, names, positive, whole
 from .shared_options import (
     Parser,
     log_option,
@@ -147,6 +147,13 @@ def _planner_options(verb: Parser) -> None:
     verb.add_argument(
         "--factor", type=float, choices=[2.0, 4.0], help="pipedream: of gradient averaging, 2 in SparsePipe's copy"
     )
+    verb.add_argument(
+        "--sizes",
+        type=counts,
+        metavar="N,…",
+        help="dynpipe: layers of each stage now (default: as model-parallel cuts)",
+    )
+    verb.add_argument("--top-k", type=count, metavar="K", help="dynpipe: cuts looked at in each stage (default: 2)")
     verb.add_argument("--use-fewer-machines", action="store_true", help="pipedream: machines may stay unused")
 
 

@@ -168,6 +168,8 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
         "factor": options.factor,
         "stages_per_device": options.stages_per_device,
         "use_memory_constraint": options.use_memory_constraint or None,
+        "sizes": options.sizes,
+        "top_k": options.top_k,
     }
     given = {key: value for key, value in given.items() if value is not None}
     known = {name: {field.name for field in fields(PLANNERS[name])} for name in names}
