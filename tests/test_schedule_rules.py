@@ -16,17 +16,46 @@ NAMES = {*SCHEDULE_RULES, *WEIGHT_RULES, *ENGINES, REPLAY.name}
 
 
 def _compared(path):
-    """Where a file compares something with the name of a schedule, a weight policy, an engine or a workload."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Where a file compares something with the name of a schedule, a weight policy, an engine or a workload.
+
+    The name may stand there, or be a constant of the file.
+    """
+    tree = ast.parse(path.read_text())
+    constants = _constants(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             parts = [node.left, *node.comparators]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
             parts = node.args
         else:
             continue
-        literals = {part.value for whole in parts for part in ast.walk(whole) if isinstance(part, ast.Constant)}
-        if literals & NAMES:
+        found = [part for whole in parts for part in ast.walk(whole)]
+        literals = {part.value for part in found if isinstance(part, ast.Constant)}
+        named = {constants.get(part.id) for part in found if isinstance(part, ast.Name)}
+        if (literals | named) & NAMES:
             yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def _constants(tree):
+    """The literals that a file gives names to, outside functions."""
+    given = [(node.targets, node.value) for node in tree.body if isinstance(node, ast.Assign)]
+    given += [([node.target], node.value) for node in tree.body if isinstance(node, ast.AnnAssign)]
+    return {
+        target.id: value.value
+        for targets, value in given
+        for target in targets
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant)
+    }
+
+
+def test_a_name_compared_through_a_constant_is_found(tmp_path, monkeypatch):
+    """Engines' names were compared in this way, and not seen."""
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    (path := tmp_path / "again.py").write_text(
+        '_OURS = "native"\n_OTHER: str = "gpipe"\n_TEXT = "else"\n'
+        "a = x.name == _OURS\nb = y in (_OTHER, z)\nc = x.name == _TEXT\nd = x == 'zbv'\n"
+    )
+    assert [place.split(":")[1] for place in _compared(path)] == ["4", "5", "7"]
 
 
 def test_no_code_outside_the_schedule_family_compares_a_name():

@@ -38,6 +38,7 @@ class Engine(Protocol):
     """
 
     name: str
+    takes_points: bool  # a minibatch is a PointBatch of voxels; else an ExampleBatch of plain tensors
 
     def layer(self, row: Row) -> nn.Module:
         """Build the module of one row, parameters not yet seeded. A dropout module also takes `seed=` when called.

@@ -35,6 +35,7 @@ class MinkowskiEngine:
     """The real MinkowskiEngine. Rows of an input keep the minibatch's order; later sets are ordered by the library."""
 
     name = "minkowski"
+    takes_points = True
 
     def layer(self, row: Row) -> nn.Module:
         with warnings.catch_warnings():

@@ -18,6 +18,7 @@ class PlainEngine:
     """Runs networks whose layers are torch modules; the member of `Engine` (base.py) without sparse tensors."""
 
     name = "torch"
+    takes_points = False
 
     def layer(self, row: Row) -> nn.Module:
         """Raises InputError: rows of a table are layers of a sparse engine."""

@@ -27,6 +27,7 @@ class NativeEngine:
     """Sparse layers by gather, matrix product and scatter over cached kernel maps. Rows are sorted by coordinate."""
 
     name = "native"
+    takes_points = True
 
     def layer(self, row: Row) -> nn.Module:
         return checked(build(row), row, self)

@@ -112,7 +112,7 @@ def _module_task(
         module = build_module(config.model, args, facts, seed=seed)
     chosen = engine(_engine_for(module, engine_name, config.model))
     batch = training.batch(first_samples(training))
-    if isinstance(batch, data.PointBatch) != (chosen.name == _OF_SPARSE_MODULES):
+    if isinstance(batch, data.PointBatch) != chosen.takes_points:
         has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"
         raise InputError(f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}")
     name, num_classes = short_name(config.model), facts.get("num_classes", 0)
