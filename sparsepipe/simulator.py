@@ -21,7 +21,7 @@ from .errors import InputError
 from .plan import Plan
 from .profile import Profile
 from .schedule import Action, Op, Program, compile, compile_until_steady, refuse_stuck, weights_share
-from .stragglers import Stragglers
+from .stragglers import Stragglers, held_up_fact
 from .trace import Span, Trace
 
 FORWARD, BACKWARD, INPUT, WEIGHT, UPDATE = range(5)  # operations as numbers: they index what is kept for each
@@ -47,7 +47,8 @@ def simulate(
     """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
 
     The optimizer's step takes no time where the profile has no rate for it. `stragglers` make passes longer. Raises
-    InputError for a plan that cannot run, and for stragglers of ranks that are not there or that are killed.
+    InputError for a plan that cannot run, and for stragglers of ranks that are not there or that are killed. The trace
+    says in its fact "held_up" what they are.
     """
     plan.check(profile.graph, cluster)
     with collector_paused():
@@ -55,7 +56,7 @@ def simulate(
         if stragglers is not None and stragglers.parts:
             stragglers.check(max(plan.ranks) + 1)
             simulation.hold_up(stragglers)
-        return Trace(tuple(simulation.run()), "simulated")
+        return Trace(tuple(simulation.run()), "simulated", held_up_fact(stragglers))
 
 
 @contextmanager

@@ -59,6 +59,11 @@ class Trace:
         return self.facts.get("left_out", {})
 
     @property
+    def held_up(self) -> str:
+        """What held ranks up or killed them on purpose, in a few words, for a figure's note; empty: nothing did."""
+        return self.facts.get("held_up", "")
+
+    @property
     def shown_seconds(self) -> float:
         """The makespan without the gaps that left out minibatches leave."""
         return max(self.makespan - self.left_out.get("seconds", 0.0), 0.0)
@@ -199,11 +204,13 @@ def _step(value: Any, what: str) -> list[int]:
     return [integer(number, what, most=_MOST_ID) for number in value]
 
 
-# Facts that a Chrome trace has, too. Of a job that others traced: its `steps`, its own names of `operations`, and
-# whether a transfer needs both ranks at once, `rendezvous`. Of several pipelines: the ranks of each, `pipelines`, and
-# of each stage, counted over all of them, the first that has the same layers, `like_stages`.
+# Facts that a Chrome trace has, too: what is missing, and what held ranks up on purpose. Of a job that others traced:
+# its `steps`, its own names of `operations`, and whether a transfer needs both ranks at once, `rendezvous`. Of several
+# pipelines: the ranks of each, `pipelines`, and of each stage, counted over all of them, the first that has the same
+# layers, `like_stages`.
 _TOLD = {
     "left_out": fields({"minibatches": each(_pair), "spans": integer, "seconds": real}),
+    "held_up": text,
     "steps": each(_step),
     "operations": fields({}, others=text),
     "rendezvous": flag,

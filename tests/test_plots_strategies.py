@@ -4,8 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile, Span, Trace, plots
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    InputError,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Plan,
+    Profile,
+    RunRecord,
+    Span,
+    Stage,
+    Trace,
+    plots,
+    simulate,
+)
+from sparsepipe.io.files import write_rows
+from sparsepipe.pipeline_simulator import simulate_pipelines
+from sparsepipe.pipelines import Pipelines
 from sparsepipe.plots.points import STRATEGIES, Point
+from sparsepipe.record import Origin
+from sparsepipe.replication import parse_rule
+from sparsepipe.stragglers import Stragglers
 
 POINTS = [
     Point(name, cluster, 4, 100.0 * (k + 1), bound_samples_per_second=800.0, activation_bytes=1e6 * k,
@@ -94,6 +115,25 @@ def test_sparse_against_dense_is_told_per_sample():
     assert len(plots.sparse_dense({"sparse": [(0.25, profile(4))], "dense": [(0.25, profile(4))]}).data) == 4
     with pytest.raises(InputError, match="does not say its batch size"):
         plots.sparse_dense_table({"sparse": [(0.25, profile(None))]})
+
+
+def test_a_trace_says_in_the_notes_of_its_figures_what_held_its_ranks_up(tmp_path):
+    """Simulated, of several pipelines, of a run, and read from a file again; once, and nothing where nobody was."""
+    profile = Profile(LayerGraph.chain([Layer("a")]), {"d": (LayerCost((CostSample(1, 1.0, 2.0, 0.0),)),)})
+    cluster, spec = Cluster.uniform(2, device_type="d"), "slow:rank=0,factor=4"
+    plans, given = [Plan((Stage(("a",), (rank,)),)) for rank in (0, 1)], Stragglers.parse(spec)
+    alone = simulate(plans[0], profile, cluster, [1] * 3, stragglers=given)
+    several = Pipelines(tuple(plans), parse_rule("all-reduce"))
+    together = simulate_pipelines(several, profile, cluster, [1] * 4, stragglers=given).trace
+    RunRecord.create(tmp_path / "run", plans[0], {"stragglers": spec}, Origin.here(seed=0))
+    write_rows(tmp_path / "run/trace-rank0.jsonl", [Span(0, "0F0", 0.0, 1.0)._asdict()])
+    measured = RunRecord.load(tmp_path / "run").trace()
+    for told in (alone, together, measured, Trace.from_chrome(alone.to_chrome()), alone.between(0.0, 9.0)):
+        for figure in (plots.timeline(told), plots.anatomy({"first": told, "second": told})):
+            assert figure.layout.title.text.count("held up on purpose: rank 0 is 4 times as slow") == 1
+    free = simulate(plans[0], profile, cluster, [1] * 3, stragglers=Stragglers())
+    assert not free.facts and "held up" not in plots.timeline(free).layout.title.text
+    assert plots.timeline(alone, note=given.note()).layout.title.text.count(given.note()) == 1
 
 
 def test_anatomy_by_hand():

@@ -92,7 +92,7 @@ def simulate_from(
         span._replace(start=span.start + begin, end=span.end + begin, minibatch=span.minibatch + first_minibatch)
         for span in own.spans
     )
-    return Trace(tuple(spans), own.source)
+    return Trace(tuple(spans), own.source, own.facts)
 
 
 def seconds_of(segments: Sequence[Segment]) -> float:

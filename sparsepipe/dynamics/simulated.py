@@ -60,7 +60,8 @@ class ReplanForecast:
 
     @property
     def trace(self) -> Trace:
-        return Trace(tuple(span for segment in self.segments for span in segment.trace.spans), "simulated")
+        spans = tuple(span for segment in self.segments for span in segment.trace.spans)
+        return Trace(spans, "simulated", self.segments[0].trace.facts)  # the whole run's stragglers, alike in each
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -17,7 +17,7 @@ from ..profile import Profile
 from ..replication.paces import pace
 from ..schedule import check_rule
 from ..simulator import collector_paused
-from ..stragglers import Stragglers
+from ..stragglers import Stragglers, held_up_fact
 from ..trace import Span, Trace
 from .member import Member
 from .outcome import CAUSES, PipelinePace, PipelinesForecast
@@ -81,7 +81,7 @@ def simulate_pipelines(
         )
         spans = [span for own in lives for life in own for span in _numbered(life)]
     return PipelinesForecast(
-        Trace(tuple(spans), "simulated", pipelines.trace_facts),
+        Trace(tuple(spans), "simulated", pipelines.trace_facts | held_up_fact(stragglers)),
         pipelines.replication,
         paces,
         dict(found.group_sizes),

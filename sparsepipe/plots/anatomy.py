@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..errors import InputError
 from ..trace import WORK, Trace
-from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, ink_on
+from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, ink_on, with_held_up
 
 PARTS = ("work", "imbalance", "dependency", "communication", "other")
 # Parts of the time are no stages: Tol's "light" colours ("Colour schemes", 2021), of which no stage has one.
@@ -53,7 +53,10 @@ def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
 
 
 def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
-    """Draw one bar for each trace, split into work and what is lost; simulated and replayed hatched, measured solid."""
+    """Draw one bar for each trace, split into work and what is lost; simulated and replayed hatched, measured solid.
+
+    The note says what held ranks up on purpose.
+    """
     table = anatomy_table(traces)
     shapes = [hatch_shape(source) for source in table.source]
     figure = go.Figure()
@@ -90,7 +93,8 @@ def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
     )
     figure.update_xaxes(title_text="share of all devices' time (%)", range=[0, 100])
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
-    return finished(figure, "Where the time goes", note=note, width=900, height=190 + 42 * len(table))
+    whole = finished(figure, "Where the time goes", note=note, width=900, height=190 + 42 * len(table))
+    return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces.values()))))
 
 
 def _covered(trace: Trace, rank: int, kinds: tuple[str, ...]) -> float:

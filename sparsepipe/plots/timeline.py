@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..errors import InputError
 from ..trace import Span, Trace
-from .theme import HATCHES, SMALL, finished, hatch, ink_on, stage_color
+from .theme import HATCHES, SMALL, finished, hatch, ink_on, stage_color, with_held_up
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
@@ -55,7 +55,8 @@ def timeline(
 ) -> go.Figure:
     """Draw who works when. A stage keeps its colour: light forward, full backward, dark update; waits are pale grey.
 
-    With `minibatches` the note says which they are, and that others are at work in the same time.
+    With `minibatches` the note says which they are, and that others are at work in the same time; of a trace whose
+    ranks were held up on purpose, it says by what.
     """
     table = timeline_table(*traces, minibatches=minibatches, names=names)
     table["row"] = [f"rank {rank} · {trace}" for trace, rank in zip(table.trace, table["rank"], strict=True)]
@@ -107,7 +108,8 @@ def timeline(
     sources = list(dict.fromkeys(trace.source for trace in traces))
     note = " · ".join(filter(None, [note, _window_told(table, minibatches)]))
     title = "Timeline, " + " above ".join(f"{source} ({HATCHES.get(source, ('', 'solid'))[1]})" for source in sources)
-    return finished(figure, title, note=note, width=900, height=150 + 44 * max(len(order), 3))
+    whole = finished(figure, title, note=note, width=900, height=150 + 44 * max(len(order), 3))
+    return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces))))
 
 
 def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:

@@ -20,7 +20,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -293,19 +293,22 @@ class RunRecord:
         """The measured trace, or that of a replay, all ranks on one clock, in time order.
 
         A long run's trace was thinned while it was written, or is now (trace_file says how); its `left_out` tells what
-        is missing. Raises DamagedRecord that names file and row where one of them is damaged.
+        is missing, its `held_up` what held ranks up on purpose. Raises DamagedRecord that names file and row where one
+        of them is damaged.
         """
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
         source = workload_facts(config.get("engine", "")).source
+        held_up = {"held_up": note} if config and (note := self.straggler_note) else {}
         if (self.folder / "pipelines").is_dir() and isinstance(self.plan, Pipelines):
-            return trace_of_all(self.plan, [one.trace() for one in self.pipelines], source)
+            whole = trace_of_all(self.plan, [one.trace() for one in self.pipelines], source)
+            return replace(whole, facts=whole.facts | held_up)
         paths = sorted(self.folder.glob("trace-rank*.jsonl"))
         most_bytes = bytes_of_rank(max(1, len(paths)))
         begun = self.metrics("start") if any(path.stat().st_size > most_bytes for path in paths) else []
         epoch = begun[-1].get("epoch_minibatches") if begun else None
         ranks = [read_spans(path, most_bytes=most_bytes, epoch_minibatches=epoch) for path in paths]
         spans, facts = put_together(ranks)
-        return Trace(tuple(spans), source, facts)
+        return Trace(tuple(spans), source, facts | held_up)
 
     @property
     def pipelines(self) -> tuple["RunRecord", ...]:

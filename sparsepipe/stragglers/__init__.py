@@ -81,6 +81,11 @@ class Stragglers:
         return ";".join([*parts, *([f"seed={self.seed}"] if self.seed else [])])
 
 
+def held_up_fact(stragglers: Stragglers | None) -> dict[str, str]:
+    """The fact of a trace that says what held ranks up, as `Trace.held_up` reads it; none where nothing did."""
+    return {"held_up": stragglers.note()} if stragglers is not None and stragglers.parts else {}
+
+
 def _parsed(part: str) -> Straggler:
     name, options = split_options(part, "straggler", first=_FIRST)
     if name not in KINDS:
@@ -89,4 +94,4 @@ def _parsed(part: str) -> Straggler:
     return with_options(KINDS[name], words, f"straggler {name}")
 
 
-__all__ = ["KINDS", "Straggler", "Stragglers", "read_minibatch_times"]
+__all__ = ["KINDS", "Straggler", "Stragglers", "held_up_fact", "read_minibatch_times"]
