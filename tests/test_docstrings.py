@@ -1,10 +1,15 @@
 """What `Link?` and `partition?` show in a notebook: units, and every choice there is."""
 
 from dataclasses import fields
-from inspect import getdoc
+from inspect import getdoc, signature
 
-from sparsepipe import SCHEDULES, Cluster, DeviceType, Link, Node, partition
+from sparsepipe import SCHEDULES, Cluster, DeviceType, Link, Node, launch, partition
+from sparsepipe.dynamics.variants import VARIANTS
+from sparsepipe.launchers import LAUNCHERS
+from sparsepipe.launchers import launch as launch_alone
 from sparsepipe.planners import PLANNERS
+from sparsepipe.replication import RULES
+from sparsepipe.stragglers import KINDS
 
 
 def test_a_link_says_its_units():
@@ -18,3 +23,14 @@ def test_partition_lists_planners_their_options_and_schedules():
         assert f'- "{name}"' in told
         assert all(f"`{option.name}" in told for option in fields(planner)), name
     assert all(f'"{name}"' in told for name in SCHEDULES)
+
+
+def test_launch_lists_every_keyword_of_every_launcher_and_its_choices():
+    told = getdoc(launch)
+    taken = [launch, launch_alone, *(launcher().launch for launcher in LAUNCHERS.values())]
+    named = [one for each in taken for one in signature(each).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    assert {"replan", "port", "ray_address"} <= {one.name for one in named}
+    assert [one.name for one in named if f"`{one.name}" not in told] == []
+    assert all(f'"{name}"' in told for name in (*VARIANTS, *LAUNCHERS))
+    assert all(f'"{name}"' in told or f'"{name}:' in told for name in (*RULES, *KINDS))
+    assert "seconds" in told

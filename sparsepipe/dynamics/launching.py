@@ -35,15 +35,41 @@ def launch(
     predictor: Predictor | None = None,
     **given: Any,
 ) -> Job:
-    """Start `plan` as worker processes and return at once; all that is `given` is as `launchers.launch` takes it.
+    """Start `plan` as worker processes and return at once; `Job.wait` waits for them.
 
-    `replan` is a variant's name (variants/): this process follows the run and changes its plan where devices change,
-    for which it needs the `profile` and the `cluster` that the plan was made for; a run that is resumed has them.
-    `tell` is called with a line for each decision. Variant "predicted" asks a `predictor` that learned on this machine,
-    or on hosts like those of the run (`Predictor.load`), how long a rank's layers will take beside what disturbs it,
-    or `predict` in its place. Where a host's metrics are not those that it learned from, that is told by `tell`, and
-    the plan is followed no longer.
-    Raises InputError for a run that cannot change its plan, before anything is started.
+    - `run_dir`: the folder of the record; `config`: the training's settings, in a `RunConfig`
+    - `replan`: this process follows the run and changes its plan where devices change, for which it needs `profile` and
+      `cluster`; of one pipeline. "never" goes on as before; "epoch", "measured" and "predicted" cut anew with DynPipe's
+      planner, at ends of epochs, by the ratio measured of a disturbed stage, or by what a predictor says of each layer;
+      "live" takes the best plan for the devices as they are now. None: nobody follows the run
+    - `profile`, `cluster`: what the plan was made for; a resumed run's record has them. With a profile the run says
+      which rank or link takes longer than that; a cluster names the hosts, in the order of the ranks
+    - `tell`: called with a line of text for each decision
+    - `predictor`: for "predicted", which needs one, and "epoch": learned on this machine, or on hosts like those of the
+      run (`Predictor.load`). Where a host's metrics are not those that it learned from, that is told by `tell`, and the
+      plan is followed no longer
+    - `predict`: in its place, a function: rank → for each layer, how many times as long as alone; None: not known yet
+
+    All else is `given` to `launchers.launch`:
+
+    - `launcher`: "local" (the default, on this machine), "ssh" (the cluster's hosts) or "ray" (nodes of Ray)
+    - `resume=True`: go on from the newest checkpoint in `run_dir`, under the same plan or another
+    - `detach=True`: the job outlives this process, and `attach` finds it again; not with `replan`
+    - `forward_only`: a checkpoint's path, or a run's folder: nothing is trained, outputs for the validation split are
+      written to predictions.npz; of one pipeline
+    - `replication`: of several pipelines, the rule by which they average, with its options: "all-reduce",
+      "partial-reduce:wait=0.1" (seconds), "ad-psgd", "wsp", "local-sgd", "diloco" or "quorum"; that of the plan unless
+      given
+    - `stragglers`: what holds ranks up on purpose, several separated by semicolons, durations in seconds:
+      "jitter:p=0.1,seconds=0.05", "slow:rank=1,factor=4", "stop:rank=1,at=50,seconds=20", "trace:FILE",
+      "kill:rank=2,at=80" (`at`: a minibatch)
+    - `campaign`: names the runs that this one is made to be compared with
+    - `port`: with "local" and one pipeline, a TCP port of the loopback interface, 1 to 65535, to meet on; a file unless
+      given
+    - `ray_address`: with "ray", such as "10.0.0.1:6379" or "auto"; RAY_ADDRESS unless given, else a Ray of its own
+
+    Raises InputError for a run that cannot change its plan, and for a plan, a folder or an option that cannot be used,
+    before anything is started.
     """
     if replan is not None:
         if given.get("detach"):
