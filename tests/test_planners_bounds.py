@@ -22,13 +22,16 @@ from sparsepipe import (
 )
 from sparsepipe.planners.base import Problem
 from sparsepipe.planners.cuts import Cuts
+from sparsepipe.planners.exact.connected_orders import paths_along_connected_stages
+from sparsepipe.planners.exact.connected_stages import ConnectedStages
+from sparsepipe.planners.exact.connected_stages_bound import connected_stages_bound
 from sparsepipe.planners.exact.cut_profile_bound import CutProfile
 from sparsepipe.planners.exact.frontier_cuts import FrontierCuts, seconds_and_weights
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
 from sparsepipe.planners.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.packing_bound import _knapsack, packing_bound
-from sparsepipe.planners.exact.relaxed_bound import relaxed_bound
+from sparsepipe.planners.exact.relaxed_bound import relaxed_bound, work_bound
 from sparsepipe.planners.exact.search_space import Rules, merged, spaces
 
 
@@ -225,6 +228,78 @@ def test_classes_of_cuts_have_the_least_that_crosses_them_and_bound_every_plan(p
     link = problem.cluster.network
     sending = (link.latency, 1 / link.bandwidth)
     assert narrow_cut_bound(problem, np.array(rates), sending, low=0.0, high=2 * best) <= best * (1 + 1e-9)
+
+
+@st.composite
+def unlike_problems(draw):
+    """Branching networks on devices of two types or three, on one node or two."""
+    like, count = draw(problems()), draw(st.integers(2, 4))
+    kinds = draw(st.lists(st.sampled_from("abc"), min_size=count, max_size=count).filter(lambda own: len(set(own)) > 1))
+    factor = st.sampled_from([0.5, 1.0, 1.5, 4.0])
+    costs = {
+        kind: tuple(
+            LayerCost((replace(one.samples[0], forward=one.samples[0].forward * draw(factor)),))
+            for one in like.profile.costs["d"]
+        )
+        for kind in sorted(set(kinds))
+    }
+    devices, half = tuple(map(DeviceType, kinds)), draw(st.integers(1, count))
+    own = [part for part in (devices[:half], devices[half:]) if part]
+    link = like.cluster.network
+    cluster = Cluster(tuple(Node(f"n{k}", part, Link(20.0)) for k, part in enumerate(own)), link)
+    return Problem(replace(like.profile, costs=costs), cluster)
+
+
+@settings(max_examples=25, deadline=None)
+@given(unlike_problems())
+def test_connected_stages_have_all_that_a_type_can_do_between_two_cuts_and_bound_every_plan(problem):
+    """All pairs of cuts and all plans of small networks are known."""
+    plan = partition(problem.profile, problem.cluster).estimate
+    best = plan.period_seconds
+    if not best:  # nothing takes time
+        return
+    assert plan.gap == 0
+    cuts = Cuts.of(problem.table, problem.layers, limit=3000)
+    kinds = list(dict.fromkeys(device.type.name for device in problem.cluster.devices))
+    seconds = [cuts.total(problem.table.seconds[kind][:, 0]) for kind in kinds]
+    for above in (best, 1.5 * best, 10 * best):
+        stages = ConnectedStages.of(problem, above, float("inf"))
+        assert connected_stages_bound(problem, stages, low=0.0, high=above) <= best * (1 + 1e-9)
+        work = min(seconds, key=lambda own: abs(own[-1] - stages.whole))
+        budgets = np.array([above / 3, above, 2 * above])
+        for kind, own in enumerate(seconds):
+            done = stages.done(kind, budgets).max(axis=1)
+            for budget, most in zip(budgets, done, strict=True):
+                taken, reached = (total[None, :] - total[:, None] for total in (own, work))
+                assert reached[cuts.follows & (taken <= budget)].max(initial=0.0) <= most * (1 + 1e-6) + 1e-9
+
+
+def test_a_type_gets_no_single_layers_that_it_is_good_at():
+    """Two chains of six layers, of which `fast` does every other one in a third of the seconds that `slow` takes.
+
+    Could it pick them, both devices would be done in 14/3 s: those six, and 4/3 of the others, which take 2 s each on
+    `fast` and 1 s on `slow`. But where it has two of them it has the one between them, too.
+    """
+    layers = [Layer(f"l{k}", "", 0.0) for k in range(12)]
+    edges = tuple((k, k + 1) for k in range(11) if k != 5)
+    ways = {"slow": (1.0, 1.0), "fast": (1 / 3, 2.0)}
+    costs = {
+        kind: tuple(LayerCost((CostSample(1, own[k % 2], 0.0, 0.0),)) for k in range(12)) for kind, own in ways.items()
+    }
+    cluster = Cluster((Node("n", (DeviceType("slow"), DeviceType("fast")), Link(1e9)),), Link(1e9))
+    problem = Problem(Profile(LayerGraph(tuple(layers), edges), costs), cluster)
+    best = partition(problem.profile, problem.cluster).estimate.period_seconds
+    stages = ConnectedStages.of(problem, best, float("inf"))
+    free = work_bound(problem)
+    bound = connected_stages_bound(problem, stages, low=free, high=best)
+    assert free == pytest.approx(14 / 3)
+    assert 1.2 * free < bound <= best * (1 + 1e-9)
+    space = next(iter(spaces(problem, Rules())))
+    alone = [(int(space.model.groups.sizes.argmin()), 0, len(space.model.cuts) - 1)]
+    found = paths_along_connected_stages(
+        problem, Rules(), stages, (space, alone), low=best * 0.999, high=20.0, seconds=0.2
+    )
+    assert min(own.model.period(path) for own, path in found) == pytest.approx(best)
 
 
 def _groups_of_each(space):

@@ -29,7 +29,7 @@ def masks_nearby(problem: Problem, space: Space, path: Path, *, seconds: float =
     stages, rng, until = _Stages.of(problem, space, path), random.Random(0), time.process_time() + seconds
     layers, best = list(problem.layers), list(stages.stage)
     count = _TRIED * len(layers)
-    whole = least = sum(stages.parts)
+    whole, least = sum(stages.parts), max(stages.parts)
     for tried in range(count):
         if tried % _ASKED == 0 and time.process_time() > until:
             break
@@ -42,8 +42,8 @@ def masks_nearby(problem: Problem, space: Space, path: Path, *, seconds: float =
             stages.undo()
             continue
         whole += change
-        if whole < least:
-            least, best = whole, list(stages.stage)
+        if (longest := max(stages.parts)) < least:
+            least, best = longest, list(stages.stage)
     place = {layer: k for k, layer in enumerate(layers)}
     return [sum(1 << place[k] for k in layers if best[k] <= stage) for stage in range(len(path))]
 

@@ -43,22 +43,13 @@ class CutClasses:
     def of(cls, problem: Problem, until: float = float("inf")) -> "CutClasses | None":
         """Find them; None where that is not done at `until` of `time.process_time()`."""
         layers = list(problem.layers)
-        place = {layer: k for k, layer in enumerate(layers)}
-        edges = [
-            (place[p], k) for k, layer in enumerate(layers) for p in problem.table.graph.inputs[layer] if p in place
-        ]
-        ancestors = np.eye(len(layers), dtype=bool)  # [layer, what it needs and itself]
-        for first, last in sorted(edges, key=lambda edge: edge[1]):
-            ancestors[last] |= ancestors[first]
-        path = _thinned(_longest_path(len(layers), edges))
-        before, after = (np.zeros((len(path) + 1, len(layers)), dtype=bool) for _ in range(2))
-        before[1:], after[:-1] = ancestors[path], ancestors[:, path].T
+        edges, _, before, after = classes_of_cuts(problem)
         sent = problem.crossing_bytes[layers]
-        crossing = np.zeros(len(path) + 1)
-        for k in range(1, len(path)):
+        crossing = np.zeros(len(before))
+        for k in range(1, len(before) - 1):
             if time.process_time() > until:
                 return None
-            crossing[k] = _least_crossing(np.array(edges), sent, before[k], after[k])
+            crossing[k] = _least_crossing(edges, sent, before[k], after[k])
         return cls(before, after, crossing, seconds_and_weights(problem)[:2, layers])
 
     def bound(self, rates: Array, link: tuple[float, float], low: float, high: float, until: float) -> float:
@@ -108,6 +99,25 @@ def narrow_cut_bound(
     until = time.process_time() + seconds
     classes = CutClasses.of(problem, until)
     return classes.bound(rates, link, low, high, until) if classes else low
+
+
+def classes_of_cuts(
+    problem: Problem,
+) -> tuple[NDArray[np.intp], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return (edges [E, 2], what each layer needs and itself [L, L], what is before and after classes of cuts [K, L]).
+
+    All are by the places of the problem's layers. The classes are in a row: each holds what those before it hold.
+    """
+    layers = list(problem.layers)
+    place = {layer: k for k, layer in enumerate(layers)}
+    edges = [(place[p], k) for k, layer in enumerate(layers) for p in problem.table.graph.inputs[layer] if p in place]
+    ancestors = np.eye(len(layers), dtype=bool)
+    for first, last in sorted(edges, key=lambda edge: edge[1]):
+        ancestors[last] |= ancestors[first]
+    path = _thinned(_longest_path(len(layers), edges))
+    before, after = (np.zeros((len(path) + 1, len(layers)), dtype=bool) for _ in range(2))
+    before[1:], after[:-1] = ancestors[path], ancestors[:, path].T
+    return np.array(edges, dtype=np.intp).reshape(-1, 2), ancestors, before, after
 
 
 def _longest_path(count: int, edges: list[tuple[int, int]]) -> list[int]:

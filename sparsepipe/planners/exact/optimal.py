@@ -15,6 +15,9 @@ from ..device_groups import device_classes
 from ..estimate import estimate
 from ..published.contiguous import contiguous_plan
 from .chain_search import Path
+from .connected_orders import paths_along_connected_stages
+from .connected_stages import ConnectedStages
+from .connected_stages_bound import connected_stages_bound
 from .counted_search import counted_search
 from .cut_profile_bound import CutProfile
 from .deeper_warmup import deepened
@@ -58,6 +61,7 @@ _JUDGED = 20  # plans that are looked at again with the time of what they send
 _GUIDED_SECONDS = 3.0  # of the processor, for orders of devices
 _GUIDED_ON_MANY = 1.0  # the same on more than _FEW_NODES, where devices are counted after
 _FEW_NODES = 8
+_CONNECTED_SECONDS = 3.0  # of the processor, for what unlike devices are good at
 _GUIDED_GAP = 0.003  # between a period that was found and one that was not, which is not worth a second
 COST_MODELS = ("default", "published", CONTIGUOUS)
 
@@ -232,10 +236,14 @@ class Optimal:
         if several and not is_close(low, period) and (placed := Placements.of(problem, cuts)):
             low = placed_bound(placed, low=low, high=period)
         listed, more = None if is_close(low, period) else ListedCuts.of(problem), not searched.model.cuts.complete
+        connected = False
+        if more and not listed and not is_close(low, period):
+            connected, found, low = self._with_connected_stages(problem, found, low)
+            period = min(one.value for one in found)
         space = branching_space(problem, self._rules, searched, listed) if listed and more else None
         if space and not self._refusal(space):
             found = [*found, *self._minimise(problem, space)[0]]
-        elif not listed and more and not is_close(low, period):
+        elif not listed and more and not connected and not is_close(low, period):
             found = self._with_frontier_cuts(problem, searched, found)
         period = min(one.value for one in found)
         low = relaxed_bound(problem, relaxed, listed, low=low, period=period)
@@ -319,6 +327,22 @@ class Optimal:
         paths, proven = paths_on_like_nodes(space, orders, low=low, high=period)
         more = [Found(space, path, space.model.period(path)) for path in paths]
         return [*found, *more], proven if cuts.complete else low
+
+    def _with_connected_stages(
+        self, problem: Problem, found: list["Found"], low: float
+    ) -> tuple[bool, list["Found"], float]:
+        """(whether there are any, more paths, a bound), by what is between two cuts that unlike devices are good at."""
+        kinds = {device.type for device in problem.cluster.devices}
+        limited = any(kind.memory_bytes < inf for kind in kinds)
+        if problem.synchronous or self.all_devices or limited or len({kind.name for kind in kinds}) == 1:
+            return False, found, low
+        best = min(found, key=lambda one: one.value)
+        stages = ConnectedStages.of(problem, best.value, time.process_time() + _CONNECTED_SECONDS)
+        low = connected_stages_bound(problem, stages, low=low, high=best.value)
+        near = best.space, best.path
+        paths = paths_along_connected_stages(problem, self._rules, stages, near, low=low, high=best.value)
+        more = [Found(space, path, space.model.period(path)) for space, path in paths]
+        return bool(more), [*found, *more], low
 
     def _with_frontier_cuts(self, problem: Problem, searched: Space, found: list["Found"]) -> list["Found"]:
         """More paths where cuts cannot be listed: over the cheapest cut for each amount of work, then near the best."""
