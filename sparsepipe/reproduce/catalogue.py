@@ -73,7 +73,7 @@ USUAL_SECONDS = {
     "figures/2_mixed_devices": 9,
     "figures/6_bytes_memory": 10,
     "figures/7_compression": 75,
-    "figures/8_waiting": 63,
+    "figures/8_waiting": 72,
     "figures/9_interference": 250,
     "figures/10_dense": 118,
     "figures/11_held_against_others": 25,
