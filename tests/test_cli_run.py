@@ -15,7 +15,7 @@ import pytest
 from command_line import sparsepipe
 from processes import ENOUGH
 
-from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage, partition
 from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
@@ -23,6 +23,7 @@ from sparsepipe.dynamics.variants import VARIANTS
 from sparsepipe.host.background_load import BackgroundLoad
 from sparsepipe.launchers import LAUNCHERS, SLURM
 from sparsepipe.models import network
+from sparsepipe.record import Origin
 
 MODEL = "minkvgg11bn-narrow"
 IDS = tuple(row.id for row in network(MODEL, num_classes=2).rows)
@@ -240,6 +241,53 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path):
         code, out, errors = sparsepipe("runs", verb[0], "nothing", *verb[1:], folder=tmp_path)
         assert (code, out, len(errors)) == (2, "", 1)
         assert "nothing: not a run" in errors[0]
+
+
+def test_a_runs_name_is_taken_wherever_a_run_is(tmp_path):
+    """`runs show a` found runs/a, while `trace show a`, `run --resume a` and `run --forward-only a` did not."""
+    record = RunRecord.create(
+        tmp_path / "runs/a", Plan((Stage(("l",), (0,)),)), {"model": "m", "engine": "native"}, Origin()
+    )
+    verbs = (
+        ("runs", "show"),
+        ("trace", "show"),
+        ("trace", "whatif"),
+        ("trace", "export", "--out", "trace.json"),
+        ("run", "--resume"),
+    )
+    for verb in verbs:
+        code, _, errors = sparsepipe(*verb, "nothing", folder=tmp_path)
+        told = "sparsepipe: nothing: not a run (no plan.json); `sparsepipe runs list` names those there are"
+        assert (code, errors) == (2, [told])
+    code, _, errors = sparsepipe("run", "--forward-only", "nothing", folder=tmp_path)
+    assert code == 2 and len(errors) == 1 and "nothing: no such folder" in errors[0]
+    for verb in ("trace", "show"), ("trace", "whatif"):
+        assert sparsepipe(*verb, "a", folder=tmp_path)[2] == [
+            "sparsepipe: runs/a: has no trace yet; choose a run that has trained, or another file"
+        ]
+    span = {"rank": 0, "name": "0F0", "start": 0.0, "end": 1.0, "kind": "forward", "stage": 0, "minibatch": 0}
+    (record.folder / "trace-rank0.jsonl").write_text(json.dumps(span | {"peer": -1}) + "\n")
+    assert json.loads(sparsepipe("trace", "show", "a", "--json", folder=tmp_path)[1])["spans"] == 1
+    code, _, errors = sparsepipe("trace", "export", "a", "--out", "a.txt", folder=tmp_path)
+    assert code == 2 and len(errors) == 1 and "ends in .json" in errors[0] and not (tmp_path / "a.txt").exists()
+    assert sparsepipe("trace", "export", "a", "--out", "a.json", folder=tmp_path)[0] == 0
+    assert json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    (tmp_path / "runs/a/config.json").write_text("[]")
+    for option in "--resume", "--forward-only":
+        code, _, errors = sparsepipe("run", option, "a", folder=tmp_path)
+        assert code == 2 and len(errors) == 1 and "runs/a/config.json" in errors[0]
+
+
+def test_what_a_plan_and_its_profile_have_to_warn_of_is_said_once(tmp_path):
+    graph = LayerGraph.chain(Layer(id) for id in IDS)
+    origin = {"source": "measured", "layers_over_whole": 0.5}
+    profile = Profile(graph, {"cpu": (LayerCost((CostSample(1, 0.01, 0.02, 40),)),) * len(IDS)}, origin=origin)
+    planned = partition(profile, Cluster.uniform(2, device_type="cpu"))
+    assert set(profile.warnings) <= set(planned.warnings) and profile.warnings
+    words = ["--profile", profile.save(tmp_path / "profile.json"), "--model", MODEL, "--data", "none"]
+    words += ["--detach", "--log", "tensorboard", "board"]  # refused, once the plan and the profile are told of
+    code, _, told = sparsepipe("run", planned.save(tmp_path / "plan.json"), *words, folder=tmp_path)
+    assert code == 2 and told[:-1] == [f"warning: plan: {text}" for text in planned.warnings]
 
 
 @pytest.mark.slow

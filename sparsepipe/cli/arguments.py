@@ -203,12 +203,8 @@ def _runs_list(verb: Parser) -> None:
     verb.add_argument("--folder", type=Path, default=Path("runs"), metavar="DIR")
 
 
-def _runs_show(verb: Parser) -> None:
-    verb.add_argument("run", type=Path, metavar="DIR")
-
-
 def _runs_compare(verb: Parser) -> None:
-    verb.add_argument("runs", type=Path, nargs="+", metavar="DIR")
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="their folders, or their names in runs/")
 
 
 def _one_run(verb: Parser) -> None:
@@ -266,7 +262,10 @@ def _runs_drift(verb: Parser) -> None:
 
 def _one_trace(verb: Parser) -> None:
     verb.add_argument(
-        "file", type=Path, metavar="FILE", help="a run's folder, a Chrome trace, or a job's operations (.parquet)"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="a run's folder or its name in runs/, a Chrome trace, or a job's operations (.parquet)",
     )
 
 
@@ -351,7 +350,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "run": ("train with a plan", run_options.run),
     "replay": ("sleep through a plan with the real runtime, on a cluster that need not be here", run_options.replay),
     "runs list": ("the runs in a folder", _runs_list),
-    "runs show": ("one run", _runs_show),
+    "runs show": ("one run", _one_run),
     "runs compare": ("runs side by side", _runs_compare),
     "runs attach": ("follow a run of this machine to its end", _runs_attach),
     "runs stop": ("end a run of this machine at its next whole update, with a checkpoint to resume from", _one_run),

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from ..display.markup import one_line
@@ -10,6 +11,7 @@ from ..errors import InputError
 from ..launchers.inference import run_of
 from ..record import RunRecord
 from ..runtime.config import CheckpointConfig, OptimizerConfig
+from .run_folders import run_folder
 
 
 def check_forward_only(options: argparse.Namespace) -> None:
@@ -23,18 +25,28 @@ def check_forward_only(options: argparse.Namespace) -> None:
         raise InputError("--forward-only computes outputs for the validation split: leave out --no-validation")
 
 
+def checkpoint_or_run(given: Path) -> Path:
+    """Return the folder that --forward-only names: of a checkpoint, or of a run, which its name in runs/ says, too."""
+    return given if _is_checkpoint(given) else run_folder(given)
+
+
 def trained_by(options: argparse.Namespace) -> RunRecord | None:
     """Open the run whose checkpoint --forward-only names, None where that stands alone.
 
     Raises InputError where there is none.
     """
     if not options.forward_only.exists():
-        raise InputError(f"--forward-only {options.forward_only}: no such folder, expected a checkpoint's or a run's")
+        told = "no such folder, expected a checkpoint's or a run's; `sparsepipe runs list` names the runs there are"
+        raise InputError(f"--forward-only {options.forward_only}: {told}")
     folder = run_of(options.forward_only)
-    if not folder and not (options.forward_only / "manifest.json").exists():
+    if not folder and not _is_checkpoint(options.forward_only):
         told = "neither a run (no plan.json) nor a checkpoint (no manifest.json)"
         raise InputError(f"--forward-only {one_line(options.forward_only)}: {told}")
     return RunRecord.load(folder) if folder else None
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / "manifest.json").exists()
 
 
 def inference_text(summary: Mapping[str, Any]) -> str:

@@ -21,8 +21,7 @@ from ..sinks import Sink
 from .drift import DriftLines
 from .follow_run import RunFollower
 from .output import progress_line
-
-RUNS = Path("runs")  # where runs are looked for by name
+from .run_folders import RUNS
 
 
 def new_run_dir(model: str, parent: Path = RUNS) -> Path:

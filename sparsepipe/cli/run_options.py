@@ -73,9 +73,15 @@ def run(verb: Parser) -> None:
         type=Path,
         metavar="CHECKPOINT",
         help="train nothing: compute the outputs for the validation split with the weights of a checkpoint, or of the "
-        "newest of a run, and write predictions.npz; what is not given is as in that run",
+        "newest of a run (its folder, or its name in runs/), and write predictions.npz; what is not given is as in "
+        "that run",
     )
-    verb.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
+    verb.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on from the last checkpoint of this run: its folder, or its name in runs/",
+    )
 
 
 def _optimizer_options(verb: Parser) -> None:

@@ -35,10 +35,11 @@ from .drift import drift_answer
 from .driver_run import filled
 from .follow_run import RunFollower
 from .for_slurm import for_slurm
-from .forward_only import check_forward_only, inference_text, trained_by
-from .launches import RUNS, check_launcher, load_any_plan, new_run_dir, waited
+from .forward_only import check_forward_only, checkpoint_or_run, inference_text, trained_by
+from .launches import check_launcher, load_any_plan, new_run_dir, waited
 from .output import Answer, cell, progress_line, table
-from .profile_and_cluster import check_machines, profile_and_cluster
+from .profile_and_cluster import check_machines, profile_and_cluster, warn
+from .run_folders import RUNS, run_folder
 
 _CPU = DEVICES[:1]
 
@@ -46,6 +47,7 @@ _CPU = DEVICES[:1]
 def run(options: argparse.Namespace) -> Answer:
     if options.forward_only:
         check_forward_only(options)  # before a driver file says more
+    options = _with_run_folders(options)
     driver = DriverFile.load(options.plan) if options.plan and is_driver_file(options.plan) else None
     if driver:
         options = filled(options, driver)
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace) -> Answer:
         settings = dict(record.config) if record else {}
         for name in ("plan", "model", "data"):
             if not getattr(options, name) and record is None:
-                raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
+                raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume RUN")
         parent = driver.folder if driver and driver.folder else RUNS
         folder = options.run_dir or new_run_dir(options.model or settings["model"], parent)
     config = settings_of(options, before=settings if record else None)
@@ -95,6 +97,13 @@ def run(options: argparse.Namespace) -> Answer:
     if options.detach:
         return _left_alone(job)
     return _followed(job, sinks=sinks)
+
+
+def _with_run_folders(options: argparse.Namespace) -> argparse.Namespace:
+    """The options with the folder of the run, or of the checkpoint, that they name."""
+    resume = options.resume and run_folder(options.resume)
+    forward_only = options.forward_only and checkpoint_or_run(options.forward_only)
+    return argparse.Namespace(**{**vars(options), "resume": resume, "forward_only": forward_only})
 
 
 def _predictor(options: argparse.Namespace) -> Predictor | None:
@@ -124,7 +133,8 @@ def _held_against(
     given = dict.fromkeys(("server_file", "bandwidth", "memory", "devices")) | vars(options)
     if options.cluster is None:
         given["devices"] = [len(plan.ranks)]
-    profile, like = profile_and_cluster(argparse.Namespace(**given))
+    profile, like = profile_and_cluster(argparse.Namespace(**given), warn=False)
+    warn(text for text in profile.warnings if text not in plan.warnings)  # those are told
     cluster = like if cluster is None or options.cluster is not None else cluster
     plan.check(profile.graph, cluster)
     return profile, cluster
@@ -262,8 +272,7 @@ def runs_drift(options: argparse.Namespace) -> Answer:
 
 def _record(run: Path) -> RunRecord:
     """Open a run by its folder, or by its name where it is in the usual place."""
-    known = run / "plan.json"
-    return RunRecord.load(run if known.exists() or run.is_absolute() else _first(run, RUNS / run))
+    return RunRecord.load(run_folder(run))
 
 
 def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster | None]:
@@ -276,10 +285,6 @@ def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster
             f"--{'bandwidth' if options.bandwidth else 'memory'} goes with --profile: give that, or leave it out"
         )
     return None, load_cluster(options.cluster) if options.cluster else None
-
-
-def _first(*folders: Path) -> Path:
-    return next((folder for folder in folders if (folder / "plan.json").exists()), folders[0])
 
 
 def _sinks(options: argparse.Namespace) -> list[Sink]:

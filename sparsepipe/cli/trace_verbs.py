@@ -7,10 +7,11 @@ from ..display.html import left_out
 from ..display.markup import one_line
 from ..errors import InputError
 from ..io.files import write_json
-from ..record import load_trace
+from ..record import RunRecord, load_trace
 from ..replaying import replay, what_if
 from ..trace import Trace
 from .output import Answer, cell, table
+from .run_folders import run_folder
 
 _MOST_ROWS = 12  # of a table for people
 
@@ -76,9 +77,14 @@ def whatif(options: argparse.Namespace) -> Answer:
 
 
 def export(options: argparse.Namespace) -> Answer:
-    """Write the trace as Chrome's events, or as a page."""
-    trace, path = _opened(options), options.out
-    if path.suffix == ".html":
+    """Write the trace as Chrome's events, or as a page: which of them, the file's ending says."""
+    path = options.out
+    if path.suffix.lower() not in (".json", ".html"):
+        raise InputError(
+            f"--out {path}: expected a name that ends in .json (for Perfetto and Chrome) or .html (a page of its own)"
+        )
+    trace = _opened(options)
+    if path.suffix.lower() == ".html":
         from ..io.files import write_atomic
         from ..plots.trace_page import trace_page
 
@@ -98,9 +104,13 @@ def _first_rows(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _opened(options: argparse.Namespace) -> Trace:
-    trace = load_trace(options.file)
+    given = options.file
+    path = given if given.is_file() else run_folder(given)
+    if not (path.exists() or path.suffix):  # a name, which no run has
+        path = RunRecord.load(path).folder
+    trace = load_trace(path)
     if not trace.spans:
-        raise InputError(f"{options.file}: has no trace yet; choose a run that has trained, or another file")
+        raise InputError(f"{path}: has no trace yet; choose a run that has trained, or another file")
     return trace
 
 
