@@ -14,6 +14,7 @@ from .profile import Profile
 from .schedule import Op, compile
 from .simulator import simulate
 from .stragglers import Stragglers
+from .stragglers.restarts import Restart
 from .trace import Trace
 
 
@@ -24,6 +25,7 @@ class Bubble:
     imbalance: float  # the fullest device would work on while the others had finished, even if nothing ever waited
     dependency: float  # filling, draining and the order of actions, if transfers and averaging took no time
     communication: float  # transfers and averaging
+    restart: float = 0.0  # after a rank was killed, until all train again
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,18 @@ class Forecast:
     """A simulated run, in numbers."""
 
     trace: Trace
-    minibatches_per_second: float  # steady state: without the first and the last quarter
+    minibatches_per_second: float  # steady state: without the first and the last quarter, and were nobody killed
     bubble: Bubble
     peak_bytes: dict[int, float]  # rank → bytes
 
     def beyond_memory(self, cluster: Cluster) -> str:
         """Return a sentence on the rank that exceeds its device's memory most; empty where none does."""
         return beyond_memory(self.peak_bytes, cluster)
+
+    @property
+    def restart(self) -> Restart | None:
+        """What a kill cost; None without one."""
+        return self.trace.facts.get("restart")
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the spans."""
@@ -47,6 +54,7 @@ class Forecast:
             "bubble_fraction": self.trace.bubble_fraction,
             "bubble": asdict(self.bubble),
             "peak_bytes": {str(rank): peak for rank, peak in self.peak_bytes.items()},
+            **({"restart": self.restart.to_json()} if self.restart else {}),
         }
 
 
@@ -57,13 +65,19 @@ def forecast(
     sizes: Sequence[float],
     *,
     stragglers: Stragglers | None = None,
+    **restarting: Any,
 ) -> Forecast:
-    """Simulate `plan` on minibatches of these sizes and summarise it. Raises InputError as `simulate` does."""
-    trace = simulate(plan, profile, cluster, sizes, stragglers=stragglers)
+    """Simulate `plan` on minibatches of these sizes and summarise it.
+
+    `restarting`: `restart_seconds` and `epoch_minibatches`, as `simulate` takes them. Raises InputError as that does.
+    """
+    trace = steady = simulate(plan, profile, cluster, sizes, stragglers=stragglers, **restarting)
+    if stragglers is not None and trace.facts.get("restart"):
+        steady = simulate(plan, profile, cluster, sizes, stragglers=stragglers.without_kills())
     return Forecast(
         trace,
-        steady_rate(trace, plan, len(sizes)),
-        split_bubble(trace, plan, profile, cluster, sizes, stragglers=stragglers),
+        steady_rate(steady, plan, len(sizes)),
+        split_bubble(trace, plan, profile, cluster, sizes, stragglers=stragglers, **restarting),
         peak_bytes(plan, profile, cluster, sizes),
     )
 
@@ -109,18 +123,22 @@ def split_bubble(
     sizes: Sequence[float],
     *,
     stragglers: Stragglers | None = None,
+    **restarting: Any,
 ) -> Bubble:
     """Split idle time by what would be left of it if transfers were free, and if nothing ever waited."""
     makespan, ranks = trace.makespan, trace.ranks
     if not makespan:
         return Bubble(0.0, 0.0, 0.0)
     free = Cluster(tuple(replace(node, link=Link()) for node in cluster.nodes), Link())
-    without_transfers = simulate(plan, profile, free, sizes, stragglers=stragglers).makespan
+    without_transfers = simulate(plan, profile, free, sizes, stragglers=stragglers, **restarting).makespan
+    restart: Restart | None = trace.facts.get("restart")
+    gone = restart.restart_seconds if restart else 0.0
     busy = [trace.busy(rank) for rank in ranks]
     return Bubble(
         (max(busy) - sum(busy) / len(busy)) / makespan,
-        (without_transfers - max(busy)) / makespan,
+        (without_transfers - gone - max(busy)) / makespan,
         (makespan - without_transfers) / makespan,
+        gone / makespan,
     )
 
 

@@ -12,16 +12,18 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from .cluster import Cluster
 from .costs import LayerTable, averaging_time, network_time, ports
-from .errors import InputError
+from .io.fields import given_integer, number
 from .plan import Plan
 from .profile import Profile
 from .schedule import Action, Op, Program, compile, compile_until_steady, refuse_stuck, weights_share
 from .stragglers import Stragglers, held_up_fact
+from .stragglers.restarts import RESTART_SECONDS, with_restart
 from .trace import Span, Trace
 
 FORWARD, BACKWARD, INPUT, WEIGHT, UPDATE = range(5)  # operations as numbers: they index what is kept for each
@@ -43,20 +45,38 @@ def simulate(
     sizes: Sequence[float],
     *,
     stragglers: Stragglers | None = None,
+    restart_seconds: float = RESTART_SECONDS,
+    epoch_minibatches: int | None = None,
 ) -> Trace:
     """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
 
-    The optimizer's step takes no time where the profile has no rate for it. `stragglers` make passes longer. Raises
-    InputError for a plan that cannot run, and for stragglers of ranks that are not there or that are killed. The trace
-    says in its fact "held_up" what they are.
+    The optimizer's step takes no time where the profile has no rate for it. `stragglers` make passes longer; the trace
+    says in its fact "held_up" what they are. Where one kills a rank all ranks train again `restart_seconds` later, from
+    the last checkpoint on: the pipeline runs empty and leaves one after each `epoch_minibatches`, without them at the
+    end alone. The fact "restart" says what that cost (`stragglers.restarts.Restart`). Raises InputError for a plan that
+    cannot run, for stragglers of ranks that are not there, and for seconds below 0.
     """
     plan.check(profile.graph, cluster)
+    held_up = stragglers if stragglers is not None else Stragglers()
+    held_up.check(max(plan.ranks) + 1)
+    number(restart_seconds, "restart_seconds")
+    if epoch_minibatches is not None:
+        given_integer(epoch_minibatches, "minibatches of an epoch:", least=1)
+
+    def simulated(first: int, end: int) -> list[Span]:
+        simulation = Simulation(compile(plan, end - first), profile, cluster, sizes[first:end])
+        if held_up.parts:
+            simulation.hold_up(held_up.later(first) if first else held_up)
+        return simulation.run()
+
     with collector_paused():
-        simulation = Simulation(compile(plan, len(sizes)), profile, cluster, sizes)
-        if stragglers is not None and stragglers.parts:
-            stragglers.check(max(plan.ranks) + 1)
-            simulation.hold_up(stragglers)
-        return Trace(tuple(simulation.run()), "simulated", held_up_fact(stragglers))
+        facts: dict[str, Any] = {**held_up_fact(held_up)}
+        if epoch_minibatches is None and not held_up.end_ranks:
+            return Trace(tuple(simulated(0, len(sizes))), "simulated", facts)
+        spans, restart = with_restart(
+            simulated, held_up, len(sizes), restart_seconds=restart_seconds, epoch_minibatches=epoch_minibatches
+        )
+        return Trace(tuple(spans), "simulated", facts | ({"restart": restart} if restart else {}))
 
 
 @contextmanager
@@ -120,16 +140,10 @@ class Simulation:
         self.rows: list[tuple] = []  # of spans
 
     def hold_up(self, stragglers: Stragglers) -> None:
-        """Make the passes of ranks longer that are held up. Raises InputError where one is to be killed."""
+        """Make the passes of ranks longer that are held up. What is done where one is killed, restarts.py says."""
         for rank in self.ranks.values():  # like ranks share their lists
             rank.seconds = {s: tuple(map(list.copy, passes)) for s, passes in rank.seconds.items()}
         for minibatch in range(self.program.num_minibatches):
-            for replicas in self.replicas:
-                if stragglers.kills(killed := replicas[minibatch].rank, minibatch):
-                    raise InputError(
-                        f"straggler kill: rank {killed} at minibatch {minibatch}: a plan's simulation ends no process; "
-                        "run or replay it"
-                    )
             self.delay(stragglers, minibatch, number=minibatch)
 
     def delay(self, stragglers: Stragglers, minibatch: int, *, number: int) -> None:

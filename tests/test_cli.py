@@ -313,7 +313,7 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--seed", 0), "--seed goes with plans of"),
         (
             ("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--restart-seconds", 3),
-            "this plan has one",
+            "--restart-seconds goes with --straggler kill",
         ),
         (("run", "--forward-only", "none", "--epochs", 7), "leave out --epochs"),
         (("run", "--forward-only", "none", "--optimizer", "adam"), "leave out --optimizer"),

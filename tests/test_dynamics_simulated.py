@@ -10,7 +10,7 @@ from sparsepipe.dynamics import Factors
 from sparsepipe.dynamics.decision import Caution
 from sparsepipe.dynamics.drift import Watch
 from sparsepipe.dynamics.oracle import best_plans, oracle_segments, stretches
-from sparsepipe.dynamics.segments import Later, iteration_seconds, seconds_of, simulate_plans
+from sparsepipe.dynamics.segments import iteration_seconds, seconds_of, simulate_plans
 from sparsepipe.dynamics.simulated import check_replans, simulate_replans
 from sparsepipe.dynamics.variants import VARIANTS, variant
 from sparsepipe.stragglers import Stragglers
@@ -135,7 +135,7 @@ def test_every_minibatch_is_trained_once_and_time_goes_on():
 
 
 def test_parts_of_a_run_meet_the_stragglers_of_their_minibatches():
-    later = Later.of(Stragglers.parse(HALF), 90)
+    later = Stragglers.parse(HALF).later(60).later(30)
     assert [later.extra_seconds(1, m, 1.0) for m in (9, 10, 209, 210)] == [0, 1, 1, 0]
     profile, cluster = network(8), cpus(2)
     plan, stragglers = partition(profile, cluster), Stragglers.parse("slow:rank=0,factor=5,from=30,to=40")
@@ -195,5 +195,8 @@ def test_what_cannot_be_simulated_is_told_in_a_line():
         variant("always")
     with pytest.raises(InputError, match="end no process"):
         check_replans(Stragglers.parse("kill:rank=1,at=3"), 2, 10)
+    plan = partition(network(4), cpus(2))
+    with pytest.raises(InputError, match="end no process"):
+        simulate_plans([(0, plan)], network(4), cpus(2), [1.0] * 9, stragglers=Stragglers.parse("kill:rank=0,at=3"))
     with pytest.raises(InputError, match="rank 7 is not there"):
         check_replans(Stragglers.parse("slow:rank=7,factor=2"), 2, 10)

@@ -363,9 +363,6 @@ def test_stragglers_that_cannot_be_simulated_are_told():
         simulate_pipelines(
             replace(pipelines, replication=parse_rule("all-reduce")), network(2), cluster, [1] * 20, stragglers=kill
         )
-    plan = Plan((Stage(("l0",), (0,)), Stage(("l1",), (1,))))
-    with pytest.raises(InputError, match="simulation ends no process"):
-        simulate(plan, network(2), Cluster.uniform(2, device_type="d"), [1] * 9, stragglers=kill)
     with pytest.raises(InputError, match="restart_seconds"):
         simulate_pipelines(pipelines, network(2), cluster, [1] * 20, restart_seconds=-1)
 

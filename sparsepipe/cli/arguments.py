@@ -165,14 +165,18 @@ def _simulate(verb: Parser) -> None:
     stragglers_option(verb)
     replan_option(verb)
     verb.add_argument(
-        "--epoch-minibatches", type=count, metavar="N", help="of an epoch, for --replan epoch (default: a tenth)"
+        "--epoch-minibatches",
+        type=count,
+        metavar="N",
+        help="of an epoch: for --replan epoch (default: a tenth); beside a kill, to go on from the end "
+        "of the last one (default: all are one)",
     )
     verb.add_argument("--seed", type=whole(0, 2**64), help="of what a rule of several pipelines draws (default: 0)")
     verb.add_argument(
         "--restart-seconds",
         type=positive,
         metavar="S",
-        help=f"until a pipeline that was killed trains again (default: {RESTART_SECONDS:g})",
+        help=f"from a kill until its pipeline trains again (default: {RESTART_SECONDS:g})",
     )
     verb.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 

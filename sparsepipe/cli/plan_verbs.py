@@ -186,21 +186,26 @@ def simulate(options: argparse.Namespace) -> Answer:
         if options.replan:
             raise InputError("--replan goes with plans of one pipeline; several keep their plans")
         if options.epoch_minibatches:
-            raise InputError("--epoch-minibatches goes with --replan of one pipeline; this plan has several")
+            raise InputError("--epoch-minibatches goes with plans of one pipeline; this plan has several")
         return _simulate_pipelines(options, Pipelines.load(options.plan), found, cluster, stragglers)
     if options.replication:
         raise InputError("--replication goes with several pipelines that average; this plan has one")
-    for name in ("seed", "restart_seconds"):
-        if getattr(options, name) is not None:
-            raise InputError(f"--{name.replace('_', '-')} goes with plans of several pipelines; this plan has one")
-    if options.epoch_minibatches and not options.replan:
-        raise InputError("--epoch-minibatches goes with --replan: give that, or leave it out")
+    if options.seed is not None:
+        raise InputError("--seed goes with plans of several pipelines; this plan has one")
+    if options.restart_seconds is not None and not stragglers.end_ranks:
+        raise InputError("--restart-seconds goes with --straggler kill:…: give that, or leave it out")
+    if options.epoch_minibatches and not (options.replan or stragglers.end_ranks):
+        raise InputError("--epoch-minibatches goes with --replan or --straggler kill:…: give one, or leave it out")
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))
+    sizes = _sizes(found, options.minibatches)
     if options.replan:
-        sizes = _sizes(found, options.minibatches)
         return simulate_replanned(options, chosen, found, cluster, sizes, stragglers)
-    told = forecast(chosen, found, cluster, _sizes(found, options.minibatches), stragglers=stragglers)
+    restarting = {
+        "restart_seconds": options.restart_seconds or RESTART_SECONDS,
+        "epoch_minibatches": options.epoch_minibatches,
+    }
+    told = forecast(chosen, found, cluster, sizes, stragglers=stragglers, **restarting)
     beyond = [text for text in (told.beyond_memory(cluster),) if text]
     warn(beyond)
     if options.trace:
@@ -210,12 +215,14 @@ def simulate(options: argparse.Namespace) -> Answer:
     document["warnings"] = [*found.warnings, *beyond_profile(chosen, found), *beyond]
     if note := stragglers.note():
         document["stragglers"] = str(stragglers)
-    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items())
+    bubble = document["bubble"].items()
+    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in bubble if told.restart or cause != "restart")
     text = (
         f"{options.minibatches} minibatches in {makespan:.3f} s simulated, {told.minibatches_per_second:.2f} "
         f"minibatches/s when steady, bubble {told.trace.bubble_fraction:.1%} ({causes})"
     )
-    return Answer(document, f"{text}\n{note}" if note else text)
+    restart = told.restart.note() if told.restart else ""
+    return Answer(document, "\n".join(filter(None, [text, note, restart])))
 
 
 def _sizes(found: Profile, count: int) -> list[float]:

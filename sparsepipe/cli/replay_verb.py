@@ -40,6 +40,7 @@ def replay(options: argparse.Namespace) -> Answer:
         minibatches=options.minibatches,
         timeout_seconds=options.timeout_seconds or 300.0,
         stragglers=";".join(options.straggler) if options.straggler else None,
+        max_restarts=options.max_restarts or 0,
         encrypt=bool(options.encrypt),
     )
     folder = options.run_dir or new_run_dir("replay")

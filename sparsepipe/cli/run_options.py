@@ -150,7 +150,7 @@ def _fault_options(verb: Parser) -> None:
     verb.add_argument(
         "--asynchronous-checkpoints", action="store_true", default=None, help="write them beside the next epoch"
     )
-    verb.add_argument("--max-restarts", type=whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
+    _max_restarts_option(verb)
     _encrypt_option(verb)
     verb.add_argument(
         "--on-lost-host",
@@ -158,6 +158,10 @@ def _fault_options(verb: Parser) -> None:
         help="with --max-restarts, on several hosts: go on on those left, planned anew for them (the default), or wait "
         "for it",
     )
+
+
+def _max_restarts_option(verb: Parser) -> None:
+    verb.add_argument("--max-restarts", type=whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
 
 
 def _ray_address_option(verb: Parser) -> None:
@@ -189,6 +193,7 @@ def replay(verb: Parser) -> None:
     verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
     replication_option(verb)
     stragglers_option(verb)
+    _max_restarts_option(verb)
     replan_option(verb)
     timeout_option(verb)
     run_dir_option(verb)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..cluster import Cluster
+from ..errors import InputError
 from ..plan import Plan
 from ..profile import Profile
 from ..simulator import simulate
@@ -14,27 +15,8 @@ from .decision import CAUTION, Caution
 from .moves import moves_between, transfer_seconds
 
 UNDISTURBED = Stragglers()
+NO_KILLS = "straggler kill: simulated plans that change end no process; run or replay it, or simulate one plan"
 Followed = tuple[int, Plan]  # (its first minibatch, plan)
-
-
-@dataclass(frozen=True)
-class Later(Stragglers):
-    """A run's stragglers, for a part of the run that begins at the run's minibatch `first`."""
-
-    first: int = 0
-
-    @classmethod
-    def of(cls, stragglers: Stragglers, first: int) -> "Later":
-        return cls(stragglers.parts, stragglers.seed, first)
-
-    def extra_seconds(self, rank: int, minibatch: int, own_seconds: float) -> float:
-        return super().extra_seconds(rank, self.first + minibatch, own_seconds)
-
-    def check(self, num_ranks: int) -> None:
-        """Say nothing of ranks that a plan leaves out: those of the whole run count, see `simulate_from`."""
-
-    def kills(self, rank: int, minibatch: int) -> bool:
-        return super().kills(rank, self.first + minibatch)
 
 
 @dataclass(frozen=True)
@@ -85,9 +67,14 @@ def simulate_from(
     begin: float,
     stragglers: Stragglers,
 ) -> Trace:
-    """One plan's part of a run, which begins at `begin` seconds with the run's minibatch `first_minibatch`."""
+    """One plan's part of a run, which begins at `begin` seconds with the run's minibatch `first_minibatch`.
+
+    Raises InputError as `simulate` does, and where a rank is killed in it.
+    """
     stragglers.check(len(cluster.devices))
-    own = simulate(plan, profile, cluster, sizes, stragglers=Later.of(stragglers, first_minibatch))
+    own = simulate(plan, profile, cluster, sizes, stragglers=stragglers.later(first_minibatch))
+    if own.facts.get("restart"):
+        raise InputError(NO_KILLS)
     spans = (
         span._replace(start=span.start + begin, end=span.end + begin, minibatch=span.minibatch + first_minibatch)
         for span in own.spans

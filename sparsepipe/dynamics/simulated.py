@@ -14,7 +14,7 @@ from ..trace import Span, Trace
 from .decision import CAUTION, Caution, Decision
 from .observations import LeftOut
 from .replanner import Replanner, Watcher
-from .segments import UNDISTURBED, Segment, seconds_of, simulate_from, simulate_plans
+from .segments import NO_KILLS, UNDISTURBED, Segment, seconds_of, simulate_from, simulate_plans
 from .variants import Variant
 from .variants.base import LayerFactors
 
@@ -168,4 +168,4 @@ def check_replans(stragglers: Stragglers, num_ranks: int, num_minibatches: int) 
     """Raise InputError for a straggler that ends a process: a simulation of changing plans has none to end."""
     stragglers.check(num_ranks)
     if any(stragglers.kills(rank, m) for rank in range(num_ranks) for m in range(num_minibatches)):
-        raise InputError("straggler kill: simulated plans that change end no process; run or replay it")
+        raise InputError(NO_KILLS)

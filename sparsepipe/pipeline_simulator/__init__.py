@@ -18,12 +18,11 @@ from ..replication.paces import pace
 from ..schedule import check_rule
 from ..simulator import collector_paused
 from ..stragglers import Stragglers, held_up_fact
+from ..stragglers.restarts import RESTART_SECONDS
 from ..trace import Span, Trace
 from .member import Member
 from .outcome import CAUSES, PipelinePace, PipelinesForecast
 from .together import HANDED_OUT, TIME, Together
-
-RESTART_SECONDS = 5.0  # from the death of a rank until its pipeline trains again: processes begin and take weights
 
 __all__ = ["CAUSES", "RESTART_SECONDS", "PipelinePace", "PipelinesForecast", "simulate_pipelines"]
 

@@ -2,6 +2,7 @@
 
     kinds.py            jitter, slow, stop, kill: what one of them is
     minibatch_times.py  trace: the times of a recorded job's workers
+    restarts.py         what a kill costs a simulated job of one pipeline
 
 Given as KIND:option=value,…, several separated by semicolons, and perhaps a seed:
 
@@ -14,7 +15,7 @@ Given as KIND:option=value,…, several separated by semicolons, and perhaps a s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import InputError
 from ..io.fields import integer, shown, text
@@ -66,6 +67,20 @@ class Stragglers:
         """
         return any(part.kills(rank, minibatch) for part in self.parts)
 
+    @property
+    def end_ranks(self) -> bool:
+        """Whether one of them is a kill, whenever that may be."""
+        return any(isinstance(part, Kill) for part in self.parts)
+
+    def without_kills(self) -> "Stragglers":
+        """Return the others; what they draw stays the same, which their places among all decide."""
+        parts = (Stop(part.rank, part.at, 0.0) if isinstance(part, Kill) else part for part in self.parts)
+        return replace(self, parts=tuple(parts))
+
+    def later(self, first: int) -> "Later":
+        """Return them for a part of the run that begins at minibatch `first`, counted from there."""
+        return Later(self.parts, self.seed, first)
+
     def check(self, num_ranks: int) -> None:
         """Raise InputError where one is of a rank that is not there."""
         for part in self.parts:
@@ -79,6 +94,25 @@ class Stragglers:
         """Write it as `parse` reads it."""
         parts = [written_options(part.name, part, first=_FIRST.get(part.name)) for part in self.parts]
         return ";".join([*parts, *([f"seed={self.seed}"] if self.seed else [])])
+
+
+@dataclass(frozen=True)
+class Later(Stragglers):
+    """A run's stragglers, for a part of the run that begins at the run's minibatch `first`."""
+
+    first: int = 0
+
+    def extra_seconds(self, rank: int, minibatch: int, own_seconds: float) -> float:
+        return super().extra_seconds(rank, self.first + minibatch, own_seconds)
+
+    def check(self, num_ranks: int) -> None:
+        """Say nothing of ranks that the part's plan leaves out: those of the whole run count."""
+
+    def kills(self, rank: int, minibatch: int) -> bool:
+        return super().kills(rank, self.first + minibatch)
+
+    def later(self, first: int) -> "Later":
+        return Later(self.parts, self.seed, self.first + first)
 
 
 def held_up_fact(stragglers: Stragglers | None) -> dict[str, str]:
