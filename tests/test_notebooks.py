@@ -16,7 +16,7 @@ from sparsepipe import data
 from sparsepipe.planners import PLANNERS, comparable
 from sparsepipe.reproduce import NOTEBOOKS, reproduce
 from sparsepipe.reproduce.learning import nearest_neighbour_accuracy
-from sparsepipe.reproduce.unlike_devices import one_more, unlike_devices
+from sparsepipe.reproduce.unlike_devices import MIXED, default_cluster, one_more, unlike_devices
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 PATHS = sorted(FOLDER.rglob("[0-9]*.ipynb"))
@@ -220,6 +220,14 @@ def test_one_network_goes_through_the_walk():
     assert (
         len(named) == 5 and len(set(named.values())) == 1 and "model" not in _parameters(FOLDER / "04_partition.ipynb")
     )
+
+
+def test_04_opens_on_the_mixed_cluster_that_profiles_are_kept_for():
+    given = _parameters(FOLDER / "04_partition.ipynb")
+    assert not (given["cluster"] or given["profiles"] or given["server_file"])
+    named = {name: given[name] for name in ("data", "voxel_size", "batch_size")}
+    assert default_cluster(given["train_model"], **named) == MIXED
+    assert unlike_devices(given["train_model"])[0].origin["model"] == given["train_model"]
 
 
 def test_a_planner_that_cannot_plan_for_a_cluster_is_left_out_with_its_reason(capsys):

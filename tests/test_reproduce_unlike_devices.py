@@ -16,7 +16,16 @@ from sparsepipe import (
 from sparsepipe.data.manifests import get_manifest
 from sparsepipe.io.files import sha256
 from sparsepipe.planners import PLANNERS
-from sparsepipe.reproduce.unlike_devices import CORES, STAND_IN, one_more, two_machines, unlike_devices
+from sparsepipe.reproduce.unlike_devices import (
+    CORES,
+    MEASURED,
+    MIXED,
+    STAND_IN,
+    default_cluster,
+    one_more,
+    two_machines,
+    unlike_devices,
+)
 
 MODEL = "minkvgg16bn"
 
@@ -47,13 +56,24 @@ def test_this_machines_cores_by_name_and_where_nothing_was_measured_elsewhere(ca
     assert "no profile of a-net-of-ones-own on other devices" in capsys.readouterr().out
 
 
-def test_another_network_of_ours_stands_in_where_02_was_not_run(capsys):
+def test_another_network_of_ours_stands_in_where_none_is_kept(capsys):
     profile, cluster = unlike_devices("minkresnet14")
     assert profile.origin["model"] == STAND_IN == MODEL and len(cluster.device_types) == 4
     told = capsys.readouterr().out
-    assert told == f"02_profile has not measured minkresnet14 here: the profiles of {MODEL} that are kept stand in\n"
+    assert told == f"no profiles of minkresnet14 on such devices are kept here: those of {MODEL} stand in\n"
     unlike_devices(MODEL)
     assert not capsys.readouterr().out
+
+
+def test_the_default_is_the_mixed_cluster_where_its_profiles_are_of_these_minibatches(capsys):
+    """One default, whether or not 02 was run: it had been this machine's types once 02 was."""
+    asked = {"data": "", "voxel_size": 0.02, "batch_size": 8}
+    assert default_cluster(MODEL, **asked) == MIXED and not capsys.readouterr().out
+    others = ({"data": "scans"}, {"voxel_size": 0.03}, {"batch_size": 16})
+    for model, other in (("minkresnet14", {}), *((MODEL, other) for other in others)):
+        assert default_cluster(model, **asked | other) == MEASURED
+        told = capsys.readouterr().out
+        assert told.startswith(f"no profiles of {model} on other devices are kept for ") and told.count("\n") == 1
 
 
 def by_threads(threads, seconds):

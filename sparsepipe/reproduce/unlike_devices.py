@@ -15,8 +15,26 @@ from ..profile import Profile
 from .machines import BETWEEN, INSIDE, PUBLISHED, published_profile
 
 CORES = "cores"  # for a cluster: those of this machine
+MEASURED = "measured"  # for a cluster: two machines of the types that were measured on this one (`two_machines`)
 MIXED = "mixed-cores"  # the cluster that goes with the profiles of this repository
 STAND_IN = "minkvgg16bn"  # whose profiles are kept here: planned for in place of another sparse network
+
+
+def default_cluster(model: str, *, data: str, voxel_size: float, batch_size: int) -> str:
+    """Return `MIXED` where profiles of its types are kept of `model` on such minibatches, else `MEASURED`.
+
+    Kept ones are of synthetic shapes: `data` that somebody gave are others. Which minibatches have none is said.
+    """
+    kept = _profiles_of(model)
+    if kept.exists() and not data:
+        origin = Profile.load(kept).origin
+        if (origin["batch_size"], origin["data"]["voxel_size"]) == (batch_size, voxel_size):
+            return MIXED
+    print(
+        f"no profiles of {model} on other devices are kept for {data or 'synthetic shapes'}, {batch_size} a minibatch, "
+        f"voxel size {voxel_size:g}: types of this machine instead"
+    )
+    return MEASURED
 
 
 def unlike_devices(
@@ -69,10 +87,13 @@ def one_more(cluster: Cluster, name: str) -> Cluster:
 
 def _shipped(model: str) -> Path | None:
     """The file of the profiles that are kept of a network; of `STAND_IN` for another sparse one of ours."""
-    folder = _data_manifests() / "profiles"
-    if (own := folder / f"{model}.json").exists():
+    if (own := _profiles_of(model)).exists():
         return own
-    return folder / f"{STAND_IN}.json" if model in NETWORKS else None
+    return _profiles_of(STAND_IN) if model in NETWORKS else None
+
+
+def _profiles_of(model: str) -> Path:
+    return _data_manifests() / "profiles" / f"{model}.json"
 
 
 def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile:
@@ -90,7 +111,7 @@ def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile
     elif shipped := _shipped(model):
         found = Profile.load(shipped)
         if shipped.stem != model:
-            print(f"02_profile has not measured {model} here: the profiles of {shipped.stem} that are kept stand in")
+            print(f"no profiles of {model} on such devices are kept here: those of {shipped.stem} stand in")
     else:
         raise InputError(f"no profiles of {', '.join(names)} here: give their files, profiles = {{{names[0]!r}: FILE}}")
     if missing := [name for name in names if name not in found.device_types]:
