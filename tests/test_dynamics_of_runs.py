@@ -1,6 +1,7 @@
 """The drift of a run by its record: when it is over, while it goes on, what is written down, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from command_line import sparsepipe
@@ -10,6 +11,7 @@ from sparsepipe import InputError, Pipelines, Plan, RunRecord, Stage
 from sparsepipe.dynamics import Follower, RunRows, drift_of
 from sparsepipe.errors import DamagedRecord
 from sparsepipe.io.files import write_json
+from sparsepipe.record import Origin
 from sparsepipe.record.plans import begin_plan
 from sparsepipe.replication import parse_rule
 
@@ -167,18 +169,47 @@ def test_what_is_damaged_or_of_another_kind_is_one_line(damage, told, tmp_path):
     assert code == 2 and not out and len(lines) == 1 and told in lines[0]
 
 
-def test_a_run_of_several_pipelines_is_refused(tmp_path):
-    folder = tmp_path / "run"
-    run = WrittenRun(folder)
-    one = halves()
-    several = Pipelines(
-        (one, Plan(tuple(Stage(s.layers, (s.ranks[0] + 2,)) for s in one.stages))), parse_rule("all-reduce")
-    )
-    (folder / "plans" / "000.json").unlink()
-    several.save(folder / "plan.json")
-    run.add(*slowed())
-    code, _, lines = sparsepipe("runs", "drift", folder)
-    assert code == 2 and "several pipelines" in lines[0]
+def several(folder, *parts):
+    """A run of pipelines on ranks (0, 2) and (1, 3), each with the spans and sizes of a run of its own."""
+    plans = [Plan(tuple(Stage(s.layers, (2 * s.ranks[0] + k,)) for s in halves().stages)) for k in range(2)]
+    whole = Pipelines(tuple(plans), parse_rule("partial-reduce"))
+    record = RunRecord.create(folder, whole, {"engine": "replay", "model": "vgg"}, Origin())
+    PROFILE.save(folder / "profile.json")
+    (folder / "cluster.toml").write_text(cluster_with(devices=4).to_toml())
+    for k, (spans, sizes) in enumerate(parts):  # they take minibatches in turn
+        own = [span._replace(minibatch=2 * span.minibatch + k) for span in spans]
+        WrittenRun(folder / "pipelines" / str(k)).add(own, {2 * m + k: size for m, size in sizes.items()})
+    return record
+
+
+def test_of_several_pipelines_each_is_held_against_its_own_plan(tmp_path):
+    """What is found is what is found of each by itself, with ranks and links as in the plan's file."""
+    healthy, slow = drifting(Piece(140), seed=1), slowed()
+    record = several(tmp_path / "run", (as_measured(healthy[0]), healthy[1]), slow)
+    watch, alone = drift_of(record), drift_of(record.pipelines[1])
+    (alarm,), (own,) = watch.alarms, alone.alarms
+    assert own.rank == 1 and alarm == replace(own, rank=3, pipeline=1)
+    names = ["rank 0", "rank 2", "link 0-2", "rank 1", "rank 3", "link 1-3"]
+    assert [one.name for one in watch.standings] == [f"pipeline {k // 3}, {name}" for k, name in enumerate(names)]
+    assert watch.factors.ranks == (1, 1, 1, alone.factors.ranks[1])
+    follower = Follower(record)
+    assert follower.look() == [alarm]
+    (row,) = record.drift("alarm")
+    assert (row["pipeline"], row["rank"]) == (1, 3)
+    code, out, _ = sparsepipe("runs", "drift", record.folder)
+    assert code == 0 and "rank 3 of pipeline 1 takes 2" in out and "pipeline 0, link 0-2" in out
+    begin_plan(record.folder, replace(record.plan, replication=parse_rule("all-reduce")), 200)  # as one that resumed
+    assert {one.minibatches for one in drift_of(record).standings if one.rank is not None} == {40}, "under it alone"
+
+
+def test_a_pipeline_that_is_slow_from_its_beginning_is_so_beside_the_others(tmp_path):
+    """By itself all of its ranks are alike, and as slow as that is usual for them."""
+    parts = drifting(Piece(140)), drifting(Piece(140, "slow:rank=0,factor=2;slow:rank=1,factor=2"), seed=1)
+    record = several(tmp_path / "run", *((as_measured(spans), sizes) for spans, sizes in parts))
+    assert drift_of(record.pipelines[1]).factors.ranks == pytest.approx((1, 1), rel=0.15)
+    watch = drift_of(record)
+    assert watch.factors.ranks == pytest.approx((1, 2, 1, 2), rel=0.15)
+    assert [str(alarm).partition("times its")[2] for alarm in watch.alarms] == [" profile's time since minibatch 1"] * 2
 
 
 @pytest.mark.parametrize(

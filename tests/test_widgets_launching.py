@@ -9,10 +9,13 @@ from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.launchers.lock import hold
+from sparsepipe.pipelines import Pipelines
 from sparsepipe.record import Origin, RunRecord
+from sparsepipe.replication import rule
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.widgets import LaunchBoard, PartitionExplorer
+from sparsepipe.widgets.job_details import speeds_table
 
 BATCH_SIZE = 16
 CONFIG = RunConfig("net", "data", batch_size=BATCH_SIZE, voxel_size=0.04, epochs=3, learning_rate=0.02)
@@ -188,12 +191,25 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
 
 
 def test_planned_and_measured_speed_of_each_stage_stand_side_by_side(board, plans):
-    from sparsepipe.widgets.job_details import speeds_table
-
     record = ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=99.0)
     told = speeds_table(record)
     assert "99 samples/s" in told and "stage 1 computes" in told and "50% of the time" in told
     assert "100% (120 ms per minibatch)" in told
+
+
+def test_of_several_pipelines_each_stage_is_beside_what_its_own_plan_expects(board, plans):
+    """The second pipeline is expected to be at half of the first's pace, though its stages take half of the time."""
+    one = plans["pipeline"]
+    slow = replace(one.estimate, period_seconds=2 * one.estimate.period_seconds)
+    slow = replace(slow, stages=tuple(replace(s, compute_seconds=s.compute_seconds / 2) for s in slow.stages))
+    whole = Pipelines.alike(one, 2, rule("partial-reduce"))
+    whole = replace(whole, pipelines=(whole.pipelines[0], replace(whole.pipelines[1], estimate=slow)))
+    told = speeds_table(ran(board.runs / "net-pipeline-001", whole, speed=99.0))
+    assert f"{BATCH_SIZE * 1.5 / one.estimate.period_seconds:,.0f} samples/s" in told
+    rows = [row for row in told.split("<tr>") if "computes" in row]
+    assert ["pipeline 0" in row and "100% (120 ms" in row for row in rows] == [True, True, False, False]
+    assert ["pipeline 1" in row and "25% (60" in row for row in rows] == [False, False, True, True]
+    assert "stage 3 computes" in rows[3]
 
 
 @pytest.mark.slow
@@ -217,6 +233,13 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     assert details.end.layout.display == ""
     title = json.loads(details.timeline.figure)["layout"]["title"]["text"]
     assert "What waiting costs" in title
+    for name in ("pipeline 0, rank 0", "pipeline 0, link 0-1", "pipeline 1, rank 2"):
+        assert name in details.drifts.value, "held against the profile while it ran"
+    shown = speeds_table(board.jobs["two"].record)
+    assert shown == details.speeds.value and "not predicted" not in shown
+    for name in ("pipeline 0, stage 0 computes", "pipeline 0, stage 1 computes", "pipeline 1, stage 2 computes"):
+        assert name in shown
+    assert details.culprit.value.startswith("Held up by: ")
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class DriftLines:
         if (record.folder / "profile.json").exists():
             try:
                 self._follower = Follower(record)
-            except InputError:  # several pipelines, or a damaged file, which others tell
+            except InputError:  # a profile of another network, or a damaged file, which others tell
                 self._follower = None
 
     def __call__(self, row: Mapping[str, Any]) -> None:

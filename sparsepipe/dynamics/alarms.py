@@ -18,6 +18,8 @@ class Alarm:
     link: Pair | None = None
     recovered: bool = False  # whether that is what it took before it was slow
     seconds: float = 0.0  # since the run began
+    always: bool = False  # whether it has been so since its first minibatch, so that there is no before
+    pipeline: int | None = None  # of several, whose rank or link it is
 
     @property
     def slower(self) -> bool:
@@ -30,12 +32,13 @@ class Alarm:
         else:
             subject, own = f"the link between ranks {self.link[0]} and {self.link[1]}", "the cluster's time"
         verb = "is back at" if self.recovered else "takes"
-        before = f", {self.before:.2g} times before" if self.began else ""  # there is none of the first minibatch
+        subject += "" if self.pipeline is None else f" of pipeline {self.pipeline}"
+        before = f", {self.before:.2g} times before" if self.began and not self.always else ""
         return f"{subject} {verb} {self.factor:.2g} times {own} since minibatch {self.began}{before}"
 
     def to_json(self) -> dict[str, Any]:
         """A row of a record's drift.jsonl."""
-        whose: dict[str, Any] = {"rank": self.rank} if self.link is None else {"link": list(self.link)}
+        whose = _whose(self)
         numbers = {name: getattr(self, name) for name in ("minibatch", "began", "recovered")}
         times = {name: round(getattr(self, name), 4) for name in ("factor", "before", "seconds")}
         return {"event": "alarm", **whose, **numbers, **times}
@@ -53,12 +56,19 @@ class Standing:
     spikes: int  # times that it was slow, or quick, for fewer minibatches than make a change
     noise: float  # standard deviation of its ratio around its level, without outliers
     changed: bool = False  # whether it is not as usual, by its last alarm
+    pipeline: int | None = None  # of several, whose rank or link it is
 
     @property
     def name(self) -> str:
-        return f"rank {self.rank}" if self.link is None else f"link {self.link[0]}-{self.link[1]}"
+        own = f"rank {self.rank}" if self.link is None else f"link {self.link[0]}-{self.link[1]}"
+        return own if self.pipeline is None else f"pipeline {self.pipeline}, {own}"
 
     def to_json(self) -> dict[str, Any]:
-        whose: dict[str, Any] = {"rank": self.rank} if self.link is None else {"link": list(self.link)}
+        whose = _whose(self)
         facts = {name: getattr(self, name) for name in ("minibatches", "since", "spikes", "changed")}
         return {**whose, "factor": round(self.factor, 4), **facts, "noise": round(self.noise, 4)}
+
+
+def _whose(one: Alarm | Standing) -> dict[str, Any]:
+    own: dict[str, Any] = {"rank": one.rank} if one.link is None else {"link": list(one.link)}
+    return own if one.pipeline is None else {"pipeline": one.pipeline, **own}

@@ -59,8 +59,8 @@ class Watch:
         self._simulated = simulated
         self._sizes: dict[int, float] = {}
         self._waiting: list[tuple[Found, float]] = []  # until their minibatch's size is known
-        self._ranks: dict[int, Series] = {}
-        self._links: dict[Pair, Series] = {}
+        self.ranks: dict[int, Series] = {}  # those that were seen at work
+        self.links: dict[Pair, Series] = {}  # those that anybody waited for
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
         """Go on under another plan of the same network, from a minibatch on; what is known of the devices stays.
@@ -99,16 +99,7 @@ class Watch:
         all of them have in common. A rank that is half as slow again as the quickest after forty minibatches, or by a
         quarter after a hundred, is slow.
         """
-        from_start = self._from_start()
-        ranks = {rank: one.lasting * from_start.get(rank, 1.0) for rank, one in self._ranks.items()}
-        return Factors(
-            tuple(ranks.get(device.rank, 1.0) for device in self.cluster.devices),
-            {
-                pair: one.lasting * (one.from_start if one.count >= SETTLED else 1.0)
-                for pair, one in self._links.items()
-                if one.changed
-            },
-        )
+        return factors_of(self.cluster, self.ranks, self.links)
 
     def also(self, made_for: Factors) -> tuple[Factors, ...]:
         """What devices may be as well, as far as measurements tell, under a plan that was `made_for` others.
@@ -117,25 +108,16 @@ class Watch:
         its newest minibatches have it beside its profile. Lasting changes leave aside by how much profiles are off,
         which is right where that belongs to the rank's layers, and wrong where it belongs to the rank.
         """
-        now, series = self.factors, [self._ranks.get(device.rank) for device in self.cluster.devices]
+        now, series = self.factors, [self.ranks.get(device.rank) for device in self.cluster.devices]
         pairs = zip(series, now.ranks, made_for.ranks, strict=True)
         nearer = tuple(_nearer(here, then, _SURE * one.error if one else 0.0) for one, here, then in pairs)
         return Factors(nearer, now.links), Factors(tuple(one.newest if one else 1.0 for one in series), now.links)
 
-    def _from_start(self) -> dict[int, float]:
-        """By how much ranks are slower than the quickest ever since they began, where that is much and is sure."""
-        if not self._ranks:
-            return {}
-        known = min(one.count for one in self._ranks.values())
-        much = min((apart for apart, count in _APART if count <= known), default=math.inf)
-        least = min(one.from_start for one in self._ranks.values())
-        return {rank: one.from_start / least for rank, one in self._ranks.items() if one.from_start > much * least}
-
     @property
     def standings(self) -> tuple[Standing, ...]:
         """Every rank in order, then every link that anybody waited for."""
-        series = [self._ranks[rank] for rank in sorted(self._ranks)]
-        series += [self._links[pair] for pair in sorted(self._links)]
+        series = [self.ranks[rank] for rank in sorted(self.ranks)]
+        series += [self.links[pair] for pair in sorted(self.links)]
         return tuple(one.standing() for one in series)
 
     def _era(self, minibatch: int) -> "_Era":
@@ -158,7 +140,7 @@ class Watch:
 
         Of a rank that was never seen at work nothing is known: its times tell nothing.
         """
-        if (series := self._ranks.get(found.rank)) is None:
+        if (series := self.ranks.get(found.rank)) is None:
             return None
         era = self._era(found.minibatch)
         first = era.left_out.setdefault(found.rank, [])
@@ -177,14 +159,14 @@ class Watch:
         size = self._sizes[found.minibatch]
         times = era.expected.of(size)
         if isinstance(found, Work):
-            series = self._ranks.setdefault(found.rank, Series(rank=found.rank))
+            series = self.ranks.setdefault(found.rank, Series(rank=found.rank))
             if found.rank in era.others:
                 era.others.remove(found.rank)
                 series.learn_anew()
             expected, measured, unnoticed = times.work.get(found.rank, 0.0), found.seconds, 0.0
         else:
             pair = min(found.rank, found.peer), max(found.rank, found.peer)
-            series = self._links.setdefault(pair, Series.of_link(pair))
+            series = self.links.setdefault(pair, Series.of_link(pair))
             expected = era.expected.transfer_seconds(size, *pair, forwards=found.forwards, cut=found.cut)
             measured, unnoticed = self._under_way(found, expected * series.factor), times.noticed
             if not found.waited and not series.is_faster(measured + unnoticed, expected + unnoticed):
@@ -197,6 +179,30 @@ class Watch:
         if self._simulated:  # where a transfer begins when its ports are free
             return one.end - one.start
         return self._ports.seconds(one, expected)
+
+
+def factors_of(cluster: Cluster, ranks: Mapping[int, Series], links: Mapping[Pair, Series]) -> Factors:
+    """Return what the series of ranks and links say of the devices of a cluster, as `Watch.factors` tells."""
+    from_start = _from_start(ranks)
+    now = {rank: one.lasting * from_start.get(rank, 1.0) for rank, one in ranks.items()}
+    return Factors(
+        tuple(now.get(device.rank, 1.0) for device in cluster.devices),
+        {
+            pair: one.lasting * (one.from_start if one.count >= SETTLED else 1.0)
+            for pair, one in links.items()
+            if one.changed
+        },
+    )
+
+
+def _from_start(ranks: Mapping[int, Series]) -> dict[int, float]:
+    """By how much ranks are slower than the quickest ever since they began, where that is much and is sure."""
+    if not ranks:
+        return {}
+    known = min(one.count for one in ranks.values())
+    much = min((apart for apart, count in _APART if count <= known), default=math.inf)
+    least = min(one.from_start for one in ranks.values())
+    return {rank: one.from_start / least for rank, one in ranks.items() if one.from_start > much * least}
 
 
 @dataclass

@@ -11,28 +11,34 @@ from .alarms import Alarm
 from .drift import Watch
 from .drift_file import DriftFile
 from .observations import left_out_of
+from .of_pipelines import Watches
 from .run_rows import RunRows, step_sizes
 
 
-def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> Watch:
+def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> Watch | Watches:
     """Return what became of a run's ranks and links, from its trace: `alarms`, `standings`, `factors`.
 
-    Profile and cluster are those that the run was launched with, where they are not given. Raises InputError in one
-    line where there are none, for a run of several pipelines, and for one that nothing can be told of; DamagedRecord
-    names the file and the row of what is damaged.
+    Profile and cluster are those that the run was launched with, where they are not given. Of several pipelines each is
+    held against its own plan, and ranks have their numbers among those of all. Raises InputError in one line where
+    there are none, and for a run that nothing can be told of; DamagedRecord names the file and the row of what is
+    damaged.
     """
     profile, cluster = devices_of(record, profile, cluster)
-    trace, rows = record.trace(), record.metrics("step")
-    sizes = step_sizes(rows, _units(profile))
-    if not trace.spans or not rows:
+    own = record.pipelines or (record,)
+    spans, rows = [one.trace().spans for one in own], [one.metrics("step") for one in own]
+    sizes = [step_sizes(each, _units(profile)) for each in rows]
+    if not any(spans) or not any(rows):
         raise InputError(f"{record.folder}: has no trace and no steps yet; drift is told of minibatches that are done")
-    if not sizes:
+    if not any(sizes):
         raise InputError(
             f"{record.folder}: its steps do not count {profile.size_unit}, as the profile does; give the profile of "
             "its model"
         )
-    watch = watch_of(record, profile, cluster)
-    watch.see(trace.spans, sizes, left_out_of(record.metrics("left_out")))
+    watch = _watch_of_any(record, profile, cluster)
+    if isinstance(watch, Watches):
+        watch.see([*zip(spans, sizes, strict=True)])
+    else:
+        watch.see(spans[0], sizes[0], left_out_of(record.metrics("left_out")))
     if not any(one.rank is not None for one in watch.standings):
         raise InputError(f"{record.folder}: no minibatch has both its forward and its backward in the trace")
     return watch
@@ -60,42 +66,55 @@ class Follower:
         """Raises InputError as `drift_of` does where nothing can be told of such a run."""
         profile, cluster = devices_of(record, profile, cluster)
         self.record = record
-        plans = _plans(record)
-        self._followed = len(plans)
-        self.watch = watch_of(record, profile, cluster)
-        self._rows = RunRows(record.folder, units=_units(profile))
+        self._followed = len(_plans(record))
+        self.watch = _watch_of_any(record, profile, cluster)
+        self._rows = [RunRows(one.folder, units=_units(profile)) for one in record.pipelines or (record,)]
         self._file = DriftFile(record.folder)
 
     def look(self) -> list[Alarm]:
         """Take what the run has written since the last look; return new alarms."""
-        spans, sizes = self._rows.read()
-        self._follow_plans()  # after the spans: a plan is written down before anybody trains under it
-        alarms = self.watch.see(spans, sizes, self._rows.left_out())
+        found = [rows.read() for rows in self._rows]
+        if isinstance(self.watch, Watches):
+            alarms = self.watch.see(found)
+        else:
+            self._follow_plans(self.watch)  # after the spans: a plan is written down before anybody trains under it
+            alarms = self.watch.see(*found[0], self._rows[0].left_out())
         self._file.add(alarms)
         return alarms
 
-    def _follow_plans(self) -> None:
+    def _follow_plans(self, watch: Watch) -> None:
         try:
             plans = _plans(self.record)
             for first, plan in plans[self._followed :]:
-                self.watch.follow(plan, first_minibatch=first)
+                watch.follow(plan, first_minibatch=first)
             self._followed = len(plans)
         except InputError:
             return  # damaged now, or not for these devices: told by those who read it or would run it
 
 
 def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
-    """The plans that a run of one pipeline followed, each with its first minibatch, 0 where nobody wrote it down."""
+    """The plans of one pipeline that a run follows, each with its first minibatch, 0 where nobody wrote it down.
+
+    None where it trains several now; of one that did so before it was resumed, those since then.
+    """
     plans: list[tuple[int, Plan]] = []
     for first, plan in record.plans:
         if isinstance(plan, Pipelines):
-            raise InputError(f"{record.folder}: trains several pipelines; drift is told of a run of one")
-        plans.append((first or 0, plan))
+            plans.clear()
+        else:
+            plans.append((first or 0, plan))
     return plans
 
 
+def _watch_of_any(record: RunRecord, profile: Profile, cluster: Cluster) -> Watch | Watches:
+    first, newest = record.plans[-1]
+    if isinstance(newest, Pipelines):
+        return Watches(profile, cluster, newest, first_minibatch=first or 0)
+    return watch_of(record, profile, cluster)
+
+
 def watch_of(record: RunRecord, profile: Profile, cluster: Cluster) -> Watch:
-    """Return what watches a run, and knows each of the plans that it has followed so far."""
+    """Return what watches a run of one pipeline, and knows each of the plans that it has followed so far."""
     plans = _plans(record)
     watch = Watch(profile, cluster, plans[0][1])
     for first, plan in plans[1:]:

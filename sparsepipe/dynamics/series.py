@@ -120,8 +120,9 @@ class Series:
         before = self._median(self._began, change.began) if change.began > self._began else 1.0
         self._began = change.began
         self.since = self._newest[self._place(change.began)][0]
-        back = not self.changed
-        return Alarm(minibatch, self.since, self.factor, before, self.rank, self.link, recovered=back, seconds=seconds)
+        since, back, always = self.since, not self.changed, change.began == 0
+        own = minibatch, since, self.factor, before, self.rank, self.link
+        return Alarm(*own, recovered=back, seconds=seconds, always=always)
 
     def _take_usual(self, change: Change) -> None:
         """Widen what is usual by what was never as quick, or narrow it by what remains of a slow beginning."""

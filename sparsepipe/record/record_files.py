@@ -109,6 +109,7 @@ DRIFTS = fields(
         "began": _count,
         "rank": integer,
         "link": each(integer),
+        "pipeline": integer,
         "recovered": flag,
         "factor": number,
         "before": number,

@@ -9,7 +9,7 @@ from ..display.markup import Html, joined
 from ..errors import InputError
 from ..launchers import Job
 from ..pipelines import Pipelines
-from ..plan import Plan
+from ..plan import Estimate, Plan
 from ..plots.epochs import working_epoch
 from ..plots.table import milliseconds
 from ..plots.theme import resting_on
@@ -102,11 +102,11 @@ class JobDetails:
     def _compare(self, record: RunRecord) -> None:
         """Speeds, then the last epoch as planned, above it as measured, and where the time went."""
         looks.show(self.anatomy, on=True)
-        if isinstance(record.plan, Pipelines):
-            self._compare_rules(record)
-            return
         self.speeds.value = speeds_table(record)
         last = max((row["epoch"] for row in record.metrics("step")), default=0)
+        if isinstance(record.plan, Pipelines):
+            self._compare_rules(record, last)
+            return
         measured = working_epoch(record, last)
         sizes = record.sizes_of_epoch(last)
         simulated = self._simulated(record.plan_of_epoch(last), sizes)
@@ -119,19 +119,21 @@ class JobDetails:
         timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
         self.timeline.show(resting_on(timeline, rests_on))
         self.anatomy.show(resting_on(plots.anatomy(traces, note=note), rests_on))
-        newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
-        recent = Trace(tuple(span for span in measured.spans if span.minibatch > newest), measured.source)
-        self.culprit.value = Html("Held up by: {}").format(what_if(recent).culprit)
+        self.culprit.value = _held_up_by(measured)
 
-    def _compare_rules(self, record: RunRecord) -> None:
-        """Of several pipelines: their paces beside those that they would have alone, and who averaged with whom."""
+    def _compare_rules(self, record: RunRecord, last: int) -> None:
+        """Of several pipelines: their paces beside those that they would have alone, and who averaged with whom; what
+        held the last epoch up, or why that cannot be told."""
         outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
-        self.speeds.value = self.culprit.value = ""
         self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))
         averaged = bool(outcome.group_sizes or outcome.staleness)
         looks.show(self.anatomy, on=averaged)
         if averaged:
             self.anatomy.show(resting_on(plots.groups([outcome], note=record.name), rests_on))
+        try:
+            self.culprit.value = _held_up_by(working_epoch(record, last))
+        except InputError as error:  # of a long run that part of the trace may be left out
+            self.culprit.value = Html("What held it up is not told: {}").format(error)
 
     def _simulated(self, plan: Any, sizes: Any) -> Trace | None:
         """The last epoch as the simulator plays it; None where nothing was measured for such a plan's devices."""
@@ -144,6 +146,12 @@ class JobDetails:
             return None
 
 
+def _held_up_by(measured: Trace) -> Html:
+    newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
+    recent = tuple(span for span in measured.spans if span.minibatch > newest)
+    return Html("Held up by: {}").format(what_if(Trace(recent, measured.source, measured.facts)).culprit)
+
+
 _CELL, _HEAD = Html("<td style='padding-right:18px'>{}</td>"), Html("<th style='padding-right:18px'>{}</th>")
 _ROW = Html("<tr>{}</tr>")
 
@@ -151,25 +159,36 @@ _ROW = Html("<tr>{}</tr>")
 def speeds_table(record: RunRecord) -> Html:
     """The run's speed and how busy each stage was, planned beside measured; nothing before it has a summary."""
     summaries, plan = record.metrics("summary"), record.plan
-    if not summaries or not isinstance(plan, Plan):
+    if not summaries:
         return Html("")
     summary = summaries[-1]
     planned = samples_per_second(plan, record.config["batch_size"])
     rows = [("", "planned", "measured")]
     rows.append(("speed", _speed(planned), _speed(summary["samples_per_second"])))
-    expected = plan.estimate
+    stages = _expected_stages(plan)
     for row in summary.get("stages", ()):
-        k = row["stage"]
+        name, expected, k = stages[row["stage"]]
         if expected is None or not expected.period_seconds:
             told = "not predicted"
         else:
             seconds = expected.stages[k].compute_seconds
             told = f"{seconds / expected.period_seconds:.0%} ({milliseconds(seconds)} per minibatch)"
-        rows.append((f"stage {k} computes", told, f"{row['busy_fraction']:.0%} of the time"))
+        rows.append((f"{name} computes", told, f"{row['busy_fraction']:.0%} of the time"))
     head, *body = rows
     lines = [_ROW.format(joined(map(_HEAD.format, head))), *(_ROW.format(joined(map(_CELL.format, r))) for r in body)]
     table = Html("<table style='font-size:13px;text-align:left'>{}</table>").format(joined(lines))
     return scrolled(table, "planned beside measured")
+
+
+def _expected_stages(plan: Plan | Pipelines) -> list[tuple[str, Estimate | None, int]]:
+    """Of each stage, by its number in the plan's file: its name, its pipeline's estimate, and its place in that."""
+    if isinstance(plan, Plan):
+        return [(f"stage {k}", plan.estimate, k) for k in range(len(plan.stages))]
+    return [
+        (f"pipeline {number}, stage {plan.first_stage(number) + k}", own.estimate, k)
+        for number, own in enumerate(plan.pipelines)
+        for k in range(len(own.stages))
+    ]
 
 
 def _speed(value: float | None) -> str:
