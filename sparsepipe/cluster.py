@@ -3,8 +3,8 @@
 import json
 import re
 import tomllib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,22 @@ class Cluster:
                 if kind[key] == unknown:
                     del kind[key]  # digests of before have none
         return digest({"nodes": nodes, "network": self.network})
+
+    def part(self, ranks: Collection[int]) -> "Cluster":
+        """Return the cluster of the devices with these ranks, which have ranks from 0 there, in the same order.
+
+        Nodes without any are left out. Raises InputError for a rank that there is no device for.
+        """
+        if beyond := [rank for rank in ranks if rank >= len(self.devices)]:
+            raise InputError(
+                f"the plan uses rank {max(beyond)}, the cluster has {len(self.devices)} devices; plan for this "
+                "cluster, or name more hosts in its file"
+            )
+        own: dict[str, list[DeviceType]] = {}
+        for rank in sorted(ranks):
+            own.setdefault(self.devices[rank].node.name, []).append(self.devices[rank].type)
+        nodes = (replace(node, device_types=tuple(own[node.name])) for node in self.nodes if node.name in own)
+        return replace(self, nodes=tuple(nodes))
 
     @property
     def device_types(self) -> tuple[DeviceType, ...]:

@@ -38,6 +38,19 @@ def test_rank_is_position(tmp_path):
     ]
     assert cluster.link(0, 2) == Link(12e9)
     assert cluster.link(2, 3) == Link(1.25e9, 50e-6)
+
+
+def test_a_part_has_the_devices_named_in_their_order(tmp_path):
+    (tmp_path / "c.toml").write_text(FILE)
+    cluster = Cluster.load(tmp_path / "c.toml")
+    part = cluster.part((4, 2, 1))
+    assert [(d.rank, d.type, d.node.name) for d in part.devices] == [
+        (k, cluster.devices[rank].type, cluster.devices[rank].node.name) for k, rank in enumerate((1, 2, 4))
+    ]
+    assert (part.link(0, 1), part.link(1, 2)) == (cluster.link(1, 2), cluster.link(2, 4))
+    assert [node.name for node in cluster.part([3]).nodes] == ["beta"] and cluster.part(range(5)) == cluster
+    with pytest.raises(InputError, match="uses rank 7, the cluster has 5 devices"):
+        cluster.part([0, 7])
     assert cluster.device_types == (DeviceType("big", 24e9, network_seconds_per_byte=9e-9), DeviceType("small"))
 
 

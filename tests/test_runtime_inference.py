@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pipeline_jobs import pipelines_of
 from processes import ENOUGH
 from runtime_jobs import NORMED, Job, plan_of, run_jobs, settings, shapes
 from torch.func import functional_call
 
-from sparsepipe import InputError, data, launch
+from sparsepipe import Cluster, InputError, data, launch
 from sparsepipe.engines import engine
 from sparsepipe.engines.subnetwork import Subnetwork
 from sparsepipe.launchers.inference import find_checkpoint
@@ -106,12 +107,20 @@ def test_the_summary_has_pace_and_latency(runs):
 
 
 def test_a_job_computes_outputs_from_a_run(runs, tmp_path):
-    """By `launch`, from a run's newest checkpoint; what cannot go together is refused before anything starts."""
+    """By `launch`, from a run's newest checkpoint; what cannot go together is refused before anything starts.
+
+    The plan is of several pipelines: the first computes, on its own devices.
+    """
     job, trained = runs["classes"]
     (trained.folder / "plan.json").write_text(json.dumps(job.plan.to_json()))
-    plan = plan_of(NORMED, [[0]])
-    with launch(plan, job.config, run_dir=tmp_path / "run", forward_only=trained.folder) as running:
+    plan, several, told = plan_of(NORMED, [[0]]), pipelines_of(NORMED, [[1]], [[0], [2]], rule="all-reduce"), []
+    given = {"cluster": Cluster.uniform(3), "tell": told.append}
+    with launch(several, job.config, run_dir=tmp_path / "run", forward_only=trained.folder, **given) as running:
         summary = running.wait(timeout=ENOUGH)
+    assert running.record.plan == several.local(0)
+    assert told == ["forwards alone: the first of the plan's 2 pipelines computes the outputs, on 1 of 3 devices"]
+    with pytest.raises(InputError, match="uses rank 1, the cluster has 1 devices"):
+        launch(several, job.config, run_dir=tmp_path / "few", forward_only=trained.folder, cluster=Cluster.uniform(1))
     assert running.state == "finished" and summary["checkpoint"].endswith("minibatch-00000005")
     with np.load(tmp_path / "run" / PREDICTIONS) as found:
         assert np.array_equal(found["outputs"], predictions(runs["classes-alone"][1])["outputs"])

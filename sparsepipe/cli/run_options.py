@@ -74,7 +74,7 @@ def run(verb: Parser) -> None:
         metavar="CHECKPOINT",
         help="train nothing: compute the outputs for the validation split with the weights of a checkpoint, or of the "
         "newest of a run (its folder, or its name in runs/), and write predictions.npz; what is not given is as in "
-        "that run",
+        "that run; of several pipelines the first computes them",
     )
     verb.add_argument(
         "--resume",

@@ -3,10 +3,9 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
-from ..cluster import Cluster, Node
+from ..cluster import Cluster
 from ..errors import InputError, RunFailed
 from ..launchers.base import Job
 from ..launchers.metrics_tail import Tail
@@ -44,16 +43,6 @@ def check_replan(name: str | None, record_or_plan: Any, profile: Profile | None,
             "--cluster FILE where they are not alike"
         )
     record_or_plan.check(profile.graph, cluster)
-
-
-def _first_devices(cluster: Cluster, count: int) -> Cluster:
-    """The devices that a job of so many processes has."""
-    nodes, left = list[Node](), count
-    for node in cluster.nodes:
-        if own := node.device_types[:left]:
-            nodes.append(replace(node, device_types=own))
-        left -= len(own)
-    return replace(cluster, nodes=tuple(nodes))
 
 
 def _watch(record: RunRecord, plan: Plan, profile: Profile, cluster: Cluster) -> Watch:
@@ -96,7 +85,8 @@ class Following:
         profile, cluster = devices_of(record, profile, cluster)
         check_replan(name, plan, profile, cluster)
         assert isinstance(plan, Plan)
-        cluster = _first_devices(cluster, num_processes(record.folder, plan))
+        # The devices that a job of so many processes has.
+        cluster = cluster.part(range(min(num_processes(record.folder, plan), len(cluster.devices))))
         self.fault = ""
         self._job, self._tell = job, tell
         self._rows, self._metrics = RunRows(record.folder), Tail(record.folder / "metrics.jsonl")

@@ -56,7 +56,7 @@ def launch(
     - `resume=True`: go on from the newest checkpoint in `run_dir`, under the same plan or another
     - `detach=True`: the job outlives this process, and `attach` finds it again; not with `replan`
     - `forward_only`: a checkpoint's path, or a run's folder: nothing is trained, outputs for the validation split are
-      written to predictions.npz; of one pipeline
+      written to predictions.npz; of several pipelines the first computes them, which `tell` is told
     - `replication`: of several pipelines, the rule by which they average, with its options: "all-reduce",
       "partial-reduce:wait=0.1" (seconds), "ad-psgd", "wsp", "local-sgd", "diloco" or "quorum"; that of the plan unless
       given
@@ -81,6 +81,9 @@ def launch(
     computes = predict is None and workload_facts(config.engine).trains
     here = given.get("launcher", LOCAL) == LOCAL
     check_predictor(replan, predictor, needed=computes, device=config.device, here=here)
+    if given.get("forward_only") is not None and isinstance(plan, Pipelines):
+        told = f"forwards alone: the first of the plan's {len(plan.pipelines)} pipelines computes the outputs"
+        tell(f"{told}, on {len(plan.pipelines[0].ranks)} of {len(plan.ranks)} devices")
     job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:
         following = Following(job, replan, tell=tell, predict=predict, predictor=predictor)

@@ -18,6 +18,7 @@ from ..replication import Rule, parse_rule
 from ..runtime import RunConfig
 from ..stragglers import Stragglers
 from .base import Job, Launcher
+from .inference import first_pipeline
 
 
 def _local() -> Launcher:
@@ -76,14 +77,18 @@ def launch(
     `forward_only=CHECKPOINT`, or the folder of a run: nothing is trained; the validation split goes through the stages
     forwards alone, and the network's outputs are written to predictions.npz there: `outputs` [rows, …], a row a sample,
     or a voxel where voxels have classes, in the data's order; `predictions` [rows], the class or word that is largest;
-    `sample` [rows]. The summary has samples a second, and minibatches' latencies (median, p95).
+    `sample` [rows]. The summary has samples a second, and minibatches' latencies (median, p95). Of several pipelines
+    the first computes them, on its own devices.
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
     if stragglers is not None:
         config = config.replace(stragglers=stragglers if isinstance(stragglers, str) else str(stragglers))
+    chosen = _with_rule(plan, replication)
+    if options.get("forward_only") is not None and isinstance(chosen, Pipelines):
+        chosen, cluster = first_pipeline(chosen, cluster)
     return _launcher(launcher).launch(
-        _with_rule(plan, replication),
+        chosen,
         config,
         run_dir=run_dir,
         resume=resume,

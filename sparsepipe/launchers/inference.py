@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from ..cluster import Cluster
 from ..errors import InputError
 from ..functions import short_name
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime import RunConfig
 from ..workload_facts import workload_facts
@@ -14,6 +16,15 @@ def inference_config(config: RunConfig) -> RunConfig:
     if not workload_facts(config.engine).trains:
         raise InputError(f"engine {config.engine!r} computes nothing, so there are no outputs; leave out forward_only")
     return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None)
+
+
+def first_pipeline(plan: Pipelines, cluster: Cluster | None) -> tuple[Plan, Cluster | None]:
+    """Return the plan that computes outputs in the place of several pipelines, each of which has the whole network: the
+    first of them, with ranks from 0, and its own devices of the cluster.
+
+    Raises InputError for ranks that the cluster has no device for.
+    """
+    return plan.local(0), None if cluster is None else cluster.part(plan.ranks_of(0))
 
 
 def find_checkpoint(given: Path | str, plan: Plan, config: RunConfig) -> Path:

@@ -44,13 +44,6 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
     return count
 
 
-def check_several_for_hosts(*, port: int | None, forward_only: Path | str | None) -> None:
-    """Raise InputError for what several pipelines on hosts do not do."""
-    check_for_hosts(port=port)
-    if forward_only is not None:
-        raise InputError("forward_only goes with a plan of one pipeline; each of several has the whole network")
-
-
 def check_for_hosts(*, port: int | None) -> None:
     """Raise InputError for what goes with one machine alone."""
     if port is not None:

@@ -43,8 +43,7 @@ def launch(
     memory for, and a plan that needs more memory, by the run's profile, than its devices or this machine have.
     """
     if isinstance(plan, Pipelines):
-        if forward_only is not None:
-            raise InputError("forward_only goes with a plan of one pipeline; each of several has the whole network")
+        assert forward_only is None, "launchers.launch gives the first of several"
         if port is not None:
             raise InputError("a port goes with one pipeline: several choose theirs by themselves; leave it out")
         return launch_pipelines(plan, config, detach=detach, **asked)

@@ -15,7 +15,7 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import check_workers, followed, supervised
-from ..prepare import check_several_for_hosts, for_hosts, prepare
+from ..prepare import check_for_hosts, for_hosts, prepare
 from ..prepare_pipelines import prepare_pipelines
 from ..ssh.certificate import check_openssl
 from ..ssh.placement import check_ranks
@@ -54,7 +54,8 @@ def launch(
     resume, cluster = asked.get("resume", False), asked.get("cluster")
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
     if isinstance(plan, Pipelines):
-        check_several_for_hosts(port=port, forward_only=forward_only)
+        assert forward_only is None, "launchers.launch gives the first of several"
+        check_for_hosts(port=port)
         check_ranks(plan, len(cluster.devices) if cluster else 1 + max(plan.ranks))
         _check_here(config, len(plan.ranks), address)
         record, locks = prepare_pipelines(plan, config, elsewhere=True, **asked)

@@ -14,7 +14,7 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
-from ..prepare import check_several_for_hosts, for_hosts, prepare
+from ..prepare import check_for_hosts, for_hosts, prepare
 from .launch_pipelines import check_tools, launch_pipelines
 from .placement import HOSTS, hosted_ranks
 
@@ -44,7 +44,8 @@ def launch(
         raise InputError("launcher ssh needs the hosts: name their file, --cluster FILE")
     check_tools(config)
     if isinstance(plan, Pipelines):
-        check_several_for_hosts(port=port, forward_only=forward_only)
+        assert forward_only is None, "launchers.launch gives the first of several"
+        check_for_hosts(port=port)
         return launch_pipelines(plan, config, detach=detach, **asked)
     resume = asked.get("resume", False)
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
