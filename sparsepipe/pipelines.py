@@ -39,6 +39,7 @@ class Pipelines:
     plan_seconds: float = 0.0
     warnings: tuple[str, ...] = ()  # of the split; each plan has its own too
     provenance: Mapping[str, Any] | None = field(default=None, compare=False)
+    data_parallel_seconds: float | None = None  # period of one stage over all devices; None: it was not planned for
 
     @classmethod
     def alike(cls, plan: Plan, count: int, replication: Rule, *, samples: float = 1.0) -> "Pipelines":
@@ -182,7 +183,7 @@ class Pipelines:
             "gap": self.gap,
             "plan_seconds": self.plan_seconds,
             "single_device_seconds": min((seconds for seconds in alone if seconds is not None), default=None),
-            "data_parallel_seconds": None,
+            "data_parallel_seconds": self.data_parallel_seconds,
             **{key: first[key] for key in shared if key in first},
             "schedule": self.schedule,
             "weights": self.weights,
@@ -211,7 +212,7 @@ class Pipelines:
             raise InputError(f"pipelines = {shown(entries)}: expected a list of plans")
         if "replication" not in document:
             raise InputError("pipelines without 'replication': expected the rule by which they average")
-        bound = document.get("lower_bound_seconds")
+        bound, parallel = document.get("lower_bound_seconds"), document.get("data_parallel_seconds")
         provenance = document.get("provenance")
         if provenance is not None and not isinstance(provenance, Mapping):
             raise InputError(f"provenance = {shown(provenance)}: expected an object, or none")
@@ -223,6 +224,7 @@ class Pipelines:
             number(document.get("plan_seconds", 0.0), "plan_seconds"),
             texts(document.get("warnings", []), "warnings"),
             provenance,
+            None if parallel is None else number(parallel, "data_parallel_seconds"),
         )
 
     def save(self, path: Path | str) -> Path:

@@ -40,6 +40,8 @@ def test_plan_splits_the_devices(tmp_path, files, capsys):
     assert document["samples_per_second"] == pytest.approx(sum(paces))
     assert sum(paces) == pytest.approx(8 * 2 * (1 / 0.12 + 1 / 0.24), rel=0.35), "of two big and two tiny devices"
     assert 0 <= document["gap"] < 0.5 and document["planner"] == "optimal"
+    code, out, _ = run("plan", *files, "--json", capsys=capsys)
+    assert code == 0 and document["data_parallel_seconds"] == json.loads(out)["data_parallel_seconds"] > 0
     assert document["replication"] == {"rule": "partial-reduce", "options": document["replication"]["options"]}
     ranks = [r["rank"] for one in document["pipelines"] for stage in one["stages"] for r in stage["replicas"]]
     assert len(ranks) == len(set(ranks))

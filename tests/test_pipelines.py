@@ -36,10 +36,12 @@ def test_good_pipelines_have_no_violations():
 
 
 def test_disk_round_trip(tmp_path):
-    whole = pipelines(samples=8.0, lower_bound_seconds=0.15, plan_seconds=0.01, warnings=("slow",))
+    told = {"lower_bound_seconds": 0.15, "plan_seconds": 0.01, "data_parallel_seconds": 0.4}
+    whole = pipelines(samples=8.0, warnings=("slow",), **told)
     path = whole.save(tmp_path / "plan.json")
     assert Pipelines.load(path) == whole == load_any(path)
     document = json.loads(path.read_text())
+    assert {key: document[key] for key in told} == told
     assert document["samples_per_second"] == 8 * 6
     assert [one["samples_per_second"] for one in document["pipelines"]] == [16, 32]
     assert document["period_seconds"] == pytest.approx(1 / 6)
@@ -99,6 +101,7 @@ def test_a_rule_that_asks_for_more_pipelines_is_told():
         ({"replication": {"rule": "telepathy"}}, "telepathy"),
         ({"samples": "many"}, "samples = 'many'"),
         ({"lower_bound_seconds": -1}, "lower_bound_seconds"),
+        ({"data_parallel_seconds": "soon"}, "data_parallel_seconds"),
         ({"warnings": "none"}, "warnings"),
         ({"provenance": 3}, "provenance = 3"),
     ],

@@ -107,6 +107,8 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     planned = printed(capsys, "plan", *given, "--pipelines", 2, "--quick", "--replication", "all-reduce", "--out", out)
     assert [one.stages for one in Pipelines.load(out).pipelines] == [one.stages for one in shown.plan.pipelines]
     assert tile(explorer, "as planned") == f"{pace(planned['samples_per_second'])} samples/s"
+    over = planned["data_parallel_seconds"] / planned["period_seconds"]
+    assert tile(explorer, "over data parallelism") == f"{over:.2f} ×"
     count = ("--minibatches", len(shown.sizes))
     told = printed(capsys, "simulate", out, *given, *count, "--straggler", "slow:rank=0,factor=3")
     free = printed(capsys, "simulate", out, *given, *count)

@@ -19,8 +19,8 @@ from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
 from .doubts import with_doubts
-from .estimate import estimate
-from .exact.optimal import PERIOD, Optimal
+from .estimate import data_parallel_period, estimate
+from .exact.optimal import CONTIGUOUS, PERIOD, Optimal
 from .published.dynpipe import DynPipe
 from .published.pipedream import PipeDream
 from .published.sparsepipe import SparsePipe
@@ -99,9 +99,7 @@ def partition(
             f"it has: {', '.join(known) or 'none'}"
         )
     if num_microbatches is None:
-        known_rules = SCHEDULE_RULES.get(schedule)
-        flush = known_rules is not None and WEIGHT_RULES[known_rules.weights[0]].flushes
-        num_microbatches = 2 * len(cluster.devices) if flush else 1
+        num_microbatches = _microbatches(schedule, len(cluster.devices))
     planned_for = _planned_as(schedule)
     if "stages_per_device" not in known:
         check_interleaves(schedule, 1)
@@ -146,9 +144,9 @@ def partition_pipelines(
     chosen = replication or rule("partial-reduce")
     chosen.groups(num_pipelines)  # raises where its options do not fit so many pipelines
     start = time.perf_counter()
+    of_one = _microbatches(schedule, len(cluster.devices)) if num_microbatches is None else num_microbatches
     if num_microbatches is None and schedule in SCHEDULE_RULES:
-        flush = WEIGHT_RULES[SCHEDULE_RULES[schedule].weights[0]].flushes
-        num_microbatches = 2 * -(-len(cluster.devices) // num_pipelines) if flush else 1
+        num_microbatches = _microbatches(schedule, -(-len(cluster.devices) // num_pipelines))
     settings = {
         "planner": planner,
         "schedule": schedule,
@@ -176,9 +174,24 @@ def partition_pipelines(
         time.perf_counter() - start,
         tuple(filter(None, [found.left_out, "" if samples else unsure])),
         Provenance.of(profile, cluster, settings={**settings, "pipelines": num_pipelines}).to_json(),
+        _data_parallel_seconds(replace(problem, num_microbatches=of_one), planner, options),
     )
     check_rule(pipelines)
     return pipelines
+
+
+def _data_parallel_seconds(problem: Problem, planner: str, options: Mapping[str, Any]) -> float | None:
+    """What the plan of one pipeline on all devices has as their period, were they data parallel; None where it has
+    none, or the planner does not plan such devices together."""
+    if options.get("cost_model") == CONTIGUOUS:
+        return None
+    if planner not in (PipeDream.name, SparsePipe.name):
+        return data_parallel_period(problem)
+    try:  # by its own cost model
+        whole = PLANNERS[planner](**options).plan(problem)
+    except InputError:
+        return None
+    return whole.estimate.data_parallel_seconds if whole.estimate else None
 
 
 def planners_with(option: str) -> tuple[str, ...]:
@@ -221,6 +234,12 @@ def bound_of(plan: Plan, proven: float | None) -> float | None:
     Several stages per device can share out work more evenly, and wait less, than any plan that the bound is for.
     """
     return proven if plan.stages_per_rank == 1 else None
+
+
+def _microbatches(schedule: str, num_devices: int) -> int:
+    """The minibatches of a step, where nobody says how many: enough for a small bubble under schedules that flush."""
+    known = SCHEDULE_RULES.get(schedule)
+    return 2 * num_devices if known is not None and WEIGHT_RULES[known.weights[0]].flushes else 1
 
 
 def _planned_as(schedule: str) -> str:

@@ -84,7 +84,7 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
         period,
         tuple(stages),
         single_device_seconds=single,
-        data_parallel_seconds=period if plan.stages == everyone.stages else _period_of_one(everyone, problem),
+        data_parallel_seconds=period if plan.stages == everyone.stages else data_parallel_period(problem),
         size=problem.size,
         memory_size=problem.memory_size,
         size_unit=problem.profile.size_unit,
@@ -272,8 +272,9 @@ def baseline_data_parallel(problem: Problem) -> Plan:
     return problem.plan([problem.stage(problem.layers, ranks, recompute=False)], "data-parallel")
 
 
-def _period_of_one(plan: Plan, problem: Problem) -> float:
-    """Period of a plan of one stage."""
+def data_parallel_period(problem: Problem) -> float:
+    """Seconds per minibatch of one stage over every device, equal shares."""
+    plan = baseline_data_parallel(problem)
     stage = plan.stages[0]
     seconds = [replica_seconds(problem, problem.layers, kind, stage.recompute) for kind in kinds_of(problem, stage)]
     averaging, update = _once_a_round(plan, problem, stage, problem.layers)

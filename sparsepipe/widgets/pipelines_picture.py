@@ -97,6 +97,9 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
     if rate := pipelines.minibatches_per_second:
         what = f"by the default cost model where none waits: {milliseconds(1 / rate)} per minibatch of all together"
         found.append(["as planned", f"{pace_text(rate * pipelines.samples)} samples/s", what])
+        if seconds := pipelines.data_parallel_seconds:
+            what = f"all layers on every device, equal shares: {milliseconds(seconds)} per minibatch"
+            found.append(["over data parallelism", f"{seconds * rate:.2f} ×", what])
     if pipelines.gap is not None:
         told = "0%: no split of the devices into so many pipelines, and no plan of any, is better"
         found.append(["gap to the bound", "0%" if pipelines.gap < CLOSE else f"{pipelines.gap:.1%}", told])

@@ -11,6 +11,7 @@ from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import Problem, partition_pipelines, planners_with
+from ..planners.estimate import data_parallel_period
 from ..planners.run_estimate import judged
 from ..replication import parse_rule
 from ..replication.base import Rule
@@ -148,7 +149,8 @@ def _planned(asked: Asked, given: dict[str, Any]) -> Pipelines:
     found = partition_pipelines(problem.profile, problem.cluster, asked.several.count, **given)
     plans = tuple(_as_asked(plan, problem, settings) for plan in found.pipelines)
     samples = found.samples if settings.batch_size is None else float(settings.batch_size)
-    return replace(found, pipelines=plans, samples=samples)
+    # The plans are judged by the default cost model, and so is what they are beside.
+    return replace(found, pipelines=plans, samples=samples, data_parallel_seconds=data_parallel_period(problem))
 
 
 def _as_asked(plan: Plan, problem: Problem, settings: Settings) -> Plan:

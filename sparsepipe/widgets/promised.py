@@ -41,8 +41,9 @@ def promised(plan: Plan | Pipelines, config: RunConfig, made_for: MadeFor) -> Pl
     if isinstance(plan, Plan):
         return _promised(plan, config, made_for)
     own = tuple(_promised(one, config, made_for) for one in plan.pipelines)
-    bound = plan.lower_bound_seconds if own == plan.pipelines else None
-    return replace(plan, pipelines=own, samples=float(config.batch_size), lower_bound_seconds=bound)
+    if own != plan.pipelines:  # what is proven of others, and the baseline, are of other minibatches
+        plan = replace(plan, pipelines=own, lower_bound_seconds=None, data_parallel_seconds=None)
+    return replace(plan, samples=float(config.batch_size))
 
 
 def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:

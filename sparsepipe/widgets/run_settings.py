@@ -70,7 +70,7 @@ class RunSettings:
         changed = [replace(one.with_schedule(name, num_microbatches=count), estimate=None) for one in plans]
         if isinstance(plan, Plan):
             return changed[0]
-        return replace(plan, pipelines=tuple(changed), lower_bound_seconds=None)
+        return replace(plan, pipelines=tuple(changed), lower_bound_seconds=None, data_parallel_seconds=None)
 
 
 def _told(name: str) -> str:
