@@ -53,6 +53,7 @@ FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritt
     "replayed_stragglers": 1,
     "replayed_minibatches": 2,
     "waiting_voxel_size": 0.2,
+    "waiting_batch_size": 4,
     "published_devices": 2,
     "variants": ["live"],
     "runs_each": 1,
