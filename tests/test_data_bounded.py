@@ -15,6 +15,7 @@ import pytest
 from pypcd4 import Encoding, PointCloud
 
 from sparsepipe.data.formats import READERS, Cloud, Reading, read
+from sparsepipe.data.formats.las import claimed_points
 from sparsepipe.errors import InputError
 
 random = np.random.default_rng(0)
@@ -181,6 +182,10 @@ def test_real_airborne_lidar(shared_data: Path) -> None:
     assert len(cloud) == 23875
     np.testing.assert_allclose(cloud.points.min(axis=0), [1639600, 1454500.02, 7077.92])
     assert np.bincount(cloud.labels).tolist() == [0, 14872, 9003]
+    counts = {"return 1": 10780, "return 2": 7688, "return 3": 4108, "return 4": 1299}
+    assert claimed_points(path) == {"all": 23875} | counts
+    with pytest.raises(InputError, match="does not start with 'LASF'"):
+        claimed_points(Path(__file__))
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------

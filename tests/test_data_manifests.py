@@ -59,7 +59,6 @@ def test_committed_manifests_are_sound() -> None:
     assert {name for name, manifest in found.items() if manifest.verifiable} == {
         "digits",
         "libreoffice-help-en-de",
-        "minibatch-times",
         "mnist-5k",
         "modelnet10",
         "modelnet10-sample",
@@ -86,6 +85,8 @@ def test_the_samples_manifest_describes_the_real_files(shared_data: Path) -> Non
     [
         ("minibatch-times", "outside/minibatch-times"),
         ("colocation", "outside/colocation"),
+        ("preemptions", "outside/preemptions"),
+        ("airborne-scans", "outside/clouds"),
         ("dynpipe-logs", "dynpipe_logs"),
     ],
 )

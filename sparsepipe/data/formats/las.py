@@ -16,6 +16,7 @@ _WHAT = "a LAS point cloud"
 _FURTHER = (*COLOUR, "nir", "return_number", "number_of_returns")
 _SMALLEST_HEADER = 227  # bytes, of LAS 1.0 to 1.2
 _HEADER_1_4 = 375
+_COUNTS = 107  # where the header counts points: all, and those of the first five returns
 _PACKED = 0x80  # in the point format: LAZ
 _VLR_BYTES, _EVLR_BYTES = 54, 60  # at least, of a record of variable length
 
@@ -46,6 +47,17 @@ def read_las(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
         raise InputError(f"{path}: not {_WHAT} that can be read ({one_line(error)}); fetch the file again") from None
     columns += [(name, column) for name, column in further if column.ndim == 1 and column.dtype.kind in "biuf"]
     return cloud_of(path, columns, reading)
+
+
+def claimed_points(path: Path) -> dict[str, int]:
+    """Return the points that a LAS file's own header counts: "all", and those of "return 1" to "return 5" it has.
+
+    Of LAS 1.0 to 1.3, where these counts have 32 bits; later ones may leave them at 0. Raises InputError as a reader.
+    """
+    data = read_bytes(path, what=_WHAT)
+    _check_header(path, data)
+    count, *returns = struct.unpack_from("<6I", data, _COUNTS)
+    return {"all": count} | {f"return {k}": points for k, points in enumerate(returns, start=1) if points}
 
 
 def _check_header(path: Path, data: bytes) -> int:
