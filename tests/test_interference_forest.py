@@ -148,6 +148,18 @@ def test_a_third_card_is_predicted_better_than_by_the_mean(shared_data: Path, ca
     assert judged.error < min(error, 0.65 * judged.mean_predictor_error)
 
 
+def test_each_pair_of_a_third_card_has_its_prediction(shared_data: Path):
+    path = shared_data / "outside" / "colocation" / colocation.FILE
+    if not path.exists():
+        pytest.skip(f"no {path}: sparsepipe data fetch colocation")
+    pairs, few = colocation.read_pairs(path), replace(COARSE, trees=5)
+    found = colocation.predicted_slowdowns(pairs, "p100", few)
+    assert [pair for pair, _ in found] == [pair for pair in pairs if pair.card == "p100"]
+    errors = [abs(predicted / pair.slowdown - 1) for pair, predicted in found]
+    assert np.mean(errors) == pytest.approx(colocation.third_card(pairs, "p100", few).error)
+    assert str(found[0][0]).count(" beside ") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -4,8 +4,16 @@ import json
 
 import pytest
 
+from sparsepipe.errors import InputError
 from sparsepipe.plots import HeldAgainst, contradictions, held_against, held_against_table
-from sparsepipe.reproduce.held_against import known_optima, measured_plans, planners_answers, replayed_steps
+from sparsepipe.reproduce.held_against import (
+    known_optima,
+    measured_plans,
+    planners_answers,
+    replayed_steps,
+    slow_downs,
+    slow_downs_beside_others,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +42,42 @@ def test_replayed_steps(outside):
 
 
 @pytest.mark.slow
+def test_slow_downs(outside):
+    """Within 2 % of what the jobs' authors published, whole and by part: result-*.json, 1.1787 and 1.5374."""
+    pytest.importorskip("pyarrow")
+    numbers = slow_downs(str(outside / "straggler-traces"))
+    jobs = [one for one in numbers if one.kind == "what-if slow-down of a job"]
+    assert [one.name.partition(":")[0] for one in jobs] == ["ST", "SE"] and "stage 3 (the last)" in jobs[0].name
+    assert [one.measured for one in jobs] == pytest.approx([1.1787, 1.5374], abs=1e-4)
+    assert len(numbers) > 2 + (2 + 32) + (4 + 2) and errors(numbers).max() < 0.02
+
+
+def test_jobs_are_those_whose_traces_are_there(outside, tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "trace-AR.parquet").symlink_to(outside / "straggler-traces" / "data" / "trace-ST.parquet")
+    numbers = replayed_steps(str(tmp_path))
+    assert {one.name.partition(",")[0] for one in numbers} == {"AR"} and not any(one.others for one in numbers)
+    assert slow_downs(str(tmp_path)) == []
+    assert capsys.readouterr().out.splitlines() == [
+        "result-AR.json is not beside trace-AR.parquet: what their simulator says of each step is left out",
+        "result-AR.json is not beside trace-AR.parquet: its slow-downs are left out",
+    ]
+    (tmp_path / "result-AR.json").write_text('{"blocking_slowdown": "much"}')
+    with pytest.raises(InputError, match="AR: .*'much'"):
+        slow_downs(str(tmp_path))
+    with pytest.raises(InputError, match=r"no trace-JOB\.parquet"):
+        replayed_steps(str(outside / "clouds"))
+
+
+@pytest.mark.slow
+def test_slow_downs_beside_others(outside):
+    numbers = slow_downs_beside_others(str(outside / "colocation"))
+    assert len(numbers) == 589 + 656 + 636
+    table = held_against_table(numbers)
+    assert list(table.error.abs().groupby(table.kind).mean() < [0.25, 0.35, 0.45]) == [True] * 3  # K80, P100, V100
+
+
+@pytest.mark.slow
 def test_known_optima(outside):
     numbers = known_optima(str(outside / "exact-partitions" / "throughput-inputs"))
     assert len(numbers) == 5 and errors(numbers).max() < 1e-6
@@ -57,9 +101,10 @@ def test_what_is_not_here_is_left_out_with_a_word(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SPARSEPIPE_REFERENCE", raising=False)
-    assert not [*replayed_steps(), *known_optima(), *measured_plans(), *planners_answers("", 4)]
+    without = (replayed_steps, slow_downs, slow_downs_beside_others, known_optima, measured_plans)
+    assert not [number for found in without for number in found()] and not planners_answers("", 4)
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == 4 and "sparsepipe data fetch sailor" in "".join(told)
+    assert len(told) == 6 and "sparsepipe data fetch sailor" in "".join(told)
 
 
 def test_a_number_is_off_by_hand():

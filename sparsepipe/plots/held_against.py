@@ -1,5 +1,6 @@
 """Predicted against measured: a panel for each kind of number, ours and what others' own simulators say of the same."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -12,6 +13,7 @@ from .nothing import nothing_to_draw
 from .theme import FONT_SIZE, GREY, RUN_COLORS, finished, log_ticks
 
 _PANEL, _COLUMNS = 250, 3
+_MANY = 100  # marks of a panel, from which on they are small
 _OTHERS = {"color": RUN_COLORS[1], "symbol": "diamond-open", "size": 8, "line": {"width": 1.5}}
 
 
@@ -27,11 +29,12 @@ class HeldAgainst:
     others: float | None = None  # None: they say nothing of it
     doubt: str = ""  # why the record contradicts itself; empty where it does not
     known_as: str = "measured"  # what `measured` is, for an axis: "known optimum" where it was proved
+    found_as: str = "predicted"  # what `predicted` is, for an axis
 
 
 def held_against_table(numbers: Sequence[HeldAgainst]) -> pd.DataFrame:
     """One row for each number, with how far ours and theirs are off, as shares of what was measured."""
-    columns = ["kind", "name", "measured", "predicted", "unit", "others", "doubt", "known_as"]
+    columns = ["kind", "name", "measured", "predicted", "unit", "others", "doubt", "known_as", "found_as"]
     table = pd.DataFrame([asdict(one) for one in numbers], columns=columns)
     table["others"] = table.others.astype(float)
     table["error"] = table.predicted / table.measured - 1
@@ -72,9 +75,9 @@ def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure
         for trace in _panel(part):
             figure.add_trace(trace, row=row, col=column)
         unit = part.unit.iloc[0]
-        axis = {"type": "log", "tickangle": 0, "row": row, "col": column, **log_ticks(_drawn(part), most=6)}
+        axis = {"type": "log", "tickangle": 0, "row": row, "col": column, **_ticks(_drawn(part))}
         figure.update_xaxes(title_text=f"{part.known_as.iloc[0]} ({unit})", **axis)
-        figure.update_yaxes(title_text=f"predicted ({unit})", **axis)
+        figure.update_yaxes(title_text=f"{part.found_as.iloc[0]} ({unit})", **axis)
     figure.update_annotations(font_size=FONT_SIZE)
     _legend(figure, others=bool(table.others.notna().any()), doubts=bool(doubted))
     figure.update_layout(
@@ -87,7 +90,7 @@ def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure
 def _panel(part: pd.DataFrame) -> list[go.Scatter]:
     """The line of agreement, their numbers below, ours above them."""
     values = _drawn(part)
-    ends = [float(values.min()) / 1.3, float(values.max()) * 1.3]
+    ends = _ends(values)
     line = {"color": GREY, "width": 1, "dash": "dot"}
     found = [go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip")]
     for column, marker, words in (("others", _OTHERS, "their own simulator"), ("predicted", _ours(part), "ours")):
@@ -115,9 +118,26 @@ def _drawn(part: pd.DataFrame) -> pd.Series:
     return pd.concat([part.measured, part.predicted, part.others]).dropna()
 
 
+def _ends(values: pd.Series) -> list[float]:
+    return [float(values.min()) / 1.3, float(values.max()) * 1.3]
+
+
+def _ticks(values: pd.Series) -> dict[str, list]:
+    """Ticks of 1, 2 and 5 times powers of ten; where fewer than three would be in sight, evenly apart instead."""
+    low, high = _ends(values)
+    found = log_ticks(values, most=6)
+    if sum(low <= tick <= high for tick in found["tickvals"]) >= 3:
+        return found
+    power = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step = next(digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 6)
+    ticks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return {"tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
+
+
 def _ours(part: pd.DataFrame) -> dict:
     symbols = ["circle-open" if doubt else "circle" for doubt in part.doubt]
-    return {"color": RUN_COLORS[0], "symbol": symbols, "size": 7, "opacity": 0.85}
+    size, opacity = (7, 0.85) if len(part) < _MANY else (4, 0.5)
+    return {"color": RUN_COLORS[0], "symbol": symbols, "size": size, "opacity": opacity}
 
 
 def _legend(figure: go.Figure, *, others: bool, doubts: bool) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster, DeviceType, Link, Node
-from ..data.manifests import get_manifest, manifests_folder
-from ..data.sources import place_of
+from ..data.formats import read as read_cloud
+from ..data.formats.base import Cloud
+from ..data.formats.las import claimed_points
+from ..data.manifests import manifests_folder
+from ..dynamics.interference.colocation import CARDS, FILE, predicted_slowdowns, read_pairs
 from ..errors import InputError
 from ..formats.dnn_partitioning import PartitioningFile
 from ..formats.sailor import SailorFiles
@@ -23,36 +26,124 @@ from ..planners.published.sparsepipe import SparsePipe
 from ..plots.held_against import HeldAgainst
 from ..profile import Profile
 from ..record import load_trace
-from ..replaying import replay
+from ..replaying import Part, replay, what_if
 from .machines import reference_folders
+from .outside import folder_of
 
-JOBS = ("ST", "SE")  # of ByteDance's traces
 _UNNAMED = "file's unit"  # of time: dnn-partitioning's graphs do not name it
+_TIMES = "×"  # the unit of a slow-down: times as long
+_TRACE, _RESULT = "trace-", "result-"  # of ByteDance's files, before a job's name
+_SPLITS = {"stage": "stage", "replica": "dp_rank", "operation": "optype"}  # what is split here → their word
 
 
 def replayed_steps(folder: str = "") -> list[HeldAgainst]:
     """Each step of ByteDance's jobs, replayed from its own durations; their simulator's is without launch delays.
 
-    Then its pipeline alone: forwards and backwards in their order, with neither transfers nor delays of launches.
+    Then its pipeline alone: forwards and backwards in their order, with neither transfers nor delays of launches. Jobs
+    are all of which a trace-JOB.parquet is in the folder. Where result-JOB.json, their simulator's, is not beside it,
+    that is said in one line, and its numbers are left out.
     """
-    place = _place("straggler-analysis", folder)
-    if place is None:
-        return []
     found, alone = [], []
-    for job in JOBS:
-        theirs = read_json(place / f"result-{job}.json", what="ByteDance's result").get("step_t_nodelay", {})
-        for step in replay(load_trace(place / f"trace-{job}.parquet")).steps:
+    for job, trace, told in _jobs(folder, "what their simulator says of each step is left out"):
+        theirs = told.get("step_t_nodelay", {})
+        for step in replay(load_trace(trace)).steps:
             names = ("replayed step", f"{job}, step {step.step}")
-            other = number(theirs.get(str(step.step)), f"step_t_nodelay of step {step.step}")
+            other = number(theirs.get(str(step.step)), f"step_t_nodelay of step {step.step}") if told else None
             found.append(HeldAgainst(*names, step.measured_seconds, step.replayed_seconds, others=other))
             pipeline = (step.pipeline_measured_seconds, step.pipeline_replayed_seconds)
             alone.append(HeldAgainst("replayed pipeline", names[1], *pipeline))
     return [*found, *alone]
 
 
+def slow_downs(folder: str = "") -> list[HeldAgainst]:
+    """What ByteDance's jobs lose to stragglers: how many times as long as an even step theirs take.
+
+    First a number for each job, named with the culprit found here; then one for each stage, replica and operation that
+    its authors publish, and for delays of launches. A job whose result-JOB.json is not beside its trace is left out,
+    and that is said in one line. Raises InputError in one line for a result that is none.
+    """
+    whole: list[HeldAgainst] = []
+    parts: list[HeldAgainst] = []
+    for job, trace, told in _jobs(folder, "its slow-downs are left out"):
+        if not told:
+            continue
+        found = what_if(load_trace(trace))
+        split = {Part("launch"): told.get("launch_slowdown")}
+        for category, word in _SPLITS.items():
+            theirs = told.get(f"blocking_decompose_by_{word}", {})
+            split |= {part: theirs[str(part.key)] for part in found.by if _is_split(part, category, theirs)}
+        whole.append(_slow_down(f"{job}: {found.culprit}", told.get("blocking_slowdown"), found.slowdown))
+        parts += [_slow_down(_named(job, part), theirs, found.by[part], by="by part") for part, theirs in split.items()]
+    return [*whole, *parts]
+
+
+def _is_split(part: Part, category: str, theirs: dict[str, Any]) -> bool:
+    return part.category == category and str(part.key) in theirs
+
+
+def _named(job: str, part: Part) -> str:
+    if part.category == "operation":
+        return f"{job}, {part.key}"
+    return f"{job}, {part.category} {part.key}".rstrip()
+
+
+def _slow_down(name: str, theirs: Any, ours: float, *, by: str = "of a job") -> HeldAgainst:
+    return HeldAgainst(f"what-if slow-down {by}", name, number(theirs, name), ours, _TIMES, known_as="published")
+
+
+def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Each job's name, its trace, and what its authors say of it, {} where that file is not there. Small ones first."""
+    place = folder_of("straggler-analysis", folder)
+    traces = sorted(place.rglob(f"{_TRACE}*.parquet"), key=lambda path: (path.stat().st_size, path)) if place else []
+    if place and not traces:
+        raise InputError(f"{place}: no {_TRACE}JOB.parquet; expected the folder of ByteDance's traces")
+    for trace in traces:
+        job = trace.stem.removeprefix(_TRACE)
+        path = trace.with_name(f"{_RESULT}{job}.json")
+        if not path.exists():
+            print(f"{path.name} is not beside {trace.name}: {without}")
+        told = read_json(path, what="ByteDance's result") if path.exists() else {}
+        if not isinstance(told, dict):
+            raise InputError(f"{path}: expected an object, ByteDance's result")
+        yield job, trace, told
+
+
+def slow_downs_beside_others(folder: str = "") -> list[HeldAgainst]:
+    """Gavel's pairs of jobs on one GPU: what a forest that learned on two kinds of GPU predicts of the third.
+
+    A number for each job beside each other one, of each GPU in turn.
+    """
+    place = folder_of("colocation", folder)
+    if place is None:
+        return []
+    pairs = read_pairs(place / FILE)
+    return [
+        HeldAgainst(f"slowed by a neighbour, {card.upper()}", f"{pair}", pair.slowdown, predicted, _TIMES)
+        for card in CARDS
+        for pair, predicted in predicted_slowdowns(pairs, card)
+    ]
+
+
+def points_of_scans(folder: str = "") -> list[HeldAgainst]:
+    """The points of airborne scans, all and by return: as they are read here, and as the files' own headers count."""
+    place = folder_of("airborne-scans", folder)
+    if place is None:
+        return []
+    found = []
+    for path in sorted(place.rglob("*.las")):
+        cloud = read_cloud(path)
+        assert isinstance(cloud, Cloud) and cloud.attributes is not None
+        returns = cloud.attributes[:, cloud.names.index("return_number")]
+        for name, count in claimed_points(path).items():
+            read = len(cloud) if name == "all" else int((returns == int(name.split()[1])).sum())
+            given = ("points of a scan", f"{path.stem}, {name}", count, read, "points")
+            found.append(HeldAgainst(*given, known_as="by its header", found_as="read"))
+    return found
+
+
 def known_optima(folder: str = "") -> list[HeldAgainst]:
     """The least load of dnn-partitioning's graphs, as planned here and as their program finds it."""
-    place = _place("dnn-partitioning", folder)
+    place = folder_of("dnn-partitioning", folder)
     if place is None:
         return []
     found = []
@@ -67,7 +158,7 @@ def known_optima(folder: str = "") -> list[HeldAgainst]:
 
 def measured_plans(folder: str = "") -> list[HeldAgainst]:
     """Sailor's measured plans: time of a step and peak memory, with what their simulator says of both."""
-    place = _place("sailor", folder)
+    place = folder_of("sailor", folder)
     if place is None:
         return []
     found = []
@@ -154,13 +245,3 @@ def _optima() -> dict[str, float]:
     if not isinstance(optima, dict):
         raise InputError(f"{path}: optima is {shown(optima)}, expected numbers by graph")
     return {name: number(value, f"{path}: {name}") for name, value in optima.items()}
-
-
-def _place(manifest: str, folder: str) -> Path | None:
-    """The folder given, else where data are looked for; that nothing is there is said in one line."""
-    if folder:
-        return Path(folder)
-    found = place_of(get_manifest(manifest))
-    if found is None:
-        print(f"{manifest} is not here: sparsepipe data fetch {manifest}, or name its folder in SPARSEPIPE_DATA")
-    return found

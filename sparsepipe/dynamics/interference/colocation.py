@@ -14,9 +14,10 @@ from typing import Any
 from ...errors import InputError
 from ...io.fields import shown
 from ...io.files import read_json
+from .forest import Forest
 from .growing import COARSE, Growth
 from .judging import Judged, judge
-from .rows import Row
+from .rows import Row, table_of
 
 FILE = "scheduler/physical_cluster_throughputs.json"
 CARDS = ("k80", "p100", "v100")
@@ -31,6 +32,9 @@ class Job:
     network: str
     batch_size: int
     gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.network} ({self.batch_size})" if self.batch_size else self.network
 
     @classmethod
     def parse(cls, text: str) -> "Job":
@@ -55,6 +59,9 @@ class Pair:
     @property
     def slowdown(self) -> float:
         return self.victim_alone / self.beside
+
+    def __str__(self) -> str:
+        return f"{self.victim} beside {self.intruder}"
 
 
 def read_pairs(path: Path | str, cards: Sequence[str] = CARDS) -> list[Pair]:
@@ -112,8 +119,23 @@ def networks_of(pairs: Sequence[Pair]) -> tuple[str, ...]:
 
 def third_card(pairs: Sequence[Pair], card: str, growth: Growth = COARSE) -> Judged:
     """Learn on all cards but one, and judge on that one. Raises InputError for a card that no pair was on."""
+    return _learned_on_others(pairs, card, growth)[1]
+
+
+def predicted_slowdowns(pairs: Sequence[Pair], card: str, growth: Growth = COARSE) -> list[tuple[Pair, float]]:
+    """Learn on all cards but one: each pair that was on that one, and the slow-down predicted of it.
+
+    Raises InputError for a card that no pair was on.
+    """
+    forest, _, held_out = _learned_on_others(pairs, card, growth)
+    _, asked, _ = table_of(rows_of(held_out, networks_of(pairs)))
+    return list(zip(held_out, (1 / forest.predict(asked)).tolist(), strict=True))
+
+
+def _learned_on_others(pairs: Sequence[Pair], card: str, growth: Growth) -> tuple[Forest, Judged, list[Pair]]:
+    """A forest that learned which share of its pace a victim keeps, how good it is on `card`, and the pairs there."""
     networks = networks_of(pairs)
     others, own = ([pair for pair in pairs if (pair.card == card) is wanted] for wanted in (False, True))
     if not own or not others:
         raise InputError(f"no pairs on {shown(card)} and on other cards; expected both")
-    return judge(rows_of(others, networks), rows_of(own, networks), growth, of_paces=True)[1]
+    return *judge(rows_of(others, networks), rows_of(own, networks), growth, of_paces=True), own
