@@ -1,4 +1,4 @@
-"""Accuracy or loss over hours, or over seconds: a panel a task, a line a system."""
+"""Accuracy, loss or another number over hours, seconds or minibatches: a panel a task, a line a system."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,12 +10,12 @@ from ..display.markup import Html
 from .nothing import nothing_to_draw
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished
 
-Curve = Sequence[tuple[float, float]]  # (hours or seconds, value)
+Curve = Sequence[tuple[float, float]]  # (hours, seconds or minibatches, value)
 Panels = Mapping[str, Mapping[str, Curve]]  # task → system → curve
 _MOST_POINTS = 2000  # of a line on screen; the table has all
 _MOST_MARKERS = 30  # of a line: more would hide it
 _PANEL, _COLUMNS = 230, 3
-_CLOCKS = {"hours": "h", "seconds": "s"}
+_CLOCKS = {"hours": "time (h)", "seconds": "time (s)", "minibatches": "minibatch"}  # and what an axis is called
 
 
 def learning_curves_table(panels: Panels, *, clock: str = "hours") -> pd.DataFrame:
@@ -32,7 +32,7 @@ def learning_curves_table(panels: Panels, *, clock: str = "hours") -> pd.DataFra
 def learning_curves(
     panels: Panels, *, unit: str = "top-1 accuracy (%)", clock: str = "hours", title: str = "", note: str = ""
 ) -> go.Figure:
-    """Draw curves over hours, or "seconds" where that is the `clock` of their points.
+    """Draw curves over hours, or "seconds" or "minibatches" where that is the `clock` of their points.
 
     A task whose name has a unit in brackets at its end has that for its own axis: "BERT (loss)", "light (accuracy, %)".
     Raises ValueError for another clock.
@@ -68,12 +68,12 @@ def learning_curves(
                 showlegend=not any(system in panels[before] for before in tasks[:place]),
                 line={"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
                 marker={"symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 6},
-                hovertemplate=Html("{}<br>%{{x:.3g}} {}: %{{y:.4g}}<extra></extra>").format(system, _CLOCKS[clock]),
+                hovertemplate=Html("{}<br>%{{x:.4g}} {}: %{{y:.4g}}<extra></extra>").format(system, clock),
             )
             figure.add_trace(line, row=row, col=column)
         own = task.rpartition(" (")[2].rstrip(")").replace(", %", " (%)") if " (" in task else unit
         figure.update_yaxes(title_text=own, rangemode="tozero", row=row, col=column)
-        figure.update_xaxes(title_text=f"time ({_CLOCKS[clock]})", rangemode="tozero", row=row, col=column)
+        figure.update_xaxes(title_text=_CLOCKS[clock], rangemode="tozero", row=row, col=column)
     figure.update_annotations(font_size=SMALL + 1)
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},

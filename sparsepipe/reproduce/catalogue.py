@@ -76,7 +76,7 @@ USUAL_SECONDS = {
     "figures/8_waiting": 72,
     "figures/9_interference": 250,
     "figures/10_dense": 118,
-    "figures/11_held_against_others": 25,
+    "figures/11_held_against_others": 45,
     "figures/12_gaps": 30,
     "00_start": 6,
 }
