@@ -9,6 +9,7 @@ from test_simulator import pipeline
 
 from sparsepipe import InputError, simulate
 from sparsepipe.forecast import forecast
+from sparsepipe.replaying import replay, what_if
 from sparsepipe.stragglers import Stragglers
 
 COUNT, GONE = 12, 20.0
@@ -79,3 +80,19 @@ def test_the_command_says_what_a_kill_costs(tmp_path):
     for more in ("--restart-seconds", 8), ("--epoch-minibatches", 5):
         code, _, errors = sparsepipe(*words, *more)
         assert code == 2 and len(errors) == 1 and "--straggler kill" in errors[0]
+
+
+@pytest.mark.parametrize(("epoch", "steps"), [(None, 1), (4, 3)])
+def test_of_what_was_trained_again_a_replay_takes_the_last_time(epoch, steps):
+    """The steps are those of a run that nobody was killed in: each minibatch counts once."""
+    plan, profile, cluster = pipeline([1.0, 1.0], [2.0, 2.0])
+    given = {"stragglers": Stragglers.parse("kill:rank=1,at=6"), "restart_seconds": GONE, "epoch_minibatches": epoch}
+    found = simulate(plan, profile, cluster, [1] * COUNT, **given)
+    replayed = replay(found)
+    assert [step.measured_seconds for step in replayed.steps] == pytest.approx([seconds(COUNT // steps)] * steps)
+    assert replayed.largest_error < 1e-9
+    computed = Counter((s.name, s.minibatch) for s in replayed.trace.spans if s.kind in ("forward", "backward"))
+    assert set(computed.values()) == {1} and len(computed) == 4 * COUNT
+    assert what_if(found).slowdown == pytest.approx(
+        what_if(simulate(plan, profile, cluster, [1] * COUNT)).slowdown, 0.2
+    )

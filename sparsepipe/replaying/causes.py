@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..trace import Trace
 from .copies import Copies
 from .dependencies import Dependencies, Node
-from .steps import COMPUTE
+from .lives import COMPUTE
 from .timing import Floats
 
 _OF_DEVICES = ("stage", "replica", "pipeline", "rank")  # a replica of one plan, or one of several pipelines

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..trace import Trace
 from .dependencies import Node
-from .steps import COMPUTE
+from .lives import COMPUTE
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..trace import Span, Trace
-from .steps import COMPUTE, Step, operation_of, steps_of
+from .lives import COMPUTE
+from .steps import Step, operation_of, steps_of
 from .timing import Floats, Timing
 
 TRANSFERS = {"forward": "forward transfer", "backward": "backward transfer"}

@@ -8,7 +8,7 @@ import numpy as np
 from ..trace import WORK, Span, Trace
 from .copies import Copies
 from .dependencies import Dependencies
-from .steps import COMPUTE
+from .lives import COMPUTE
 from .timing import Floats
 
 

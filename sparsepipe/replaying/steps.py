@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from ..errors import InputError
 from ..trace import Span, Trace
+from .lives import COMPUTE, last_lives
 
-COMPUTE = ("forward", "backward", "weights")
 _REPLAYED = (*COMPUTE, "update", "average", "send", "load", "wait")
 _WORK = (*COMPUTE, "update", "average", "evaluate")
 _ACTION = re.compile(r"\d+([A-Z])\d+")
@@ -38,8 +38,10 @@ def steps_of(trace: Trace) -> list[Step]:
 
     A schedule that flushes is empty after every step; an asynchronous one after every epoch, and where a long trace
     leaves minibatches out. What belongs to no minibatch (evaluation, checkpoints, the wait for an epoch to begin) lies
-    between the steps. Raises InputError for a trace without forwards and backwards.
+    between the steps. Of minibatches that were trained again after a restart, the last time counts (lives.py). Raises
+    InputError for a trace without forwards and backwards.
     """
+    trace = last_lives(trace)
     ranges = [(number, first, past) for number, first, past in trace.facts.get("steps", ())] or [*_flushed(trace)]
     if not ranges:
         raise InputError("the trace has no forwards and backwards to replay; choose one of a training run")
