@@ -178,6 +178,17 @@ def test_the_command_is_killed_and_goes_on(tmp_path: Path, capsys):
     assert {row["intruders"] for row in told["slowdowns"]} == {"memory-streams", "matrix-products"}
 
 
+@pytest.mark.gpu
+def test_networks_and_intruders_share_a_gpu_and_its_gauges_are_read(tmp_path: Path, capsys):
+    out, learned = tmp_path / "rows.jsonl", tmp_path / "predictor.json"
+    asked = ["interference", "measure", "--out", str(out), *QUICK, "--batch-size", "4", *KINDS, "--device", "cuda"]
+    assert main([*asked, "--predictor", str(learned), "--json"]) == 0
+    found = read_measurements(out)[1]
+    assert {one.intruders for one in found} == {(), ("memory-streams",), ("matrix-products",)}
+    assert all(any(name.startswith("gpu ") for name in one.metrics) for one in found)
+    assert Predictor.load(learned).metrics == tuple(found[0].metrics)
+
+
 def test_bad_input_of_measuring_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sparsepipe.profiler.devices.num_gpus", lambda: 0)
     for more, message in (

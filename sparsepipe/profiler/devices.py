@@ -28,8 +28,11 @@ def num_gpus() -> int:
 
 
 def made_current(device: torch.device) -> torch.device:
-    """Have a GPU be the current one: Triton's kernels run there, whichever their tensors are on. Returns the device."""
-    if device.type == "cuda":
+    """Have a GPU be the current one: Triton's kernels run there, whichever their tensors are on. Returns the device.
+
+    "cuda" without a number is the one that is current already.
+    """
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
 
