@@ -129,7 +129,7 @@ def _ticks(values: pd.Series) -> dict[str, list]:
     if sum(low <= tick <= high for tick in found["tickvals"]) >= 3:
         return found
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step = next(digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 6)
+    step = next((digit * power for digit in (1, 2, 5) if (high - low) / (digit * power) <= 6), 10 * power)
     ticks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return {"tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
 

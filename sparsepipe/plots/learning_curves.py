@@ -15,7 +15,8 @@ Panels = Mapping[str, Mapping[str, Curve]]  # task → system → curve
 _MOST_POINTS = 2000  # of a line on screen; the table has all
 _MOST_MARKERS = 30  # of a line: more would hide it
 _PANEL, _COLUMNS = 230, 3
-_CLOCKS = {"hours": "time (h)", "seconds": "time (s)", "minibatches": "minibatch"}  # and what an axis is called
+# What an axis is called, and the unit of a point on it.
+_CLOCKS = {"hours": ("time (h)", "h"), "seconds": ("time (s)", "s"), "minibatches": ("minibatch", "minibatches")}
 
 
 def learning_curves_table(panels: Panels, *, clock: str = "hours") -> pd.DataFrame:
@@ -39,6 +40,7 @@ def learning_curves(
     """
     if clock not in _CLOCKS:
         raise ValueError(f"clock {clock!r}, expected one of {', '.join(_CLOCKS)}")
+    axis, unit_of_x = _CLOCKS[clock]
     title = title or f"Accuracy by {clock}"
     if not panels:
         return nothing_to_draw(title, note=note)
@@ -68,12 +70,12 @@ def learning_curves(
                 showlegend=not any(system in panels[before] for before in tasks[:place]),
                 line={"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
                 marker={"symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 6},
-                hovertemplate=Html("{}<br>%{{x:.4g}} {}: %{{y:.4g}}<extra></extra>").format(system, clock),
+                hovertemplate=Html("{}<br>%{{x:.3g}} {}: %{{y:.4g}}<extra></extra>").format(system, unit_of_x),
             )
             figure.add_trace(line, row=row, col=column)
         own = task.rpartition(" (")[2].rstrip(")").replace(", %", " (%)") if " (" in task else unit
         figure.update_yaxes(title_text=own, rangemode="tozero", row=row, col=column)
-        figure.update_xaxes(title_text=_CLOCKS[clock], rangemode="tozero", row=row, col=column)
+        figure.update_xaxes(title_text=axis, rangemode="tozero", row=row, col=column)
     figure.update_annotations(font_size=SMALL + 1)
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},
