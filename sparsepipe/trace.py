@@ -64,6 +64,11 @@ class Trace:
         return self.facts.get("held_up", "")
 
     @property
+    def pipeline_of_rank(self) -> dict[int, int]:
+        """Of several pipelines, the number of each rank's; empty of one."""
+        return {rank: k for k, ranks in enumerate(self.facts.get("pipelines", ())) for rank in ranks}
+
+    @property
     def shown_seconds(self) -> float:
         """The makespan without the gaps that left out minibatches leave."""
         return max(self.makespan - self.left_out.get("seconds", 0.0), 0.0)

@@ -32,7 +32,7 @@ class Copies:
         pipelines = trace.facts.get("pipelines", ())
         if len(pipelines) < 2:
             return cls("replica", _replicas(nodes), {}, {})
-        of_rank = {rank: k for k, ranks in enumerate(pipelines) for rank in ranks}
+        of_rank = trace.pipeline_of_rank
         stages: defaultdict[int, set[int]] = defaultdict(set)
         for node in nodes:
             stages[of_rank.get(node.rank, 0)].add(node.stage)

@@ -19,7 +19,7 @@ def last_lives(trace: Trace) -> Trace:
     A job begins again where a rank computes a forward that it had computed before. Of several pipelines (fact
     "pipelines") each does so by itself. A trace in which nobody began again is returned as it is.
     """
-    of_rank = {rank: k for k, ranks in enumerate(trace.facts.get("pipelines", ())) for rank in ranks}
+    of_rank = trace.pipeline_of_rank
     together: defaultdict[int, list[Span]] = defaultdict(list)
     for span in trace.spans:
         if span.kind in COMPUTE:
