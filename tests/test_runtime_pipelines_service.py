@@ -16,18 +16,20 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
 
 from sparsepipe.errors import InputError
 from sparsepipe.io.files import read_rows, write_atomic, write_rows
 from sparsepipe.launchers.local import coordination
-from sparsepipe.launchers.local.coordination import GoneAttempts
+from sparsepipe.launchers.local.coordination import Coordination, GoneAttempts
 from sparsepipe.record.record_files import read_metrics
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.pipelines.address import ADDRESS, CoordinatorAddress
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.client import Connection, connect
+from sparsepipe.runtime.pipelines.journal import complete_record
 from sparsepipe.runtime.pipelines.messages import MOST_BYTES, line_of
 from sparsepipe.runtime.pipelines.resuming import keep_nothing, keep_rows
 
@@ -158,6 +160,7 @@ def test_a_coordinator_that_is_killed_is_replaced_while_pipelines_go_on(tmp_path
             killer.join()
             current[0].terminate()
             current[0].communicate()
+    complete_record(run_dir, "0")  # as its launcher does where the last one had not caught up yet
     trained = sorted(pair for _, pairs in results for pair in pairs)
     assert trained == [(m // 40, m % 40) for m in range(total)]
     steps = [row["minibatch"] for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "step"]
@@ -167,6 +170,32 @@ def test_a_coordinator_that_is_killed_is_replaced_while_pipelines_go_on(tmp_path
     assert sorted(taken) == list(range(total))
     assert [row["epoch"] for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "epoch"] == [0, 1, 2]
     assert kills >= 3
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["killed", "killed and just started again"])
+def test_a_coordinator_that_is_killed_at_the_end_leaves_a_whole_record(tmp_path, again) -> None:
+    """Its launcher writes what the journal has and the record has not, and tells another launch's from it."""
+    (tmp_path / "logs").mkdir()
+    plan = pipelines_of("minkunet14a", [[0]], [[0]], rule="partial-reduce")
+    coordination = Coordination(tmp_path, plan, seed=0, timeout=TIMEOUT, launch="mine")
+    try:
+        with connected(tmp_path, 2, epoch=40, total=80) as clients:
+            results = together(*clients)
+            clients[0].tell("summary", {"epochs": 2})
+            coordination.coordinator.kill()
+            coordination.coordinator.wait(timeout=ENOUGH)
+            if again:
+                until(lambda: coordination.look() or coordination.coordinator.poll() is None, "another takes its place")
+    finally:
+        coordination.end()
+    assert sorted(pair for _, pairs in results for pair in pairs) == [(m // 40, m % 40) for m in range(80)]
+    written = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "minibatches.jsonl", "merges.jsonl")}
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert sorted(row["minibatch"] for row in rows if row["event"] == "step") == list(range(80))
+    assert [row["minibatches"] for row in rows if row["event"] == "summary"] == [80]
+    for launch in ("mine", "another's"):  # there is nothing left to write
+        complete_record(tmp_path, launch)
+        assert written == {name: (tmp_path / name).read_bytes() for name in written}
 
 
 def test_a_pipeline_whose_rank_ends_is_given_up_within_a_second(tmp_path) -> None:

@@ -22,6 +22,7 @@ from ...runtime.encryption import Encryption
 from ...runtime.failures import DeadlinePassed
 from ...runtime.pipelines.address import CoordinatorAddress
 from ...runtime.pipelines.client import connect
+from ...runtime.pipelines.journal import complete_record
 from ..prepare_pipelines import RESUME
 
 LOG_FILES = ("logs/coordinator.log", "logs/server.log")
@@ -52,23 +53,25 @@ class Coordination:
         self.folder, self.plan, self.launch, self.encrypts = folder, plan, launch, encrypts
         self._seed, self._timeout, self._host = seed, timeout, host
         self._coordinators, self._next_coordinator = 0, 0.0
-        self._coordinator = self._start_coordinator()
+        self.coordinator = self._start_coordinator()
         self._servers = 0
         self._server = self._start_server()
         self._gone = GoneAttempts(folder, encrypts=encrypts)
 
     def look(self) -> None:
         """Start again what has died. Raises RuntimeError where it does so again and again."""
-        if self._coordinator.poll() is not None and time.monotonic() > self._next_coordinator:
-            self._coordinator = self._start_coordinator()
+        if self.coordinator.poll() is not None and time.monotonic() > self._next_coordinator:
+            self.coordinator = self._start_coordinator()
         if self._server is not None and self._server.poll() is not None:
             self._server = self._start_server()
         self._gone.tell()
 
     def end(self) -> None:
         """End both, with the last rows of the record written."""
-        for process in filter(None, (self._server, self._coordinator)):
+        for process in filter(None, (self._server, self.coordinator)):
             _end(process)
+        if self.coordinator.returncode:  # it was killed, or had not yet taken the place of one that was
+            complete_record(self.folder, self.launch)
 
     def tell_gone(self, pipeline: int, attempt: int | None = None) -> None:
         """Tell the coordinator that an attempt of a pipeline has ended; without one, that it does not come back.

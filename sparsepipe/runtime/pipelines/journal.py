@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,11 +49,12 @@ class Journal:
 
         Raises InputError where what an earlier run left to do does not belong to this one.
         """
-        path = _path(run_dir)
-        cut_torn_row(path)
-        rows = read_rows(path) if path.exists() else []
-        if not rows or rows[0].get("launch") != launch:
-            rows = [_begin(run_dir, launch, run)]
+        rows = _rows_of(run_dir, launch) or [_begin(run_dir, launch, run)]
+        return cls._from_rows(run_dir, rows)
+
+    @classmethod
+    def _from_rows(cls, run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> tuple["Journal", RunState]:
+        """Make the journal's requests again, and write those rows of the record that they made and a kill kept."""
         head, *requests = rows
         state = RunState(_run_of(head))
         for row in requests:
@@ -101,6 +102,17 @@ class Journal:
         self.flush()
 
 
+def complete_record(run_dir: Path, launch: str) -> None:
+    """Write those rows of the record that the coordinator of a launch had in its journal as it was killed.
+
+    For a coordinator whose place no other takes: its run is over. Nothing is written where the journal is of another
+    launch, or there is none.
+    """
+    if rows := _rows_of(run_dir, launch):
+        journal, _ = Journal._from_rows(run_dir, rows)
+        journal.close()
+
+
 def apply(state: RunState, row: Mapping[str, Any]) -> None:
     """Make the request of a journal's row again. What was refused is refused again."""
     if row["call"] == "expire":
@@ -139,6 +151,14 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         stale.unlink(missing_ok=True)
     write_atomic(path, json.dumps(head) + "\n", make_folder=False, private=True)
     return head
+
+
+def _rows_of(run_dir: Path, launch: str) -> list[dict[str, Any]]:
+    """Return the rows of a launch's journal, without a torn last one; none where the journal is of another launch."""
+    path = _path(run_dir)
+    cut_torn_row(path)
+    rows = read_rows(path) if path.exists() else []
+    return rows if rows and rows[0].get("launch") == launch else []
 
 
 def _run_of(head: Mapping[str, Any]) -> RunOfPipelines:
