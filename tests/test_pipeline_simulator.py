@@ -1,5 +1,6 @@
 """Pipelines simulated together: laws that any rule keeps, closed forms, and the simulator of one plan."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -23,10 +24,13 @@ from sparsepipe import (
     Stage,
     simulate,
 )
+from sparsepipe.costs import MergeCosts
 from sparsepipe.pipeline_simulator import simulate_pipelines
+from sparsepipe.pipeline_simulator.exchange import Exchange, Routes
 from sparsepipe.pipeline_simulator.together import Together
 from sparsepipe.pipelines import Pipelines
 from sparsepipe.replication import RULES, parse_rule
+from sparsepipe.replication.base import Merge
 from sparsepipe.stragglers import Stragglers
 
 FREE = Link()
@@ -444,3 +448,35 @@ def test_replicas_wait_for_one_that_is_held_up():
     assert simulate(plan, network(1), cluster, [1] * 10, stragglers=Stragglers()) == simulate(
         plan, network(1), cluster, [1] * 10
     )
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_result_is_there_once_every_part_of_it_was_reduced(data) -> None:
+    """Beside the definition, for pipelines cut at different places, whose stages come in any order."""
+    cuts = data.draw(st.lists(st.sets(st.integers(1, 4), max_size=3), min_size=2, max_size=4), label="cuts")
+    ranks, plans = itertools.count(), []
+    for own in cuts:
+        bounds = list(itertools.pairwise([0, *sorted(own), 5]))
+        plans.append(Plan(tuple(Stage(tuple(f"l{s}" for s in range(*b)), (next(ranks),)) for b in bounds)))
+    cluster = Cluster.uniform(next(ranks), device_type="d", link=Link(bandwidth=1000.0, latency=0.1))
+    sizes = MergeCosts(plans, cluster, network(5).graph)
+    members = tuple(range(len(plans)))
+    partner = members[-1] if data.draw(st.booleans(), label="partner") else None
+    contributors = members if partner is None else members[:-1]
+    merge = Merge(0, contributors, (0,) * len(contributors), (1.0,) * len(contributors), partner=partner)
+    exchange = Exchange(merge, 2.0, None, Routes(sizes, members))
+    coming = data.draw(st.permutations([place for k in contributors for place in sizes.stages(k)]), label="order")
+    times = sorted(data.draw(st.lists(st.floats(0, 9), min_size=len(coming), max_size=len(coming)), label="times"))
+    known = [exchange.come(place, now) for place, now in zip(coming, times, strict=True)]
+    ready = {place: max(2.0, now) for place, now in zip(coming, times, strict=True)}
+    ready |= dict.fromkeys(sizes.stages(partner), 2.0) if partner is not None else {}
+    around = {place: [place, *sizes.peers(place, members)] for place in ready}
+    reduced = {one: max(ready[own] + sizes.seconds(own, members) for own in around[one]) for one in ready}
+    for one in ready:
+        assert exchange.results[one] == max(map(reduced.get, around[one])) + sizes.seconds(one, members)
+        needed = {own for other in around[one] for own in around[other]}
+        assert ready[exchange.last_ready(one)] == max(map(ready.get, needed)) and exchange.last_ready(one) in needed
+        last = max((coming.index(own) for own in needed if own in coming), default=None)
+        assert last is None or one in known[last]
+    assert exchange.complete and exchange.bytes == pytest.approx(2 * 1000.0 * 5 * (len(members) - 1))

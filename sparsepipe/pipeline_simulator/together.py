@@ -4,6 +4,7 @@ import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 from ..cluster import Cluster
@@ -15,7 +16,7 @@ from ..replication import sent_share
 from ..replication.base import SERVER, Arithmetic, Groups, Merge, Rule
 from ..simulator import Port
 from ..stragglers import Stragglers
-from .exchange import Exchange, Push, ServerPorts
+from .exchange import Exchange, Push, Routes, ServerPorts, members_of
 from .loader import Loader
 from .member import Member, Update
 
@@ -106,6 +107,7 @@ class Together:
         self.past: list[Member] = []  # lives that are over
         self.idle: set[int] = set()  # pipelines that have left, since there was nothing more for them
         self.sizes = MergeCosts(plans, cluster, profile.graph, share=sent_share(rule) if rule else 1.0)
+        self.routes = lru_cache(maxsize=256)(partial(Routes, self.sizes))
         self.server = ServerPorts()
         self.tallies = [Tally() for _ in plans]
         self.contributions: list[list[Contribution]] = [[] for _ in plans]
@@ -355,12 +357,12 @@ class Together:
     def _decide(self, merges: Sequence[Merge], *, by: int | None) -> None:
         for merge in merges:
             server = merge.partner == SERVER
-            facts = (merge, self.now, by, self.sizes)
+            facts = (merge, self.now, by)
             exchange: Exchange | Push
             if server:
-                exchange = Push(*facts, self.server)
+                exchange = Push(*facts, self.sizes, self.server)
             else:
-                exchange = Exchange(*facts)
+                exchange = Exchange(*facts, self.routes(members_of(merge)))
                 self.open = [*(one for one in self.open if not one.complete), exchange]
             self.group_sizes[len(merge.members) + (merge.partner is not None and not server)] += 1
             self.forced += merge.forced
