@@ -363,7 +363,7 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 KNOWN = {
     ("display/html.py", "_rect"),  # numbers, formatted there
     ("plots/theme.py", "_heading"),  # a finished figure's title
-    ("plots/export.py", "provenance"),  # the same, to take its tags off
+    ("plots/export.py", "_title"),  # the same of another figure, to take its tags off
     ("plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's
     ("plots/accuracy.py", "accuracy"),  # a hover template's own unit
     ("reproduce/html_page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs

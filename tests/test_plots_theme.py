@@ -34,7 +34,9 @@ def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
     layout = shown["layout"]
     assert figure.to_json() == before and "width" not in layout and layout["autosize"]
     lines = [re.sub("<[^>]*>", "", line) for line in layout["title"]["text"].split("<br>")]
-    assert max(map(len, lines)) * 6.4 < theme.WIDTH and " ".join(lines[1:]) == f"shapes {note}doubtful: {doubt}".strip()
+    assert max(map(len, lines)) * 6.4 < theme.WIDTH
+    assert [line.split(" · ") for line in lines[1:5]] == [["shapes"], *[["one thread of a processor"] * 4] * 3]
+    assert " ".join(lines[1:]).replace(" · ", " ") == f"shapes {note}doubtful: {doubt}".replace(" · ", " ").strip()
     narrow = theme.doubted(theme.finished(go.Figure(), "Costs", note=f"shapes\n{note}"), [doubt]).layout
     assert layout["title"]["text"] == narrow.title.text, "as if it had been drawn for that width"
     assert (layout["height"], layout["margin"]["t"]) == (narrow.height, narrow.margin.t)
@@ -43,6 +45,20 @@ def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
     assert figure.layout.height - heading.height == figure.layout.margin.t - heading.margin > 0
     strange = go.Figure(layout={"width": 900}).to_dict()
     assert plots.as_wide_as_the_page(strange) == strange and theme.heading_of(go.Figure(strange)) is None
+
+
+def test_lines_of_a_note_are_filled_end_between_facts_and_keep_names_whole():
+    """ "intruder: matrix-" ended half a line, "products; …" began the next one, and dots hung at ends of lines."""
+    facts = ["digits", "minkvgg11bn-narrow, two processes, intruder: matrix-products; lines from the fastest run to"]
+    facts[1] += " the slowest of them, one run of each beside the light one, which came and went"
+    note = " · ".join([*facts, "measured here"])
+    text = theme.finished(go.Figure(), "Costs", note=note).layout.title.text
+    lines = [re.sub("<[^>]*>", "", line) for line in text.split("<br>")[1:]]
+    most = theme.WIDTH / 6.4 - 4
+    assert " ".join(lines).split() == note.split() and len(lines) == 2 and len(lines[0]) > 0.9 * most
+    together = [f"{fact} of twenty-four letters" for fact in ("one", "two", "three", "four")]
+    text = theme.finished(go.Figure(), "Costs", note=" · ".join(together)).layout.title.text
+    assert [re.sub("<[^>]*>", "", line) for line in text.split("<br>")[1:]] == [" · ".join(together[:3]), together[3]]
 
 
 def test_no_button_uploads_the_data():

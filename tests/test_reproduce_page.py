@@ -1,14 +1,18 @@
 """The page of figures and the lines that a batch says: what is read from executed notebooks, and how it is shown."""
 
+import html
 import re
 from html.parser import HTMLParser
 
 import nbformat
+import plotly.graph_objects as go
 import pytest
 from PIL import Image
 
 from sparsepipe import Cluster
 from sparsepipe.io.files import write_json
+from sparsepipe.plots.export import provenance
+from sparsepipe.plots.theme import finished
 from sparsepipe.record.run_progress import RunProgress
 from sparsepipe.reproduce import NOTEBOOKS, catalogue
 from sparsepipe.reproduce.executed import Executed, first_sentence
@@ -116,7 +120,7 @@ def test_a_warning_is_said_once_a_notebook_and_its_figures_refer_to_it(job):
         (job.out / f"{figure}.png").write_bytes(b"")
         warnings = [f"{text}; its speed is that of such a machine" for text in doubts] + ["more of a run"]
         write_json(job.out / f"{figure}.json", {"provenance": {"doubts": doubts, "warnings": warnings}})
-    text = write_page(job).read_text()
+    text = re.sub("</?span[^>]*>", "", write_page(job).read_text())  # of names that stay in one line
     assert [text.count(run) for run in [*runs, "of the notebook"]] == [1] * 6
     assert re.findall(r'href="#10_waiting-warnings">(.*?) of this', text) == [
         "warnings 2 to 5",
@@ -125,6 +129,26 @@ def test_a_warning_is_said_once_a_notebook_and_its_figures_refer_to_it(job):
     ]
     assert re.search('<details class="warnings"><summary>6 warnings</summary><ol id="10_waiting-warnings"><li>', text)
     assert text.count('id="10_waiting-warnings"') == 1 and text.count("<dd>more of a run</dd>") == len(rest_on)
+
+
+def test_a_caption_has_its_facts_apart_and_names_whole(job):
+    """Lines of a note ran together ("76% p3-trace"), names lost a hyphen at a line's end, dots hung at lines' ends."""
+    executed(job.copies, "05_launch")
+    (job.out / "timeline.png").write_bytes(b"")
+    note = f"pace 76%\np3-trace by {NAME} - all, intruder: matrix-products · 3 runs"
+    facts = provenance(finished(go.Figure(), "Machines <1>", note=note), "timeline", {})
+    assert facts["title"] == f"Machines <1> · {note}".replace("\n", " · ")
+    write_json(job.out / "timeline.json", facts)
+    text = write_page(job).read_text()
+    caption = re.search("<figcaption>(.*?)<p class", text)[1]
+    assert re.findall("<(?:p|li)>(.*?)</(?:p|li)>", caption) == [
+        "Machines &lt;1&gt;",
+        "pace 76%",
+        f'<span class="name">p3-trace</span> by {html.escape(NAME)} - all, intruder: '
+        '<span class="name">matrix-products</span>',
+        "3 runs",
+    ]
+    assert "matrix-" not in re.sub("<span.*?</span>", "", caption) and "·" not in caption
 
 
 def test_a_page_is_there_before_anything_ran_and_where_files_are_damaged(job):

@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.io.base_renderers import MimetypeRenderer
 
-from ..display.markup import Html
+from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.files import write_atomic, write_json
@@ -28,7 +28,7 @@ from .chromium import NoPicture, browser, drawn
 from .dark import dark_style
 from .paper import INCHES, Paper
 from .pdf_facts import with_facts
-from .theme import doubted, doubts_of, with_held_up
+from .theme import doubted, doubts_of, heading_of, with_held_up
 
 FORMATS = ("pdf", "svg", "png")
 _KEPT = "sparsepipe_png"  # the renderer of `keep_pictures`
@@ -145,11 +145,9 @@ class _KeptPicture(MimetypeRenderer):
 def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") -> dict[str, Any]:
     """Return where a figure comes from: sources, commit, command, versions; undated, so that it is reproducible."""
     here = Origin.here().to_json()
-    lines = re.sub("<br>(?!<span)", " ", str(figure.layout.title.text or ""))  # a long line that goes on below
-    title = lines.replace("<br>", " · ")
     return {
         "figure": name,
-        "title": Html(title).striptags(),
+        "title": _title(figure),
         "table_sha256": hashlib.sha256(table.encode()).hexdigest(),
         "command": here["command"],
         "commit": here["commit"],
@@ -157,6 +155,15 @@ def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") ->
         "provenance": described(figure, origin).to_json(),
         "sources": [_source(part) for part in _parts(origin)],
     }
+
+
+def _title(figure: go.Figure) -> str:
+    """A figure's title, its note and what is doubtful, as they were given: wherever its lines end in the picture."""
+    heading = heading_of(figure)
+    if heading is None:
+        return Html(str(figure.layout.title.text or "").replace("<br>", " · ")).striptags()
+    parts = (heading.title, *(figure_text(note).striptags() for note in (*heading.notes, heading.doubt)))
+    return " · ".join(filter(None, parts))
 
 
 def described(figure: go.Figure, origin: Any) -> Provenance:

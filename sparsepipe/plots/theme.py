@@ -176,14 +176,25 @@ _GLYPH = 6.4  # pixels of a character below the title, on average
 
 
 def _wrapped(line: str, width: float) -> list[str]:
-    """The lines that `line` becomes below the title of a figure `width` pixels wide: about as long as each other.
+    """The lines that `line` becomes below the title of a figure `width` pixels wide: as few as there can be.
 
-    A number stays with its unit, and a dot between two facts at the end of a line.
+    Each is as long as the figure is wide, or ends between two facts where that takes no further line: the dot between
+    them is not written there. A number stays with its unit, and a name with hyphens is in one line.
     """
-    most, kept = max(20, int(width / _GLYPH) - 4), tied(line).replace(" · ", f"{TIE}· ")
-    lines = wrap(kept, most)
-    shorter = next((k for k in range(most // 2, most) if len(wrap(kept, k)) == len(lines)), most)
-    return [each.replace(TIE, " ") for each in wrap(kept, shorter)]
+    most, kept, lines = max(20, int(width / _GLYPH) - 4), tied(line), []
+    while len(rest := _filled(kept, most)) > 1:
+        ends = [found.start() for found in re.finditer(" · ", kept) if _FULL * most <= found.start() <= most]
+        end = next((at for at in reversed(ends) if len(_filled(kept[at + 3 :], most)) < len(rest)), len(rest[0]))
+        lines.append(kept[:end])
+        kept = kept[end:].removeprefix(" ").removeprefix("· ")
+    return [each.replace(TIE, " ").removesuffix(" ·") for each in [*lines, *rest]]
+
+
+_FULL = 0.6  # of a line's room: one that is shorter ends too early
+
+
+def _filled(text: str, most: int) -> list[str]:
+    return wrap(text, most, break_on_hyphens=False)
 
 
 TIE = "\N{NO-BREAK SPACE}"

@@ -134,4 +134,4 @@ def _in_lines(name: str, room: float) -> Html:
     """A strategy's name, with what tells it from another, in lines that take so many pixels at most."""
     parts = name.replace(" (", "\n(").replace(", ", ",\n").split("\n")
     most = max(1, int(room / _SIGN))
-    return Html("<br>").join(figure_text(line) for part in parts for line in wrap(part, most))
+    return Html("<br>").join(figure_text(line) for part in parts for line in wrap(part, most, break_on_hyphens=False))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mistune
 
-from ..display.markup import Html, unescaped
+from ..display.markup import Html, joined, unescaped
 
 # Whatever stands in outputs of notebooks: no script runs, and nothing is fetched but pictures that lie beside the page.
 _PAGE = Html(
@@ -18,13 +18,15 @@ _PAGE = Html(
 
 # An exported SVG is dark itself there: plots/dark.py.
 _PICTURE = Html('<picture><source media="(prefers-color-scheme: dark)" srcset="{}">{}</picture>')
+_WHOLE = Html('<span class="name">{}</span>')
+_HYPHENS = re.compile(r"([^\s-]+(?:-[^\s-]+)+)")  # a name with hyphens within it
 _LINK = re.compile(r"""(href=["'][^"':]*)\.ipynb(["'#])""")
 
 
 class _Renderer(mistune.HTMLRenderer):
     def text(self, text: str) -> str:
         """Text, in which entities are the characters that they stand for: mistune would show them as they are."""
-        return str(Html.escape(unescaped(text)))
+        return str(unbroken(unescaped(text)))
 
 
 _markdown = mistune.create_markdown(renderer=_Renderer(escape=True), plugins=["table"])
@@ -34,6 +36,11 @@ def page(title: str, body: Html) -> str:
     """Return a whole page."""
     style = Html((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
     return str(_PAGE.format(title=title, style=style, body=body))
+
+
+def unbroken(text: str) -> Html:
+    """Return text whose names with hyphens are in one line each, as far as a line has room for them."""
+    return joined(_WHOLE.format(part) if _HYPHENS.fullmatch(part) else part for part in _HYPHENS.split(text))
 
 
 def of_markdown(text: str) -> Html:

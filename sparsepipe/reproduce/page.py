@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..io.files import read_json, write_atomic
 from . import catalogue
 from .executed import Executed
-from .html_page import of_markdown, page, scrolling, with_dark
+from .html_page import of_markdown, page, scrolling, unbroken, with_dark
 from .notebook_job import NotebookJob
 from .notebook_page import notebook_page
 from .report import warnings_of
@@ -84,7 +84,7 @@ def _warnings(texts: Iterable[str], anchor: str) -> Html:
 
     Many are folded: a link to what is in them opens them.
     """
-    items = [Html("<li>{}</li>").format(text) for text in texts]
+    items = [Html("<li>{}</li>").format(unbroken(text)) for text in texts]
     if not items:
         return Html("")
     listed = Html('<ol id="{}">{}</ol>').format(anchor, joined(items))
@@ -124,15 +124,22 @@ def _figure(folder: Path, name: str, facts: Mapping[str, Any], doubtful: Html) -
         drawn = with_dark(_PICTURE.format(name, title), vector=f"{name}.svg" if "svg" in there else "")
         picture = _LINKED.format(name, target, drawn)
     links = Html(" · ").join(Html('<a href="{0}.{1}">{2}</a>').format(name, end, end.upper()) for end in there)
-    return Html('<figure>{}<figcaption><p>{}</p><p class="soft">{} · {}</p>{}{}{}</figcaption></figure>').format(
+    return Html('<figure>{}<figcaption>{}<p class="soft">{} · {}</p>{}{}{}</figcaption></figure>').format(
         picture,
-        title,
+        _caption(title),
         name,
         links,
         doubtful,
         _table(folder / f"{name}.csv", name),
         _provenance(facts),
     )
+
+
+def _caption(title: str) -> Html:
+    """A figure's title, and the facts of its note below it: see page.css for what stands between two of them."""
+    whole, *facts = map(unbroken, title.split(" · "))
+    told = joined(Html("<li>{}</li>").format(fact) for fact in facts)
+    return Html("<p>{}</p>").format(whole) + (Html('<ul class="facts">{}</ul>').format(told) if facts else "")
 
 
 def _table(path: Path, name: str) -> Html:

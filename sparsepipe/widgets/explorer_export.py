@@ -46,4 +46,5 @@ def _provenance(answers: Sequence[Answer], profile: Profile) -> Provenance:
 def in_lines(parts: Iterable[str], width: int = 112) -> str:
     """The note of a figure: each part that is not empty on lines of its own, which end where a setting does."""
     whole = (part.replace(" ", _TIED).replace(f"{_TIED}·{_TIED}", f"{_TIED}· ") for part in parts)
-    return "\n".join(line.replace(_TIED, " ") for part in whole for line in textwrap.wrap(part, width))
+    lines = (line for part in whole for line in textwrap.wrap(part, width, break_on_hyphens=False))
+    return "\n".join(line.replace(_TIED, " ").removesuffix(" ·") for line in lines)
