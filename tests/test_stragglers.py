@@ -216,4 +216,12 @@ def test_notes_say_what_holds_ranks_up(times):
         "rank 1 stops for 20 s at minibatch 50; rank 2 is killed at minibatch 80; "
         "ranks are as slow as the workers of times.csv"
     )
-    assert Stragglers().note() == ""
+    assert Stragglers().note() == Stragglers().clause() == ""
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_several_stragglers_stand_in_one_clause(count):
+    """ "While rank 0 is 4 times as slow; rank 1 …, all-reduce loses": the sentence ended before its main clause."""
+    parts = [f"rank {rank} is 4 times as slow" for rank in range(count)]
+    clause = Stragglers.parse(";".join(f"slow:rank={rank},factor=4" for rank in range(count))).clause()
+    assert clause == {1: parts[0], 2: " and ".join(parts), 3: f"{parts[0]}, {' and '.join(parts[1:])}"}[count]

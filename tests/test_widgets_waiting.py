@@ -52,6 +52,17 @@ def test_a_straggler_costs_all_reduce_more_than_a_rule_that_does_not_wait(explor
     assert shares["all-reduce"] < 0.6 < 0.95 < shares["partial-reduce:wait=0.1"]
 
 
+def test_what_a_straggler_costs_is_the_difference_of_what_is_shown(explorer):
+    """ "390 together, 881 while nobody is slow: the straggler costs 492 of them", said the sentence."""
+    shown = r"</b>: (\S+) samples/s together, (\S+) while nobody is slow: the straggler costs (\S+) of them"
+    for factor in (3, 11):
+        explorer.straggler.factor.value = factor
+        pace, free, lost = (
+            float(text.replace(",", "")) for text in re.search(shown, explorer.waiting.told.value).groups()
+        )
+        assert free - pace == pytest.approx(lost, abs=1e-9 * free)
+
+
 def test_a_table_of_waits_has_no_empty_column(explorer):
     """Where no pipeline waited, the column "for" was empty."""
     heads = []

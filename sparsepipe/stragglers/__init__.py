@@ -90,6 +90,11 @@ class Stragglers:
         """Say in a few words what holds ranks up, for a figure's note; empty where nothing does."""
         return "; ".join(part.note() for part in self.parts)
 
+    def clause(self) -> str:
+        """Say the same as a clause of a sentence, after "while": "rank 0 is 4 times as slow and rank 1 stops …"."""
+        *others, last = [part.note() for part in self.parts] or [""]
+        return f"{', '.join(others)} and {last}" if others else last
+
     def __str__(self) -> str:
         """Write it as `parse` reads it."""
         parts = [written_options(part.name, part, first=_FIRST.get(part.name)) for part in self.parts]

@@ -71,6 +71,7 @@ function inLines(words, room) {  // of bold text, as wide as that
 }
 const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${escape(words)}</text>`;
 const LETTER = 6.6;                  // pixels of a letter of a view's text, on average
+const sentence = (words) => words.replace(/^[a-z]+(?= )/, (w) => w[0].toUpperCase() + w.slice(1)) + (/[.!?]$/.test(words) ? "" : ".");
 const shortened = (words, most) => (words.length > most ? words.slice(0, Math.max(1, Math.floor(most) - 1)) + "…" : words);
 const named = (x, y, lines, whole, more = "") =>  // words in lines, the lowest at y, and all of what they say under the pointer
   `<text x="${x}" y="${y}" ${more}>` + lines.map((part, k) => `<tspan x="${x}" y="${y - 11 * (lines.length - 1 - k)}">${escape(part)}</tspan>`).join("") +
@@ -315,7 +316,7 @@ function render({ model, el }) {
     width = Math.floor(root.clientWidth);
     if (!scene.tiles || width < 50) return;
     put("tiles", tiles(scene, id));
-    find("why").textContent = [scene.why, ...scene.notes].join(" ");
+    find("why").textContent = [scene.why, ...scene.notes.map(sentence)].join(" ");
     find("hint").textContent = scene.before ? `${scene.hint}; the thin line below is A` : scene.hint;
     put("cells", scene.pipelines ? strips(scene, palette, width) : strip(scene, palette, width));
     put("changes", changes(scene));

@@ -17,7 +17,7 @@ from .exporter import Export, Figures
 from .pipelines_planning import PipelinesAnswer
 from .several import MINIBATCHES
 from .view_model import CLOSE, bottleneck, fullest_device, stages, timeline
-from .waiting_figures import Compared, pace_text
+from .waiting_figures import Compared, pace_text, part_text
 
 _HINT = "a strip for each pipeline, layers in order, as high as their time"
 
@@ -71,7 +71,7 @@ def _outcome(forecast: PipelinesForecast, rule: str, stragglers: Stragglers) -> 
 def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     """[what, value, explanation] of each number of all pipelines together."""
     told, free = answer.forecast, answer.undisturbed
-    rule, who = rule_text(told.rule), answer.stragglers.note()
+    rule, who = rule_text(told.rule), answer.stragglers.clause()
     run = f"{len(answer.sizes)} minibatches, filling and emptying the stages included"
     how = f"simulated, by {rule}, while {who or 'nobody is slow'}: {run}"
     found = [["together", f"{pace_text(told.samples_per_second)} samples/s", how]]
@@ -126,7 +126,7 @@ def _name(answer: PipelinesAnswer, k: int) -> str:
 
 def _paced(one: PipelinePace) -> str:
     share = f", {one.samples_per_second / one.own_pace:.0%} of its own pace" if one.own_pace else ""
-    return f"{one.minibatches} minibatches, {pace_text(one.samples_per_second)} samples/s{share}"
+    return f"{one.minibatches} minibatches, {part_text(one.samples_per_second)} samples/s{share}"
 
 
 def _layers(answer: PipelinesAnswer, k: int) -> list[list[Any]]:

@@ -58,7 +58,8 @@ class Compared:
         pace, own = self.forecast.samples_per_second, self.forecast.own_pace
         text = Html("<b>{}</b>: {} samples/s together").format(rule_text(self.forecast.rule), pace_text(pace))
         if self.free:
-            free, lost = self.undisturbed, self.undisturbed - pace
+            free = self.undisturbed
+            lost = as_shown(free) - as_shown(pace)  # so that a reader who subtracts finds the same
             cost = f"{pace_text(lost)} of them ({_share(lost, free)})" if lost >= _NOTHING * free else "next to nothing"
             told = Html("{}, {} while nobody is slow: the straggler costs {}.")
             text = told.format(text, pace_text(free), cost)
@@ -100,6 +101,16 @@ def pace_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def as_shown(pace: float) -> float:
+    """The number that `pace_text` shows."""
+    return float(pace_text(pace).replace(",", ""))
+
+
+def part_text(value: float) -> str:
+    """The pace of one of several pipelines, in a digit more than that of all: rounded, they still add up to it."""
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
+
+
 def waits_table(forecast: PipelinesForecast) -> Html:
     """A row for each pipeline: its pace, what held it up, how long it waited, and for whom."""
     rows = [_row(k, one) for k, one in enumerate(forecast.pipelines)]
@@ -114,7 +125,7 @@ def _row(k: int, one: PipelinePace) -> tuple[str, ...]:
     waited = sum(seconds for _, seconds in one.waits)
     named = sorted(one.waits, key=lambda pair: -pair[1])
     told = ", ".join(f"{name} ({_seconds(seconds)})" for name, seconds in named if seconds >= 0.01 * waited)
-    paces = pace_text(one.samples_per_second), _share(one.samples_per_second, one.own_pace)
+    paces = part_text(one.samples_per_second), _share(one.samples_per_second, one.own_pace)
     return (str(k), str(one.minibatches), *paces, _seconds(one.lost_seconds["straggler"]), _seconds(waited), told)
 
 
