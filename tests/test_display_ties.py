@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe.display.ties import EXACT, TIE, in_bold, ties, ties_text
+from sparsepipe.display.ties import EXACT, TIE, from_to, in_bold, ties, ties_text
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,7 @@ def test_numbers_that_are_told_exactly_tie_where_tables_show_the_same():
     assert ties(values, least=True, within=EXACT) == ["a", "b"] and ties(values, least=True) == ["a", "b", "c"]
     assert ties({"d": float("nan")}) == []
     assert in_bold(["a", "b", "c_d"]) == "**a**, **b** and **c&#95;d**" and in_bold(["a"]) == "**a**"
+
+
+def test_a_range_of_one_value_is_one_value():
+    assert from_to(0.0, 0.04, ".1f") == "0.0" and from_to(0.221, 0.514, ".0%") == "22% to 51%"

@@ -1,6 +1,7 @@
 """Notebooks run with few samples: from nothing by papermill; then JupyterLab shows those, and runs what has widgets."""
 
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sparsepipe.io.files import sha256
 from sparsepipe.record import RunRecord
 from sparsepipe.reproduce import reproduce
 from sparsepipe.reproduce.catalogue import exported, exported_by
+from sparsepipe.reproduce.executed import Executed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -84,6 +86,17 @@ def test_executed_copies_are_small(of_shapes, of_figures):
     copies = [path for root in (of_shapes, of_figures) for path in (root / "runs" / "notebooks").rglob("*.ipynb")]
     assert len(copies) == len(PATHS)
     assert not any(path.stat().st_size > 3e6 for path in copies)
+
+
+def test_answers_begin_each_sentence_with_a_capital(of_shapes, of_figures):
+    """Or with a name as `code`; "translation: 12 minibatches are too few", said one."""
+    found = {}
+    for root, path in ((root, path) for root in (of_shapes, of_figures) for path in PATHS):
+        if (copy := root / "runs" / "notebooks" / f"{name_of(path)}.ipynb").exists():
+            answer = Executed.read(name_of(path), copy).answer
+            prose = [block for block in re.split(r"\n\s*\n", answer) if not re.match(r"\s*[-|]", block)]
+            found[path] = re.findall(r"(?:^|[^A-Z\s][.!?]\**\s+)\**[a-z].{30}", "\n\n".join(prose))
+    assert len(found) == len(PATHS) and not {path: told for path, told in found.items() if told}
 
 
 LIVE = {

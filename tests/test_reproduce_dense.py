@@ -11,7 +11,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.models import MODULE_NETWORKS
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.reproduce import dense
-from sparsepipe.reproduce.dense import TASKS, usable
+from sparsepipe.reproduce.dense import TASKS, bleu_told, usable
 
 
 def test_what_cannot_be_had_is_left_out_and_images_are_those_of_scikit_learn(monkeypatch, capsys):
@@ -58,3 +58,9 @@ def test_their_settings_are_those_of_a_run():
         assert (config.seed, config.minibatches, config.threads) == (3, 7, 1)
         assert config.model in MODULE_NETWORKS and config.data == task.data
         assert task.told == f"{task.name}: {task.model} on {task.data}, {config.optimizer} {config.learning_rate:g}"
+
+
+def test_translations_that_were_not_learnt_are_told_in_words():
+    """The answer was "BLEU of translations: 0.0 to 0.0"."""
+    assert "none has learnt to translate" in bleu_told([0.0, 0.01]) and "0.0" not in bleu_told([0.0])
+    assert bleu_told([1.0, 12.34]) == "The BLEU of translations is 1.0 to 12.3." and bleu_told([]) == ""

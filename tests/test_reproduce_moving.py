@@ -30,6 +30,7 @@ from sparsepipe.reproduce.moving import (
     learning_by_seconds,
     losses_by_seconds,
     moments,
+    moving_told,
     samples_per_second,
     seconds_bars,
     simulated_stays,
@@ -177,9 +178,31 @@ def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
     assert (refused["pause"], refused["measured"], refused["expected gain"]) == ("not made", "not made", "4.00 s")
     assert (made["pause"], made["measured"], made["expected cost"]) == ("0.25 s", "not known", "0.50 s")
     assert changes_markdown({"live": record}).count("\n| live | ") == 3
+    rows = (
+        (record.folder / DECISIONS).read_text().replace('"predicted_gain_seconds": 4.0', '"predicted_gain_seconds": 0')
+    )
+    (record.folder / DECISIONS).write_text(rows)
+    assert {(one["expected gain"], one["expected cost"]) for one in changes_told({"live": record})} == {("none", "–")}
     (record.folder / DECISIONS).unlink()
     assert changes_markdown({"live": record}) == "No other plan was thought of."
     assert changes("live", record) == [] and list(changes_table({"live": record}).columns) == list(table.columns)
+
+
+def test_whether_moving_paid_is_told_of_the_whole_run():
+    """ "A pause is made good in **34 minibatches**" stood in bold beside a run that took 104 % of the time."""
+    still, names = {"beside the intruder": 0.1, "the whole run": 0.06}, ("never", "live")
+
+    def told(beside, whole, pauses=(0.1, 0.08)):
+        return moving_told(still, {"beside the intruder": beside, "the whole run": whole}, pauses, names=names)
+
+    lost = told(0.0973, 0.0624)
+    assert "took **104%** of the time of `never`, with 2 changes of the plan: **moving did not pay here**." in lost
+    assert "took 97.3 ms in place of 100.0 ms, and a change 90 ms, as much as 33 such iterations save;" in lost
+    assert lost.endswith("Outside its visits more was lost than that.") and lost.count("**") == 4
+    assert "there, too, nothing was saved" in told(0.11, 0.066)
+    assert "**90%**" in (gained := told(0.05, 0.054)) and "**moving paid here**" in gained and "lost" not in gained
+    assert "**moving neither paid nor cost here**" in told(0.1, 0.06)
+    assert told(0.1, 0.06, ()).endswith("its plan never changed.")
 
 
 def test_in_simulations_moving_pays_for_who_stays_and_not_for_who_is_gone_at_once():

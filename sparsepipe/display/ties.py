@@ -24,6 +24,12 @@ def ties(values: "Mapping[str, float] | pd.Series", *, least: bool = False, with
     return [name for name, value in known.items() if abs(value - best) <= within * abs(best)]
 
 
+def from_to(low: float, high: float, shown: str) -> str:
+    """Return "0.3% to 0.5%", or one number where both are shown alike; `shown` is how, as ".1%"."""
+    ends = dict.fromkeys((format(low, shown), format(high, shown)))
+    return " to ".join(ends)
+
+
 def in_bold(names: Iterable[str]) -> str:
     """ "**a**, **b** and **c**", as Markdown: names are shown as they are; "nobody" of none."""
     *others, last = [f"**{markdown_text(name)}**" for name in names] or ["nobody"]

@@ -39,7 +39,7 @@ class Decision:
 
     plan: Plan  # the present one where nothing is to change
     changes: bool
-    gain_seconds: float  # over the minibatches left, by the best change looked at
+    gain_seconds: float  # over the minibatches that it was decided for, by the best change looked at
     cost: MoveCost  # of that change
     moves: tuple[Move, ...]  # what changes hands; nothing where nothing is to change
     why: str  # one line
@@ -90,6 +90,7 @@ def decide(
 ) -> Decision:
     """Choose the plan that gains most over `minibatches_left` after its cost, if that is worth it.
 
+    `minibatches_left`: those of the run, or as many as devices are expected to stay as they are for (`Replanner`).
     `profile` and `cluster` are those that `plan` was made for, `factors` say how they are now. Looked at are the
     optimal plan, the present stages and devices with other cuts, and the plans `known`, such as the one that the job
     began with. `also`: other ways that devices may be, as far as measurements tell; a change counts for the least that

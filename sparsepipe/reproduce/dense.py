@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data import fetch, find
 from ..data.examples import open_examples
+from ..display.ties import from_to
 from ..errors import InputError
 from ..runtime.config import RunConfig
 from .most_frequent import most_frequent_share
@@ -127,3 +128,13 @@ def scores(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """What validations report under a name besides the accuracy, such as "bleu", by epoch; [] where they do not."""
     found = [(row.get("validation") or {}).get(name) for row in rows]
     return [value for value in found if value is not None]
+
+
+def bleu_told(found: Sequence[float]) -> str:
+    """Say in a sentence which BLEU, from 0 to 100, translations of several runs have; empty of none."""
+    if not found:
+        return ""
+    text = from_to(min(found), max(found), ".1f")
+    if text == "0.0":
+        return "The BLEU of translations is 0 in every run: none has learnt to translate so far."
+    return f"The BLEU of translations is {text}."

@@ -28,6 +28,8 @@ _NEWEST = 20  # minibatches before one, with which its loss is drawn as a mean
 _LEAST_TOLD = 0.005  # seconds of a gain: less is none
 _NAMES = ("before the intruder", "beside the intruder", "the whole run")
 _BESIDE = _NAMES[1]
+_SLOWER = 1.1  # times as long before the intruder came: less is not worth a word
+Bars = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -156,16 +158,51 @@ def _told(change: Change) -> dict[str, str]:
     else:
         pause = "not told" if change.pause_seconds is None else f"{change.pause_seconds:.2f} s"
         measured = "not known" if change.measured_share is None else faster_or_slower(change.measured_share)
-    gain = f"{change.expected_gain_seconds:.2f} s" if change.expected_gain_seconds >= _LEAST_TOLD else "none"
+    gains = change.expected_gain_seconds >= _LEAST_TOLD
     return {
         "replan": change.variant,
         "before minibatch": str(change.minibatch),
-        "expected gain": gain,
-        "expected cost": f"{change.expected_cost_seconds:.2f} s",
+        "expected gain": f"{change.expected_gain_seconds:.2f} s" if gains else "none",
+        "expected cost": f"{change.expected_cost_seconds:.2f} s" if gains else "–",  # of what nobody wants
         "pause": pause,
         "measured": measured,
         "why": change.why,
     }
+
+
+def moving_told(still: Bars, moved: Bars, pauses: Sequence[float], *, names: tuple[str, str]) -> str:
+    """What a run gained whose plan changed, beside one whose plan stayed, in sentences of Markdown.
+
+    `still`, `moved`: mean seconds of an iteration by the cases of `seconds_bars`; `pauses`: seconds of each change;
+    `names`: of the two runs. Whether moving paid is told of the whole run. Numbers that follow from others are those
+    that a reader works out from what is shown.
+    """
+    base, other = (f"`{name}`" for name in names)
+    before, beside, whole = _NAMES
+    share = f"{moved[whole] / still[whole]:.0%}"
+    text = f"Over the whole run {other} took **{share}** of the time of {base}"
+    if not pauses:
+        return f"{text}; its plan never changed."
+    verdict = {-1: "moving paid here", 0: "moving neither paid nor cost here", 1: "moving did not pay here"}
+    sign = (int(share[:-1]) > 100) - (int(share[:-1]) < 100)
+    text += f", with {len(pauses)} change{'s' if len(pauses) > 1 else ''} of the plan: **{verdict[sign]}**."
+    if beside in still and beside in moved:
+        first, then = round(still[beside] * 1e3, 1), round(moved[beside] * 1e3, 1)
+        pause, saved = round(fmean(max(each, 0.0) for each in pauses) * 1e3), round(first - then, 1)
+        text += f" Beside the intruder an iteration took {then:,.1f} ms in place of {first:,.1f} ms"
+        if saved > 0:
+            count = max(1, round(pause / saved))
+            text += (
+                f", and a change {pause:,} ms, as much as {count:,} such iterations save; the minibatches until the "
+            )
+            text += "intruder is found, and the change back, come on top."
+            text += " Outside its visits more was lost than that." if sign > 0 else ""
+        else:
+            text += f": there, too, nothing was saved, and a change took {pause:,} ms." if sign > 0 else "."
+    if before in still and before in moved and moved[before] > _SLOWER * still[before]:
+        text += f" Before it came, {other} took {moved[before] * 1e3:,.1f} ms an iteration in place of "
+        text += f"{still[before] * 1e3:,.1f} ms: this machine's own pace, or a change that was made by then."
+    return text
 
 
 def samples_per_second(record: RunRecord) -> float:
