@@ -24,6 +24,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*namespace, *namespace["__all__"]})
+        return sorted({*namespace, *namespace["__all__"], *folders} - {"TYPE_CHECKING"})
 
     return find, names

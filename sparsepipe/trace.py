@@ -194,6 +194,8 @@ class Trace:
             return cls(spans, source, told)
         except (KeyError, TypeError, AttributeError) as error:
             wrong = f"it has no {error}" if isinstance(error, KeyError) else complaint(error)
+            if not isinstance(document, dict):
+                wrong = f"it is {shown(document)}, no object with 'traceEvents'"
             raise InputError(f"not a trace this project wrote: {wrong}; expected Chrome trace events") from None
 
 

@@ -47,6 +47,14 @@ class Lines:
     def close(self):
         with open(self.path, "w") as file: file.write(json.dumps(self.rows))
 def wrong(folder): return 7
+def offline(folder): raise OSError("no\\nroute")
+class Down(Lines):
+    def __call__(self, row):
+        super().__call__(row)
+        if len(self.rows) == 2: raise RuntimeError("server\\nis down")
+    def close(self):
+        super().close()
+        raise RuntimeError("still down")
 """
 
 
@@ -61,8 +69,25 @@ def test_a_sink_of_ones_own_gets_every_row_of_a_run_and_is_closed(tmp_path, caps
     assert rows[0] == "start" and rows.count("step") == 3 and rows[-1] == "summary"
 
 
+def test_a_sink_that_raises_ends_no_run_and_is_told_of_once(tmp_path, capsys):
+    """A tracker whose server was down ended the run with a traceback."""
+    (tmp_path / "own.py").write_text(OWN)
+    options = Namespace(log=[[f"{tmp_path}/own.py:Down", str(tmp_path / "rows.json")]])
+    (sink,) = _sinks(options)
+    for _ in range(4):
+        sink(STEP)
+    sink.close()
+    assert json.loads((tmp_path / "rows.json").read_text()) == ["step", "step"]
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.endswith(
+        "own.py:Down: RuntimeError (server is down); the run goes on, its further metrics are not sent there"
+    )
+
+
 def test_what_is_no_sink_is_refused(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(InputError, match=r"own.py:offline: raises OSError as it is opened \(no route\)"):
+        open_sink(f"{tmp_path}/own.py:offline", tmp_path)
     with pytest.raises(InputError, match="returned no sink, expected what takes rows"):
         open_sink(f"{tmp_path}/own.py:wrong", tmp_path)
 

@@ -51,3 +51,5 @@ def test_what_is_no_trace_is_refused():
         Trace((Span(0, "0F0", 0, 1, "sleeping"),), "measured")
     with pytest.raises(InputError, match="not a trace"):
         Trace.from_chrome({"traceEvents": [{"ph": "X"}]})
+    with pytest.raises(InputError, match="not a trace this project wrote: it is .*, no object with 'traceEvents'"):
+        Trace.from_chrome([{"ph": "X"}])

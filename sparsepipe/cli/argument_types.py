@@ -4,6 +4,7 @@ import json
 from argparse import ArgumentTypeError
 from ast import literal_eval
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
@@ -53,6 +54,17 @@ def quantity(unit: Quantity) -> Callable[[str], float]:
             raise ArgumentTypeError(str(error)) from None
 
     return read
+
+
+def chrome_file(text: str) -> Path:
+    """Read the path of a trace to write for Chrome and Perfetto, which open names that end in .json."""
+    path = Path(text)
+    if path.suffix.lower() != ".json":
+        raise ArgumentTypeError(
+            f"{shown(text)}: expected a name that ends in .json (`sparsepipe trace export RUN --out FILE.html` writes "
+            "a page of its own)"
+        )
+    return path
 
 
 def names(text: str) -> tuple[str, ...]:

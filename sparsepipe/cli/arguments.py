@@ -15,7 +15,7 @@ from ..runtime.config import DEVICES
 from ..schedule_rules import SCHEDULE_RULES
 from ..sweeps import RATIOS
 from . import interference_arguments, run_options
-from .argument_types import count, counts, names, positive, whole
+from .argument_types import chrome_file, count, counts, names, positive, whole
 from .shared_options import (
     Parser,
     log_option,
@@ -178,7 +178,7 @@ def _simulate(verb: Parser) -> None:
         metavar="S",
         help=f"from a kill until its pipeline trains again (default: {RESTART_SECONDS:g})",
     )
-    verb.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
+    verb.add_argument("--trace", type=chrome_file, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
 
 def _sweep(verb: Parser) -> None:
@@ -230,7 +230,7 @@ def _runs_attach(verb: Parser) -> None:
 
 def _runs_export(verb: Parser) -> None:
     _one_run(verb)
-    verb.add_argument("--chrome", "--perfetto", type=Path, required=True, metavar="FILE.json")
+    verb.add_argument("--chrome", "--perfetto", type=chrome_file, required=True, metavar="FILE.json")
 
 
 # --- clusters -----------------------------------------------------------------------------------------------------

@@ -1,16 +1,22 @@
 """What a terminal shows of a run while it is at work: a line that moves within the epoch, and one for each epoch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..io.fields import complaint
 from ..record.run_progress import RunProgress
+from ..sinks import Sink
 from .output import Progress, progress_line
 
 
 class RunFollower:
-    """Takes a run's rows of metrics, as `Job.wait(on_row=…)` gives them. Incomplete rows are ignored."""
+    """Takes a run's rows of metrics, as `Job.wait(on_row=…)` gives them. Incomplete rows are ignored.
 
-    def __init__(self) -> None:
+    `trains`: whether the run learns; of one that does not, as a replay, no loss is told.
+    """
+
+    def __init__(self, *, trains: bool = True) -> None:
+        self._trains = trains
         self._progress, self._line = RunProgress(), Progress()
         self._epoch: int | None = None
         self._began, self._samples = 0.0, 0  # of the steps of the epoch, the first one's time and the others' samples
@@ -23,8 +29,10 @@ class RunFollower:
             self._line.end()
             accuracy = (row.get("validation") or {}).get("accuracy")
             told = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-            loss, speed = row["train"]["loss"], row["samples_per_second"]
-            progress_line(f"epoch {row['epoch'] + 1}: loss {loss:.4f}, {speed:.1f} samples/s{told}")
+            speed = row["samples_per_second"]
+            speed_told = f"{speed:.1f} samples/s" if speed >= 1 else _speed(speed)
+            loss = self._loss(row["train"]["loss"])
+            progress_line(f"epoch {row['epoch'] + 1}: " + ", ".join(filter(None, [loss, speed_told])) + told)
 
     def close(self) -> None:
         """Take the moving line away."""
@@ -36,5 +44,37 @@ class RunFollower:
         else:
             self._samples += row["samples"]
         passed = row["seconds"] - self._began
-        speed = f", {self._samples / passed:.0f} samples/s" if passed > 0 else ""
-        self._line.tell(f"{self._progress.text}: loss {row['loss']:.4f}{speed}")
+        speed = _speed(self._samples / passed) if passed > 0 else ""
+        told = ", ".join(filter(None, [self._loss(row["loss"]), speed]))
+        self._line.tell(f"{self._progress.text}: {told}" if told else self._progress.text)
+
+    def _loss(self, loss: float) -> str:
+        return f"loss {loss:.4f}" if self._trains else ""
+
+
+def _speed(samples_per_second: float) -> str:
+    """Whole samples, or two digits of a slow run's: "118 samples/s", "0.026 samples/s"."""
+    return f"{samples_per_second:{'.0f' if samples_per_second >= 10 else '.2g'}} samples/s"
+
+
+class Forgiving:
+    """A tracker's sink that cannot end the run: when it raises, a line says so, and it gets no further rows."""
+
+    def __init__(self, kind: str, sink: Sink) -> None:
+        self._kind, self._sink, self._failed = kind, sink, False
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        if not self._failed:
+            self._try(lambda: self._sink(row), "the run goes on, its further metrics are not sent there")
+
+    def close(self) -> None:
+        """Close it, even if it failed: it may hold files open."""
+        self._try(self._sink.close, "what it had not written may be lost")
+
+    def _try(self, act: Callable[[], None], told: str) -> None:
+        try:
+            act()
+        except Exception as error:  # whatever a user's own code, or a tracker's server, raises
+            if not self._failed:
+                progress_line(f"warning: --log {self._kind}: {type(error).__name__} ({complaint(error)}); {told}")
+            self._failed = True

@@ -18,6 +18,7 @@ from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
 from ..record import load_warnings
 from ..sinks import Sink
+from ..workload_facts import workload_facts
 from .drift import DriftLines
 from .follow_run import RunFollower
 from .output import progress_line
@@ -49,7 +50,7 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
 
 def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
     """Follow a job to its end, and return its summary; what to know of it is told on stderr."""
-    follower = RunFollower()
+    follower = RunFollower(trains=workload_facts(job.record.config.get("engine", "")).trains)
     sinks = (follower, DriftLines(job.record, before=follower.close), *sinks)
 
     def take(row: dict[str, Any]) -> None:

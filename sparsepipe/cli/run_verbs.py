@@ -33,7 +33,7 @@ from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
 from .drift import drift_answer
 from .driver_run import filled
-from .follow_run import RunFollower
+from .follow_run import Forgiving, RunFollower
 from .for_slurm import for_slurm
 from .forward_only import check_forward_only, checkpoint_or_run, inference_text, trained_by
 from .launches import check_launcher, load_any_plan, new_run_dir, waited
@@ -291,7 +291,7 @@ def _sinks(options: argparse.Namespace) -> list[Sink]:
     """Open what --log asks for. Raises InputError for what cannot be opened, and where nobody will follow the run."""
     if options.log and getattr(options, "detach", False):
         raise InputError("--log and --detach: nobody follows the run; leave it out, and give it to `runs attach`")
-    return [open_sink(kind, folder) for kind, folder in options.log]
+    return [Forgiving(kind, open_sink(kind, folder)) for kind, folder in options.log]
 
 
 def _followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> Answer:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..functions import UserFunction, is_function
+from ..io.fields import complaint
 from .base import Sink, scalars
 from .tensorboard import TensorBoard
 
@@ -22,7 +23,13 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
     if kind in SINKS:
         return SINKS[kind](folder)
     if is_function(kind):
-        sink: Sink = UserFunction.parse(kind).load()(folder)
+        make = UserFunction.parse(kind).load()
+        try:
+            sink: Sink = make(folder)
+        except InputError:
+            raise
+        except Exception as error:  # whatever the user's code raises: it is told in a line
+            raise InputError(f"{kind}: raises {type(error).__name__} as it is opened ({complaint(error)})") from error
         if not callable(sink) or not callable(getattr(sink, "close", None)):
             raise InputError(f"{kind}: returned no sink, expected what takes rows when called, and has close()")
         return sink
