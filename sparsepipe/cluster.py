@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from .derived.digests import digest
-from .display import html
+from .display import html, value_text
 from .errors import InputError
 from .host.addresses import is_loopback
-from .io.fields import MOST, MOST_DEVICES, given_integer, integer, shown, text
+from .io.fields import MOST, MOST_DEVICES, given_integer, given_number, integer, shown, text
 from .io.files import read_text
 
 # A host's name or address; what begins with a dash, ssh would take for an option.
@@ -65,6 +65,8 @@ class Link:
     latency: float = 0.0  # seconds
 
     def __post_init__(self) -> None:
+        given_number(self.bandwidth, "a link's bandwidth of")
+        given_number(self.latency, "a link's latency of")
         if not self.bandwidth >= 1 / MOST:
             raise InputError(f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
         if not 0 <= self.latency <= MOST:
@@ -148,6 +150,10 @@ class Cluster:
         `device_type` is the name under which a profile has its costs. Raises InputError for a count below 1.
         """
         given_integer(num_devices, "a device count of")
+        if not isinstance(link, Link):
+            raise InputError(
+                f"link {shown(link)} given, expected a Link, such as Link(bandwidth=1.25e9, latency=50e-6)"
+            )
         if num_devices < 1:
             raise InputError(f"a device count of {num_devices}: expected at least 1")
         return cls((Node("local", (DeviceType(device_type, memory_bytes),) * num_devices, link),), link)
@@ -200,6 +206,9 @@ class Cluster:
 
     def _repr_html_(self) -> str:
         return html.cluster(self)
+
+    def __str__(self) -> str:
+        return value_text.cluster(self)
 
     def to_toml(self) -> str:
         """Write the cluster as `load` reads it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from .derived.digests import canonical_text, digest_with
 from .derived.remembered import remembered
-from .display import html
+from .display import html, value_text
 from .errors import InputError
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
@@ -219,6 +219,9 @@ class Profile:
 
     def _repr_html_(self) -> str:
         return html.profile(self)
+
+    def __str__(self) -> str:
+        return value_text.profile(self)
 
     def _of(self, device_type: str) -> tuple[LayerCost, ...]:
         if device_type not in self.costs:

@@ -18,7 +18,8 @@ import numpy as np
 
 from .cluster import Cluster
 from .costs import LayerTable, averaging_time, network_time, ports
-from .io.fields import given_integer, number
+from .errors import InputError
+from .io.fields import MOST, given_integer, given_number, number, shown
 from .plan import Plan
 from .profile import Profile
 from .schedule import Action, Op, Program, compile, compile_until_steady, refuse_stuck, weights_share
@@ -36,6 +37,16 @@ CODES = {
 }
 SPAN_KIND_OF = ("forward", "backward", "backward", "weights", "update")
 LETTERS = "".join(CODES)
+
+
+def check_sizes(sizes: Any) -> None:
+    """Raise InputError where a caller's `sizes` are not numbers of 0 or more, one a minibatch."""
+    if isinstance(sizes, str | bytes) or not hasattr(sizes, "__len__"):
+        raise InputError(f"sizes {shown(sizes)} given, expected a number for each minibatch, such as [4096] * 32")
+    for size in sizes:
+        given_number(size, "a minibatch's size of")
+        if not 0 <= size <= MOST:
+            raise InputError(f"a minibatch's size of {size} given, expected 0 or more")
 
 
 def simulate(
@@ -56,6 +67,7 @@ def simulate(
     end alone. The fact "restart" says what that cost (`stragglers.restarts.Restart`). Raises InputError for a plan that
     cannot run, for stragglers of ranks that are not there, and for seconds below 0.
     """
+    check_sizes(sizes)
     plan.check(profile.graph, cluster)
     held_up = stragglers if stragglers is not None else Stragglers()
     held_up.check(max(plan.ranks) + 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from .display import html
+from .display import html, value_text
 from .errors import InputError
 from .io.fields import MOST, complaint, each, fields, flag, integer, real, shown, shown_key, text
 from .io.files import read_json
@@ -39,7 +39,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Spans of one run in seconds, and whether they were simulated, replayed or measured."""
+    """Spans of one run in seconds, and whether they were simulated, replayed or measured.
+
+    A span's kind is "forward", "backward", "weights" or "update", which is work, or "average", "send", "wait", "load",
+    "evaluate" or "checkpoint". A rank is idle while it does no work: it waits for another rank, which `waited` tells
+    where it was measured, averages, or has nothing to do while the pipeline fills and drains. `bubble_fraction` is the
+    idle share of all ranks. Raises InputError for another kind.
+    """
 
     spans: tuple[Span, ...]
     source: Source
@@ -114,6 +120,9 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return html.trace(self)
+
+    def __str__(self) -> str:
+        return value_text.trace(self)
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [span._asdict() for span in self.spans]

@@ -241,6 +241,8 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path):
         code, out, errors = sparsepipe("runs", verb[0], "nothing", *verb[1:], folder=tmp_path)
         assert (code, out, len(errors)) == (2, "", 1)
         assert "nothing: not a run" in errors[0]
+    code, _, errors = sparsepipe("runs", "export", "nothing", "--chrome", "t.txt", folder=tmp_path)
+    assert code == 2 and "t.txt: expected a name that ends in .json" in errors[0]
 
 
 def test_a_runs_name_is_taken_wherever_a_run_is(tmp_path):

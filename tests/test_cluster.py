@@ -148,3 +148,17 @@ def test_clusters_of_the_repository_load():
     assert paths
     for path in paths:
         assert Cluster.load(path).devices
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: Link("3GB/s"), "bandwidth of '3GB/s' given, expected a number"),
+        (lambda: Link(1e9, None), "latency of None given, expected a number"),
+        (lambda: Cluster.uniform(2, link=3e9), "link 3000000000.0 given, expected a Link"),
+    ],
+)
+def test_what_is_no_link_is_told_in_a_line(call, told):
+    """A number in a link's place was taken, and failed where the first bytes were counted."""
+    with pytest.raises(InputError, match=told):
+        call()

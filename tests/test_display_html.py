@@ -24,7 +24,9 @@ from sparsepipe import (
     Stage,
     Trace,
     partition,
+    replay,
     simulate,
+    what_if,
 )
 from sparsepipe.display.colors import type_colors
 from sparsepipe.record import Origin
@@ -93,6 +95,28 @@ def test_all_types_that_this_package_comes_with_have_colours_of_their_own():
     assert len(set(alone)) == len(alone), "each by its name alone"
     many = [f"type {k}" for k in range(30)]
     assert len(set(type_colors(many[:14]).values())) == 14 and len(type_colors(many)) == 30
+
+
+def test_values_print_as_a_few_lines():
+    """`print(profile)` and `print(trace)` filled the terminal with every number there is."""
+    trace = simulate(partition(PROFILE, CLUSTER), PROFILE, CLUSTER, [100] * 6)
+    values = {
+        "profile": PROFILE,
+        "cluster": CLUSTER,
+        "trace": trace,
+        "replay": replay(trace),
+        "what if": what_if(trace),
+    }
+    told = {name: str(value).splitlines() for name, value in values.items()}
+    assert all(len(lines) <= 20 and max(map(len, lines)) <= 160 for lines in told.values()), told
+    assert told["profile"][0].startswith(f"profile of {len(PROFILE.graph.layers)} layers on ")
+    assert told["cluster"][0].startswith(f"{len(CLUSTER.devices)} devices on ") and "memory: " in told["cluster"][-1]
+    work = f"{trace.busy(0) / trace.makespan:.0%}"
+    assert (
+        told["trace"][1].split() == ["rank", "work", "idle", "average", "send"] and told["trace"][2].split()[1] == work
+    )
+    assert told["what if"][-1] == values["what if"].culprit in values["what if"]._repr_html_()
+    assert str(Trace((), "measured")) == "measured trace: 0 spans of 0 ranks in 0 ms"
 
 
 def test_a_trace_shows_its_ranks():

@@ -307,3 +307,8 @@ def test_views_draw_a_real_job(traces):
 def verb(name, *arguments, capsys):
     assert main(["trace", name, *map(str, arguments)]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def test_what_is_no_trace_is_told_in_a_line():
+    with pytest.raises(InputError, match="'runs/a' given, expected a Trace, as load_trace reads it"):
+        what_if("runs/a")

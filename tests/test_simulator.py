@@ -601,3 +601,11 @@ def test_refuses_a_plan_for_another_graph():
     plan, profile, cluster = pipeline([1.0], [1.0])
     with pytest.raises(InputError, match="different graph"):
         simulate(Plan((Stage(("other",), (0,)),)), profile, cluster, [1])
+
+
+@pytest.mark.parametrize("sizes", [5, "4096", ["a"], [8.0, -1.0], [float("nan")]])
+def test_refuses_what_are_no_sizes_of_minibatches(sizes):
+    """A minibatch of -1 was simulated, by the line through the samples."""
+    plan, profile, cluster = pipeline([1.0], [1.0])
+    with pytest.raises(InputError, match=r"sizes? .*given, expected"):
+        simulate(plan, profile, cluster, sizes)

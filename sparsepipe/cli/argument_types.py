@@ -61,7 +61,7 @@ def chrome_file(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() != ".json":
         raise ArgumentTypeError(
-            f"{shown(text)}: expected a name that ends in .json (`sparsepipe trace export RUN --out FILE.html` writes "
+            f"{text}: expected a name that ends in .json (`sparsepipe trace export RUN --out FILE.html` writes "
             "a page of its own)"
         )
     return path

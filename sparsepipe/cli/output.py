@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..display.markup import one_line
+from ..display.plan_text import aligned
 
 _EVERY_TERMINAL = 0.1  # seconds between two lines of progress
 _EVERY_LOG = 5.0
@@ -106,6 +107,4 @@ def cell(value: Any) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as a table in aligned columns; the first row holds the column names."""
-    rows = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(aligned(rows))

@@ -34,7 +34,11 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
         return servers.profile(instead), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
     if not options.profile:
         raise InputError("no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles")
-    if not (options.cluster or options.devices) and (brought := _with_its_devices(options.profile)):
+    if brought := _with_its_devices(options.profile):
+        itself = options.cluster is not None and str(options.cluster) == options.profile[0]
+        if (options.cluster or options.devices) and not itself:
+            asked = "--cluster" if options.cluster else "--devices"
+            raise InputError(f"{options.profile[0]}: brings its own devices; leave {asked} out")
         return brought.profile, brought.cluster
     joined = _joined(options.profile)
     if warn:

@@ -9,11 +9,12 @@ from ..errors import InputError
 from ..io.files import write_json
 from ..record import RunRecord, load_trace
 from ..replaying import replay, what_if
+from ..replaying.words import first_rows
 from ..trace import Trace
-from .output import Answer, cell, table
+from .output import Answer, cell
 from .run_folders import run_folder
 
-_MOST_ROWS = 12  # of a table for people
+_ALL_IN = "--json has all"
 
 
 def show(options: argparse.Namespace) -> Answer:
@@ -41,39 +42,20 @@ def show(options: argparse.Namespace) -> Answer:
     ]
     if waits:
         rows = [[cell(value) for value in wait.values()] for wait in waits]
-        lines += ["", *_first_rows(["rank", "waited for", "seconds"], rows)]
+        lines += ["", *first_rows(["rank", "waited for", "seconds"], rows, all_in=_ALL_IN)]
     return Answer(document, "\n".join(lines))
 
 
 def replay_trace(options: argparse.Namespace) -> Answer:
     """Each step as measured and as its own durations and orders say."""
     found = replay(_opened(options))
-    head, rows = ["step", "measured (s)", "replayed (s)", "difference", "pipeline alone"], list[list[str]]()
-    for step in found.steps:
-        whole = step.replayed_seconds / step.measured_seconds - 1 if step.measured_seconds else 0.0
-        alone = step.pipeline_replayed_seconds / step.pipeline_measured_seconds - 1
-        times = (step.measured_seconds, step.replayed_seconds)
-        rows.append([str(step.step), *(f"{seconds:.4f}" for seconds in times), f"{whole:+.2%}", f"{alone:+.2%}"])
-    told = (
-        f"{len(found.steps)} steps, off by {found.largest_error:.2%} at most; forwards and backwards alone, without "
-        f"transfers and delays of launches, by {found.largest_pipeline_error:.2%}"
-    )
-    text = "\n".join([*_first_rows(head, rows), told])
-    return Answer({"steps": [step.to_json() for step in found.steps]}, text)
+    return Answer(found.to_json(), found.told(all_in=_ALL_IN))
 
 
 def whatif(options: argparse.Namespace) -> Answer:
     """The slow-down against an even step, its split and its culprit."""
     found = what_if(_opened(options))
-    head, rows = ["what", "slow-down by it alone", "step without it (s)", "of the loss"], list[list[str]]()
-    for part in sorted(found.without, key=found.share, reverse=True):
-        name = " ".join(map(str, filter(lambda word: word != "", part)))
-        rows.append([name, f"{found.by[part]:.3f} ×", f"{found.without[part]:.4f}", f"{found.share(part):.0%}"])
-    told = (
-        f"a step takes {found.measured_seconds:.4f} s, {found.launched_seconds:.4f} s without delays of launches, "
-        f"{found.even_seconds:.4f} s if all were even: {found.slowdown:.3f} × as long"
-    )
-    return Answer(found.to_json(), "\n".join([told, *_first_rows(head, rows), found.culprit]))
+    return Answer(found.to_json(), found.told(all_in=_ALL_IN))
 
 
 def export(options: argparse.Namespace) -> Answer:
@@ -95,12 +77,6 @@ def export(options: argparse.Namespace) -> Answer:
         told = "open it at ui.perfetto.dev or chrome://tracing"
     facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
     return Answer(facts, f"{one_line(path)}: {len(trace.spans)} spans; {told}")
-
-
-def _first_rows(head: list[str], rows: list[list[str]]) -> list[str]:
-    """A table of the first rows, and how many were left out."""
-    more = [f"and {len(rows) - _MOST_ROWS} more (--json has all)"] if len(rows) > _MOST_ROWS else []
-    return [table([head, *rows[:_MOST_ROWS]]), *more]
 
 
 def _opened(options: argparse.Namespace) -> Trace:

@@ -39,7 +39,7 @@ def _stages(value: Any) -> tuple[Html, Html]:
         if value.estimate:
             expected = value.estimate.stages[k]
             seconds = expected.compute_seconds + expected.averaging_seconds
-            row += [_seconds(seconds), _seconds(expected.transfer_seconds), _bytes(expected.memory_bytes)]
+            row += [seconds_text(seconds), seconds_text(expected.transfer_seconds), _bytes(expected.memory_bytes)]
         rows.append(row)
     total, left, cells = max(1, sum(len(stage.layers) for stage in value.stages)), 0.0, []
     for k, stage in enumerate(value.stages):
@@ -61,11 +61,11 @@ def profile(value: Any) -> str:
         costliest = max(layers, key=found.__getitem__)
         forward, backward = value.time(layers, kind)
         name = _swatch(colors[kind], kind)
-        rows.append([name, _seconds(forward), _seconds(backward), value.graph.layers[costliest].id])
+        rows.append([name, seconds_text(forward), seconds_text(backward), value.graph.layers[costliest].id])
         for k in layers:
             high = found[k] / top * (height - 4)
             y = place * height + height - high
-            title = f"{value.graph.layers[k].id} on {kind}: {_seconds(found[k])}"
+            title = f"{value.graph.layers[k].id} on {kind}: {seconds_text(found[k])}"
             drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, colors[kind], title=title))
     sizes_told = f", {size:,.0f} {value.size_unit} per minibatch" if size else ""
     told = f"profile of {len(layers)} layers on {counted(value.device_types)}{sizes_told}"
@@ -86,10 +86,10 @@ def cluster(value: Any) -> str:
             x = left + 3 + k * size
             drawn.append(_rect(x, 4, size - 3, 18, colors[kind.name], title=f"{kind.name} on {node.name}"))
         left += width + size / 2
-        rows.append([node.name, counted(k.name for k in node.device_types), _link(node.link)])
+        rows.append([node.name, counted(k.name for k in node.device_types), link_text(node.link)])
     if len(value.nodes) > 1:
-        rows.append(["between nodes", "", _link(value.network)])
-    limits = [[_swatch(colors[kind.name], kind.name), "", _limit(kind.memory_bytes)] for kind in value.device_types]
+        rows.append(["between nodes", "", link_text(value.network)])
+    limits = [[_swatch(colors[kind.name], kind.name), "", limit_text(kind.memory_bytes)] for kind in value.device_types]
     table = _table(["", "devices", "link or memory"], [*rows, *limits])
     return _page(f"{len(value.devices)} devices on {len(value.nodes)} nodes", _svg(drawn, 26, "nodes"), table)
 
@@ -114,7 +114,7 @@ def trace(value: Any) -> str:
         if span.rank in lanes:
             x, width = (span.start - start) / until * _WIDTH, (span.end - span.start) / until * _WIDTH
             y, high = lanes[span.rank] * _LANE + 2, _LANE - 4
-            title = f"rank {span.rank}: {span.name} {span.kind}, {_seconds(span.end - span.start)}"
+            title = f"rank {span.rank}: {span.name} {span.kind}, {seconds_text(span.end - span.start)}"
             drawn.append(_rect(x, y, width, high, _color(span.stage), title=title, opacity=_SHADES[span.kind]))
     rows = []
     for rank in lanes:
@@ -122,10 +122,10 @@ def trace(value: Any) -> str:
         shares = (work, length - work, value.seconds(rank, ("average",)), value.seconds(rank, ("wait",)))
         row = [f"{seconds / length:.0%}" for seconds in (*shares, value.seconds(rank, ("send",)))]
         rows.append([str(rank), *row[:3], "–" if value.source == "simulated" else row[3], row[4]])
-    told = f"{value.source} trace: {len(value.spans)} spans of {len(ranks)} ranks in {_seconds(length)}"
+    told = f"{value.source} trace: {len(value.spans)} spans of {len(ranks)} ranks in {seconds_text(length)}"
     told += f"; {left_out(value)}" if value.left_out else ""
     if len(shown) == _MOST_SPANS:
-        told += f", the first {_seconds(until)} drawn"
+        told += f", the first {seconds_text(until)} drawn"
     picture = _svg(drawn, _LANE * len(lanes), "what each rank did")
     return _page(told, picture, _table(["rank", "work", "idle", "average", "wait", "send"], rows), _notes([_IDLE]))
 
@@ -135,7 +135,7 @@ def left_out(trace: Any) -> str:
     found = trace.left_out
     ranges = [f"{first}–{last}" for first, last in found["minibatches"]]
     told = ", ".join(ranges[:4]) + (f" and {len(ranges) - 4} more parts" if len(ranges) > 4 else "")
-    return f"left out: {found['spans']} spans of minibatches {told} ({_seconds(found['seconds'])})"
+    return f"left out: {found['spans']} spans of minibatches {told} ({seconds_text(found['seconds'])})"
 
 
 def record(value: Any) -> str:
@@ -166,6 +166,11 @@ def _page(told: str, *parts: Html) -> str:
     """A whole page, as a string of Python's own: whoever adds to it would have theirs escaped by an `Html`."""
     whole = Html("<div class='{}' style='font-size:13px'><div><b>{}</b></div>{}</div>")
     return str(whole.format(OURS, told, joined(parts)))
+
+
+def lines(text: str) -> str:
+    """Text in lines and columns, as it stands in a terminal."""
+    return str(Html("<pre class='{}'>{}</pre>").format(OURS, text))
 
 
 def _notes(texts: Iterable[str]) -> Html:
@@ -227,13 +232,13 @@ def counted(names: Iterable[str]) -> str:
     return " + ".join(name if count == 1 else f"{count} × {name}" for name, count in each)
 
 
-def _link(link: Any) -> str:
+def link_text(link: Any) -> str:
     if link.bandwidth == float("inf"):
         return "free"
     return f"{_bytes(link.bandwidth)}/s" + (f", {link.latency * 1e6:.3g} µs" if link.latency else "")
 
 
-def _limit(value: float) -> str:
+def limit_text(value: float) -> str:
     return "no limit" if value == float("inf") else _bytes(value)
 
 
@@ -244,5 +249,5 @@ def _bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
     return f"{value:.2f} s" if value >= 10 else f"{value * 1e3:.0f} ms" if value >= 0.1 else f"{value * 1e3:.3g} ms"

@@ -20,6 +20,11 @@ def stage_table(stages: Sequence[_Stage], estimates: Sequence[StageCosts] | None
     for k, stage in enumerate(stages):
         row = (str(k), _span(stage.layers), _devices(stage), "", "", "", "")
         rows.append(row if estimates is None else (*row[:3], *_expected(estimates[k])))
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row, in aligned columns; names out of files stay in their line."""
     rows = [tuple(map(one_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
+from ..io.fields import shown
 from ..launchers import LOCAL
 from ..launchers import launch as launch_alone
 from ..launchers.base import Job
@@ -71,6 +72,10 @@ def launch(
     Raises InputError for a run that cannot change its plan, and for a plan, a folder or an option that cannot be used,
     before anything is started.
     """
+    if not isinstance(plan, Plan | Pipelines):
+        raise InputError(f"plan {shown(plan)} given, expected a Plan, as partition makes or Plan.load reads")
+    if not isinstance(config, RunConfig):
+        raise InputError(f"config {shown(config)} given, expected a RunConfig(model, data, …)")
     if replan is not None:
         if given.get("detach"):
             raise InputError(f"replan {replan}: the process that launches a run follows it; leave detach out")

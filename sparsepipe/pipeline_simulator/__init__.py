@@ -16,7 +16,7 @@ from ..pipelines import Pipelines
 from ..profile import Profile
 from ..replication.paces import pace
 from ..schedule import check_rule
-from ..simulator import collector_paused
+from ..simulator import check_sizes, collector_paused
 from ..stragglers import Stragglers, held_up_fact
 from ..stragglers.restarts import RESTART_SECONDS
 from ..trace import Span, Trace
@@ -53,6 +53,7 @@ def simulate_pipelines(
     Raises InputError for pipelines that cannot run, for stragglers of ranks that are not there, and for a kill where
     the rule averages gradients: it ends the job.
     """
+    check_sizes(sizes)
     number(restart_seconds, "restart_seconds")
     if starts and len(starts) != len(pipelines.pipelines):
         raise InputError(f"{len(starts)} starts for {len(pipelines.pipelines)} pipelines: expected one each")

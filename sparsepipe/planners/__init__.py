@@ -106,7 +106,8 @@ def partition(
     problem = Problem(profile, cluster, planned_for, num_microbatches, recompute)
     start = time.perf_counter()
     plan = PLANNERS[planner](**options).plan(problem)
-    plan = with_doubts(with_seconds(plan, time.perf_counter() - start), cluster)
+    seconds, cost_model = time.perf_counter() - start, options.get("cost_model")
+    plan = with_doubts(with_seconds(plan, seconds), cluster, cost_model=cost_model)
     plan = plan if planned_for == schedule else _for_another(plan, schedule)
     settings = {
         "planner": planner,

@@ -6,22 +6,26 @@ from ..cluster import Cluster
 from ..io.quantities import SIZE
 from ..plan import Plan
 
+_LOOKS = "planner 'optimal' looks for one that fits"
 
-def with_doubts(plan: Plan, cluster: Cluster) -> Plan:
+
+def with_doubts(plan: Plan, cluster: Cluster, *, cost_model: str | None = None) -> Plan:
     """The plan, which has an estimate, with a warning for devices it leaves unused and for memory it has too little of.
 
-    The published planners' memory rules let plans pass that do not fit, and the baselines have none.
+    The published planners' memory rules let plans pass that do not fit, and the baselines have none; so do cost models
+    of others, by which `optimal` planned where `cost_model` names one.
     """
     found = list(plan.warnings)
     total, used = len(cluster.devices), len(plan.ranks)
     if used < total and not any("stay unused" in text for text in found):
         found.append(f"{total - used} of {total} devices stay unused")
-    if text := beyond_memory(plan, cluster):
+    counted = f"cost model {cost_model!r} counts memory otherwise; without it {_LOOKS}" if cost_model else _LOOKS
+    if text := beyond_memory(plan, cluster, way_out=counted):
         found.append(text)
     return replace(plan, warnings=tuple(found))
 
 
-def beyond_memory(plan: Plan, cluster: Cluster) -> str:
+def beyond_memory(plan: Plan, cluster: Cluster, *, way_out: str = _LOOKS) -> str:
     """Return a sentence on the device whose memory is exceeded most, by the plan's estimate; empty where all fit."""
     over = []
     for position in plan.position_estimates:
@@ -35,5 +39,5 @@ def beyond_memory(plan: Plan, cluster: Cluster) -> str:
     others = f" (so for {len(over)} of {plan.pipeline_size} groups of devices)" if len(over) > 1 else ""
     return (
         f"the plan does not fit into memory: {worst.name} needs {SIZE.shown(worst.memory_bytes)} on a device of type "
-        f"{kind.name!r}, which has {SIZE.shown(kind.memory_bytes)}{others}; planner 'optimal' looks for one that fits"
+        f"{kind.name!r}, which has {SIZE.shown(kind.memory_bytes)}{others}; {way_out}"
     )

@@ -289,6 +289,9 @@ class RunRecord:
     def _repr_html_(self) -> str:
         return html.record(self)
 
+    def __str__(self) -> str:
+        return f"run {self.name} in {self.folder}"
+
     def trace(self) -> Trace:
         """The measured trace, or that of a replay, all ranks on one clock, in time order.
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import InputError
+from ..io.fields import shown
 from ..trace import Span, Trace
 from .lives import COMPUTE
 from .steps import Step, operation_of, steps_of
@@ -55,6 +57,8 @@ class Dependencies:
     @classmethod
     def of(cls, trace: Trace) -> "Dependencies":
         """Find what waits for what. Raises InputError for a trace without training in it, or a damaged one."""
+        if not isinstance(trace, Trace):
+            raise InputError(f"{shown(trace)} given, expected a Trace, as load_trace reads it from a run or a file")
         steps = tuple(steps_of(trace))
         builder = _Builder(trace)
         for place, step in enumerate(steps):

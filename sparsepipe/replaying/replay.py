@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from ..display import html
 from ..trace import WORK, Span, Trace
 from .copies import Copies
 from .dependencies import Dependencies
 from .lives import COMPUTE
 from .timing import Floats
+from .words import IN_PYTHON, first_rows
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,30 @@ class Replay:
     def largest_pipeline_error(self) -> float:
         """Of forwards and backwards alone, relative to what was measured."""
         return max(abs(step.pipeline_replayed_seconds / step.pipeline_measured_seconds - 1) for step in self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """{"steps": […]}, seconds of each."""
+        return {"steps": [step.to_json() for step in self.steps]}
+
+    def told(self, *, all_in: str = IN_PYTHON) -> str:
+        """Each step as measured and as replayed, a row each; `all_in` says where those left out are."""
+        head, rows = ["step", "measured (s)", "replayed (s)", "difference", "pipeline alone"], list[list[str]]()
+        for step in self.steps:
+            whole = step.replayed_seconds / step.measured_seconds - 1 if step.measured_seconds else 0.0
+            alone = step.pipeline_replayed_seconds / step.pipeline_measured_seconds - 1
+            times = (step.measured_seconds, step.replayed_seconds)
+            rows.append([str(step.step), *(f"{seconds:.4f}" for seconds in times), f"{whole:+.2%}", f"{alone:+.2%}"])
+        told = (
+            f"{len(self.steps)} steps, off by {self.largest_error:.2%} at most; forwards and backwards alone, without "
+            f"transfers and delays of launches, by {self.largest_pipeline_error:.2%}"
+        )
+        return "\n".join([*first_rows(head, rows, all_in=all_in), told])
+
+    def __str__(self) -> str:
+        return self.told()
+
+    def _repr_html_(self) -> str:
+        return html.lines(str(self))
 
 
 def replay(trace: Trace) -> Replay:
