@@ -132,6 +132,8 @@ def test_figures_for_a_paper_have_one_size_its_font_and_no_title(tmp_path):
 
 
 def test_what_a_batch_asks_of_figures_reaches_them_all(monkeypatch):
+    assert not plots.Paper(font="serif").doubt() and not plots.Paper().doubt()
+    assert "font 'No Such-Font' is not installed" in plots.Paper(font="No Such-Font").doubt()
     asked = plots.Paper(3.5, height=2.0, title=False, font="DejaVu Serif")
     assert plots.Paper.asked() == plots.Paper()
     monkeypatch.setenv(PAPER, json.dumps(asked.to_json()))

@@ -225,6 +225,15 @@ def test_a_folder_without_notebooks_is_named(tmp_path):
         reproduce(out=tmp_path / "figures", notebooks=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("data", "told"), [("modelnet11", "no data set 'modelnet11'"), ("no/such", "no/such: no such")]
+)
+def test_data_that_are_not_there_are_told_before_a_notebook_begins(data, told):
+    """They were told of in a cell, with exit code 1, after a kernel had started."""
+    with pytest.raises(InputError, match=told):
+        NotebookJob.prepare(out="figures", notebooks=None, data=data, parameters={})
+
+
 def test_figures_are_found_by_name():
     job = NotebookJob.prepare(out="figures", notebooks=None, data=None, parameters={})
     assert job.chosen(["throughput", "01_data", "accuracy"]) == ["01_data", "06_figures"]

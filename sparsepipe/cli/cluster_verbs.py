@@ -112,7 +112,7 @@ def _row(node: Node) -> tuple[str, ...]:
 def _link_text(link: Link) -> str:
     """A link as one reads it: bytes a second, and the latency where there is one."""
     bandwidth = f"{link.bandwidth / 1e9:.3g} GB/s" if math.isfinite(link.bandwidth) else "bandwidth not given"
-    return f"{bandwidth}, {link.latency * 1e6:.3g} us" if link.latency else bandwidth
+    return f"{bandwidth}, {link.latency * 1e6:.3g} µs" if link.latency else bandwidth
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -53,6 +55,17 @@ class Paper:
             raise InputError(
                 f"{PAPER} is {shown(given)}: expected JSON such as {json.dumps(cls().to_json())}"
             ) from None
+
+    def doubt(self) -> str:
+        """A sentence where the font is not installed, and the figures' own takes its place; empty where it is."""
+        family = (self.font or "").split(",")[0].strip()
+        generic = ("", "serif", "sans-serif", "monospace")
+        if family in generic or (fonts := shutil.which("fc-list")) is None:
+            return ""
+        # A hyphen and a colon mean something in a pattern of fontconfig's.
+        pattern = ":family=" + "".join(f"\\{letter}" if letter in "\\-:," else letter for letter in family)
+        there = subprocess.run([fonts, "-q", pattern], capture_output=True, check=False).returncode == 0
+        return "" if there else f"font {family!r} is not installed here: text is in the figures' own font"
 
     def to_json(self) -> Mapping[str, float | bool | str | None]:
         """Return what `asked` reads."""

@@ -51,6 +51,8 @@ def reproduce(
     chosen = job.chosen(figures)
     unused = job.left_out(chosen, given)
     progress = Progress(chosen, job.expected_seconds(chosen))
+    if paper and (doubt := paper.doubt()):
+        progress.say(f"warning: {doubt}")
     if unused:
         progress.say(f"none of these notebooks has the parameters {', '.join(unused)}: they are left out")
     batch = _Batch(job, chosen, progress, only_changed, resume)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.sources import find
 from ..errors import InputError
+from ..functions import is_function
 from ..io.files import read_json, write_json
 from ..record import NO_PICTURES, NOTEBOOK, PAPER
 from . import catalogue
@@ -68,6 +70,8 @@ class NotebookJob:
         out = Path(out).resolve()
         if out.exists() and not out.is_dir():
             raise InputError(f"{out}: is a file, expected a folder for the figures")
+        if data and not is_function(str(data)) and not (place := find(data)).exists():
+            raise InputError(f"{place}: no such folder; give that of a data set, or a name that `data list` has")
         source = "" if not data else str(Path(data).resolve()) if Path(data).exists() else str(data)
         told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
         exports = {name: catalogue.exported(folder / f"{name}.ipynb") for name in catalogue.NOTEBOOKS}
