@@ -421,3 +421,17 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, shell, code, line):
     said = done.stderr.strip().splitlines()
     assert (done.returncode, len(said)) == (code, 1 if line else 0), said
     assert not line or re.search(line if "\\" in line else re.escape(line), said[0])
+
+
+def test_what_is_shipped_goes_by_its_name(tmp_path, capsys, monkeypatch):
+    """Notebooks took the names of data_manifests/clusters, `--cluster` did not; a file of that name goes before."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(
+        "plan", "--profile", "minkvgg16bn", "--cluster", "mixed-cores", "--quick", "--json", capsys=capsys
+    )
+    assert code == 0 and json.loads(out)["stages"]
+    assert run("cluster", "show", "two-cores", capsys=capsys)[0] == 0
+    (tmp_path / "two-cores").write_text("gpu1 slots=4\n")
+    assert "4 devices" in run("cluster", "show", "two-cores", capsys=capsys)[1]
+    code, _, told = run("cluster", "show", "three-cores", capsys=capsys)
+    assert code == 2 and "three-cores: no such cluster file" in told

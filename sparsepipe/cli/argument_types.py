@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..data.manifests import manifests_folder
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.quantities import Quantity
@@ -64,6 +65,20 @@ def chrome_file(text: str) -> Path:
             f"{text}: expected a name that ends in .json (`sparsepipe trace export RUN --out FILE.html` writes "
             "a page of its own)"
         )
+    return path
+
+
+def cluster_file(text: str) -> Path:
+    """Read the path of a cluster's file, or the name of one in data_manifests/clusters."""
+    return shipped(text, "clusters", ".toml")
+
+
+def shipped(text: str, folder: str, ending: str) -> Path:
+    """Return a file's path; where there is no such file, that of data_manifests/FOLDER which has this name."""
+    path = Path(text)
+    if text.isprintable() and path.name == text and not path.suffix and not path.exists():
+        named = manifests_folder().parent / folder / f"{text}{ending}"
+        return named if named.is_file() else path
     return path
 
 

@@ -15,7 +15,7 @@ from ..runtime.config import DEVICES
 from ..schedule_rules import SCHEDULE_RULES
 from ..sweeps import RATIOS
 from . import interference_arguments, run_options
-from .argument_types import chrome_file, count, counts, names, positive, whole
+from .argument_types import chrome_file, cluster_file, count, counts, names, positive, whole
 from .shared_options import (
     Parser,
     log_option,
@@ -204,7 +204,14 @@ def _sweep(verb: Parser) -> None:
 
 
 def _runs_list(verb: Parser) -> None:
-    verb.add_argument("--folder", type=Path, default=Path("runs"), metavar="DIR")
+    verb.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="default: runs. In the column `stages`, 2-1 means that the first stage has two replicas and the next has "
+        "one; pipelines have a + between them",
+    )
 
 
 def _runs_compare(verb: Parser) -> None:
@@ -236,17 +243,17 @@ def _runs_export(verb: Parser) -> None:
 # --- clusters -----------------------------------------------------------------------------------------------------
 
 
-def _cluster_file(verb: Parser) -> None:
+def _cluster_file(verb: Parser, *, named: bool = True) -> None:
     verb.add_argument(
         "file",
-        type=Path,
+        type=cluster_file if named else Path,
         metavar="FILE",
         help="as of --cluster: TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, or slurm",
     )
 
 
 def _cluster_measure(verb: Parser) -> None:
-    _cluster_file(verb)
+    _cluster_file(verb, named=False)  # it writes beside the file
     verb.add_argument("--device", choices=DEVICES, help="default: GPUs where torch sees any, else the CPU")
     verb.add_argument(
         "--out",

@@ -15,6 +15,7 @@ from ..io.fields import MOST_LIKE_DEVICES
 from ..io.files import read_json
 from ..plan import Plan
 from ..profile import Profile
+from .argument_types import shipped
 from .output import progress_line
 
 
@@ -100,7 +101,7 @@ def _profile(path: str, device_type: str | None = None) -> Profile:
     """A profile in any format that is read: ours, a graph.txt, or DynPipe's lists by that of forward times."""
     if is_layer_list(path):
         return load_layer_lists(path, device_type=device_type or "device")
-    return Profile.load(path, device_type=device_type)
+    return Profile.load(shipped(path, "profiles", ".json"), device_type=device_type)
 
 
 def _with_its_devices(given: list[str]) -> PartitioningFile | None:

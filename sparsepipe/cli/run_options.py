@@ -7,7 +7,7 @@ from ..data.minibatch_sizes import LAST_MINIBATCH
 from ..io.fields import MOST_MINIBATCHES
 from ..launchers import LAUNCHERS, LOCAL, SLURM
 from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, ON_LOST_HOST, OPTIMIZERS, PRECISIONS
-from .argument_types import count, names, positive, whole
+from .argument_types import cluster_file, count, names, positive, whole
 from .shared_options import (
     Parser,
     log_option,
@@ -39,7 +39,9 @@ def run(verb: Parser) -> None:
     )
     _ray_address_option(verb)
     verb.add_argument("--submit", action="store_true", help="with --launcher slurm: give the script to sbatch")
-    verb.add_argument("--cluster", type=Path, metavar="FILE", help="the hosts to run on, in the order of the ranks")
+    verb.add_argument(
+        "--cluster", type=cluster_file, metavar="FILE", help="the hosts to run on, in the order of the ranks"
+    )
     verb.add_argument(
         "--profile",
         action="append",

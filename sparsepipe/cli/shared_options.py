@@ -12,7 +12,7 @@ from ..replication import RULES
 from ..runtime.config import DEVICES
 from ..sinks import SINKS
 from ..stragglers import KINDS
-from .argument_types import MANY, count, positive, quantity, whole
+from .argument_types import MANY, cluster_file, count, positive, quantity, whole
 
 Parser = argparse.ArgumentParser
 
@@ -47,13 +47,14 @@ def machine_options(verb: Parser) -> None:
         action="append",
         metavar="[TYPE=]FILE",
         help="profile JSON, graph.txt or DynPipe's *_for_.txt, one per device type; or a graph of dnn-partitioning, "
-        "which brings its devices",
+        "which brings its devices; a name in data_manifests/profiles, too",
     )
     verb.add_argument(
         "--cluster",
-        type=Path,
+        type=cluster_file,
         metavar="FILE",
-        help="TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, or slurm (the job at hand)",
+        help="TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, slurm (the job at hand), or a name in "
+        "data_manifests/clusters",
     )
     verb.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
     verb.add_argument(

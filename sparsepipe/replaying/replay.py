@@ -61,9 +61,10 @@ class Replay:
             alone = step.pipeline_replayed_seconds / step.pipeline_measured_seconds - 1
             times = (step.measured_seconds, step.replayed_seconds)
             rows.append([str(step.step), *(f"{seconds:.4f}" for seconds in times), f"{whole:+.2%}", f"{alone:+.2%}"])
+        steps = "step" if len(self.steps) == 1 else "steps"
         told = (
-            f"{len(self.steps)} steps, off by {self.largest_error:.2%} at most; forwards and backwards alone, without "
-            f"transfers and delays of launches, by {self.largest_pipeline_error:.2%}"
+            f"{len(self.steps)} {steps}, off by {self.largest_error:.2%} at most; forwards and backwards alone, "
+            f"without transfers and delays of launches, by {self.largest_pipeline_error:.2%}"
         )
         return "\n".join([*first_rows(head, rows, all_in=all_in), told])
 
