@@ -30,6 +30,7 @@ from sparsepipe import (
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.plots import theme
+from sparsepipe.plots.run_places import run_places
 from sparsepipe.plots.table import distinct, is_synthetic, noted, noted_of, strategy
 from sparsepipe.record import Origin, RunRecord
 
@@ -201,6 +202,29 @@ def test_timeline_shows_every_span_hatched_by_its_source_and_measured_solid():
     assert colors["stage 1 backward"] == theme.stage_color(1)
 
 
+def test_outlines_of_spans_and_stages_hide_none(profile):
+    """Those of the narrowest were all that was seen of them: white on white, bright in the dark."""
+    spans = [Span(0, f"0F{m}", m * 1.0, m + (0.9 if m else 0.002), "forward", 0, m) for m in range(3)]
+    (bar,) = plots.timeline(Trace(tuple(spans), "measured")).data
+    assert list(bar.marker.line.width) == [0, 0.5, 0.5]
+    ids = tuple(f"n{k}" for k in range(900))
+    stages = (Stage(ids[:1], (0,)), Stage(ids[1:5], (1,)), Stage(ids[5:], (2,)))
+    widths = [bar.marker.line.width for bar in plots.compare(Plan(stages, "1f1b", planner="by-hand")).data]
+    assert widths == [0, 0.5, 2]
+
+
+def test_devices_of_narrow_stages_stand_beside_them_in_letters_that_are_read():
+    """They were made as small as the stage was narrow: 6 pixels."""
+    ids = tuple(f"n{k}" for k in range(40))
+    cuts = [(0, 18), (18, 20), (20, 22), (22, 24), (24, 40)]
+    stages = tuple(Stage(ids[a:b], (k,), (), ("minkowski-2t",)) for k, (a, b) in enumerate(cuts))
+    figure = plots.compare(Plan(stages, "1f1b", planner="by-hand"))
+    assert [bar.text for bar in figure.data] == ["minkowski-2t", "", "", "", "minkowski-2t"]
+    assert all(bar.constraintext == "none" and bar.textfont.size >= 9 for bar in figure.data)
+    beside = [(note.x, note.yanchor) for note in figure.layout.annotations if note.text == "minkowski-2t"]
+    assert beside == [(19, "bottom"), (21, "top")], "above and below, and not over each other"
+
+
 def test_timeline_of_some_minibatches_shows_the_time_they_take():
     later = trace("measured")
     # The same minibatch's number again, far behind: another epoch's, and no part of this window.
@@ -262,6 +286,25 @@ def test_runs_of_one_name_are_a_mean_in_a_band(records):
     assert sum(trace.showlegend is not False for trace in figure.data) == 1
 
 
+def test_a_run_has_its_colour_in_every_figure_of_a_comparison(records):
+    """A run without an accuracy gave its colour to the next one: the last run was red among accuracies, gold before."""
+    alone, pipeline = records
+    paces, learned = plots.throughput(*records), plots.accuracy(pipeline, among=records)
+    colors = [bar.marker.color for bar in paces.data if bar.y[0] is not None]
+    assert colors == [theme.RUN_COLORS[0]] * 2 + [theme.RUN_COLORS[1]] * 2
+    looks = {(line.line.color, line.line.dash, line.marker.symbol) for line in learned.data}
+    assert looks == {(theme.RUN_COLORS[1], theme.RUN_DASHES[1], theme.RUN_MARKERS[1])}
+    rows = [row for row in alone.metrics() if row["event"] != "epoch"]
+    blind = [row | {"validation": {}, "train": {}} for row in alone.metrics("epoch")]
+    write_rows(alone.folder / "metrics.jsonl", [*rows, *blind])
+    assert {line.line.color for line in plots.accuracy(*records).data} == {theme.RUN_COLORS[1]}, "it has no line"
+    assert run_places([pipeline], [alone]) == [1], "one that is not compared comes after them"
+    shutil.copytree(pipeline.folder, pipeline.folder.parent / "other-data")
+    other = RunRecord(pipeline.folder.parent / "other-data")
+    assert run_places([other], records) == [1], "and one of a strategy that is has that one's place"
+    assert run_places([alone, other, pipeline], names=["a", "b", "a"]) == [0, 1, 0]
+
+
 def test_few_epochs_have_a_tick_each_and_a_users_network_its_files_name(records, tmp_path):
     """Three epochs had the ticks 1 2 2 3 3, and the second line a folder of this machine."""
     assert plots.accuracy(*records).layout.xaxis.dtick == 1
@@ -287,6 +330,9 @@ def test_tasks_have_a_column_each_with_speeds_above_and_accuracy_below(records):
     assert legend == ["one process", "pipeline × 2 (1f1b)", "predicted", "measured"], "each once"
     with_level = plots.tasks(runs, levels={"words": 0.07})
     assert [shape.y0 for shape in with_level.layout.shapes] == [pytest.approx(7)]
+    above = plots.tasks(runs, levels={"words": 0.6}).layout  # it lay on the pane's edge
+    pane = above.yaxis4  # the second row's second column
+    assert above.shapes[0].yref == "y4" and pane.range[0] == 0 and pane.range[1] > 1.05 * above.shapes[0].y0
     assert "the most frequent answer alone" in [trace.name for trace in with_level.data]
     assert "synthetic" in figure.layout.title.text
     with pytest.raises(InputError, match="no runs to draw"):

@@ -73,15 +73,19 @@ def test_published_graphs_can_be_drawn(shared_reference):
 
 
 def test_names_that_are_long_are_in_two_lines_and_cut_where_they_tell_least():
+    """A box said "MinkowskiGlo", "balMaxPoo… 3": words were broken."""
     longest = "a_very_long_name_of_one_layer_of_many"
     ids = ["conv1_1", "node7", "conv1_1_short", "encoder.layers.0.attention", longest, "a.path.to_one.layer.of.a.block"]
-    layers = tuple(Layer(id, "AdaptiveAvgPool2d(1)" if id == "node7" else "", 1.0) for id in ids)
+    ids += ["node3", "normalization"]
+    kinds = {"node7": "AdaptiveAvgPool2d(1)", "node3": "MinkowskiGlobalMaxPooling()"}
+    layers = tuple(Layer(id, kinds.get(id, ""), 1.0) for id in ids)
     named = next(t for t in plots.layer_graph(LayerGraph.chain(layers)).data if t.text is not None)
-    told = ["conv1_1", "Adaptive<br>AvgPool2d 7", "conv1_<br>1_short", "…oder.layers<br>.0.attention"]
+    told = ["conv1_1", "Adaptive<br>AvgPool2d 7", "conv1_<br>1_short", "…layers.0.<br>attention"]
     assert list(named.text)[:4] == told and set(named.textfont.size) == {10}, "smaller ones are not read"
     parts = [text.split("<br>") for text in named.text]
     assert all(len(part) <= 12 for lines in parts for part in lines) and max(map(len, parts)) == 2
-    assert "".join(parts[4]) == f"{longest[:23]}…" and "".join(parts[5]) == f"…{ids[5][-23:]}"
+    assert list(named.text)[4:6] == ["a_very_long_<br>name_of_one…", "…one.layer.<br>of.a.block"]
+    assert list(named.text)[6:] == ["…GlobalMax<br>Pooling 3", "normalizati…"]
 
 
 def test_words_of_cuts_cover_no_layer():

@@ -10,10 +10,11 @@ from test_plots import plan
 
 from sparsepipe import plots
 from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.plots.bar_numbers import LEAST, SHORTER, alike, fewer_digits, fitted, short, width_of
+from sparsepipe.plots.bar_numbers import LEAST, SHORTER, alike, fewer_digits, fitted, short
 from sparsepipe.plots.chromium import drawn
 from sparsepipe.plots.free_places import overlap
 from sparsepipe.plots.points import STRATEGIES, Point
+from sparsepipe.plots.text_room import width_of
 from sparsepipe.record import Origin, RunRecord
 
 # Boxes of texts in the plot: (what is said, left, top, right, bottom); and points of the lines that texts name.

@@ -10,6 +10,7 @@ import pytest
 from sparsepipe import plots
 from sparsepipe.plots import dark, theme
 from sparsepipe.plots.outcomes import rule_color
+from sparsepipe.plots.text_room import in_room, width_of
 from sparsepipe.replication import RULES
 
 
@@ -59,6 +60,26 @@ def test_lines_of_a_note_are_filled_end_between_facts_and_keep_names_whole():
     together = [f"{fact} of twenty-four letters" for fact in ("one", "two", "three", "four")]
     text = theme.finished(go.Figure(), "Costs", note=" · ".join(together)).layout.title.text
     assert [re.sub("<[^>]*>", "", line) for line in text.split("<br>")[1:]] == [" · ".join(together[:3]), together[3]]
+
+
+def test_a_name_and_its_count_are_in_one_line():
+    """A tick said "data parallel ×", "2"."""
+    for room in range(60, 200):
+        for name, kept in (("data parallel × 2", "parallel × 2"), ("pipeline × 1-2-1", "pipeline × 1-2-1")):
+            lines = in_room(name, room, theme.FONT_SIZE).split("<br>")
+            assert all(len(line) <= 1 or theme.FONT_SIZE * width_of(line) <= room for line in lines)
+            if theme.FONT_SIZE * width_of(kept) <= room:
+                assert lines[-1].endswith(kept) and " ".join(lines) == name
+    assert in_room("narrow-data-parallel-002", 110, 13) == "narrow-data-<br>parallel-002"
+    assert "parallel × 2" in theme.finished(go.Figure(), "x", note="a " * 54 + "data parallel × 2").layout.title.text
+
+
+def test_an_axis_of_names_has_no_line_at_its_zero():
+    """It was bright in the dark, as if it were data."""
+    figure = go.Figure([go.Bar(x=[0, 1], y=[1, 2])]).update_xaxes(tickvals=[0, 1], ticktext=["a", "b"])
+    layout = theme.finished(figure, "x").layout
+    assert layout.xaxis.zeroline is False and layout.yaxis.zeroline is None
+    assert ".zl {" in dark.dark_style()
 
 
 def test_no_button_uploads_the_data():

@@ -10,6 +10,7 @@ from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
 from sparsepipe.models import MODULE_NETWORKS
 from sparsepipe.models.traced.building import build_module
+from sparsepipe.plots.theme import TIE
 from sparsepipe.reproduce import dense
 from sparsepipe.reproduce.dense import TASKS, bleu_told, usable
 
@@ -57,7 +58,8 @@ def test_their_settings_are_those_of_a_run():
         config = task.config(seed=3, minibatches=7)
         assert (config.seed, config.minibatches, config.threads) == (3, 7, 1)
         assert config.model in MODULE_NETWORKS and config.data == task.data
-        assert task.told == f"{task.name}: {task.model} on {task.data}, {config.optimizer} {config.learning_rate:g}"
+        rule = f"{config.optimizer}{TIE}{config.learning_rate:g}"  # a line of a note does not end between them
+        assert task.told == f"{task.name}: {task.model} on {task.data}, {rule}"
 
 
 def test_translations_that_were_not_learnt_are_told_in_words():

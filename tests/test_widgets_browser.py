@@ -285,8 +285,8 @@ def test_explorer_pins_a_plan_to_compare(explorer):
             explorer.mouse.move(box["x"] + across * box["width"] - aside, box["y"] + box["height"] - above)
         return cells.get_attribute("title") or ""
 
-    until(lambda: told(0.995, 12).startswith("conv23, A: stage "), "A's strip, below the layers")
-    until(lambda: told(0.005, 20).startswith("conv0: "), "the layers")
+    until(lambda: told(0.995, 18).startswith("conv23, A: stage "), "A's strip, between the layers and their names")
+    until(lambda: told(0.005, 26).startswith("conv0: "), "the layers")
 
 
 LISTEN = """() => {

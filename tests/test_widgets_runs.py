@@ -100,6 +100,9 @@ def test_what_is_compared_is_drawn_or_told_and_a_replay_has_learned_nothing(tabl
     assert "replay-001, blind-001, one-001" in table.throughput.figure and "synthetic" not in table.throughput.figure
     learned = json.loads(table.accuracy.figure)
     assert {trace["name"] for trace in learned["data"]} == {"one process"}
+    bars = json.loads(table.throughput.figure)["data"]
+    (color,) = {bar["marker"]["color"] for bar in bars if bar["x"] == ["one process"]}
+    assert {trace["line"]["color"] for trace in learned["data"]} == {color}, "a run has its colour in both"
     (note,) = learned["heading"]["notes"]
     assert note.startswith("blind-001, one-001") and "no validation accuracy of pipeline × 3" in note
 

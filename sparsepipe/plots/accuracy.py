@@ -12,6 +12,8 @@ from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
+from .levels import level_line
+from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names
 from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished, resting_on, whole_ticks
 
@@ -56,19 +58,27 @@ def _rows(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def accuracy(
-    *records: RunRecord, names: Sequence[str] | None = None, level: tuple[str, float] | None = None, note: str = ""
+    *records: RunRecord,
+    names: Sequence[str] | None = None,
+    level: tuple[str, float] | None = None,
+    note: str = "",
+    among: Sequence[RunRecord] = (),
 ) -> go.Figure:
     """Draw validation accuracy (training accuracy where there is no validation) by epoch and by time.
 
     Runs of one name, as those of several seeds, are one line: their mean, in a band from the lowest to the highest.
     Those that have no such accuracy are named in the note and not drawn.
-    `level`: what it is held against, a name and an accuracy, as a line across.
+    `level`: what it is held against, a name and an accuracy, as a line across. `among`: the runs of figures beside this
+    one; a run has the same looks in all of them (see `run_places`).
     """
     if names and len(names) != len(records):
         raise InputError(f"{len(names)} names for {len(records)} runs: expected one for each")
     called = dict(zip(map(id, records), names, strict=True)) if names else {}
+    among = among or records
     records, left_out = readable(records, _rows)
-    table = accuracy_table(*records, names=[called[id(record)] for record in records] if names else None)
+    own = [called[id(record)] for record in records] if names else record_names(records)
+    table = accuracy_table(*records, names=own)
+    places = dict(zip(own, run_places(records, among, own), strict=True))
     column, what = (
         ("validation_accuracy", "validation")
         if table.validation_accuracy.notna().any()
@@ -78,7 +88,8 @@ def accuracy(
     table = table[~table.strategy.isin(untold)]
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.06)
     several = 0
-    for k, (name, runs) in enumerate(table.groupby("strategy", sort=False)):
+    for name, runs in table.groupby("strategy", sort=False):
+        k = places[name]
         count, part = _means(runs, column)
         several = max(several, count)
         style = {
@@ -101,7 +112,8 @@ def accuracy(
                 figure.add_trace(_band(part, x, style["line"]["color"], name), row=1, col=col)
     if level:
         label, line = f"{level[0]}: {level[1]:.1%}", {"color": INK, "width": 1, "dash": "dot"}
-        figure.add_hline(level[1] * 100, line=line, row=1, col="all")
+        for col in (1, 2):
+            level_line(figure, level[1] * 100, table[column] * 100, line=line, row=1, col=col)
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=label, line=line), row=1, col=1)
     figure.update_yaxes(title_text=f"{what} accuracy (%)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)

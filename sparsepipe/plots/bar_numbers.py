@@ -7,14 +7,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from .text_room import width_of
 from .theme import SMALL
 
 Form = Callable[[float], str]
 LEAST = 8.0  # pixels: smaller digits are not read
 _APART = 2  # pixels between two numbers side by side
 _LINE = 1.25  # of its size: how high a line is
-_GLYPH = 0.64  # of its size: a digit's width in DejaVu Sans and Verdana; Arial's are narrower
-_WIDTHS = {".": 0.37, ",": 0.37, " ": 0.36, "%": 1.08, "M": 0.87, "G": 0.78, "B": 0.7}
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,6 @@ def fitted(values: Iterable[float], room: float, forms: Sequence[Form], *, size:
             return Numbers(form, fits, 0)
     upright = min(size, (room - _APART) / _LINE)
     return Numbers(forms[0], upright, -90) if upright >= LEAST else Numbers(None, LEAST, 0)
-
-
-def width_of(text: str) -> float:
-    """The width of a number with its unit, in sizes of its font: of the widest font that figures may have."""
-    return sum(_WIDTHS.get(sign, _GLYPH) for sign in text)
 
 
 def alike(values: Iterable[float], digits: int) -> Form:

@@ -4,11 +4,18 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..display.html import counted
-from ..display.markup import Html
+from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..plan import Plan
 from .table import milliseconds, plan_names
-from .theme import INK, SMALL, finished, ink_on, stage_color
+from .text_room import width_of
+from .theme import FONT_SIZE, INK, SMALL, finished, ink_on, stage_color
+
+_WIDTH, _RIGHT = 900, 90  # pixels: of the figure, and beside its axis, where periods are told
+_WIDE, _NARROW = 8, 3  # pixels of a stage that a line of 2 pixels around it, or of a half, does not hide
+_ROW, _GAP = 46, 0.35  # pixels of a plan, about, and what of it is free
+_BESIDE = 5  # pixels between words and what is beside them
+_READ = 9  # pixels of the smallest letters
 
 
 def compare_table(*plans: Plan) -> pd.DataFrame:
@@ -28,15 +35,24 @@ def compare_table(*plans: Plan) -> pd.DataFrame:
 
 
 def compare(*plans: Plan, note: str = "") -> go.Figure:
-    """Draw each plan as a strip of layers coloured by stage, its devices written in, its period beside it."""
+    """Draw each plan as a strip of layers coloured by stage, its devices written in, its period beside it.
+
+    Devices of a stage that is too narrow for their names are told above it, or below; where others are, by hover alone.
+    """
     table = compare_table(*plans)
     names = plan_names(plans)
+    left = max(70, FONT_SIZE * max(map(width_of, names)) + 16)
+    pixels = (_WIDTH - left - _RIGHT) / len(table)  # of a layer
     figure, shown = go.Figure(), set()
-    for name, plan in zip(names, plans, strict=True):
+    for row, name, plan in zip(reversed(range(len(plans))), names, plans, strict=True):
         start = 0
+        outside = _Outside()
         for k, stage in enumerate(plan.stages):
             kinds = stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks)
             devices = counted(kinds)
+            room, wide = pixels * len(stage.layers), width_of(devices)
+            size = min(SMALL, (room - _BESIDE) / wide)
+            fits = size >= _READ
             bar = go.Bar(
                 x=[len(stage.layers)],
                 base=[start],
@@ -45,18 +61,25 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
                 name=f"stage {k}",
                 legendgroup=f"stage {k}",
                 showlegend=k not in shown,
-                marker={"color": stage_color(k), "line": {"width": 2, "color": "white"}},
-                text=devices,
+                marker={"color": stage_color(k), "line": {"width": _outline(room), "color": "white"}},
+                text=devices if fits else "",
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
-                textfont={"size": SMALL, "color": ink_on(stage_color(k))},
+                constraintext="none",
+                textfont={"size": size if fits else SMALL, "color": ink_on(stage_color(k))},
                 hovertemplate=Html("stage {}: {} … {}<br>{}<extra>{}</extra>").format(
                     k, stage.layers[0], stage.layers[-1], devices, name
                 ),
             )
             figure.add_trace(bar)
             shown.add(k)
+            middle = start + len(stage.layers) / 2
+            if not fits and (side := outside.free(middle * pixels, SMALL * wide, pixels * len(table))):
+                words = {"text": figure_text(devices), "font": {"size": SMALL, "color": INK}, "showarrow": False}
+                place = row + side * (1 - _GAP) / 2
+                anchor = "bottom" if side > 0 else "top"
+                figure.add_annotation(x=middle, y=place, yanchor=anchor, borderpad=1, **words)
             start += len(stage.layers)
         if plan.estimate:
             text = Html("{}<br>predicted").format(milliseconds(plan.estimate.period_seconds))
@@ -79,14 +102,36 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
         tickangle=-90,
         tickfont_size=SMALL - 2,
         showgrid=False,
+        range=[0, len(layers)],
     )
     figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], ticks="", showgrid=False)
     below = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom", "traceorder": "normal"}
-    figure.update_layout(barmode="overlay", bargap=0.35, legend=below, margin={"r": 90, "b": 140})
+    figure.update_layout(barmode="overlay", bargap=_GAP, legend=below, margin={"r": _RIGHT, "b": 140})
     return finished(
         figure,
         "Which layers each plan puts where, and its predicted period",
         note=note,
-        width=900,
-        height=260 + 46 * max(2, len(plans)),
+        width=_WIDTH,
+        height=260 + _ROW * max(2, len(plans)),
     )
+
+
+def _outline(room: float) -> float:
+    """Pixels of the line around a stage that is so wide: it parts it from others, and would hide a narrow one."""
+    return 2 if room > _WIDE else 0.5 if room > _NARROW else 0
+
+
+class _Outside:
+    """The words above the stages of one plan and below them: pixels from left to right that are taken."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, list[tuple[float, float]]] = {1: [], -1: []}
+
+    def free(self, middle: float, wide: float, whole: float) -> int:
+        """Take a place for words around `middle`: 1 above, -1 below, 0 where there is none within 0 to `whole`."""
+        low, high = middle - wide / 2, middle + wide / 2
+        for side, taken in self.taken.items():
+            if low >= 0 and high <= whole and all(high + _BESIDE <= a or b + _BESIDE <= low for a, b in taken):
+                taken.append((low, high))
+                return side
+        return 0

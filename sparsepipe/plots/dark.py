@@ -8,6 +8,7 @@ in a JupyterLab that scripts/lab.sh opened.
 from .theme import DARK_GREY, INK, hatch_lines
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
+_ZERO = "#5c5c5c"  # the line at an axis' zero: between the grid and the axis, as on white
 # Ink, and colours of lines, markers and bars that are too dark there → what stands for them.
 LIT = {INK: LIGHT_INK, "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d", "#8C6BB1": "#b39ad1"}
 LIT_LINES = {lit: hatch_lines(lit)[0] for lit in LIT.values()}  # of a hatch, which were chosen for the darker colour
@@ -27,6 +28,9 @@ def dark_style(within: str = "") -> str:
         (['svg.main-svg[style*="background"]'], f"background: {GROUND}"),
         (["svg.main-svg > rect:first-of-type", ".bg"], f"fill: {GROUND}"),
         ([_painted("path", "stroke", color) for color in _LINES], f"stroke: {GRID}"),
+        ([".zl"], f"stroke: {_ZERO}"),
+        # What is parted by lines of the ground's colour: spans of a timeline, stages of a plan.
+        ([f"{part} {_painted('path', 'stroke', '#FFFFFF')}" for part in _POINTS], f"stroke: {GROUND}"),
     ]
     for color, lit in LIT.items():
         rules.append(([_painted("path", "stroke", color)], f"stroke: {lit}"))

@@ -77,7 +77,7 @@ def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
     room = {"range": [-0.03 * most, 1.05 * most], "zeroline": True}  # a mark at 0 is whole
     figure.update_xaxes(title_text="gap to the bound (% of the period)", **room, row=1, col=1)
     figure.update_xaxes(title_text="planning (s)", type="log", **log_ticks(table.seconds, most=6), row=1, col=2)
-    figure.update_yaxes(range=[-0.6, len(rows) - 0.4], tickvals=list(range(len(rows))), ticks="")
+    figure.update_yaxes(range=[-0.6, len(rows) - 0.4], tickvals=list(range(len(rows))), ticks="", zeroline=False)
     figure.update_yaxes(ticktext=[figure_text(row) for row in rows], tickfont_size=FONT_SIZE, row=1, col=1)
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import atan2, degrees, dist
 
 import pandas as pd
@@ -24,6 +25,7 @@ _KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of "Conv2d(3, 64, kernel_size=(
 _PIXELS = 1.12  # for each point of Graphviz's layout
 _NAME = SMALL - 1  # pixels of the letters of a name
 _LETTERS = 12  # of a name that a box has room for in a line; it has room for two lines
+_PARTING = "_.- "  # signs between words
 _WORD_ENDS = re.compile(r"[_.\- ]|(?<=[a-z0-9])(?=[A-Z])")  # where a name may go on in a second line
 _OUTLINE = 4  # pixels of a stage's
 _LETTER = 7.6  # pixels of a cut's words, which are bold; some more, as a narrow page makes boxes smaller, not words
@@ -94,7 +96,7 @@ def layer_graph(
     high = float(value.max()) or 1.0
     fills = sample_colorscale(COST_SCALE, [round(v / high * _STEPS) / _STEPS for v in value])
     _boxes(figure, placed, fills, table.stage)
-    texts = [_fitting(layer_name(layer)) for layer in graph.layers]
+    texts = [Html("<br>").join(map(figure_text, lines_of(layer_name(layer)))) for layer in graph.layers]
     names = go.Scatter(
         x=[x for x, _ in placed.positions],
         y=[y for _, y in placed.positions],
@@ -154,24 +156,31 @@ def layer_name(layer: Layer) -> str:
     return f"{kind[0]} {number[1]}" if number and kind else layer.id
 
 
-def _fitting(name: str) -> Html:
-    """A name as its box has room for it: in two lines where it is long.
+def lines_of(name: str) -> tuple[str, ...]:
+    """A name as its box has room for it: in two lines where it is long, which end between its words.
 
-    Of one that is longer than that the beginning and its number are shown, or the end of a path: "…0.attention". Hover
-    shows the whole name.
+    Of one that is longer than that whole words are left out: the last ones, or the first ones of a path and of a kind
+    with a number ("…GlobalMax", "Pooling 3"). Hover shows the whole name.
     """
-    most = _LETTERS
-    if len(name) <= most:
-        return figure_text(name)
-    if len(name) > 2 * most:
-        head, _, number = name.rpartition(" ")
-        if head and number.isdigit():
-            name = f"{head[: 2 * most - len(number) - 2]}… {number}"
-        else:
-            name = "…" + name[1 - 2 * most :] if "." in name else f"{name[: 2 * most - 1]}…"
-    ends = [found.end() for found in _WORD_ENDS.finditer(name) if len(name) - most <= found.end() <= most]
-    at = min(ends or [most], key=lambda end: abs(2 * end - len(name)))
-    return Html("{}<br>{}").format(figure_text(name[:at].rstrip()), figure_text(name[at:]))
+    if len(name) <= _LETTERS:
+        return (name,)
+    ends = [0, *(found.end() for found in _WORD_ENDS.finditer(name)), len(name)]
+    words = [_shortened(name[a:b]) for a, b in pairwise(ends) if a < b]
+    ends_tell = "." in name or name.rpartition(" ")[2].isdigit()
+    for left_out in range(len(words)):
+        kept = words[left_out:] if ends_tell else words[: len(words) - left_out]
+        if left_out:
+            kept = ["…", *kept] if ends_tell else [*kept[:-1], kept[-1].rstrip(_PARTING) + "…"]
+        told = [("".join(kept[:k]).rstrip(), "".join(kept[k:])) for k in range(1, len(kept))]
+        fitting = [lines for lines in told if max(map(len, lines)) <= _LETTERS]
+        if fitting:
+            return min(fitting, key=lambda lines: abs(len(lines[0]) - len(lines[1])))
+    return (words[0],)
+
+
+def _shortened(word: str) -> str:
+    """A word that a line has room for."""
+    return word if len(word.rstrip()) <= _LETTERS else f"{word[: _LETTERS - 1]}…"
 
 
 def _hex(color: str) -> str:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from ..display.markup import Html
 from ..errors import InputError
+from .levels import level_line
 from .points import Point, looks, points_table
 from .theme import INK, finished, hatch
 
@@ -47,7 +48,7 @@ def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
                 circle = {"symbol": "circle-open", "size": 13, "color": INK, "line": {"width": 2}}
                 label = f"{name}, {source} by real processes"
                 figure.add_trace(go.Scatter(**common, mode="markers", name=label, marker=circle))
-    figure.add_hline(1.0, line={"color": INK, "width": 1, "dash": "dot"})
+    level_line(figure, 1.0, drawn.speedup, line={"color": INK, "width": 1, "dash": "dot"})
     figure.update_yaxes(title_text="speed, one device = 1", rangemode="tozero")
     ticks = list(range(len(networks)))
     figure.update_xaxes(tickvals=ticks, ticktext=networks, range=[-0.5, len(networks) - 0.5], ticks="", showgrid=False)

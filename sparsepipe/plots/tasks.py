@@ -13,6 +13,7 @@ from ..record import RunRecord
 from ..record.campaigns import when
 from .accuracy import accuracy_table
 from .bar_numbers import SHORTER, Numbers, fitted
+from .levels import level_line
 from .table import noted_of, strategy
 from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, hatch, resting_on, source_key, whisker_on
 from .throughput import throughput_table
@@ -69,7 +70,8 @@ def tasks(runs: Runs, *, levels: Mapping[str, float] | None = None, note: str = 
                 _bars(figure, part, name, RUN_COLORS[k % len(RUN_COLORS)], col, numbers)
                 _lines(figure, part, name, k, col, first=task == table[table.strategy == name].task.iloc[0])
         if levels and task in levels:
-            _level(figure, levels[task], col, named=task == next(name for name in names if name in levels))
+            learned = of_task.validation_accuracy * 100
+            _level(figure, levels[task], learned, col, named=task == next(name for name in names if name in levels))
         figure.update_xaxes(showticklabels=False, ticks="", showgrid=False, row=1, col=col)
         figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=2, col=col)
     for source, label in (("simulated", "predicted"), ("measured", "measured")):
@@ -86,10 +88,10 @@ def tasks(runs: Runs, *, levels: Mapping[str, float] | None = None, note: str = 
     return resting_on(figure, Provenance.of(runs=records))
 
 
-def _level(figure: go.Figure, level: float, col: int, *, named: bool) -> None:
+def _level(figure: go.Figure, level: float, learned: pd.Series, col: int, *, named: bool) -> None:
     """A line across a task's accuracies; of all of them there is one entry of the legend."""
     name, line = "the most frequent answer alone", {"color": INK, "width": 1, "dash": "dot"}
-    figure.add_hline(level * 100, line=line, row=2, col=col)
+    level_line(figure, level * 100, learned, line=line, row=2, col=col)
     if named:
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=name, line=line), row=2, col=col)
 

@@ -154,6 +154,7 @@ def whole_ticks(most: float) -> int:
 def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDTH, height: int = HEIGHT) -> go.Figure:
     """Give a figure its template, size and title, `note` in lines below it, and every trace a name that stays.
 
+    An axis whose ticks are names has no line at its zero, which is the first name's place.
     Names in it are text from here on, not markup: see markup.py. plotly draws a random uid for a trace without one, and
     the same figure would differ in every export. A note of several lines, or of one longer than the figure is wide,
     makes the figure higher: nothing else moves.
@@ -167,6 +168,9 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
     figure.update_layout(template=TEMPLATE, title={"text": whole}, width=width, height=height, meta=meta)
     if further:
         figure.update_layout(title=_title_above(margin, height), margin={"t": margin + further})
+    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
+        if axis.ticktext is not None:
+            axis.zeroline = False
     for k, trace in enumerate(figure.data):
         trace.uid = f"trace{k}"
     return with_text_escaped(figure)
@@ -201,8 +205,9 @@ TIE = "\N{NO-BREAK SPACE}"
 
 
 def tied(text: str) -> str:
-    """The text with its numbers tied to their units: no line ends between them."""
-    return re.sub(r"(?<=\d) (?=(?:%|ms|s|[kMG]?B|[kMG]B/s|[kMG]bit/s)(?![\w/]))", TIE, text)
+    """The text with numbers tied to their units, and names to their counts ("parallel × 2"): no line ends there."""
+    counted = re.sub(r" ?× ?", lambda found: found[0].replace(" ", TIE), text)
+    return re.sub(r"(?<=\d) (?=(?:%|ms|s|[kMG]?B|[kMG]B/s|[kMG]bit/s)(?![\w/]))", TIE, counted)
 
 
 def _in_lines(notes: Iterable[str], width: float) -> list[str]:

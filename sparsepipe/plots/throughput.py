@@ -1,12 +1,12 @@
 """How fast each strategy trains: samples a second, predicted (hatched) beside measured (solid)."""
 
-from textwrap import wrap
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html, figure_text
+from ..display.markup import Html
 from ..errors import InputError
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -14,11 +14,13 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from .bar_numbers import SHORTER, fitted
+from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names
+from .text_room import in_room
 from .theme import FONT_SIZE, RUN_COLORS, WIDTH, finished, hatch, resting_on, source_key
 
 _AROUND, _LEAST = 110, 90  # pixels beside the axis, about, and of it for each strategy at least
-_SIGN = 8.0  # pixels of a character of a tick, about
+_APART = 6  # pixels between two names side by side
 _PAIR = 0.75  # of the distance between two strategies is taken by their bars
 
 
@@ -83,8 +85,14 @@ def _period_seconds(plan: Plan | Pipelines) -> float | None:
     return plan.estimate.period_seconds if plan.estimate else None
 
 
-def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go.Figure:
-    """Draw samples/s of each run beside what its plan predicts; `partial`: of runs that did not finish, too."""
+def throughput(
+    *records: RunRecord, note: str = "", partial: bool = False, among: Sequence[RunRecord] = ()
+) -> go.Figure:
+    """Draw samples/s of each run beside what its plan predicts; `partial`: of runs that did not finish, too.
+
+    `among`: the runs of figures beside this one; a run has the same colour in all of them (see `run_places`).
+    """
+    among = among or records
     records, left_out = readable(records, _partial_row if partial else _row)
     table = throughput_table(*records, partial=partial)
     if partial:
@@ -100,7 +108,7 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
     width = max(WIDTH, _AROUND + _LEAST * len(table))
     room = (width - _AROUND) / len(table)
     numbers = fitted(paces, _PAIR * room / max(len(shown), 1), SHORTER, size=FONT_SIZE)
-    for k, row in enumerate(table.to_dict("records")):
+    for k, row in zip(run_places(records, among), table.to_dict("records"), strict=True):
         color = RUN_COLORS[k % len(RUN_COLORS)]
         for column, source, label in shown:
             bar = go.Bar(
@@ -133,5 +141,4 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
 def _in_lines(name: str, room: float) -> Html:
     """A strategy's name, with what tells it from another, in lines that take so many pixels at most."""
     parts = name.replace(" (", "\n(").replace(", ", ",\n").split("\n")
-    most = max(1, int(room / _SIGN))
-    return Html("<br>").join(figure_text(line) for part in parts for line in wrap(part, most, break_on_hyphens=False))
+    return Html("<br>").join(in_room(part, room - _APART, FONT_SIZE) for part in parts)

@@ -12,6 +12,7 @@ from .theme import HATCHES, SMALL, finished, hatch, ink_on, stage_color, with_he
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
+_OUTLINED = 0.005  # share of the width below which a bar has no outline: it would hide the bar's colour
 _THIN = ("wait",)
 _KEYS = {"load": "load data"}  # kinds that say too little by themselves
 # What belongs to one minibatch: an update belongs to its whole round, and would stretch a window to that round's end.
@@ -73,7 +74,8 @@ def timeline(
         part = groups.get_group((source, stage, kind))
         label = f"stage {stage} {kind}" if kind in _DRAWN[:5] else _KEYS.get(kind, kind)
         seconds = part.end_seconds - part.start_seconds
-        wide = seconds > _WORDED * table.end_seconds.max()
+        shares = seconds / table.end_seconds.max()
+        wide = shares > _WORDED
         bar = go.Bar(
             y=part.row,
             x=seconds * scale,
@@ -86,7 +88,7 @@ def timeline(
             marker={
                 "color": stage_color(stage, kind),
                 "pattern": hatch(source, stage_color(stage, kind), worded=True),
-                "line": {"width": 0.5, "color": "white"},
+                "line": {"width": [0.5 if share > _OUTLINED else 0 for share in shares], "color": "white"},
             },
             text=[str(m) if w and kind in _DRAWN[:3] else "" for m, w in zip(part.minibatch, wide, strict=True)],
             textposition="inside",

@@ -6,6 +6,7 @@ from ..display.markup import markdown_text
 from ..plan import Plan
 from ..plots import throughput_table
 from ..plots.table import milliseconds
+from ..plots.theme import TIE
 from ..provenance import in_few_words
 from ..record import RunRecord
 from ..schedule import compile_until_steady
@@ -76,7 +77,7 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
         longest = max(worked, key=lambda stage: worked[stage])
         expected = plan.estimate.stages[longest]
         planned, took = expected.compute_seconds + expected.averaging_seconds, worked[longest] * period
-        times = f" ({took / planned:.2f} ×)" if planned else ""
+        times = f" ({took / planned:.2f}{TIE}×)" if planned else ""
         reasons.append(
             f"stage {longest}, which works longest, takes {milliseconds(took)} for a minibatch where its profile says "
             f"{milliseconds(planned)}{times}"

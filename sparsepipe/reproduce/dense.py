@@ -10,6 +10,7 @@ from ..data import fetch, find
 from ..data.examples import open_examples
 from ..display.ties import from_to
 from ..errors import InputError
+from ..plots.theme import TIE
 from ..runtime.config import RunConfig
 from .most_frequent import most_frequent_share
 from .workplace import digest
@@ -34,7 +35,7 @@ class Task:
     def told(self) -> str:
         """What it is and how it learns, for the note of a figure."""
         rule = self.learning.get("optimizer", "sgd")
-        return f"{self.name}: {self.model} on {self.data}, {rule} {self.learning['learning_rate']:g}"
+        return f"{self.name}: {self.model} on {self.data}, {rule}{TIE}{self.learning['learning_rate']:g}"
 
     @property
     def workload(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const HEAD = 150, TAIL = 190;        // pixels beside the stage bars: who runs it, its memory
 const ROW = 30, LANE = 20, STRIP = 84;
+const NAMES = 16, BEFORE = 7;        // pixels of a strip: its layers' names, and above them the line that is plan A
 const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, its strip
 const EM = 0.58;                     // of a font's size a letter is wide, on average
 const READ = 10;                     // pixels of the smallest letters
@@ -70,11 +71,12 @@ function inLines(words, room) {  // of bold text, as wide as that
   return lines;
 }
 const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${escape(words)}</text>`;
+const LEADING = 13;                  // pixels from one line of such text to the next: they do not touch
 const LETTER = 6.6;                  // pixels of a letter of a view's text, on average
 const sentence = (words) => words.replace(/^[a-z]+(?= )/, (w) => w[0].toUpperCase() + w.slice(1)) + (/[.!?]$/.test(words) ? "" : ".");
 const shortened = (words, most) => (words.length > most ? words.slice(0, Math.max(1, Math.floor(most) - 1)) + "…" : words);
 const named = (x, y, lines, whole, more = "") =>  // words in lines, the lowest at y, and all of what they say under the pointer
-  `<text x="${x}" y="${y}" ${more}>` + lines.map((part, k) => `<tspan x="${x}" y="${y - 11 * (lines.length - 1 - k)}">${escape(part)}</tspan>`).join("") +
+  `<text x="${x}" y="${y}" ${more}>` + lines.map((part, k) => `<tspan x="${x}" y="${y - LEADING * (lines.length - 1 - k)}">${escape(part)}</tspan>`).join("") +
   `<title>${escape(whole)}</title></text>`;
 const line = (x1, y1, x2, y2, more = "") =>
   `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" stroke="var(--jp-ui-font-color1,#222)" ${more}/>`;
@@ -121,12 +123,12 @@ class Shapes {
 
 function strip(scene, palette, width, high = STRIP, whose = "") {
   const layers = scene.layers, cell = width / layers.length, shapes = new Shapes();
-  const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = high - 16;
+  const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = high - (scene.before ? NAMES + BEFORE : NAMES);
   layers.forEach(([, seconds, stage], k) => {
     const h = Math.max(2, seconds / top * (floor - 14));
     shapes.add(shade(palette, stage, "backward"), k * cell, floor - h, cell - (cell > 4 ? 1 : 0.3), h);
   });
-  if (scene.before) scene.before.places.forEach((stage, k) => shapes.add(shade(palette, stage, "backward"), k * cell, floor + 2, cell + 0.3, 5));
+  if (scene.before) scene.before.places.forEach((stage, k) => shapes.add(shade(palette, stage, "backward"), k * cell, floor + 2, cell + 0.3, BEFORE - 2));
   let out = shapes.markup();
   const every = Math.max(1, Math.ceil(82 / cell));
   for (let k = 0; k < layers.length && k * cell < width - 50; k += every)
@@ -140,7 +142,7 @@ function strips(scene, palette, width) {  // one for each of several pipelines
 function underStrip(scene, width, x, y) {  // what a place of it shows
   const own = scene.pipelines, layers = own ? own[Math.min(own.length - 1, Math.floor(y / (NAME + LOW_STRIP)))].layers : scene.layers;
   const k = Math.min(layers.length - 1, Math.max(0, Math.floor(x / width * layers.length))), [id, seconds, stage] = layers[k];
-  return scene.before && y > STRIP - 15 ? `${id}, A: stage ${scene.before.places[k]}` : `${id}: ${ms(seconds)}, stage ${stage}`;
+  return scene.before && y > STRIP - NAMES - BEFORE ? `${id}, A: stage ${scene.before.places[k]}` : `${id}: ${ms(seconds)}, stage ${stage}`;
 }
 
 function several(row) {  // the memory of each stage, where a device has several
@@ -162,7 +164,7 @@ function stages(scene, palette, width) {
     const name = `${s.parts.map(([stage]) => stage).join(", ")} · ${s.devices}`;
     const [first, ...rest] = inLines(name, HEAD - 8), most = (HEAD - 8) / LETTER;
     const lines = rest.length ? [first, rest.join(" ")] : [first];
-    out += named(0, y + (rest.length ? 19 : 13), lines.map((part) => shortened(part, most)), name + ": " + s.parts.map(layers).join(", "),
+    out += named(0, y + (rest.length ? 20 : 13), lines.map((part) => shortened(part, most)), name + ": " + s.parts.map(layers).join(", "),
                  s.slowest ? 'font-weight="700"' : "");
     const apart = s.parts.length > 1 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.8"' : "";
     let start = 0;
@@ -230,10 +232,12 @@ function network(graph, palette, width) {  // built once; the stages' colours co
   const routes = graph.routes.map((route) => `M${route.map(([x, y]) => `${X(x)} ${Y(y)}`).join("L")}`).join("");
   let out = `<path d="${routes}" fill="none" stroke="${palette.other}"/>`;
   graph.positions.forEach(([x, y], k) => {
-    const name = graph.names[k];
     out += `<rect data-k="${k}" x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="none" stroke="${palette.other}"/>`;
-    const room = 2 * w * scale - 4, font = Math.max(READ, Math.min(11, room / (EM * name.length)));
-    if (w * scale > 20 && 2 * h * scale > READ) out += `<text data-of="${k}" x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${font.toFixed(1)}px;pointer-events:none">${escape(shortened(name, room / (EM * font)))}</text>`;
+    const room = 2 * w * scale - 4, single = 2 * h * scale < 2 * READ + 5, lines = single ? [graph.names[k]] : graph.lines[k];
+    const font = Math.max(READ, Math.min(11, room / (EM * Math.max(...lines.map((part) => part.length)))));
+    const step = font + 2, high = Number(Y(y)) + 4 - (lines.length - 1) * step / 2;
+    const told = lines.map((part, row) => `<tspan x="${X(x)}" y="${(high + row * step).toFixed(1)}">${escape(shortened(part, room / (EM * font)))}</tspan>`);
+    if (w * scale > 20 && 2 * h * scale > READ) out += `<text data-of="${k}" text-anchor="middle" style="font-size:${font.toFixed(1)}px;pointer-events:none">${told.join("")}</text>`;
   });
   return svg(width, (graph.extent[1] * scale).toFixed(0), out, "layer graph coloured by stage");
 }

@@ -13,7 +13,7 @@ import anywidget
 import traitlets
 
 from ..errors import InputError
-from ..plots.layer_graph import layer_name
+from ..plots.layer_graph import layer_name, lines_of
 from ..plots.layout import layout
 from ..profile import Profile
 from . import looks
@@ -99,6 +99,7 @@ def graph_text(profile: Profile) -> str:
     document = {
         "ids": [layer.id for layer in graph.layers],
         "names": [layer_name(layer) for layer in graph.layers],
+        "lines": [lines_of(layer_name(layer)) for layer in graph.layers],  # of a box
         "positions": placed.positions,
         "routes": placed.routes,
         "half": placed.half,

@@ -67,11 +67,12 @@ function words(heading) {  // the heading as elements of the page: what a figure
   return [make("b", heading.title), ...told];
 }
 
+const PAGE = "#111111";  // a dark page's own colour, of lines that part what stands side by side
 const AROUND = 130;  // pixels of a figure's title and margins, which stay when it keeps its ratio
 const EM = 0.58;     // of a font's size a character is wide, on average
 function in_lines(markup, most) {
   const length = (text) => text.replace(/<[^>]*>/g, "").replace(/&#?\w+;/g, "x").length, lines = [""];
-  for (const word of markup.replace(/<br>/g, " ").split(" ")) {
+  for (const word of markup.replace(/<br>/g, " ").split(/(?<!×) (?!×)/)) {  // a name and its count stay together
     const last = lines.length - 1;
     if (lines[last] && length(lines[last]) + 1 + length(word) > most) lines.push(word);
     else lines[last] = lines[last] ? `${lines[last]} ${word}` : word;
@@ -114,7 +115,7 @@ function themed(figure, heading, room) {
     const own = color === part.color ? part : { ...part, color };
     const line = LIT_LINES[color];  // of a hatch
     if (part.pattern && line && own !== part) own.pattern = { ...part.pattern, fgcolor: line };
-    return part.line ? { ...own, line: lit(part.line) } : own;
+    return part.line ? { ...own, line: part.line.color === "white" ? { ...part.line, color: PAGE } : lit(part.line) } : own;
   };
   const data = figure.data.map((trace) => {  // a key that is there without a value would break plotly
     const own = { ...trace };
@@ -125,7 +126,7 @@ function themed(figure, heading, room) {
   const title = layout.title || {};
   const lighter = (text) => text.replace(/#[0-9A-F]{6}/g, (color) => LIT_TEXT[color] || color);  // of a note, of a doubt
   if (title.text) dark.title = { ...title, text: lighter(title.text) };
-  const behind = (one) => (one.bgcolor ? { bgcolor: "rgba(17,17,17,0.8)" } : {});
+  const behind = (one) => (one.bgcolor ? { bgcolor: `${PAGE}cc` } : {});
   if (layout.annotations)
     dark.annotations = layout.annotations.map((one) => ({ ...one, font: lit(one.font || {}), ...behind(one) }));
   if (layout.shapes) dark.shapes = layout.shapes.map((one) => ({ ...one, line: lit(one.line || {}) }));

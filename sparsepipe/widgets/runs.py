@@ -12,6 +12,7 @@ from .. import plots
 from ..display.markup import Html
 from ..errors import DamagedRecord, InputError
 from ..launchers.lock import hold, is_held
+from ..plots.table import record_names
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
 from ..workload_facts import workload_facts
@@ -162,7 +163,8 @@ class RunsTable(Shown):
     def _drawn(self, records: list[RunRecord], note: str = "") -> tuple[Any, Any]:
         """Their pace, and what they learned: of those that trained and finished an epoch, None where none did."""
         told = [record for record in records if _learned(record)]
-        learned = plots.accuracy(*told, note=note and _names(told)) if told else None
+        names = _as_in_all(told, records)
+        learned = plots.accuracy(*told, names=names, note=note and _names(told), among=records) if told else None
         return plots.throughput(*records, note=note, partial=True), learned
 
     def _figures(self) -> Export:
@@ -171,7 +173,7 @@ class RunsTable(Shown):
         figures = {"runs_throughput": (pace, plots.throughput_table(*records, partial=True))}
         if learned is not None:
             told = [record for record in records if _learned(record)]
-            figures["runs_accuracy"] = (learned, plots.accuracy_table(*told))
+            figures["runs_accuracy"] = (learned, plots.accuracy_table(*told, names=_as_in_all(told, records)))
         return Export(figures, records)
 
     def _ask(self) -> None:
@@ -222,6 +224,20 @@ class RunsTable(Shown):
 
 def _names(records: list[RunRecord]) -> str:
     return ", ".join(record.name for record in records)
+
+
+def _as_in_all(some: list[RunRecord], records: list[RunRecord]) -> list[str]:
+    """What some of the records are called in figures of all of them."""
+    readable = [record for record in records if _has_plan(record)]  # no figure shows others
+    called = dict(zip(readable, record_names(readable), strict=True))
+    return [called.get(record, record.name) for record in some]
+
+
+def _has_plan(record: RunRecord) -> bool:
+    try:
+        return bool(record.plan)
+    except DamagedRecord:
+        return False
 
 
 def _learned(record: RunRecord) -> bool:

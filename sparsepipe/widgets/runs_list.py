@@ -8,6 +8,7 @@ import anywidget
 import pandas as pd
 import traitlets
 
+from ..plots.theme import tied
 from . import looks
 
 
@@ -22,7 +23,7 @@ class RunsList(looks.Shares, anywidget.AnyWidget):
 
     def show(self, table: pd.DataFrame) -> None:
         """List the runs of a table, whose first column is their names; marks of runs that are not there go."""
-        rows = [[_shown(cell) for cell in row] for row in table.itertuples(index=False)]
+        rows = [[row[0], *map(_shown, row[1:])] for row in table.itertuples(index=False)]
         numbers = [any(_is_number(cell) for cell in table[column]) for column in table.columns]
         self.document = json.dumps({"columns": list(table.columns), "numbers": numbers, "rows": rows})
         self.options = tuple(table[table.columns[0]])
@@ -39,4 +40,5 @@ def _is_number(cell: Any) -> bool:
 
 
 def _shown(cell: Any) -> str:
-    return f"{cell:,.4g}" if isinstance(cell, float) else str(cell)
+    """A number in four digits; of words no line ends between a name and its count, as in "data parallel × 2"."""
+    return f"{cell:,.4g}" if isinstance(cell, float) else tied(str(cell))
