@@ -195,6 +195,36 @@ def test_a_slow_rank_of_several_pipelines_is_found(tmp_path, rule, rank):
     assert what_if(healthy).culprit.startswith("no rank takes 1.1 × as long as others with the same layers; ")
 
 
+def as_a_run(trace):
+    """What ranks of a run tell: they wait until they have what they need, and send what they made at once."""
+    last = max(span.stage for span in trace.spans)
+    spans, free = [], dict.fromkeys(trace.ranks, 0.0)
+    for span in sorted((s for s in trace.spans if s.kind in ("forward", "backward")), key=lambda s: s.start):
+        back = span.kind == "backward"
+        begins, ends = (last, 0) if back else (0, last)
+        if span.stage != begins:
+            source = span.rank + (1 if back else -1)
+            spans.append(span._replace(kind="wait", start=free[span.rank], end=span.start, peer=source))
+        spans.append(span)
+        if span.stage != ends:
+            to = span.rank + (-1 if back else 1)
+            spans.append(span._replace(kind="send", start=span.end, end=span.end, peer=to))
+        free[span.rank] = span.end
+    return Trace(tuple(spans), "measured")
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_what_lies_at_a_slow_rank_is_no_transfer(slow):
+    """A run whose last stage was three times slow had "nothing to explain": what waited there was called a transfer."""
+    plan, profile, cluster = pipeline([1.0] * 3, [2.0] * 3, schedule="1f1b")
+    trace = simulate(plan, profile, cluster, [1] * 12, stragglers=Stragglers.parse(f"slow:rank={slow},factor=3"))
+    run, simulated = as_a_run(trace), what_if(trace)
+    found = what_if(run)
+    assert replay(run).largest_error < 1e-9
+    assert found.culprit == simulated.culprit and f"rank {slow} (stage {slow} of" in found.culprit
+    assert found.slowdown == pytest.approx(simulated.slowdown) and found.slowdown > 1.3
+
+
 def test_an_even_pipeline_has_nothing_to_explain():
     plan, profile, cluster = pipeline([1.0, 1.0], [2.0, 2.0], schedule="1f1b-flush", num_microbatches=4)
     found = what_if(simulate(plan, profile, cluster, [1] * 8))

@@ -189,7 +189,11 @@ class _Builder:
     def _carried(
         self, span: Span, source: int, done: int, send: Span | None, wait: Span | None, step: Step, last: int | None
     ) -> tuple[list[int], float, float]:
-        """(what a transfer waits for, when it began, when it ended)."""
+        """(what a transfer waits for, when it began, when it ended).
+
+        What came before the receiver asked for it lay there meanwhile, which is no time of the transfer: of that one
+        the receiver's own wait alone is known, which begins once the rank is free.
+        """
         made = self.nodes[source].end
         if self.rendezvous:
             if send is None or wait is None:
@@ -198,10 +202,18 @@ class _Builder:
             return inputs, max(send.start, wait.start) - step.begin, wait.end - step.begin
         if done == source:  # what carries it does so beside the rank's work
             if send is None:
-                return [source], made, made if wait is None else wait.end - step.begin
+                return _taken(source, made, wait, step, last)
             return [source], made, send.end - step.begin
-        if wait is None:
-            return [source], made, made
-        arrived = wait.end - step.begin
-        # The receiver may have it before the sender's call returns.
-        return ([done], self.nodes[done].end, arrived) if arrived >= self.nodes[done].end else ([source], made, arrived)
+        if wait is not None and wait.end - step.begin < self.nodes[done].end:
+            return _taken(source, made, wait, step, last)  # the receiver has it before the sender's call returns
+        return _taken(done, self.nodes[done].end, wait, step, last) if wait is not None else ([source], made, made)
+
+
+def _taken(sent: int, ready: float, wait: Span | None, step: Step, last: int | None) -> tuple[list[int], float, float]:
+    """(what a transfer waits for, when it began, when it ended), where it is `ready` once the node `sent` is done."""
+    if wait is None:
+        return [sent], ready, ready
+    asked, arrived = wait.start - step.begin, wait.end - step.begin
+    if asked <= ready or last is None:
+        return [sent], ready, arrived
+    return [sent, last], asked, arrived
