@@ -95,16 +95,24 @@ class Trace:
         kinds = set(kinds)
         return sum(span.seconds for span in self.spans if span.rank == rank and span.kind in kinds)
 
+    @property
+    def work(self) -> tuple[str, ...]:
+        """The kinds of spans that keep a device busy: of a run of forwards alone "evaluate", else those of WORK."""
+        kinds = {span.kind for span in self.spans}
+        return ("evaluate",) if "evaluate" in kinds and not kinds & set(WORK) else WORK
+
     def busy(self, rank: int) -> float:
         """Seconds that `rank` computed."""
-        return self.seconds(rank)
+        return self.seconds(rank, self.work)
 
     @property
     def bubble_fraction(self) -> float:
         """Share of all device time in which no device computes: 1 − busy / (ranks × makespan), gaps left out."""
         if not self.shown_seconds:
             return 0.0
-        return 1 - sum(map(self.busy, self.ranks)) / (len(self.ranks) * self.shown_seconds)
+        kinds = self.work
+        busy = sum(self.seconds(rank, kinds) for rank in self.ranks)
+        return 1 - busy / (len(self.ranks) * self.shown_seconds)
 
     def waited(self) -> dict[tuple[int, int], float]:
         """(rank, the rank it waited for) → seconds, the longest first; nobody simulates waiting."""

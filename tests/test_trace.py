@@ -1,6 +1,7 @@
 import pytest
 
 from sparsepipe import InputError, Span, Trace
+from sparsepipe.plots.anatomy import anatomy_table
 
 TRACE = Trace(
     (
@@ -12,6 +13,15 @@ TRACE = Trace(
     ),
     "simulated",
 )
+
+
+def test_forwards_alone_are_work():
+    """A run of forwards alone was idle all the time; in a run that trains its validation is no work of training."""
+    spans = (Span(0, "0F0", 0.0, 3.0, "evaluate"), Span(0, "0F1", 3.0, 4.0, "wait", 0, 1, 1))
+    assert Trace(spans, "measured").busy(0) == 3.0 and Trace(spans, "measured").bubble_fraction == 0.25
+    assert anatomy_table({"alone": Trace(spans, "measured")}).work.tolist() == [0.75]
+    trains = Trace((*spans, Span(0, "0F2", 4.0, 5.0)), "measured")
+    assert trains.busy(0) == 1.0
 
 
 def test_waiting_is_not_work():

@@ -12,7 +12,7 @@ from .markup import Html, joined
 
 _GREY = "#8C8C8C"
 _WIDTH, _LANE = 460, 16  # pixels
-_SHADES = {"forward": 0.5, "backward": 1.0, "weights": 0.75, "update": 0.75, "average": 0.75}
+_SHADES = {"forward": 0.5, "backward": 1.0, "weights": 0.75, "update": 0.75, "average": 0.75, "evaluate": 0.5}
 _MOST_SPANS, _MOST_ROWS = 600, 12
 
 
@@ -106,7 +106,8 @@ def trace(value: Any) -> str:
     if not length:
         return _page(f"{value.source} trace without spans")
     start = min(span.start for span in value.spans)
-    shown = [span for span in value.spans if span.kind in _SHADES][:_MOST_SPANS]
+    kinds = {*value.work, "average"}
+    shown = [span for span in value.spans if span.kind in kinds][:_MOST_SPANS]
     until = max((span.end for span in shown), default=start) - start or 1.0
     lanes = {rank: k for k, rank in enumerate(ranks[:_MOST_ROWS])}
     drawn = []

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from ..display.markup import Html
 from ..errors import InputError
-from ..trace import WORK, Trace
+from ..trace import Trace
 from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, ink_on, with_held_up
 
 PARTS = ("work", "imbalance", "dependency", "communication", "other")
@@ -34,13 +34,13 @@ def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
     """One row for each trace: shares of all device time, which sum to 1. Raises InputError for an empty trace."""
     rows = []
     for name, trace in traces.items():
-        length, ranks = trace.makespan, trace.ranks
+        length, ranks, kinds = trace.makespan, trace.ranks, trace.work
         if not length:
             raise InputError(f"trace {name!r} is empty: run or simulate some minibatches")
-        work = [_covered(trace, rank, WORK) for rank in ranks]
+        work = [_covered(trace, rank, kinds) for rank in ranks]
         mean = sum(work) / len(ranks)
-        sending = sum(_covered(trace, rank, (*WORK, *_SENDING)) for rank in ranks) / len(ranks) - mean
-        known = sum(_covered(trace, rank, (*WORK, *_ACCOUNTED)) for rank in ranks) / len(ranks)
+        sending = sum(_covered(trace, rank, (*kinds, *_SENDING)) for rank in ranks) / len(ranks) - mean
+        known = sum(_covered(trace, rank, (*kinds, *_ACCOUNTED)) for rank in ranks) / len(ranks)
         imbalance = max(work) - mean
         other = length - known if trace.source != "simulated" else 0.0  # nobody simulates waiting: it is what is left
         dependency = length - mean - imbalance - sending - other
