@@ -8,7 +8,8 @@
 
 The seconds of a node are what it took once everything it waits for was there; `launch` is how much later than that it
 began: time of the host, which no operation accounts for. A transfer begins when the sender is done; in a trace of
-`rendezvous` transfers the receiver must be free, too.
+`rendezvous` transfers the receiver must be free, too. What came before its receiver asked for it lay there meanwhile:
+that is no time of the transfer, of which only the receiver's wait is known then.
 """
 
 from collections import defaultdict
