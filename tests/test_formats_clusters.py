@@ -162,6 +162,7 @@ def test_the_job_of_slurm_is_a_cluster(monkeypatch, tmp_path, capsys):
         ("hostfile", "gpu3", "gpu[1-3]", ":5: host 'gpu1' is there again"),
         ("hostfile", "slots=4", "slots=0", ":2: host 'gpu1' has slots = '0': expected a whole number"),
         ("hostfile", "slots=4", "slot=4", ":2: 'slot=4' after host 'gpu1': expected slots=N"),
+        ("hostfile", "gpu1 slots=4", "gpu1:4", ":2: host 'gpu1:4': expected gpu1 slots=4, a host a line"),
         ("hostfile", "slots=4", "gpu2", ":2: 'gpu2' after host 'gpu1': expected slots=N, a host a line"),
         ("hostfile", "gpu1", "-oProxyCommand=touch", "address '-oProxyCommand=touch': expected a host"),
         ("hostfile", HOSTFILE, "# none\n", "names no hosts"),

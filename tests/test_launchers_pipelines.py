@@ -80,6 +80,16 @@ def test_a_coordinator_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path) 
     _trained_once(job.record, 800)
 
 
+def test_the_end_says_which_pipeline_the_others_went_on_without(tmp_path) -> None:
+    """Half of a run's pipelines died, and all that was said of it were its fewer samples a second."""
+    plan, config, profile, cluster = replayed_pipelines((1, 1), rule="all-reduce", seconds=0.01)
+    config = config.replace(minibatches=40, stragglers="kill:rank=0,at=5")
+    job = launch(plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
+    assert job.wait(timeout=ENOUGH)["minibatches"] == 40 and job.state == "finished"
+    (told,) = job.record.status["went_on"]
+    assert told.startswith("pipeline 0: rank 0 ") and told.endswith("; the others went on without it"), told
+
+
 @slow
 def test_a_job_of_pipelines_stops_resumes_and_is_cancelled(tmp_path, clouds) -> None:
     plan = pipelines_of(NORMED, [[0]], [[1]], rule="local-sgd:every=2")

@@ -104,8 +104,9 @@ def goes_on_without_the_coordinators_host(desk, hosts, epochs):
     assert json.loads(said) == "finished", said
     trained_once(desk, "again", epochs * EPOCH)
     record = RunRecord.load(desk.folder / "again")
-    (told,) = record.status["went_on"]
+    told, gone = record.status["went_on"]
     assert f"{hosts[0].name}: " in told and f"with their coordinator on {hosts[1].name}" in told, told
+    assert gone.startswith("pipeline 0: ") and gone.endswith("the others went on without it"), gone
     assert [one.status["state"] for one in record.pipelines] == ["failed", "finished"]
     assert f"waiting for {hosts[0].name}" in log_of_pipeline(desk, "again", 0)
 
@@ -129,6 +130,7 @@ def test_a_pipeline_whose_host_is_cut_off_does_not_stop_the_others_and_the_end_s
     assert [one.status["state"] for one in record.pipelines] == ["finished", "finished", "failed"]
     reason = record.status["reason"]
     assert "pipeline 2" in reason and "host3" in reason and "waited for until no other pipeline" in reason, reason
+    assert record.status["went_on"] == [f"{reason}; the others went on without it"]
     assert rows(desk, "cut", "left")[0]["pipeline"] == 2
     desk.check_nothing_is_left(folders=False)
 

@@ -363,7 +363,7 @@ def test_stragglers_that_cannot_be_simulated_are_told():
             pipelines, network(2), cluster, [1] * 20, stragglers=Stragglers.parse("slow:rank=9,factor=2")
         )
     kill = Stragglers.parse("kill:rank=1,at=3")
-    with pytest.raises(InputError, match="ends a job that averages by all-reduce"):
+    with pytest.raises(InputError, match="averages gradients by all-reduce"):
         simulate_pipelines(
             replace(pipelines, replication=parse_rule("all-reduce")), network(2), cluster, [1] * 20, stragglers=kill
         )

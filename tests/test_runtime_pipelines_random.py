@@ -11,8 +11,9 @@ from collections import Counter
 import pytest
 
 from sparsepipe.replication import RULES, SERVER, rule
-from sparsepipe.runtime.pipelines.base import Kind
+from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.journal import apply
+from sparsepipe.runtime.pipelines.messages import line_of
 from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines, RunState
 from sparsepipe.runtime.pipelines.work import WAIT
 
@@ -58,7 +59,7 @@ class Run:
 
     def _keep(self, before, row):
         if self.state.changes.version != before:
-            self.log.append(json.loads(json.dumps(row)))
+            self.log.append(json.loads(line_of(row)))
         self.rows += self.state.changes.rows
         for twin in self.twins:
             assert self.state.changes.rows == twin.changes.rows
@@ -125,6 +126,7 @@ class Pipeline:
         """A generator: each step is one request; it yields whether it got anywhere."""
         self.ask("begin", whole=self.whole, num_holders=1, data="", **self.length)
         yield True
+        self.ask("register", holder=Holder(self.number, 0, ("layer",), Address("127.0.0.1", 1, "ab")))
         number, self.under_way = 0, None
         while True:
             self.ask("next_task", number=number)

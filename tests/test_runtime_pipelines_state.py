@@ -33,10 +33,15 @@ def takes(state, who, *places):
     return [answer[0] if answer else None for answer in answers]
 
 
+def holder(pipeline, rank=0):
+    return Holder(pipeline, rank, (f"layer{rank}",), Address("127.0.0.1", 1 + rank, "ab"))
+
+
 def begun(num_pipelines=2, *, rule=None, whole=2, epoch=7, total=14, started=True):
     state = RunState(RunOfPipelines(num_pipelines, rule))
     for k in range(num_pipelines):
         asks(state, "begin", k, whole=whole, num_holders=1, epoch_minibatches=epoch, total_minibatches=total)
+        asks(state, "register", k, holder=holder(k))
     if started and num_pipelines > 1:
         assert asks(state, "next_task", 0, number=0) is WAIT
         state.expire(now=START_SECONDS)
@@ -302,7 +307,11 @@ def test_nobody_is_at_its_end_before_all_have_the_last_average() -> None:
     state.stop(now=1)
     for k in range(3):
         assert asks(state, "next_task", k, number=0).kind is Kind.FINISH
-    merge = [asks(state, "last_merge", k, update=4) for k in (0, 1, 2)][-1]
+    for k in range(3):  # a run that went on where it had ended hung: a rank was there before the others of its pipeline
+        assert [asks(state, "last_merge", each, update=4) for each in range(3)] == [WAIT] * 3
+        asks(state, "register", k, holder=holder(k, 1))
+    merge = asks(state, "last_merge", 2, update=4)
+    assert merge.members == (0, 1, 2)
     for stage in (1, 0):
         assert asks(state, "next_task", 0, number=1) is WAIT
         asks(state, "merged", 0, merge=merge.number, facts={"stage": stage, "last": True})
@@ -316,9 +325,7 @@ def test_nobody_is_at_its_end_before_all_have_the_last_average() -> None:
 
 def test_one_at_its_end_has_no_weights_to_give() -> None:
     state = begun(whole=1, epoch=1, total=1)
-    holders = [Holder(k, 0, ("layer0",), Address("127.0.0.1", 1, "ab")) for k in (0, 1)]
-    for k in (0, 1):
-        asks(state, "register", k, holder=holders[k])
+    holders = [holder(k) for k in (0, 1)]
     assert asks(state, "next_task", 0, number=0).kind is Kind.TRAIN
     assert asks(state, "next_task", 1, number=0) is WAIT
     assert asks(state, "live", 1) == [0] and asks(state, "holders", 1, pipeline=0) == holders[:1]

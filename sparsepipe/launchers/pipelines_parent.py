@@ -6,7 +6,7 @@ where what the user gave keeps one of them from beginning.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,8 +105,8 @@ class Parent:
         self.kill()
         self.coordination.end()
         status = self._status()
-        lost = {"went_on": told} if (told := went_on(self.folder)) else {}
-        tell_status(self.folder, **{**status, **lost})
+        told = [*went_on(self.folder), *self._went_on_without(status)]
+        tell_status(self.folder, **{**status, **({"went_on": told} if told else {})})
         return int(status.get("exit_code", 0))
 
     def kill(self) -> None:
@@ -171,10 +171,24 @@ class Parent:
                 if commands.requested(launcher.folder) is None:
                     commands.ask(launcher.folder, commands.STOP)
 
+    @property
+    def _failed(self) -> list[_Launcher]:
+        return [launcher for launcher in self.launchers if launcher.code]
+
+    @property
+    def _reasons(self) -> list[str]:
+        """Why each of those that failed did."""
+        return [f"pipeline {one.pipeline}: {one.status.get('reason', one.status['state'])}" for one in self._failed]
+
+    def _went_on_without(self, status: Mapping[str, Any]) -> list[str]:
+        """A line for each pipeline that the others went on without, where the run has come to its end."""
+        if "exit_code" in status:
+            return []
+        return [f"{reason}; the others went on without it" for reason in self._reasons]
+
     def _status(self) -> dict[str, Any]:
         """How the whole run stands: it failed where no pipeline came to its end."""
-        failed = [launcher for launcher in self.launchers if launcher.code]
-        reasons = [f"pipeline {one.pipeline}: {one.status.get('reason', one.status['state'])}" for one in failed]
+        failed, reasons = self._failed, self._reasons
         if len(failed) == len(self.launchers) or self._refused:
             cause = max(failed, key=lambda one: one.code == _INPUT)
             state = "refused" if self._refused and cause.status["state"] == "refused" else "failed"

@@ -51,7 +51,7 @@ def simulate_pipelines(
     several minibatches a step; that is not simulated.
 
     Raises InputError for pipelines that cannot run, for stragglers of ranks that are not there, and for a kill where
-    the rule averages gradients: it ends the job.
+    the rule averages gradients: what the others do then is not simulated.
     """
     check_sizes(sizes)
     number(restart_seconds, "restart_seconds")

@@ -233,8 +233,8 @@ class Together:
         k = member.number
         if self._of_gradients():
             raise InputError(
-                f"straggler kill: pipeline {k} dies, which ends a job that averages by {self.rule.name}: that is not "
-                "simulated; take another rule"
+                f"straggler kill: pipeline {k} dies, and averages gradients by {self.rule.name}: how the others go on "
+                "is not simulated; run it, or take another rule"
             )
         self.queue.extendleft(reversed(member.end(self.now)))
         self.tallies[k].blocked_since = None

@@ -45,6 +45,9 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
 
 def _hosts(words: list[str]) -> list[Host]:
     count = 1
+    name, colon, slots = words[0].rpartition(":")
+    if colon and ":" not in name and slots.isascii() and slots.isdigit():  # as MPICH has it; an IPv6 address has more
+        raise InputError(f"host {shown(words[0])}: expected {name} slots={slots}, a host a line")
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or key not in _KNOWN:

@@ -293,7 +293,14 @@ class RunState:
         return self.merges.last_of(member.number) if self.merges.last else WAIT
 
     def _decide_last(self) -> None:
-        self.merges.decide_last([m.number for m in self.members if m.phase is Phase.LIVE and not m.finished])
+        """Make the last merge where all have come to it, and everything of them can be asked for.
+
+        With nothing left to train, as in a run that is resumed at its end, a rank is there before others of its
+        pipeline hold their layers: who asked for those would take the pipeline for gone, others would wait for it.
+        """
+        live = [member for member in self.members if member.phase is Phase.LIVE and not member.finished]
+        if all(len(member.holders) >= member.num_holders for member in live):
+            self.merges.decide_last([member.number for member in live])
 
     # --- the summary -------------------------------------------------------------------------------------------------
 
