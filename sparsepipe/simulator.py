@@ -55,21 +55,22 @@ def simulate(
     cluster: Cluster,
     sizes: Sequence[float],
     *,
-    stragglers: Stragglers | None = None,
+    stragglers: Stragglers | str | None = None,
     restart_seconds: float = RESTART_SECONDS,
     epoch_minibatches: int | None = None,
 ) -> Trace:
     """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
 
-    The optimizer's step takes no time where the profile has no rate for it. `stragglers` make passes longer; the trace
-    says in its fact "held_up" what they are. Where one kills a rank all ranks train again `restart_seconds` later, from
-    the last checkpoint on: the pipeline runs empty and leaves one after each `epoch_minibatches`, without them at the
-    end alone. The fact "restart" says what that cost (`stragglers.restarts.Restart`). Raises InputError for a plan that
-    cannot run, for stragglers of ranks that are not there, and for seconds below 0.
+    The optimizer's step takes no time where the profile has no rate for it. `stragglers`, a value or its text, make
+    passes longer; the trace says in its fact "held_up" what they are. Where one kills a rank all ranks train again
+    `restart_seconds` later, from the last checkpoint on: the pipeline runs empty and leaves one after each
+    `epoch_minibatches`, without them at the end alone. The fact "restart" says what that cost
+    (`stragglers.restarts.Restart`). Raises InputError for a plan that cannot run, for stragglers of ranks that are not
+    there, and for seconds below 0.
     """
     check_sizes(sizes)
     plan.check(profile.graph, cluster)
-    held_up = stragglers if stragglers is not None else Stragglers()
+    held_up = Stragglers.of(stragglers)
     held_up.check(max(plan.ranks) + 1)
     number(restart_seconds, "restart_seconds")
     if epoch_minibatches is not None:

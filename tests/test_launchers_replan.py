@@ -136,6 +136,8 @@ def test_what_cannot_be_is_refused_and_the_job_goes_on(tmp_path, clouds) -> None
         with pytest.raises(InputError, match=message) as caught:
             job.replan(plan)
         assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="expected a Plan, as Plan.load reads it"):
+        job.replan(tmp_path / "plan.json")
     code, out, lines = sparsepipe("runs", "replan", folder, BEYOND.save(tmp_path / "beyond.json"))
     assert code == 2 and not out and len(lines) == 1 and "the plan does not fit into memory: stage 0" in lines[0]
     assert not (folder / "control").exists() and job.record.plan == PLAN, "nothing was asked"

@@ -371,6 +371,19 @@ def test_stragglers_that_cannot_be_simulated_are_told():
         simulate_pipelines(pipelines, network(2), cluster, [1] * 20, restart_seconds=-1)
 
 
+def test_stragglers_may_be_given_as_launch_takes_them():
+    """As text: that ended in an AttributeError."""
+    pipelines, cluster = like_pipelines(2, 2, "quorum")
+    text = "slow:rank=1,factor=3;jitter:p=0.2,seconds=0.5;seed=4"
+    given = [pipelines, network(2), cluster, [1] * 20]
+    assert simulate_pipelines(*given, stragglers=text) == simulate_pipelines(*given, stragglers=Stragglers.parse(text))
+    plan = pipelines.local(0)
+    alone = [simulate(plan, *given[1:], stragglers=how) for how in (text, Stragglers.parse(text), None)]
+    assert alone[0] == alone[1] != alone[2] and alone[0].held_up
+    with pytest.raises(InputError, match="rank 9 is not there"):
+        simulate(plan, *given[1:], stragglers="slow:rank=9,factor=2")
+
+
 @pytest.mark.parametrize(
     ("stages", "settings"),
     [

@@ -23,6 +23,7 @@ from sparsepipe import (
 )
 from sparsepipe.planners import Problem, device_split, partition_pipelines
 from sparsepipe.planners.several import split
+from sparsepipe.replication import parse_rule
 
 
 def network(num_layers, kinds, seed, *, parameter_bytes=1.0):
@@ -103,7 +104,8 @@ def test_memory_forbids_splits_that_would_be_faster():
 
 def test_slow_links_keep_pipelines_within_their_nodes():
     profile = network(6, {"a": 1.0}, 5)
-    found = partition_pipelines(profile, cluster("aa", "aa", network=0.01), 2)
+    found = partition_pipelines(profile, cluster("aa", "aa", network=0.01), 2, replication="quorum:grace=0.2")
+    assert found.replication == parse_rule("quorum:grace=0.2")
     assert [sorted(plan.ranks) for plan in found.pipelines] == [[0, 1], [2, 3]]
     assert found.pipelines[1].stages[0].nodes == ("n1",) * len(found.pipelines[1].stages[0].ranks)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..cluster import Cluster
 from ..errors import InputError
+from ..io.fields import shown
 from ..models import is_table
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -45,6 +46,8 @@ def request_replan(
     """
     record = RunRecord.load(Path(run_dir).resolve())
     folder = record.folder
+    if not isinstance(plan, Plan | Pipelines):
+        raise InputError(f"plan {shown(plan)}: expected a Plan, as Plan.load reads it from a file")
     if not isinstance(plan, Plan):
         raise InputError("the plan of several pipelines, expected that of one: a running job has one and keeps it so")
     if not isinstance(record.plan, Plan):

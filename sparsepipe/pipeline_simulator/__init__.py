@@ -33,7 +33,7 @@ def simulate_pipelines(
     cluster: Cluster,
     sizes: Sequence[float],
     *,
-    stragglers: Stragglers | None = None,
+    stragglers: Stragglers | str | None = None,
     seed: int = 0,
     restart_seconds: float = RESTART_SECONDS,
     starts: Sequence[float] = (),
@@ -59,9 +59,8 @@ def simulate_pipelines(
         raise InputError(f"{len(starts)} starts for {len(pipelines.pipelines)} pipelines: expected one each")
     begins = [number(start, "a start") for start in starts] or [0.0] * len(pipelines.pipelines)
     check_rule(pipelines.check(profile.graph, cluster))
-    if stragglers is not None:
-        stragglers.check(max(pipelines.ranks) + 1)
-        stragglers = stragglers if stragglers.parts else None
+    held_up = Stragglers.of(stragglers)
+    held_up.check(max(pipelines.ranks) + 1)
     with collector_paused():
         found = Together(
             pipelines.pipelines,
@@ -69,7 +68,7 @@ def simulate_pipelines(
             cluster,
             sizes,
             rule=pipelines.replication,
-            stragglers=stragglers,
+            stragglers=held_up if held_up.parts else None,
             seed=seed,
             restart_seconds=restart_seconds,
         )
@@ -81,7 +80,7 @@ def simulate_pipelines(
         )
         spans = [span for own in lives for life in own for span in _numbered(life)]
     return PipelinesForecast(
-        Trace(tuple(spans), "simulated", pipelines.trace_facts | held_up_fact(stragglers)),
+        Trace(tuple(spans), "simulated", pipelines.trace_facts | held_up_fact(held_up)),
         pipelines.replication,
         paces,
         dict(found.group_sizes),

@@ -12,7 +12,7 @@ from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
-from ..replication import rule
+from ..replication import parse_rule, rule
 from ..replication.base import Rule
 from ..schedule import check_rule
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
@@ -124,7 +124,7 @@ def partition_pipelines(
     cluster: Cluster,
     num_pipelines: int,
     *,
-    replication: Rule | None = None,
+    replication: Rule | str | None = None,
     planner: str = "optimal",
     schedule: str = "1f1b",
     num_microbatches: int | None = None,
@@ -136,13 +136,13 @@ def partition_pipelines(
 
     Any devices may make a pipeline, on one node or across several; each is planned as by `partition`. Where there are
     too many, whole nodes or blocks of like devices stay together, which a warning says; at most `most_plans` parts are
-    planned. `replication` is `partial-reduce` when not given. `num_microbatches` is the same in every pipeline, so that
-    their steps are alike; for schedules that flush it is twice the devices of an average pipeline when not given.
-    Raises InputError as `partition` does, where there are too few devices, and where the rule cannot go with so many
-    pipelines (a quorum of more) or with the schedule.
+    planned. `replication`, a rule or its text, is `partial-reduce` when not given. `num_microbatches` is the same in
+    every pipeline, so that their steps are alike; for schedules that flush it is twice the devices of an average
+    pipeline when not given. Raises InputError as `partition` does, where there are too few devices, and where the rule
+    cannot go with so many pipelines (a quorum of more) or with the schedule.
     """
     given_integer(num_pipelines, "pipelines:", least=2)
-    chosen = replication or rule("partial-reduce")
+    chosen = parse_rule(replication) if isinstance(replication, str) else replication or rule("partial-reduce")
     chosen.groups(num_pipelines)  # raises where its options do not fit so many pipelines
     start = time.perf_counter()
     of_one = _microbatches(schedule, len(cluster.devices)) if num_microbatches is None else num_microbatches

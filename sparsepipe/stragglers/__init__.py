@@ -53,6 +53,11 @@ class Stragglers:
             raise InputError(f"straggler {shown(given)}: seed is given twice")
         return cls(tuple(parts), *seeds)
 
+    @classmethod
+    def of(cls, given: "Stragglers | str | None") -> "Stragglers":
+        """Return stragglers given as such, as what the command line takes, or not at all. Raises InputError."""
+        return given if isinstance(given, Stragglers) else cls.parse("" if given is None else given)
+
     def extra_seconds(self, rank: int, minibatch: int, own_seconds: float) -> float:
         """Return how many seconds more than its own a rank takes for a minibatch, forward and backward together."""
         return sum(
