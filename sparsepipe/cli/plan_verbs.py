@@ -182,6 +182,8 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
 def simulate(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options)
     stragglers = Stragglers.parse(";".join(options.straggler or ()))
+    if options.restart_seconds is not None and not stragglers.end_ranks:
+        raise InputError("--restart-seconds goes with --straggler kill:…: give that, or leave it out")
     if holds_pipelines(options.plan):
         if options.replan:
             raise InputError("--replan goes with plans of one pipeline; several keep their plans")
@@ -191,9 +193,9 @@ def simulate(options: argparse.Namespace) -> Answer:
     if options.replication:
         raise InputError("--replication goes with several pipelines that average; this plan has one")
     if options.seed is not None:
-        raise InputError("--seed goes with plans of several pipelines; this plan has one")
-    if options.restart_seconds is not None and not stragglers.end_ranks:
-        raise InputError("--restart-seconds goes with --straggler kill:…: give that, or leave it out")
+        raise InputError(
+            "--seed goes with plans of several pipelines; stragglers draw by their own, --straggler 'SPEC;seed=N'"
+        )
     if options.epoch_minibatches and not (options.replan or stragglers.end_ranks):
         raise InputError("--epoch-minibatches goes with --replan or --straggler kill:…: give one, or leave it out")
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
