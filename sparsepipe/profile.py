@@ -155,18 +155,15 @@ class Profile:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences that say why a measured profile is doubtful; none for an imported one."""
-        told, unknown = [], []
-        for part in self._joined():
-            if part.get("source") != "measured":
+        return self.warnings_of(self.device_types)
+
+    def warnings_of(self, device_types: Iterable[str]) -> tuple[str, ...]:
+        """The `warnings` of what was measured for some types of devices."""
+        told, unknown, asked, parts = [], [], set(device_types), self._joined()
+        for part in parts:
+            if part.get("source") != "measured" or (len(parts) > 1 and not asked & set(part["device_types"])):
                 continue
-            ratio = part.get("layers_over_whole", 1)
-            if abs(ratio - 1) > AGREEMENT:
-                told.append(
-                    f"profile of {', '.join(part['device_types'])}: the layers' sum is {ratio:.3f} x a whole step, "
-                    f"expected {1 - AGREEMENT:.2f} to {1 + AGREEMENT:.2f}; profile again with nothing else at work, or "
-                    "with more repeats"
-                )
-            told += _told_of_load(part)
+            told += [*_told_of_layers(part), *_told_of_load(part)]
             unknown += [kind for kind in part["device_types"] if kind not in self.update_rates]
         if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
             told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
@@ -376,6 +373,14 @@ class Profile:
         order = self.origin.get("order", list(nodes))
         edges = tuple((self.graph.layers[i].id, self.graph.layers[j].id) for i, j in self.graph.edges)
         return GraphText(tuple(nodes[id] for id in order), edges)
+
+
+def _told_of_layers(part: Mapping[str, Any]) -> list[str]:
+    """Return a warning where the layers' times do not add up to that of a whole step."""
+    ratio, expected = part.get("layers_over_whole", 1), f"{1 - AGREEMENT:.2f} to {1 + AGREEMENT:.2f}"
+    told = f"profile of {', '.join(part['device_types'])}: the layers' sum is {ratio:.3f} x a whole step, "
+    told += f"expected {expected}; profile again with nothing else at work, or with more repeats"
+    return [told] if abs(ratio - 1) > AGREEMENT else []
 
 
 def _told_of_load(part: Mapping[str, Any]) -> list[str]:

@@ -67,7 +67,8 @@ class Provenance:
         that make the numbers doubtful. Where no `campaign` is named, it is the one that all runs have in common.
         """
         profiles, runs, plans = _several(profile), list(runs), list(plans)
-        doubtful = [text for one in profiles for text in one.warnings]
+        used = {device.type.name for one in _several(cluster) for device in one.devices}
+        doubtful = [text for one in profiles for text in _doubts_of(one, used)]
         doubtful += [f"{run.name}: {text}" for run in runs for text in load_warnings(run.background_load)]
         doubtful += [*_warnings_of_load(load), *warnings, *differences(runs)]
         campaigns = {run.campaign for run in runs}
@@ -242,6 +243,12 @@ def _warnings_of_load(load: Any) -> list[str]:
     if isinstance(load, Mapping):
         return [load["warning"]] if isinstance(load.get("warning"), str) else []
     return [text for part in load for text in _warnings_of_load(part)] if isinstance(load, list | tuple) else []
+
+
+def _doubts_of(profile: Profile, used: set[str]) -> tuple[str, ...]:
+    """The warnings of those types of a profile that the clusters have; all where they have none of them."""
+    known = [name for name in profile.device_types if name in used]
+    return profile.warnings_of(known or profile.device_types)
 
 
 def _several(value: Value | Sequence[Value] | None) -> list[Value]:

@@ -60,7 +60,8 @@ def test_a_replay_leaves_out_a_rank_that_stands_almost_still_and_takes_it_back(t
     until(lambda: 0 in job.record.plan.ranks, "taken back")
     job.stop()
     done = job.wait(timeout=ENOUGH)["minibatches"]
-    assert done > 180 and [row["minibatch"] for row in job.record.metrics("step")] == list(range(done))
+    # Under a plan of replicas rows are in the order in which these are done.
+    assert done > 180 and sorted(row["minibatch"] for row in job.record.metrics("step")) == list(range(done))
     rows = job.record.metrics("left_out")
     assert {row["rank"] for row in rows} == {0}
     assert max(row["probe_seconds"] for row in rows) > 5 * min(row["probe_seconds"] for row in rows)

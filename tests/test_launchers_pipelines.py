@@ -14,8 +14,9 @@ from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
 from sparsepipe import InputError
 from sparsepipe.host.python_path import python_environment
-from sparsepipe.io.files import read_rows, write_json
+from sparsepipe.io.files import read_json, read_rows, write_json, write_rows
 from sparsepipe.launchers import attach, launch
+from sparsepipe.launchers.prepare_pipelines import RESUME, go_on_from_checkpoint
 from sparsepipe.pipeline_simulator import simulate_pipelines
 from sparsepipe.record import RunRecord
 from sparsepipe.stragglers import Stragglers
@@ -109,6 +110,34 @@ def test_a_job_of_pipelines_stops_resumes_and_is_cancelled(tmp_path, clouds) -> 
     until(lambda: not again.running and not processes_of(tmp_path / "run"), "end of all processes")
     assert again.record.status["state"] == "cancelled"
     assert [one.status["state"] for one in again.record.pipelines] == ["cancelled"] * 2
+    _goes_on_from_what_its_rows_tell_of(tmp_path / "run")
+
+
+def _goes_on_from_what_its_rows_tell_of(folder) -> None:
+    """Of a host that was lost the newest checkpoint had come, and not the rows before it: two steps were missing."""
+
+    def chosen():
+        go_on_from_checkpoint(folder)
+        return read_json(folder / RESUME)
+
+    def done(progress):
+        each, left = progress["epoch_minibatches"], {int(epoch): own for epoch, own in progress["left"].items()}
+        first = min(left, default=progress["done"] // each)
+        past = set(range(first * each))
+        return past | {epoch * each + m for epoch, own in left.items() for m in range(each) if m not in own}
+
+    newest = chosen()
+    place = folder / "checkpoints" / newest["checkpoint"]
+    place.rename(folder / "aside")
+    older = chosen()
+    (folder / "aside").rename(place)
+    assert older["done"] < newest["done"] and chosen() == newest
+    rows = read_rows(folder / "metrics.jsonl")
+    lost = max(done(newest) - done(older))
+    write_rows(folder / "metrics.jsonl", [row for row in rows if row.get("minibatch") != lost])
+    assert chosen() == older
+    write_rows(folder / "metrics.jsonl", [row for row in rows if row["event"] != "step"])
+    assert chosen() == newest, "no checkpoint has all of its rows: weights are worth more"
 
 
 PARENT = """

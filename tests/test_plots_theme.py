@@ -8,6 +8,7 @@ import plotly.io
 import pytest
 
 from sparsepipe import plots
+from sparsepipe.display.colors import STAGE_COLORS
 from sparsepipe.plots import dark, theme
 from sparsepipe.plots.outcomes import rule_color
 from sparsepipe.plots.text_room import in_room, width_of
@@ -101,7 +102,7 @@ def test_stage_colours_are_told_apart_by_colour_blind_eyes():
             [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
         ),
     }
-    colors = np.array([[int(c[k : k + 2], 16) / 255 for k in (1, 3, 5)] for c in theme.STAGE_COLORS])
+    colors = np.array([[int(c[k : k + 2], 16) / 255 for k in (1, 3, 5)] for c in STAGE_COLORS])
     for name, view in views.items():
         seen = np.clip(np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4) @ view.T, 0, 1)
         for a, b in zip(seen, seen[1:], strict=False):
@@ -131,7 +132,7 @@ def test_text_on_a_stages_colour_can_be_read(stage):
 
 def test_a_hatch_is_seen_on_every_series_in_both_themes():
     """White lines of what was predicted were lost on the series that is white on a dark page, and weak on yellow."""
-    colors = {*theme.RUN_COLORS, *map(rule_color, RULES), *theme.STAGE_COLORS, theme.INK, theme.GREY}
+    colors = {*theme.RUN_COLORS, *map(rule_color, RULES), *STAGE_COLORS, theme.INK, theme.GREY}
     for color in colors:
         line, opacity = theme.hatch_lines(color)
         assert _contrast(color, theme.mixed(color, opacity if line == "#FFFFFF" else -opacity)) >= 2.4

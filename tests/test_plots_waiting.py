@@ -111,7 +111,7 @@ def test_causes_are_told_in_words_and_add_up(outcomes):
 def test_rules_have_colours_of_their_own_whatever_their_options():
     assert len({rule_color(name) for name in RULES}) == len(RULES)
     assert rule_color("quorum:grace=0.5") == rule_color("quorum")
-    assert in_lines("any rank sleeps 200 ms in 10 % of its minibatches", 20).count("<br>") == 2
+    assert in_lines("any rank sleeps 200 ms in 10% of its minibatches", 20).count("<br>") == 2
     with pytest.raises(InputError, match="no outcomes to draw"):
         plots.waiting([])
 

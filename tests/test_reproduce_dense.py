@@ -12,7 +12,7 @@ from sparsepipe.models import MODULE_NETWORKS
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.plots.theme import TIE
 from sparsepipe.reproduce import dense
-from sparsepipe.reproduce.dense import TASKS, bleu_told, usable
+from sparsepipe.reproduce.dense import TASKS, bleu_told, kept_told, usable
 
 
 def test_what_cannot_be_had_is_left_out_and_images_are_those_of_scikit_learn(monkeypatch, capsys):
@@ -66,3 +66,10 @@ def test_translations_that_were_not_learnt_are_told_in_words():
     """The answer was "BLEU of translations: 0.0 to 0.0"."""
     assert "none has learnt to translate" in bleu_told([0.0, 0.01]) and "0.0" not in bleu_told([0.0])
     assert bleu_told([1.0, 12.34]) == "The BLEU of translations is 1.0 to 12.3." and bleu_told([]) == ""
+
+
+def test_a_profile_of_another_pace_is_told():
+    kept = {("images", "one process"): 0.9, ("images", "data parallel × 2"): 0.56}
+    assert kept_told(kept) == "Measured speeds are 56% to 90% of the predicted ones."
+    told = kept_told(kept | {("masked words", "one process"): 1.93, ("masked words", "data parallel × 2"): 2.02})
+    assert told.startswith("Measured speeds are 56% to 202% of the predicted ones. Of masked words one process is far")

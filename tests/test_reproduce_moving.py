@@ -175,7 +175,7 @@ def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
     table = changes_table({"live": record})
     assert list(table.expected_gain_seconds) == [4.0] * 3 and set(table.variant) == {"live"}
     refused, _, made = changes_told({"live": record})
-    assert (refused["pause"], refused["measured"], refused["expected gain"]) == ("not made", "not made", "4.00 s")
+    assert (refused["pause"], refused["measured"], refused["expected gain"]) == ("not made", "–", "4.00 s")
     assert (made["pause"], made["measured"], made["expected cost"]) == ("0.25 s", "not known", "0.50 s")
     assert changes_markdown({"live": record}).count("\n| live | ") == 3
     rows = (
@@ -203,6 +203,10 @@ def test_whether_moving_paid_is_told_of_the_whole_run():
     assert "**90%**" in (gained := told(0.05, 0.054)) and "**moving paid here**" in gained and "lost" not in gained
     assert "**moving neither paid nor cost here**" in told(0.1, 0.06)
     assert told(0.1, 0.06, ()).endswith("its plan never changed.")
+    slow, usual = {"before the intruder": 0.06, "the whole run": 0.06}, {"before the intruder": 0.05} | still
+    assert moving_told(usual, slow, (0.1,), names=names).endswith("in place of 50.0 ms: this machine's own pace.")
+    both = moving_told(usual, slow, (0.1,), names=names, early=True)
+    assert both.endswith("this machine's own pace, or the change that was made by then.")
 
 
 def test_in_simulations_moving_pays_for_who_stays_and_not_for_who_is_gone_at_once():

@@ -13,7 +13,7 @@ from sparsepipe import Cluster, DeviceType, Link, Node
 from sparsepipe.io.files import read_rows
 from sparsepipe.launchers import launch
 from sparsepipe.pipeline_simulator import simulate_pipelines
-from sparsepipe.pipeline_simulator.exchange import Exchange, Push, ServerPorts
+from sparsepipe.pipeline_simulator.exchange import Exchange, Push, Routes, ServerPorts, members_of
 from sparsepipe.replication.base import SERVER, Merge
 from sparsepipe.runtime.workloads.replay import OtherPipelines
 from sparsepipe.stragglers import Stragglers
@@ -72,8 +72,8 @@ def test_merges_last_in_replays_as_long_as_in_simulations() -> None:
     merges = [Merge(0, own, own, own) for count in (1, 2, 3) for own in itertools.combinations(range(3), count)]
     merges += [Merge(0, (one,), (0,), (1.0,), partner=other) for one, other in itertools.permutations(range(3), 2)]
     for merge in merges:
-        exchange = Exchange(merge, 0.0, 0, costs)
-        for place in exchange.peers:
+        exchange = Exchange(merge, 0.0, 0, Routes(costs, members_of(merge)))
+        for place in (place for place in exchange.routes.around if place[0] in merge.members):
             exchange.come(place, 0.0)
         for k in merge.members:
             for stage in range(len(plan.pipelines[k].stages)):

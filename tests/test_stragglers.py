@@ -212,7 +212,7 @@ def test_a_table_without_its_columns_is_refused(tmp_path):
 def test_notes_say_what_holds_ranks_up(times):
     note = Stragglers.parse(f"{SPEC};trace:{times}").note()
     assert note == (
-        "any rank sleeps 50 ms in 10 % of its minibatches; rank 3 is 4 times as slow from minibatch 100 to 300; "
+        "any rank sleeps 50 ms in 10% of its minibatches; rank 3 is 4 times as slow from minibatch 100 to 300; "
         "rank 1 stops for 20 s at minibatch 50; rank 2 is killed at minibatch 80; "
         "ranks are as slow as the workers of times.csv"
     )

@@ -10,6 +10,8 @@ STAGE_COLORS = (
     *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"),
     *("#332288", "#DDCC77", "#882255", "#44AA99", "#AA4499", "#117733", "#999933"),
 )
+# How a stage's colour tells the kinds of work apart: mixed with white (above 0) or black (below 0).
+WORK_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.6}
 _SALT = b"43747"  # with which all types of this package's profiles, clusters and manifests have colours of their own
 
 
@@ -27,3 +29,15 @@ def type_colors(names: Iterable[str]) -> dict[str, str]:
         turned = [*STAGE_COLORS[place:], *STAGE_COLORS[:place]]
         found[name] = next((color for color in turned if color not in found.values()), turned[0])
     return found
+
+
+def work_color(stage: int, kind: str) -> str:
+    """The colour of a kind of work of a stage, the same in every picture: a forward is lighter, an update darker."""
+    return mixed(STAGE_COLORS[stage % len(STAGE_COLORS)], WORK_SHADES[kind])
+
+
+def mixed(color: str, share: float) -> str:
+    """`color` ("#rrggbb") mixed with `share` of white, or of black where `share` is below 0."""
+    target = 255 if share > 0 else 0
+    parts = (int(color[k : k + 2], 16) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (target - part) * abs(share)):02X}" for part in parts)

@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .colors import STAGE_COLORS, type_colors
+from .colors import STAGE_COLORS, type_colors, work_color
 from .markup import Html, joined
 
 _GREY = "#8C8C8C"
 _WIDTH, _LANE = 460, 16  # pixels
-_SHADES = {"forward": 0.5, "backward": 1.0, "weights": 0.75, "update": 0.75, "average": 0.75, "evaluate": 0.5}
 _MOST_SPANS, _MOST_ROWS = 600, 12
 
 
@@ -116,7 +115,8 @@ def trace(value: Any) -> str:
             x, width = (span.start - start) / until * _WIDTH, (span.end - span.start) / until * _WIDTH
             y, high = lanes[span.rank] * _LANE + 2, _LANE - 4
             title = f"rank {span.rank}: {span.name} {span.kind}, {seconds_text(span.end - span.start)}"
-            drawn.append(_rect(x, y, width, high, _color(span.stage), title=title, opacity=_SHADES[span.kind]))
+            color = work_color(span.stage, "forward" if span.kind == "evaluate" else span.kind)
+            drawn.append(_rect(x, y, width, high, color, title=title))
     rows = []
     for rank in lanes:
         work = value.busy(rank)
@@ -198,11 +198,9 @@ def _svg(inside: Iterable[Html], height: float, label: str) -> Html:
     ).format(width=_WIDTH, height=height, label=label, inside=joined(inside))
 
 
-def _rect(
-    x: float, y: float, width: float, height: float, color: str, *, title: str, stroke: str = "none", opacity: float = 1
-) -> Html:
+def _rect(x: float, y: float, width: float, height: float, color: str, *, title: str, stroke: str = "none") -> Html:
     place = f"x='{x:.1f}' y='{y:.1f}' width='{max(width, 0.3):.1f}' height='{max(height, 0.3):.1f}'"
-    looks = f"fill='{color}' stroke='{stroke}'" + (f" opacity='{opacity:g}'" if opacity != 1 else "")
+    looks = f"fill='{color}' stroke='{stroke}'"
     return Html("<rect {} {}><title>{}</title></rect>").format(Html(place), Html(looks), title)
 
 

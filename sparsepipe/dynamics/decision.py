@@ -161,7 +161,7 @@ class _Looked:
         text += f"costs {self.cost.seconds:.2f} s"
         notes = []
         if self.share - self.least >= _TOLD:
-            notes.append(f"at least {faster_or_slower(self.least)} within the errors of measurement")
+            notes.append(f"at worst {faster_or_slower(self.least)} within the errors of measurement")
         if self.share > max(self.simulated, 0.0) + _TOLD:
             notes.append(f"as measured under that plan before; simulated {faster_or_slower(self.simulated)}")
         elif self.share < self.simulated - _TOLD:

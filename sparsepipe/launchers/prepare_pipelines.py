@@ -7,7 +7,7 @@ RUN/pipelines/K/    a run's folder as of one pipeline, its plan's ranks from 0
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..cluster import Cluster
 from ..errors import InputError
@@ -18,12 +18,15 @@ from ..record import RunRecord
 from ..record.record_files import CLOCK, read_fields
 from ..replication.base import Arithmetic
 from ..runtime import RunConfig
-from ..runtime.pipelines.resuming import keep_nothing
+from ..runtime.pipelines.resuming import has_rows_of, keep_nothing
 from ..schedule import check_rule
 from ..stragglers import Stragglers
 from .lock import hold
 from .memory_need import check_at_launch
 from .prepare import check_name, checked, note_concurrent_runs, written
+
+if TYPE_CHECKING:
+    from ..runtime.training_state.checkpoint import Checkpoint  # which brings torch
 
 RESUME = Path("logs", "resume.json")  # of the whole run: the checkpoint that it goes on from, for workers (member.py)
 
@@ -118,18 +121,31 @@ def _check_together(plan: Pipelines, config: RunConfig) -> None:
 
 
 def go_on_from_checkpoint(folder: Path) -> None:
-    """Say what the run goes on from: its newest checkpoint, or nothing, where its metrics begin anew.
+    """Say what the run goes on from: a checkpoint, or nothing, where its metrics begin anew.
 
-    Raises InputError for a checkpoint that does not say what an epoch is.
+    It is the newest one whose minibatches the metrics here all tell of; where there is none, the newest one. Raises
+    InputError for a checkpoint that does not say what an epoch is.
     """
     from ..runtime.training_state import checkpoint  # it brings torch
+
+    newest: dict[str, Any] | None = None
+    for found in checkpoint.newest_first(folder):
+        progress = _progress(found)
+        newest = newest or progress
+        if has_rows_of(folder, progress):
+            write_json(folder / RESUME, progress)
+            return
+    if newest is not None:
+        write_json(folder / RESUME, newest)
+        return
+    (folder / RESUME).unlink(missing_ok=True)
+    keep_nothing(folder)
+
+
+def _progress(found: "Checkpoint") -> dict[str, Any]:
+    """What a checkpoint says is done, and what is left."""
     from .resuming import epoch_minibatches
 
-    path, found = folder / RESUME, checkpoint.latest(folder)
-    if found is None:
-        path.unlink(missing_ok=True)
-        keep_nothing(folder)
-        return
     per_epoch = epoch_minibatches(found)
     if per_epoch is None:
         raise InputError(
@@ -139,8 +155,7 @@ def go_on_from_checkpoint(folder: Path) -> None:
     if "left" not in found.manifest and found.minibatches % per_epoch:  # of a run of one pipeline
         epoch, first = divmod(found.minibatches, per_epoch)
         left = {epoch: list(range(first, per_epoch))}
-    told = {"checkpoint": found.folder.name, "done": found.minibatches, "left": left, "epoch_minibatches": per_epoch}
-    write_json(path, told)
+    return {"checkpoint": found.folder.name, "done": found.minibatches, "left": left, "epoch_minibatches": per_epoch}
 
 
 def _same_clock(folder: Path, place: Path) -> None:

@@ -8,6 +8,7 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html
 from .nothing import nothing_to_draw
+from .system_bars import system_places
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished
 
 Curve = Sequence[tuple[float, float]]  # (hours, seconds or minibatches, value)
@@ -31,11 +32,18 @@ def learning_curves_table(panels: Panels, *, clock: str = "hours") -> pd.DataFra
 
 
 def learning_curves(
-    panels: Panels, *, unit: str = "top-1 accuracy (%)", clock: str = "hours", title: str = "", note: str = ""
+    panels: Panels,
+    *,
+    unit: str = "top-1 accuracy (%)",
+    clock: str = "hours",
+    title: str = "",
+    note: str = "",
+    among: Sequence[str] = (),
 ) -> go.Figure:
     """Draw curves over hours, or "seconds" or "minibatches" where that is the `clock` of their points.
 
     A task whose name has a unit in brackets at its end has that for its own axis: "BERT (loss)", "light (accuracy, %)".
+    `among`: the systems of the figures beside this one, as `system_bars` takes them: a system has one colour in all.
     Raises ValueError for another clock.
     """
     if clock not in _CLOCKS:
@@ -45,7 +53,7 @@ def learning_curves(
     if not panels:
         return nothing_to_draw(title, note=note)
     tasks = list(panels)
-    systems = list(dict.fromkeys(system for curves in panels.values() for system in curves))
+    systems = system_places([system for curves in panels.values() for system in curves], among)
     columns = min(_COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
     names = [task.rpartition(" (")[0] or task for task in tasks]
@@ -59,7 +67,7 @@ def learning_curves(
     for place, task in enumerate(tasks):
         row, column = place // columns + 1, place % columns + 1
         for system, curve in panels[task].items():
-            k = systems.index(system)
+            k = systems[system]
             shown = curve[:: max(1, len(curve) // _MOST_POINTS)]
             line = go.Scatter(
                 x=[when for when, _ in shown],

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..display.colors import mixed
 from ..display.markup import Html
 from .bar_numbers import Numbers, fewer_digits, fitted
 from .nothing import nothing_to_draw
 from .outcomes import in_lines
-from .theme import GREY, RUN_COLORS, SMALL, finished, mixed, whisker_on
+from .theme import GREY, RUN_COLORS, SMALL, finished, whisker_on
 
 _SOURCES = {"published": 0.55, "log": 0.0, "ours": -0.35}  # share of white, or of black below 0, in a system's colour
 _WORDS = {
@@ -41,11 +42,18 @@ def system_bars_table(bars: Sequence[SystemBar]) -> pd.DataFrame:
 
 
 def system_bars(
-    bars: Sequence[SystemBar], *, unit: str, title: str, note: str = "", systems_are: str = ""
+    bars: Sequence[SystemBar],
+    *,
+    unit: str,
+    title: str,
+    note: str = "",
+    systems_are: str = "",
+    among: Sequence[str] = (),
 ) -> go.Figure:
     """Draw a group of bars for each case, one a system and source; lines reach from the least to the most.
 
-    `systems_are`: what tells the systems apart, in a word or two before their names in the legend.
+    `systems_are`: what tells the systems apart, in a word or two before their names in the legend. `among`: the systems
+    of the figures beside this one, in the same order for all of them, by which a system has its colour.
     """
     table = system_bars_table(bars)
     if table.empty:
@@ -53,13 +61,14 @@ def system_bars(
     cases, systems = (list(dict.fromkeys(table[column])) for column in ("case", "system"))
     sources = [source for source in _SOURCES if (table.source == source).any()]
     kinds = [(system, source) for system in systems for source in sources if _any(table, system, source)]
+    colors = system_places(systems, among)
     step = _GROUP / len(kinds)
     numbers = fitted(table.value, step * _AXIS / len(cases), fewer_digits(table.value))
     figure = go.Figure()
     for place, (system, source) in enumerate(kinds):
         part = table[(table.system == system) & (table.source == source)]
         shift = (place - (len(kinds) - 1) / 2) * step
-        color = RUN_COLORS[systems.index(system) % len(RUN_COLORS)]
+        color = RUN_COLORS[colors[system] % len(RUN_COLORS)]
         color = mixed(color, _SOURCES[source]) if len(sources) > 1 else color
         places = [cases.index(case) + shift for case in part.case]
         bar = go.Bar(
@@ -78,7 +87,7 @@ def system_bars(
         tops = part.most.astype(float).fillna(part.value)
         figure.add_trace(numbers.over(places, tops, part.value, width=0.92 * step))
     for system in systems:
-        color = RUN_COLORS[systems.index(system) % len(RUN_COLORS)]
+        color = RUN_COLORS[colors[system] % len(RUN_COLORS)]
         figure.add_trace(go.Bar(x=[None], y=[None], name=system, marker={"color": color}))
     if len(sources) > 1:
         for source in sources:  # a legend in grey: colours stand for systems, lightness for the source
@@ -98,6 +107,11 @@ def system_bars(
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 104})
     told = "" if len(sources) > 1 else _WORDS[sources[0]]
     return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=430)
+
+
+def system_places(systems: Sequence[str], among: Sequence[str] = ()) -> dict[str, int]:
+    """Each system's place among those of all figures beside each other, by which it has its colour; others follow."""
+    return {system: place for place, system in enumerate(dict.fromkeys([*among, *systems]))}
 
 
 def _top(table: pd.DataFrame, numbers: Numbers) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..display.colors import STAGE_COLORS
+from ..display.colors import WORK_SHADES, mixed, work_color
 from ..display.markup import Html, figure_text, joined
 from ..provenance import Provenance
 from .markup import with_text_escaped
@@ -29,9 +29,6 @@ FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 FONT_SIZE, SMALL = 13, 11  # pixels
 WIDTH, HEIGHT = 760, 400  # pixels: a text column's width at a readable size
 MODEBAR = {"showSendToCloud": False, "displaylogo": False}  # no button that uploads the data to a service
-
-# How a stage's colour tells the kinds of work apart: mixed with white (above 0) or black (below 0).
-_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.6}
 
 TEMPLATE = go.layout.Template(
     layout={
@@ -63,9 +60,9 @@ TEMPLATE.layout.yaxis = _AXIS
 
 def stage_color(stage: int, kind: str = "backward") -> str:
     """The colour of a stage, the same in every figure: lighter for a forward, darker for an update, grey for waits."""
-    if kind not in _SHADES:
+    if kind not in WORK_SHADES:
         return {"wait": LIGHT_GREY, "load": DARK_GREY}.get(kind, GREY)
-    return mixed(STAGE_COLORS[stage % len(STAGE_COLORS)], _SHADES[kind])
+    return work_color(stage, kind)
 
 
 def ink_on(color: str) -> str:
@@ -89,13 +86,6 @@ def _luminance(color: str) -> float:
     parts = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def mixed(color: str, share: float) -> str:
-    """`color` ("#rrggbb") mixed with `share` of white, or of black where `share` is below 0."""
-    target = 255 if share > 0 else 0
-    parts = (int(color[k : k + 2], 16) for k in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (target - part) * abs(share)):02X}" for part in parts)
 
 
 # Horizontal and vertical lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.

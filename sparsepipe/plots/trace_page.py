@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
+from ..display.colors import STAGE_COLORS
 from ..display.html import left_out
 from ..display.markup import Html
 from ..io.files import write_atomic, write_json
 from ..trace import SPAN_KINDS, WORK, Trace
-from .theme import GREY, LIGHT_GREY, STAGE_COLORS, ink_on, stage_color
+from .theme import GREY, LIGHT_GREY, ink_on, stage_color
 
 _PAGE = Path(__file__).with_name("trace_page.html")
 

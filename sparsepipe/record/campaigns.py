@@ -81,6 +81,10 @@ def _beside(records: Sequence[RunRecord]) -> list[str]:
             found.append(f"{name} ran beside another job: {', '.join(outside)}")
     inside = {len(others & names) for others in concurrent.values()}
     if len(inside) > 1:
-        shared = ", ".join(name for name, others in concurrent.items() if others & names)
-        found.append(f"runs under different load: {shared} ran at once, the others did not")
+        shared = {name: len(others & names) for name, others in concurrent.items() if others & names}
+        if len(shared) < len(concurrent):
+            found.append(f"runs under different load: {', '.join(shared)} ran at once, the others did not")
+        else:
+            told = ", ".join(f"{name} beside {count}" for name, count in shared.items())
+            found.append(f"runs under different load: of these, {told} others")
     return found

@@ -17,6 +17,8 @@ from .workplace import digest
 
 _DIGITS = "sparsepipe.reproduce.digit_images:digits"
 _AT_ONCE = 64  # samples that are counted
+_ALONE = "one process"  # the strategy: nobody else is at work
+_FAR = 1.5  # times as fast as predicted, or as slow: more than having the machine alone explains
 
 
 @dataclass(frozen=True)
@@ -139,3 +141,13 @@ def bleu_told(found: Sequence[float]) -> str:
     if text == "0.0":
         return "The BLEU of translations is 0 in every run: none has learnt to translate so far."
     return f"The BLEU of translations is {text}."
+
+
+def kept_told(kept: Mapping[tuple[str, str], float]) -> str:
+    """Say which share of their predicted speeds runs have, by (task, strategy), and of which tasks all are far off."""
+    text = f"Measured speeds are {from_to(min(kept.values()), max(kept.values()), '.0%')} of the predicted ones."
+    far = [task for (task, strategy), share in kept.items() if strategy == _ALONE and not 1 / _FAR <= share <= _FAR]
+    if far:
+        text += f" Of {' and of '.join(far)} one process is far from its prediction, too: this machine's own pace was "
+        text += "another while the profile was measured."
+    return text

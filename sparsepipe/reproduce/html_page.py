@@ -6,6 +6,7 @@ from pathlib import Path
 import mistune
 
 from ..display.markup import Html, joined, unescaped
+from ..plots.theme import tied
 
 # Whatever stands in outputs of notebooks: no script runs, and nothing is fetched but pictures that lie beside the page.
 _PAGE = Html(
@@ -26,7 +27,7 @@ _LINK = re.compile(r"""(href=["'][^"':]*)\.ipynb(["'#])""")
 class _Renderer(mistune.HTMLRenderer):
     def text(self, text: str) -> str:
         """Text, in which entities are the characters that they stand for: mistune would show them as they are."""
-        return str(unbroken(unescaped(text)))
+        return str(unbroken(tied(unescaped(text))))
 
 
 _markdown = mistune.create_markdown(renderer=_Renderer(escape=True), plugins=["table"])

@@ -104,7 +104,7 @@ def _stages(plan: Plan | Pipelines) -> str:
     if isinstance(plan, Pipelines):
         return f"{len(plan.pipelines)} pipelines"
     shares = [f" ({':'.join(map(str, stage.shares))})" if len(stage.ranks) > 1 else "" for stage in plan.stages]
-    return "-".join(f"{len(stage.layers)}{share}" for stage, share in zip(plan.stages, shares, strict=True))
+    return ", ".join(f"{len(stage.layers)}{share}" for stage, share in zip(plan.stages, shares, strict=True))
 
 
 def changes(variant: str, record: RunRecord) -> list[Change]:
@@ -154,7 +154,7 @@ def changes_markdown(records: Mapping[str, RunRecord]) -> str:
 
 def _told(change: Change) -> dict[str, str]:
     if change.changed_at is None:
-        pause, measured = "not made", "not made"
+        pause, measured = "not made", "–"
     else:
         pause = "not told" if change.pause_seconds is None else f"{change.pause_seconds:.2f} s"
         measured = "not known" if change.measured_share is None else faster_or_slower(change.measured_share)
@@ -170,12 +170,14 @@ def _told(change: Change) -> dict[str, str]:
     }
 
 
-def moving_told(still: Bars, moved: Bars, pauses: Sequence[float], *, names: tuple[str, str]) -> str:
+def moving_told(
+    still: Bars, moved: Bars, pauses: Sequence[float], *, names: tuple[str, str], early: bool = False
+) -> str:
     """What a run gained whose plan changed, beside one whose plan stayed, in sentences of Markdown.
 
     `still`, `moved`: mean seconds of an iteration by the cases of `seconds_bars`; `pauses`: seconds of each change;
-    `names`: of the two runs. Whether moving paid is told of the whole run. Numbers that follow from others are those
-    that a reader works out from what is shown.
+    `names`: of the two runs; `early`: whether the plan changed before the intruder came. Whether moving paid is told
+    of the whole run. Numbers that follow from others are those that a reader works out from what is shown.
     """
     base, other = (f"`{name}`" for name in names)
     before, beside, whole = _NAMES
@@ -201,7 +203,8 @@ def moving_told(still: Bars, moved: Bars, pauses: Sequence[float], *, names: tup
             text += f": there, too, nothing was saved, and a change took {pause:,} ms." if sign > 0 else "."
     if before in still and before in moved and moved[before] > _SLOWER * still[before]:
         text += f" Before it came, {other} took {moved[before] * 1e3:,.1f} ms an iteration in place of "
-        text += f"{still[before] * 1e3:,.1f} ms: this machine's own pace, or a change that was made by then."
+        text += f"{still[before] * 1e3:,.1f} ms: this machine's own pace"
+        text += ", or the change that was made by then." if early else "."
     return text
 
 

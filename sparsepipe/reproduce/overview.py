@@ -168,7 +168,7 @@ _CELL = Html(
     "<figure style='margin:0;width:200px'><a href='{}.ipynb'>{}</a>"
     "<figcaption style='overflow-wrap:break-word'><small>{}<br>{}</small></figcaption></figure>"
 )
-_MORE = Html("<div><small>the newest {} of {}{}; <code>rows = 0</code> in the parameters lists all{}</small></div>")
+_MORE = Html("<div><small>The newest {} of {}{}; <code>rows = 0</code> in the parameters lists all{}</small></div>")
 _MAY_BREAK = re.compile(r"(?<=[_/])")  # long names of figures and notebooks, between their words
 
 

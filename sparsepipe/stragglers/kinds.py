@@ -70,7 +70,7 @@ class Jitter:
 
     def note(self) -> str:
         whose = "any rank" if self.rank is None else f"rank {self.rank}"
-        return f"{whose} sleeps {TIME.shown(self.seconds)} in {100 * self.p:g} % of its minibatches"
+        return f"{whose} sleeps {TIME.shown(self.seconds)} in {100 * self.p:g}% of its minibatches"
 
 
 @dataclass(frozen=True)

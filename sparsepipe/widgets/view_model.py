@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..cluster import Cluster
+from ..display.colors import STAGE_COLORS, mixed
 from ..display.html import counted
 from ..plan import Plan, PositionEstimate
 from ..planners import Problem, estimate
 from ..planners.estimate import port_seconds
 from ..plots.table import milliseconds, scaled_bytes
-from ..plots.theme import GREY, LIGHT_GREY, STAGE_COLORS, mixed
+from ..plots.theme import GREY, LIGHT_GREY
 from ..trace import SPAN_KINDS, Trace
 
 CLOSE = 1e-9  # relative: periods that differ by less are the same

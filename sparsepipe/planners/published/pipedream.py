@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...costs import Array
 from ...errors import InputError
+from ...io.fields import shown
 from ...plan import Estimate, Plan, StageEstimate
 from ..base import Problem
 from ..estimate import with_sizes
@@ -172,7 +173,7 @@ class PipeDream:
         kind, warnings = slowest_type(problem, "pipedream")
         counts = {len(node.device_types) for node in problem.cluster.nodes}
         if len(counts) > 1:
-            unequal = ", ".join(f"{node.name} has {len(node.device_types)}" for node in problem.cluster.nodes)
+            unequal = ", ".join(f"{shown(node.name)} has {len(node.device_types)}" for node in problem.cluster.nodes)
             raise InputError(
                 f"pipedream needs the same number of devices on every node, but {unequal}; use --planner optimal"
             )

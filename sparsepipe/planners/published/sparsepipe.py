@@ -215,8 +215,8 @@ class SparsePipe:
             estimates.append(StageEstimate(sum(sum(_times(problem, k, slowest)) for k in own) / len(names)))
         idle = sorted({node.name for node in cluster.nodes} - {server for server, *_ in used})
         warnings = [
-            f"the published planner leaves {', '.join(idle)} without layers but counts on them for its period: "
-            "this plan will not reach it"
+            f"the published planner leaves {', '.join(idle)} without layers but counts on them for the period that it "
+            f"expects ({1e3 * period:.4g} ms): this plan will not reach that"
         ]
         first = cluster.devices[0].type.name
         single = sum(sum(_times(problem, k, first)) for k in problem.layers)

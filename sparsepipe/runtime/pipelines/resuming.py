@@ -28,6 +28,16 @@ def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
             handle.write(_line({**resumed, "left": progress["left"]} if name == MINIBATCHES else resumed))
 
 
+def has_rows_of(run_dir: Path, progress: Mapping[str, Any]) -> bool:
+    """Whether the metrics tell of each minibatch that is done.
+
+    Of a host that was lost a checkpoint may have come here, and not the newest rows before it.
+    """
+    path = run_dir / METRICS
+    rows = read_metrics(path, "step") if path.exists() else []
+    return len({row["minibatch"] for row in rows if _stays(row, progress)}) == progress["done"]
+
+
 def keep_nothing(run_dir: Path) -> None:
     """Take all minibatches from the metrics of a run that goes on without a checkpoint: each is trained again."""
     path = run_dir / METRICS

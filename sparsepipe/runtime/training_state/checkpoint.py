@@ -10,7 +10,7 @@ load the folder. The folder gets its name when it is whole; a kill before leaves
 import os
 import shutil
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,17 @@ class Checkpoint:
 
 def latest(run_dir: Path) -> Checkpoint | None:
     """Return the newest whole checkpoint of a run, None where there is none yet."""
+    return next(newest_first(run_dir), None)
+
+
+def newest_first(run_dir: Path) -> Iterator[Checkpoint]:
+    """Open the whole checkpoints of a run, one after the other. Raises InputError for one that is damaged."""
     place = run_dir / "checkpoints"
     # One set aside whose place is empty is whole: a kill kept its successor from coming.
     found = {folder.name.removeprefix(".").removesuffix(ASIDE): folder for folder in place.glob(f".minibatch-*{ASIDE}")}
     found |= {folder.name: folder for folder in place.glob("minibatch-*")}
-    return load(found[max(found, key=_position)]) if found else None
+    for name in sorted(found, key=_position, reverse=True):
+        yield load(found[name])
 
 
 def load(folder: Path) -> Checkpoint:
