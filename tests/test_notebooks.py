@@ -302,7 +302,7 @@ def test_both_engines_learn_real_shapes_at_least_as_well_as_a_nearest_neighbour(
     baseline = max(nearest_neighbour_accuracy(train, test, cells) for cells in (4, 6, 8, 12))
     assert baseline > 0.75 and "on 400 shapes of 10 classes" in answer and "of 200\ntest shapes" in answer
     assert reached and min(reached) >= baseline
-    assert f"**at least** the nearest neighbour's {baseline:.1%}" in answer
+    assert f"**no less than** the nearest neighbour's {baseline:.1%}" in answer
     if len(reached) == 2:
         assert "**the same curve within noise**" in answer
         assert float(re.search(r"losses differ by (\S+) at", answer.replace("\n", " "))[1]) < 1e-4

@@ -52,7 +52,7 @@ def test_what_is_there_is_listed(tmp_path):
     assert "&lt;b&gt;mine" in here.profiles._repr_html_() and ">30<" in here.profiles._repr_html_()
     assert ">batch size 16, threads 2<" in here.profiles._repr_html_()
     os.utime(profiles / "other.json", (0, 0))
-    assert "the newest 1 of 2 files;" in Overview.open(tmp_path, rows=1).profiles._repr_html_(), "not of 2 profiles"
+    assert "The newest 1 of 2 files;" in Overview.open(tmp_path, rows=1).profiles._repr_html_(), "not of 2 profiles"
     runs = here.runs._repr_html_()
     assert "good-001" in runs and "bad-001" in runs and "damaged" in runs
     pictures = here.thumbnails._repr_html_()
@@ -84,7 +84,7 @@ def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):
     for k in range(3):
         RunRecord.create(tmp_path / "runs" / f"r-{k}", Plan((Stage(("a",), (0,)),)), {"model": "m"}, Origin.here())
     told = Overview.open(tmp_path, rows=2).runs._repr_html_()
-    assert told.count("<tr>") == 3 and "the newest 2 of 3;" in told and "sparsepipe runs list" in told
+    assert told.count("<tr>") == 3 and "The newest 2 of 3;" in told and "sparsepipe runs list" in told
     for rows in (0, 3):
         told = Overview.open(tmp_path, rows=rows).runs._repr_html_()
         assert told.count("<tr>") == 4 and "newest" not in told

@@ -273,7 +273,7 @@ def merged_layers(profile, size):
 def test_pipedream_refuses_what_it_cannot_plan(load):
     profile = load("RTX")
     uneven = Cluster((Node("a", (DeviceType("RTX"),)), Node("b", (DeviceType("RTX"),) * 2)))
-    with pytest.raises(InputError, match="same number of devices on every node, but a has 1, b has 2"):
+    with pytest.raises(InputError, match="same number of devices on every node, but 'a' has 1, 'b' has 2"):
         partition(profile, uneven, planner="pipedream")
     tight = Cluster.uniform(2, device_type="RTX", memory_bytes=1e6)
     with pytest.raises(InputError, match="memory limit"):

@@ -274,7 +274,7 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     visits = came_and_went(job.record)
     flat = [moment for visit in visits for moment in visit]
     assert flat == sorted(flat) and flat[0] >= 12 and flat[1] >= 24 and len(flat) in (2, 4), "4 unless it was over"
-    assert [told for _, told in moments(job.record) if told != "6-2"] == ["intruder", "gone"] * len(visits)
+    assert [told for _, told in moments(job.record) if told != "6, 2"] == ["intruder", "gone"] * len(visits)
     followed = job.record.plans
     assert not foresight.fault and len(followed) == 2 and followed[1][0] > 15 and followed[1][1] == other
     assert intrusion.kept_run(tmp_path, "net-moving", plan, config).folder == folder
