@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..data.manifests import manifests_folder
+from ..data.manifests import shipped
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.quantities import Quantity
@@ -71,15 +71,6 @@ def chrome_file(text: str) -> Path:
 def cluster_file(text: str) -> Path:
     """Read the path of a cluster's file, or the name of one in data_manifests/clusters."""
     return shipped(text, "clusters", ".toml")
-
-
-def shipped(text: str, folder: str, ending: str) -> Path:
-    """Return a file's path; where there is no such file, that of data_manifests/FOLDER which has this name."""
-    path = Path(text)
-    if text.isprintable() and path.name == text and not path.suffix and not path.exists():
-        named = manifests_folder().parent / folder / f"{text}{ending}"
-        return named if named.is_file() else path
-    return path
 
 
 def names(text: str) -> tuple[str, ...]:

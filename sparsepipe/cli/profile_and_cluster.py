@@ -6,6 +6,7 @@ from math import prod
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..cluster_probes.unmeasured import with_unmeasured
+from ..data.manifests import shipped
 from ..errors import InputError
 from ..formats.clusters import load_cluster, tells_links, tells_types
 from ..formats.dnn_partitioning import PartitioningFile, is_partitioning_file
@@ -15,7 +16,6 @@ from ..io.fields import MOST_LIKE_DEVICES
 from ..io.files import read_json
 from ..plan import Plan
 from ..profile import Profile
-from .argument_types import shipped
 from .output import progress_line
 
 

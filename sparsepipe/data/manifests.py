@@ -97,6 +97,15 @@ def get_manifest(name: str, manifests: Path | None = None) -> Manifest:
     return read_manifest(paths[name])
 
 
+def shipped(text: str, folder: str, ending: str) -> Path:
+    """Return a file's path; where there is no such file, that of data_manifests/FOLDER which has this name."""
+    path = Path(text)
+    if text.isprintable() and path.name == text and not path.suffix and not path.exists():
+        named = manifests_folder().parent / folder / f"{text}{ending}"
+        return named if named.is_file() else path
+    return path
+
+
 def _manifest_paths(folder: Path | None) -> list[Path]:
     return sorted((folder or manifests_folder()).glob("*.yaml"), key=lambda path: path.stem)
 

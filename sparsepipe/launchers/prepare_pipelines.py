@@ -128,18 +128,18 @@ def go_on_from_checkpoint(folder: Path) -> None:
     """
     from ..runtime.training_state import checkpoint  # it brings torch
 
-    newest: dict[str, Any] | None = None
+    chosen: dict[str, Any] | None = None
     for found in checkpoint.newest_first(folder):
         progress = _progress(found)
-        newest = newest or progress
-        if has_rows_of(folder, progress):
-            write_json(folder / RESUME, progress)
-            return
-    if newest is not None:
-        write_json(folder / RESUME, newest)
+        whole = has_rows_of(folder, progress)
+        chosen = progress if whole else chosen or progress
+        if whole:
+            break
+    if chosen is None:
+        (folder / RESUME).unlink(missing_ok=True)
+        keep_nothing(folder)
         return
-    (folder / RESUME).unlink(missing_ok=True)
-    keep_nothing(folder)
+    write_json(folder / RESUME, chosen)
 
 
 def _progress(found: "Checkpoint") -> dict[str, Any]:

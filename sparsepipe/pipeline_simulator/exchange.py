@@ -43,9 +43,7 @@ class Exchange:
     def __post_init__(self) -> None:
         partner = self.merge.partner
         self.members = members_of(self.merge)
-        self._reduced = dict.fromkeys(
-            self.routes.around, 0.0
-        )  # when what a stage reduces is, as far as parts are there
+        self._reduced = dict.fromkeys(self.routes.around, 0.0)  # when a stage has reduced the parts that are there
         self._parts = {place: len(around) for place, around in self.routes.around.items()}  # that it still waits for
         self._sums = dict(self._parts)  # of which a stage's result is put together, that are still missing
         if partner is not None:  # gives what it has

@@ -7,7 +7,7 @@ from operator import or_
 from pathlib import Path
 
 from ..cluster import Cluster, DeviceType, Link, Node
-from ..data.manifests import manifests_folder
+from ..data.manifests import manifests_folder, shipped
 from ..errors import InputError
 from ..formats.sparsepipe_servers import ServerFile
 from ..models import NETWORKS
@@ -108,10 +108,10 @@ def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile
                 f"their files, profiles = {{{names[0]!r}: 'graph.txt'}}"
             )
         found = there
-    elif shipped := _shipped(model):
-        found = Profile.load(shipped)
-        if shipped.stem != model:
-            print(f"no profiles of {model} on such devices are kept here: those of {shipped.stem} stand in")
+    elif kept := _shipped(model):
+        found = Profile.load(kept)
+        if kept.stem != model:
+            print(f"no profiles of {model} on such devices are kept here: those of {kept.stem} stand in")
     else:
         raise InputError(f"no profiles of {', '.join(names)} here: give their files, profiles = {{{names[0]!r}: FILE}}")
     if missing := [name for name in names if name not in found.device_types]:
@@ -131,13 +131,11 @@ def _named(name: str, path: Path) -> Profile:
 
 
 def _cluster_file(name: str) -> Path:
-    path = Path(name)
+    path = shipped(name, "clusters", ".toml")
     if path.exists() or path.suffix:
         return path
-    folder = _data_manifests() / "clusters"
-    if not (folder / f"{name}.toml").exists():
-        raise InputError(f"{name}: no such file, nor one of {', '.join(sorted(p.stem for p in folder.glob('*.toml')))}")
-    return folder / f"{name}.toml"
+    known = sorted(one.stem for one in (_data_manifests() / "clusters").glob("*.toml"))
+    raise InputError(f"{name}: no such file, nor one of {', '.join(known)}")
 
 
 def _data_manifests() -> Path:

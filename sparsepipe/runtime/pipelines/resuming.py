@@ -1,7 +1,7 @@
 """What the record of a run of several pipelines keeps when the run goes on from a checkpoint."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
     rows = read_metrics(path) if path.exists() else []
     last = max((row.get("seconds", 0.0) for row in rows), default=0.0)
     resumed = {"event": "resume", "seconds": last, "minibatches": progress["done"]}
-    write_rows(path, [*(row for row in rows if _stays(row, progress)), resumed])
+    write_rows(path, [*filter(_staying(progress), rows), resumed])
     for name in (MINIBATCHES, MERGES):
         cut_torn_row(run_dir / name)
         with (run_dir / name).open("ab") as handle:
@@ -35,7 +35,7 @@ def has_rows_of(run_dir: Path, progress: Mapping[str, Any]) -> bool:
     """
     path = run_dir / METRICS
     rows = read_metrics(path, "step") if path.exists() else []
-    return len({row["minibatch"] for row in rows if _stays(row, progress)}) == progress["done"]
+    return len({row["minibatch"] for row in filter(_staying(progress), rows)}) == progress["done"]
 
 
 def keep_nothing(run_dir: Path) -> None:
@@ -65,17 +65,23 @@ def sums_of_epochs(run_dir: Path, closed: Collection[int]) -> dict[int, Sums]:
     return found
 
 
-def _stays(row: Mapping[str, Any], progress: Mapping[str, Any]) -> bool:
-    """Whether what a row tells of is done: its minibatch, or all of its epoch."""
-    if row["event"] not in ("step", "epoch"):
-        return bool(row["event"] == "resume")
-    left = {int(epoch): minibatches for epoch, minibatches in progress["left"].items()}
-    epoch = row["epoch"]
-    if epoch not in left:  # before the first that is named all is done, where none is as many as were trained whole
-        return bool(epoch < min(left, default=progress["done"] // progress["epoch_minibatches"]))
-    if row["event"] == "epoch":
-        return not left[epoch]
-    return row["minibatch"] - epoch * progress["epoch_minibatches"] not in left[epoch]
+def _staying(progress: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return what says of a row whether that which it tells of is done: its minibatch, or all of its epoch."""
+    left = {int(epoch): frozenset(minibatches) for epoch, minibatches in progress["left"].items()}
+    each = progress["epoch_minibatches"]
+    first = min(left, default=progress["done"] // each)  # where none is named, as many as were trained whole
+
+    def stays(row: Mapping[str, Any]) -> bool:
+        if row["event"] not in ("step", "epoch"):
+            return bool(row["event"] == "resume")
+        epoch = row["epoch"]
+        if epoch not in left:  # before the first that is named all is done
+            return bool(epoch < first)
+        if row["event"] == "epoch":
+            return not left[epoch]
+        return row["minibatch"] - epoch * each not in left[epoch]
+
+    return stays
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
