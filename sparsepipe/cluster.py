@@ -127,7 +127,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes in order; a device's place among all devices is its rank."""
+    """Nodes in order; a device's place among all devices is its rank.
+
+    Raises InputError for two nodes of one name, or of one address on the network; a loopback, which stands for an
+    address that nobody gave, is no hindrance to planning.
+    """
 
     nodes: tuple[Node, ...]
     network: Link = Link()  # between two nodes
@@ -140,6 +144,7 @@ class Cluster:
             raise InputError("a cluster without nodes: expected at least one device")
         if len(set(names)) < len(names):
             raise InputError(f"node name {max(names, key=names.count)!r} is used twice: names must differ")
+        check_addresses([node for node in self.nodes if not is_loopback(node.address)])
 
     @classmethod
     def uniform(
@@ -246,6 +251,15 @@ class Cluster:
             raise InputError(f"{path}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: not TOML: {error}") from None
+
+
+def check_addresses(nodes: Sequence[Node]) -> None:
+    """Raise InputError where two nodes have one address: neither can be reached apart from the other."""
+    addresses = [node.address for node in nodes]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            named = " and ".join(node.name for node in nodes if node.address == address)
+            raise InputError(f"{address} is the address of more than one host ({named}); give each its own")
 
 
 def _quoted(text: str) -> str:

@@ -431,6 +431,7 @@ def test_what_is_shipped_goes_by_its_name(tmp_path, capsys, monkeypatch):
     )
     assert code == 0 and json.loads(out)["stages"]
     assert run("cluster", "show", "two-cores", capsys=capsys)[0] == 0
+    assert "give each its own to run there" in run("cluster", "show", "mixed-cores", capsys=capsys)[1]
     (tmp_path / "two-cores").write_text("gpu1 slots=4\n")
     assert "4 devices" in run("cluster", "show", "two-cores", capsys=capsys)[1]
     code, _, told = run("cluster", "show", "three-cores", capsys=capsys)

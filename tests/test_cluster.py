@@ -61,6 +61,17 @@ def test_toml_round_trip(tmp_path):
     assert Cluster.load(tmp_path / "d.toml") == cluster
 
 
+def test_hosts_of_one_address_are_refused_and_loopbacks_are_planned_for(tmp_path):
+    """A file was shown that a launch would refuse."""
+    (tmp_path / "c.toml").write_text(FILE.replace('name = "beta"', 'name = "beta"\naddress = "10.0.0.1"'))
+    with pytest.raises(
+        InputError, match=r"c\.toml: 10\.0\.0\.1 is the address of more than one host \(alpha and beta\)"
+    ):
+        Cluster.load(tmp_path / "c.toml")
+    nodes = tuple(Node(name, (DeviceType("cpu"),)) for name in "ab")
+    assert [node.address for node in Cluster(nodes).nodes] == ["127.0.0.1"] * 2
+
+
 HOSTS = """
 [[node]]
 name = 'the "first"'

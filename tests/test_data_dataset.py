@@ -103,5 +103,8 @@ def test_bad_parameters_are_refused(tmp_path: Path, options: dict) -> None:
 def test_an_unknown_source_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no data set 'modelnet11', expected one of .*modelnet10"):
         data.load("modelnet11", split="train", voxel_size=0.1)
+    for name in ("modelnet11", "straggler-analysis"):  # what nobody learns from is not named among them
+        with pytest.raises(InputError, match=f"no data set {name!r}, expected one of (?!.*straggler|.*sailor)"):
+            data.find(name)
     with pytest.raises(InputError, match="no such folder"):
         data.load(f"{tmp_path}/nowhere", split="train", voxel_size=0.1)

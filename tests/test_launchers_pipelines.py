@@ -1,6 +1,7 @@
 """Jobs of several pipelines on this machine: they end, are killed, stopped and resumed as they should."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from sparsepipe.host.python_path import python_environment
 from sparsepipe.io.files import read_json, read_rows, write_json, write_rows
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.prepare_pipelines import RESUME, go_on_from_checkpoint
+from sparsepipe.launchers.rejoined import rejoined
 from sparsepipe.pipeline_simulator import simulate_pipelines
 from sparsepipe.record import RunRecord
 from sparsepipe.stragglers import Stragglers
@@ -51,6 +53,10 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
     _trained_once(job.record, 500)
     joined = [(row["pipeline"], row["attempt"]) for row in _rows(job.record, "joined")]
     assert joined[-1] == (0, 1) and sorted(joined) == [(0, 0), (0, 1), (1, 0)]
+    (told,) = job.record.status["went_on"]
+    assert re.fullmatch(
+        r"pipeline 0: died \d+\.\d s after .* from \d+\.\d s on; the others did \d+ minibatches .*", told
+    )
     taken = Counter(m for row in _rows(job.record, "taken") for m in row["minibatches"])
     back = {m for row in _rows(job.record, "put back") for m in row["minibatches"]}
     assert {m for m, times in taken.items() if times > 1} <= back and len(back) <= 8, "what was in flight"
@@ -79,6 +85,23 @@ def test_a_coordinator_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path) 
         os.kill(pid, signal.SIGKILL)
     assert job.wait(timeout=ENOUGH)["minibatches"] == 800
     _trained_once(job.record, 800)
+
+
+def test_what_is_told_of_a_pipeline_that_came_back_is_what_the_others_did_meanwhile(tmp_path) -> None:
+    """A pipeline died and joined again, and the end of the run did not say so."""
+    done = {"event": "done", "seconds": 2.5, "pipeline": 0, "minibatches": [3, 4]}
+    came_back = [
+        {"event": "left", "seconds": 2.0, "pipeline": 1, "attempt": 0},
+        done,
+        {"event": "joined", "seconds": 3.25, "pipeline": 1, "attempt": 1},
+    ]
+    beside = [{"event": "joined", "seconds": 0.1, "pipeline": 1, "attempt": 0}, done, *came_back, done]
+    beside += [{"event": "left", "seconds": 4.0, "pipeline": 0, "attempt": 0}]  # and does not come back
+    write_rows(tmp_path / "minibatches.jsonl", beside)
+    told = "pipeline 1: died 2.0 s after the run began and trained again from 3.2 s on; the others did 2 minibatches "
+    assert list(rejoined(tmp_path)) == [f"{told}meanwhile"]
+    write_rows(tmp_path / "minibatches.jsonl", [*came_back, {"event": "resume", "seconds": 5.0, "minibatches": 5}])
+    assert not list(rejoined(tmp_path)) and not list(rejoined(tmp_path / "none"))
 
 
 def test_the_end_says_which_pipeline_the_others_went_on_without(tmp_path) -> None:

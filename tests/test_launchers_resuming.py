@@ -11,6 +11,7 @@ from sparsepipe.cli.parser import parser
 from sparsepipe.cli.run_verbs import settings_of
 from sparsepipe.errors import InputError
 from sparsepipe.launchers.prepare import _changed
+from sparsepipe.launchers.resuming import nothing_left
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.clock import began, last_recorded
@@ -81,6 +82,12 @@ def test_as_many_minibatches_an_epoch_go_on_whatever_becomes_of_the_last(tmp_pat
     """18 samples in minibatches of 4 leave two, which are kept and merged alike."""
     plan = trained(tmp_path / "run", minibatches=5)
     _changed(tmp_path / "run", plan, replace(BEFORE, last_minibatch="merge"))
+
+
+def test_a_run_that_has_trained_all_has_nothing_left_unless_more_is_asked_for(tmp_path):
+    trained(tmp_path / "run")
+    assert nothing_left(tmp_path / "run", BEFORE) and not nothing_left(tmp_path / "none", BEFORE)
+    assert not nothing_left(tmp_path / "run", replace(BEFORE, epochs=5))
 
 
 def test_metrics_that_are_gone_are_told(tmp_path):

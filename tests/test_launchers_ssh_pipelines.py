@@ -177,7 +177,7 @@ def test_what_hosts_cannot_do_for_pipelines_is_told_in_one_line():
     for given, hosts, told in (
         (plan, cluster(1), "uses rank 1, the cluster has 1 devices"),
         (pipelines_of(PLAIN, [[0]], [[0]], rule="partial-reduce"), cluster(2), "rank 0 is in more than one pipeline"),
-        (plan, cluster(1, 1, addresses=["10.0.0.1"] * 2), "the address of more than one host"),
+        (plan, cluster(1, 1, addresses=["127.0.0.1"] * 2), "the address of more than one host"),
     ):
         with pytest.raises(InputError, match=told) as found:
             hosted_pipelines(given, hosts)

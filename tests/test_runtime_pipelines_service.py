@@ -31,7 +31,8 @@ from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.client import Connection, connect
 from sparsepipe.runtime.pipelines.journal import complete_record
 from sparsepipe.runtime.pipelines.messages import MOST_BYTES, line_of
-from sparsepipe.runtime.pipelines.resuming import keep_nothing, keep_rows
+from sparsepipe.runtime.pipelines.resuming import keep_nothing, keep_rows, recorded_pace
+from sparsepipe.runtime.pipelines.state import Request, RunOfPipelines, RunState
 
 TIMEOUT = 60.0
 
@@ -393,6 +394,21 @@ def test_a_run_that_goes_on_keeps_rows_of_what_its_checkpoint_has(tmp_path, left
     write_rows(tmp_path / "metrics.jsonl", done)
     keep_rows(tmp_path, {"done": len(kept), "left": left, "epoch_minibatches": 2})
     assert [row["minibatch"] for row in read_metrics(tmp_path / "metrics.jsonl", "step")] == kept
+
+
+def test_a_run_with_nothing_left_to_do_has_the_pace_that_was_recorded(tmp_path) -> None:
+    """It was summed up at 0 samples a second."""
+    assert recorded_pace(tmp_path) == 0
+    rows = [{"event": "step", "epoch": 0, "minibatch": 0, "seconds": 1.0}]
+    rows += [{"event": "summary", "seconds": 2.0, "samples_per_second": pace} for pace in (40.0, 50.0, 0.0)]
+    write_rows(tmp_path / "metrics.jsonl", rows)
+    assert recorded_pace(tmp_path) == 50
+    state = RunState(RunOfPipelines(1, pace=recorded_pace(tmp_path)))
+    begun = {"epoch_minibatches": 1, "total_minibatches": 1, "whole": 1, "num_holders": 1}
+    state.ask(Request("begin", 0, 0, 0, begun), now=3.0)
+    state.ask(Request("tell", 0, 0, 0, {"event": "summary", "row": {}}), now=4.0)
+    ((_, told),) = [row for row in state.changes.rows if row[1]["event"] == "summary"]
+    assert told["samples_per_second"] == 50
 
 
 def test_bad_input_is_one_line(tmp_path) -> None:

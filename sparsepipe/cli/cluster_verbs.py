@@ -12,6 +12,7 @@ from ..cluster_probes.check import HostFacts
 from ..display.html import counted
 from ..display.markup import one_line
 from ..formats.clusters import load_cluster, load_cluster_file
+from ..host.addresses import is_loopback
 from ..io.files import write_atomic
 from .output import Answer, table
 
@@ -24,6 +25,8 @@ def show(options: argparse.Namespace) -> Answer:
     rows = [("host", "address", "devices", "inside"), *(_row(node) for node in cluster.nodes)]
     between = [f"between hosts: {_link_text(cluster.network)}"] if len(cluster.nodes) > 1 else []
     between += _network_time_lines(cluster)
+    if len(cluster.nodes) > 1 and any(is_loopback(node.address) for node in cluster.nodes):
+        between.append("a loopback as address: such hosts can be planned for; give each its own to run there")
     return Answer(cluster_document(cluster), "\n".join([heading, table(rows), *between]))
 
 

@@ -1,10 +1,8 @@
-"""`sparsepipe run --forward-only CHECKPOINT`: which run the checkpoint is of, and what is said at the end."""
+"""`sparsepipe run --forward-only CHECKPOINT`: which run the checkpoint is of."""
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from ..display.markup import one_line
 from ..errors import InputError
@@ -47,14 +45,3 @@ def trained_by(options: argparse.Namespace) -> RunRecord | None:
 
 def _is_checkpoint(folder: Path) -> bool:
     return (folder / "manifest.json").exists()
-
-
-def inference_text(summary: Mapping[str, Any]) -> str:
-    """What the end of a run of forwards alone says besides its pace; nothing of one that trained."""
-    if "predictions" not in summary:
-        return ""
-    latency = summary["latency_seconds"]
-    return (
-        f", forwards alone: latency of a minibatch {latency['median'] * 1e3:.1f} ms (median), "
-        f"{latency['p95'] * 1e3:.1f} ms (95th percentile); {one_line(summary['predictions'])}"
-    )

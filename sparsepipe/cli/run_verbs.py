@@ -35,11 +35,12 @@ from .drift import drift_answer
 from .driver_run import filled
 from .follow_run import Forgiving, RunFollower
 from .for_slurm import for_slurm
-from .forward_only import check_forward_only, checkpoint_or_run, inference_text, trained_by
+from .forward_only import check_forward_only, checkpoint_or_run, trained_by
 from .launches import check_launcher, load_any_plan, new_run_dir, waited
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import check_machines, profile_and_cluster, warn
 from .run_folders import RUNS, run_folder
+from .run_text import latency_text, summary_text
 
 _CPU = DEVICES[:1]
 
@@ -93,10 +94,17 @@ def run(options: argparse.Namespace) -> Answer:
     where = {key: value for key, value in where.items() if value is not None}
     where |= {"launcher": launcher, "profile": profile, "cluster": cluster}
     sinks = _sinks(options)
+    done = options.resume is not None and _nothing_left(folder, config)
     job = launch(chosen, config, run_dir=folder, resume=options.resume is not None, **where)
     if options.detach:
         return _left_alone(job)
-    return _followed(job, sinks=sinks)
+    return _followed(job, sinks=sinks, nothing_left=done)
+
+
+def _nothing_left(folder: Path, config: RunConfig) -> bool:
+    from ..launchers.resuming import nothing_left  # here: it brings torch, as what resumes will
+
+    return nothing_left(folder, config)
 
 
 def _with_run_folders(options: argparse.Namespace) -> argparse.Namespace:
@@ -172,6 +180,10 @@ def runs_show(options: argparse.Namespace) -> Answer:
         "status": record.status,
     }
     lines = [f"{key}: {cell(value)}" for key, value in row.items()]
+    summary = _summary(record)
+    if latency := latency_text(summary):
+        document["latency_seconds"] = summary["latency_seconds"]
+        lines.append(f"latency of a minibatch, first stage to last: {latency}")
     lines += [f"went on: {one_line(text)}" for text in went_on(record.folder)]
     if len(record.plans) > 1:
         document["plans"] = [{"first_minibatch": first, "plan": plan.to_json()} for first, plan in record.plans]
@@ -294,9 +306,9 @@ def _sinks(options: argparse.Namespace) -> list[Sink]:
     return [Forgiving(kind, open_sink(kind, folder)) for kind, folder in options.log]
 
 
-def _followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> Answer:
+def _followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = (), nothing_left: bool = False) -> Answer:
     summary = waited(job, cancel=cancel, sinks=sinks)
-    return Answer(summary, _summary_text(summary))
+    return Answer(summary, summary_text(summary, nothing_left=nothing_left))
 
 
 def _left_alone(job: Any) -> Answer:
@@ -336,8 +348,13 @@ def _row_or_damage(record: RunRecord, *, rests_on: bool = False) -> dict[str, An
         return {**_NO_ROW, "run": record.name, "state": "damaged", "damage": str(error)}
 
 
+def _summary(record: RunRecord) -> dict[str, Any]:
+    """What the run came to, as its record has it; empty before it has ended."""
+    return (record.metrics("summary") or [{}])[-1]
+
+
 def _run_row(record: RunRecord) -> dict[str, Any]:
-    summary = (record.metrics("summary") or [{}])[-1]
+    summary = _summary(record)
     plans = record.plan.pipelines if isinstance(record.plan, Pipelines) else (record.plan,)
     return {
         "run": record.name,
@@ -349,16 +366,6 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
         "samples_per_second": summary.get("samples_per_second"),
         "accuracy": (summary.get("validation") or {}).get("accuracy"),
     }
-
-
-def _summary_text(summary: dict[str, Any]) -> str:
-    validation = summary.get("validation") or {}
-    accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
-    text = (
-        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches at "
-        f"{summary['samples_per_second']:.1f} samples/s{accuracy}"
-    )
-    return text + inference_text(summary)
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {

@@ -2,6 +2,8 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -15,15 +17,8 @@ _TEXTS = ("name", "title", "licence", "citation", "homepage", "folder", "generat
 _KEYS = {*_REQUIRED, *_TEXTS, "classes", "base", "kind"}
 _SCHEMES = ("https", "http", "file")
 CLOUDS = "clouds"
-KINDS = (
-    CLOUDS,
-    "images",
-    "translation",
-    "text",
-    "traces",
-    "graphs",
-    "times",
-)  # what the samples are; of times: measurements
+LEARNED = (CLOUDS, "images", "translation", "text")  # what the samples are of data that a network learns from
+KINDS = (*LEARNED, "traces", "graphs", "times")  # of times: measurements
 _MOST_BYTES = 10**15  # of a file, and samples: a larger count is a slip of the hand
 _MOST_NAME_BYTES = 255  # of a file's or folder's name: what file systems take
 
@@ -90,11 +85,33 @@ def list_datasets(manifests: Path | None = None, *, damaged: list[str] | None = 
 
 def get_manifest(name: str, manifests: Path | None = None) -> Manifest:
     """Return the manifest of a data set, or of traces of jobs. Raises InputError that lists the names there are."""
-    folders = [manifests] if manifests else [manifests_folder(), manifests_folder().parent / "traces"]
-    paths = {path.stem: path for folder in folders for path in _manifest_paths(folder)}
+    paths = _paths_by_name(manifests)
     if name not in paths:
-        raise InputError(f"no data set {name!r}, expected one of {', '.join(paths)}, or a folder's path")
+        raise _unknown(name, list(paths))
     return read_manifest(paths[name])
+
+
+def get_learned(name: str) -> Manifest:
+    """Return the manifest of a data set that networks learn from. Raises InputError that lists the names of those."""
+    paths = _paths_by_name(None)
+    if name in paths and (found := read_manifest(paths[name])).kind in LEARNED:
+        return found
+    raise _unknown(name, [one for one, path in paths.items() if _is_learned(path)])
+
+
+def _is_learned(path: Path) -> bool:
+    with suppress(InputError):  # a damaged one is told where it is asked for
+        return read_manifest(path).kind in LEARNED
+    return False
+
+
+def _paths_by_name(manifests: Path | None) -> dict[str, Path]:
+    folders = [manifests] if manifests else [manifests_folder(), manifests_folder().parent / "traces"]
+    return {path.stem: path for folder in folders for path in _manifest_paths(folder)}
+
+
+def _unknown(name: str, known: Sequence[str]) -> InputError:
+    return InputError(f"no data set {name!r}, expected one of {', '.join(known)}, or a folder's path")
 
 
 def shipped(text: str, folder: str, ending: str) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError
-from .manifests import Manifest, get_manifest
+from .manifests import Manifest, get_learned
 
 
 def data_folders() -> tuple[Path, ...]:
@@ -22,12 +22,13 @@ def user_cache() -> Path:
 def find(source: str | Path) -> Path:
     """Return the folder of a data set given by path or by its manifest's name; one that is made here is made now.
 
-    Raises InputError where it is neither, or where no data folder holds it yet.
+    Raises InputError where it is neither, where no network learns from what the manifest tells of, and where no data
+    folder holds it yet.
     """
     path = Path(source)
     if path.exists() or isinstance(source, Path) or os.sep in source:
         return path
-    manifest = get_manifest(source)
+    manifest = get_learned(source)
     folder = place_of(manifest)
     if folder is not None:
         return folder

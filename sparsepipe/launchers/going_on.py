@@ -1,4 +1,5 @@
-"""What a run lost and went on without, such as a host: kept in its status, to be told when it finishes.
+"""What a run lost and went on without, such as a host, or a pipeline that came back: kept in its status, to be told
+when it finishes.
 
 status.json   {"state": "finished", "went_on": ["host2: rank 1 …: the disk of … is full; …; going on … on host1"]}
 """

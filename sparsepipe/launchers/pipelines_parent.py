@@ -18,6 +18,7 @@ from ..record import RunRecord
 from ..runtime import commands
 from ..runtime.pipelines.changes import MINIBATCHES
 from .going_on import went_on
+from .rejoined import rejoined
 from .supervisor import GOING_ON, STATUS, kill_worker, read_status, tell_begun, tell_status
 
 # In the status of a run that has lost hosts: which ones it waits for, to go on, and the attempt that lost them.
@@ -105,7 +106,7 @@ class Parent:
         self.kill()
         self.coordination.end()
         status = self._status()
-        told = [*went_on(self.folder), *self._went_on_without(status)]
+        told = [*went_on(self.folder), *rejoined(self.folder), *self._went_on_without(status)]
         tell_status(self.folder, **{**status, **({"went_on": told} if told else {})})
         return int(status.get("exit_code", 0))
 

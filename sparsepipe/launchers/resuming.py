@@ -6,7 +6,7 @@ from pathlib import Path
 from ..data.minibatch_sizes import sizes
 from ..errors import InputError
 from ..runtime.config import RunConfig
-from ..runtime.training_state.checkpoint import Checkpoint
+from ..runtime.training_state.checkpoint import Checkpoint, latest
 from ..runtime.training_state.learning_rate import LearningRate
 
 
@@ -22,6 +22,13 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
             f"{asked} would end the run after minibatch {total}, but {found.folder} has trained {done} "
             f"({done / per_epoch:.3g} epochs) already; ask for that many or more, or train anew in another folder"
         )
+
+
+def nothing_left(folder: Path, config: RunConfig) -> bool:
+    """Whether a run that resumes from the newest checkpoint in `folder` has trained all that its settings ask for."""
+    found = latest(folder)
+    per_epoch = epoch_minibatches(found) if found else None
+    return found is not None and per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches
 
 
 def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) -> Iterator[str]:

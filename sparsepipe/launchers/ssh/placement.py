@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ...cluster import Cluster, Node
+from ...cluster import Cluster, Node, check_addresses
 from ...errors import InputError
 from ...pipelines import Pipelines
 
@@ -106,8 +106,5 @@ def _on_hosts(ranks: Iterable[int], node_of: Mapping[int, Node]) -> tuple[Hosted
         node = node_of[rank]
         nodes[node.name] = node
         own.setdefault(node.name, []).append(place)
-    addresses = [nodes[name].address for name in own]
-    for name in own:
-        if len(own) > 1 and addresses.count(nodes[name].address) > 1:
-            raise InputError(f"{nodes[name].address} is the address of more than one host; give each its own")
+    check_addresses([nodes[name] for name in own])
     return tuple(HostedRanks(nodes[name], tuple(places)) for name, places in own.items())

@@ -25,7 +25,7 @@ from ..reporting.recorder import Lines
 from .address import ADDRESS
 from .changes import MERGES, METRICS, MINIBATCHES, Changes
 from .messages import read_given
-from .resuming import epochs_closed, keep_rows, sums_of_epochs
+from .resuming import epochs_closed, keep_rows, recorded_pace, sums_of_epochs
 from .state import Request, RunOfPipelines, RunState
 from .tallies import Sums
 
@@ -128,9 +128,10 @@ def apply(state: RunState, row: Mapping[str, Any]) -> None:
 def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
     """Begin the journal of a launch, and have the record forget what the run is going to do again."""
     if run.progress is not None:
+        pace = recorded_pace(run_dir)
         keep_rows(run_dir, run.progress)
         closed = epochs_closed(run_dir, run.progress)
-        run = replace(run, closed=closed, sums=sums_of_epochs(run_dir, closed))
+        run = replace(run, closed=closed, sums=sums_of_epochs(run_dir, closed), pace=pace)
     for name in _FILES:
         cut_torn_row(run_dir / name)
     head = {
@@ -142,6 +143,7 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         "progress": run.progress,
         "closed": list(run.closed),
         "sums": {str(epoch): asdict(sums) for epoch, sums in run.sums.items()},
+        "pace": run.pace,
         "began": began(run_dir) if (run_dir / "logs").is_dir() else time.time() - last_recorded(run_dir),
         "rows": {name: _num_rows(run_dir / name) for name in _FILES},
     }
@@ -164,7 +166,13 @@ def _rows_of(run_dir: Path, launch: str) -> list[dict[str, Any]]:
 def _run_of(head: Mapping[str, Any]) -> RunOfPipelines:
     rule = rule_from_json(head["rule"]) if head["rule"] else None
     sums = {int(epoch): Sums(**told) for epoch, told in head.get("sums", {}).items()}
-    return RunOfPipelines(head["pipelines"], rule, head["seed"], head["progress"], tuple(head["closed"]), sums)
+    resumed = {
+        "progress": head["progress"],
+        "closed": tuple(head["closed"]),
+        "sums": sums,
+        "pace": head.get("pace", 0.0),
+    }
+    return RunOfPipelines(head["pipelines"], rule, head["seed"], **resumed)
 
 
 def _path(run_dir: Path) -> Path:

@@ -38,6 +38,14 @@ def has_rows_of(run_dir: Path, progress: Mapping[str, Any]) -> bool:
     return len({row["minibatch"] for row in filter(_staying(progress), rows)}) == progress["done"]
 
 
+def recorded_pace(run_dir: Path) -> float:
+    """Return the samples a second that the run's newest summary has, for one that has nothing left to do; 0 without."""
+    path = run_dir / METRICS
+    cut_torn_row(path)
+    paces = [row["samples_per_second"] for row in read_metrics(path, "summary")] if path.exists() else []
+    return next((pace for pace in reversed(paces) if pace), 0.0)
+
+
 def keep_nothing(run_dir: Path) -> None:
     """Take all minibatches from the metrics of a run that goes on without a checkpoint: each is trained again."""
     path = run_dir / METRICS

@@ -53,6 +53,7 @@ class RunOfPipelines:
     progress: Mapping[str, Any] | None = None  # what an earlier run left to do
     closed: tuple[int, ...] = ()  # epochs that it closed
     sums: Mapping[int, Sums] = field(default_factory=dict)  # of what it did of others
+    pace: float = 0.0  # samples a second that it was recorded with; 0 where no record says
 
 
 class RunState:
@@ -311,7 +312,10 @@ class RunState:
         member.told.add(event)
         if event == "summary":
             self._summed_up = True
-            row |= {"minibatches": self._work.queue.num_done, "samples_per_second": self._work.tallies.pace}
+            row |= {
+                "minibatches": self._work.queue.num_done,
+                "samples_per_second": self._work.tallies.pace or self.run.pace,
+            }
             row |= self._work.measured.of_run()
             row |= {"train": train} if (train := self._work.tallies.latest.get("train")) else {}
             row |= {"replication": self.replication} if self.run.rule else {}

@@ -1,0 +1,36 @@
+"""What is said of a run at its end, and when it is shown: its pace, its accuracy, of forwards alone its latency."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..display.markup import one_line
+
+
+def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> str:
+    """The line at a run's end. `nothing_left`: it resumed with all of its minibatches trained: the pace is recorded."""
+    validation, pace = summary.get("validation") or {}, summary["samples_per_second"]
+    accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
+    told = f"{summary['minibatches']} minibatches at {pace:.1f} samples/s"
+    if nothing_left:
+        recorded = f", at {pace:.1f} samples/s by the record" if pace else ""
+        told = f"nothing was left to train, all {summary['minibatches']} minibatches are done{recorded}"
+    return f"{one_line(summary['run_dir'])}: {told}{accuracy}" + _of_inference(summary)
+
+
+def _of_inference(summary: Mapping[str, Any]) -> str:
+    """What the end of a run of forwards alone says besides its pace; nothing of one that trained."""
+    if "predictions" not in summary:
+        return ""
+    return f", forwards alone: latency of a minibatch {latency_text(summary)}; {one_line(summary['predictions'])}"
+
+
+def latency_text(summary: Mapping[str, Any]) -> str:
+    """Minibatches' latencies, from the first stage to the last; empty where the run has none, as one that trained.
+
+    Records of before have no mean.
+    """
+    told = {"mean": "mean", "median": "median", "p95": "95th percentile"}
+    found = summary.get("latency_seconds")
+    latency: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    known = {name: latency[key] for key, name in told.items() if isinstance(latency.get(key), int | float)}
+    return ", ".join(f"{seconds * 1e3:.1f} ms ({name})" for name, seconds in known.items())
