@@ -15,6 +15,7 @@ import sparsepipe
 from sparsepipe import data
 from sparsepipe.planners import PLANNERS, comparable
 from sparsepipe.reproduce import NOTEBOOKS, reproduce
+from sparsepipe.reproduce.catalogue import parameter_names
 from sparsepipe.reproduce.learning import nearest_neighbour_accuracy
 from sparsepipe.reproduce.unlike_devices import MIXED, default_cluster, one_more, unlike_devices
 
@@ -70,6 +71,13 @@ def small(path):
     """Parameters with which a notebook has little to do."""
     reads_digits = path.parent != FOLDER and path.stem != "3_sparse_dense"
     return FIGURES if reads_digits else SMALL
+
+
+def asked_of(*names):
+    """Of the parameters above those that one of these notebooks has: `reproduce` refuses others."""
+    paths = [FOLDER / f"{name}.ipynb" for name in names]
+    known = {parameter for path in paths for parameter in parameter_names(path)}
+    return {parameter: value for parameter, value in small(paths[0]).items() if parameter in known}
 
 
 @functools.cache
@@ -277,7 +285,7 @@ def test_notebooks_pass_ruff(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_notebook_runs_alone_and_makes_what_it_needs(tmp_path):
-    cores = SMALL | {"cluster": "cores"}  # of this machine, which are measured first
+    cores = asked_of("04_partition") | {"cluster": "cores"}  # of this machine, which are measured first
     written = reproduce(["04_partition"], out=tmp_path / "figures", parameters=cores, pictures=False)
     assert {path.stem for path in written} == {"stages", "plans", "timeline_predicted"}
     executed = nbformat.read(tmp_path / "runs" / "notebooks" / "04_partition.ipynb", as_version=4)
@@ -312,6 +320,6 @@ def test_both_engines_learn_real_shapes_at_least_as_well_as_a_nearest_neighbour(
 @pytest.mark.timeout(300)
 def test_real_clouds_are_drawn_as_such(tmp_path, shared_data):
     folder = shared_data / "modelnet10-sample" / "ModelNet10"
-    reproduce(["voxels"], out=tmp_path / "figures", data=folder, parameters=SMALL, pictures=False)
+    reproduce(["voxels"], out=tmp_path / "figures", data=folder, parameters=asked_of("01_data"), pictures=False)
     assert "ModelNet10" in (tmp_path / "figures" / "voxels.json").read_text()
     assert "synthetic shapes" not in (tmp_path / "figures" / "voxels.json").read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from test_notebooks import FIGURES, PATHS, SMALL, name_of, small
+from test_notebooks import FIGURES, PATHS, SMALL, asked_of, name_of, small
 
 from scripts import lab_driver
 from scripts.lab_driver import open_notebook, run_notebook
@@ -37,9 +37,10 @@ def run_from_nothing(parameters, root):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARSEPIPE_DATA", str(root / "data"))
         options = {"out": root / "figures", "data": data, "pictures": False}
-        written = reproduce([name for name in names if name not in OWN], parameters=parameters, **options)
+        others = [name for name in names if name not in OWN]
+        written = reproduce(others, parameters=asked_of(*others), **options)
         for name in OWN.keys() & set(names):
-            written += reproduce([name], parameters=parameters | OWN[name], **options)
+            written += reproduce([name], parameters=asked_of(name) | OWN[name], **options)
     tables = {path.stem for path in written if path.suffix == ".csv"}
     assert tables == {name for path in paths for name in exported(path)}
     return root

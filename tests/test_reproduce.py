@@ -29,7 +29,7 @@ from sparsepipe.reproduce import NOTEBOOKS, catalogue, reproduce, workplace
 from sparsepipe.reproduce.averaging import averaging_link
 from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
 from sparsepipe.reproduce.loopback import loopback_link
-from sparsepipe.reproduce.notebook_job import NotebookJob
+from sparsepipe.reproduce.notebook_job import NotebookJob, Outcome
 from sparsepipe.reproduce.notebook_processes import NotebookProcesses
 from sparsepipe.reproduce.workplace import Workplace
 from sparsepipe.runtime.config import RunConfig
@@ -184,9 +184,26 @@ def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_p
     asked = {"out": tmp_path / "figures", "notebooks": few.folder, "data": None}
     assert all(NotebookJob.prepare(**asked, parameters={}).has_ended_well(name) for name in "abc")
     assert not any(NotebookJob.prepare(**asked, parameters=others).has_ended_well(name) for name in "abc")
-    run(few, tmp_path, "a", resume=True, parameters={"own": 3})
-    told = capsys.readouterr().err
-    assert "none of these notebooks has the parameters own" in told and "] a: begins" in told
+    with pytest.raises(InputError, match=r"^a has no parameter 'own': leave it out, or run one of b$"):
+        run(few, tmp_path, "a", parameters={"own": 3})
+    with pytest.raises(InputError, match=r"^none of these notebooks has a parameter 'own'"):
+        run(few, tmp_path, "a", "c", parameters={"number": 2, "own": 3})
+    asked["parameters"] = {"own": 3}  # which a and c have not: they are done as they are
+    assert [name for name in "abc" if NotebookJob.prepare(**asked).has_ended_well(name)] == ["a", "c"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_shows_the_others_is_made_again_after_any_of_them(few, tmp_path, monkeypatch, jobs):
+    """00_start was "unchanged" after a batch that had made other runs and figures."""
+    monkeypatch.setattr(catalogue, "NOTEBOOKS", {"a": (), "b": (), "c": ()})
+    monkeypatch.setattr(catalogue, "LAST", "c")
+    ran: list[str] = []
+    monkeypatch.setattr(NotebookJob, "run", lambda self, name, **_: ran.append(name) or Outcome(0.0))
+    for changed, expected in (("b", ["b", "c"]), ("", [])):
+        ran.clear()
+        monkeypatch.setattr(NotebookJob, "is_done", lambda self, name, changed=changed: name != changed)
+        run(few, tmp_path, only_changed=True, jobs=jobs)
+        assert ran == expected
 
 
 def test_what_measures_runs_alone():
@@ -203,7 +220,8 @@ def test_what_measures_runs_alone():
         ["figures/8_waiting"],
         ["figures/9_interference"],
         ["figures/10_dense"],
-        ["figures/11_held_against_others", "figures/12_gaps", "00_start"],
+        ["figures/11_held_against_others", "figures/12_gaps"],
+        ["00_start"],
     ]
 
 

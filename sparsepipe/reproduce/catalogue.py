@@ -32,8 +32,9 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/10_dense": (),
     "figures/11_held_against_others": (),
     "figures/12_gaps": (),
-    "00_start": (),  # which shows what the others made
+    "00_start": (),
 }
+LAST = "00_start"  # it shows what the others made: it comes after them, and again after any of them
 # They measure: nothing else runs meanwhile.
 ALONE = frozenset(
     {
@@ -103,11 +104,13 @@ def notebooks_folder() -> Path:
 
 
 def waves(names: Sequence[str]) -> list[list[str]]:
-    """Notebooks that may run side by side. One that measures, or starts from one of a wave, begins a new wave."""
+    """Notebooks that may run side by side. One that measures, or starts from one of a wave, or shows what the others
+    made, begins a new wave."""
     found: list[list[str]] = []
     for name in names:
         last = found[-1] if found else []
-        apart = not last or name in ALONE or last[0] in ALONE or any(needed in last for needed in NOTEBOOKS[name])
+        alone = name in ALONE or name == LAST
+        apart = not last or alone or last[0] in ALONE or any(needed in last for needed in NOTEBOOKS[name])
         if apart:
             found.append([name])
         else:

@@ -43,18 +43,17 @@ def reproduce(
     Meanwhile stderr says what runs, n of N, its step, the time so far and expected. After each notebook
     `out/index.html` is written anew: a page of all figures, which opens from disk. The last lines give warnings, and
     each notebook's answer in a sentence.
-    Raises InputError for an unknown name or parameter, RunFailed at the end with notebook, cell and error of every
-    failure, and where pictures were asked for and none, or not all, could be drawn.
+    Raises InputError for an unknown name, and for a parameter that none of these notebooks has; RunFailed at the end
+    with notebook, cell and error of every failure, and where pictures were asked for and none, or not all, could be
+    drawn.
     """
     given = parameters or {}
     job = NotebookJob.prepare(out=out, notebooks=notebooks, data=data, parameters=given, pictures=pictures, paper=paper)
     chosen = job.chosen(figures)
-    unused = job.left_out(chosen, given)
+    job.check_parameters(chosen, given)
     progress = Progress(chosen, job.expected_seconds(chosen))
     if paper and (doubt := paper.doubt()):
         progress.say(f"warning: {doubt}")
-    if unused:
-        progress.say(f"none of these notebooks has the parameters {', '.join(unused)}: they are left out")
     batch = _Batch(job, chosen, progress, only_changed, resume)
     try:
         for wave in catalogue.waves(chosen):
@@ -103,7 +102,7 @@ class _Batch:
             self.failures[name] = f"not run, as {broken[0]} failed"
             self.progress.end(name, self.failures[name])
             return False
-        if self.again.intersection(needs):
+        if self.again.intersection(needs) or (self.again and name == catalogue.LAST):
             return True
         if self.resume and self.job.has_ended_well(name):
             self.progress.end(name, "ran to its end before")

@@ -89,14 +89,20 @@ class NotebookJob:
         wanted = {by_figure.get(name, name) for name in names}
         return [name for name in catalogue.NOTEBOOKS if name in wanted]
 
-    def left_out(self, names: Sequence[str], given: Mapping[str, Any]) -> list[str]:
-        """The parameters that none of the notebooks `names` has. Raises InputError for one that no notebook has."""
-        known = {name: catalogue.parameter_names(self.notebooks / f"{name}.ipynb") for name in catalogue.NOTEBOOKS}
-        every = list(dict.fromkeys(parameter for parameters in known.values() for parameter in parameters))
+    def check_parameters(self, names: Sequence[str], given: Mapping[str, Any]) -> None:
+        """Raise InputError for a parameter that none of the notebooks `names` has: its value would be of no use."""
+        known = {name: self._parameters_of(name) for name in catalogue.NOTEBOOKS}
+        every = dict.fromkeys(parameter for parameters in known.values() for parameter in parameters)
         for parameter in given:
-            if parameter not in every:
+            having = [name for name, parameters in known.items() if parameter in parameters]
+            if not having:
                 raise InputError(f"no notebook has a parameter {parameter!r}, expected one of {', '.join(every)}")
-        return [parameter for parameter in given if not any(parameter in known[name] for name in names)]
+            if not {*having}.intersection(names):
+                none = f"{names[0]} has no" if len(names) == 1 else "none of these notebooks has a"
+                raise InputError(f"{none} parameter {parameter!r}: leave it out, or run one of {', '.join(having)}")
+
+    def _parameters_of(self, name: str) -> tuple[str, ...]:
+        return catalogue.parameter_names(self.notebooks / f"{name}.ipynb")
 
     def files(self, name: str) -> list[Path]:
         """The files of a notebook's figures that are there."""
@@ -150,7 +156,7 @@ class NotebookJob:
             where = f"cell {answer['cell']}: " if "cell" in answer else ""
             return Outcome(seconds, where + " ".join(answer["error"].split()))
         drawn = not not_drawn(self.report(name))
-        write_json(self._stamp(name), {"digest": self._digest(name), "told": self._told(), "pictures": drawn})
+        write_json(self._stamp(name), {"digest": self._digest(name), "told": self._told(name), "pictures": drawn})
         with self.lock:
             write_json(self._times, {**self._last_seconds(), name: round(seconds, 1)})
         return Outcome(seconds)
@@ -177,7 +183,7 @@ class NotebookJob:
 
     def has_ended_well(self, name: str) -> bool:
         """Whether it ran to its end under these parameters and data, whatever changed in notebooks and code since."""
-        return self._complete(name) and read_json(self._stamp(name)).get("told") == self._told()
+        return self._complete(name) and read_json(self._stamp(name)).get("told") == self._told(name)
 
     def _complete(self, name: str) -> bool:
         if not self._stamp(name).exists():
@@ -201,10 +207,11 @@ class NotebookJob:
             return {}
         return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
-    def _told(self) -> str:
-        """What the notebooks are told, and the data they are pointed at."""
+    def _told(self, name: str) -> str:
+        """What a notebook is told, of what is told to all, and the data it is pointed at."""
+        known = self._parameters_of(name)
         told = [
-            self.parameters,
+            {parameter: value for parameter, value in self.parameters.items() if parameter in known},
             [os.environ.get(variable) for variable in _LOOKED_AT],
             _contents(self.parameters["data"]),
             *([self.paper.to_json()] if self.paper else []),
@@ -213,7 +220,7 @@ class NotebookJob:
 
     def _digest(self, name: str) -> str:
         """The notebook, what it is told, and all code that it can call."""
-        whole = hashlib.sha256(self._told().encode())
+        whole = hashlib.sha256(self._told(name).encode())
         whole.update((self.notebooks / f"{name}.ipynb").read_bytes())
         whole.update(_code().encode())
         return whole.hexdigest()
