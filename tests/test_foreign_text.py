@@ -433,7 +433,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("minibatches", "each", "place.noted()", "baseline", "best.planner"),
     *("scaled_bytes(table.output_bytes.max())", "scaled_bytes(heaviest.parameter_bytes)"),
     *("alike", "doubtful"),
-    *("image_epochs", "after", "cloud_epochs", "learned", "held", "second"),
+    *("image_epochs", "after", "cloud_epochs", "learned", "held", "second", "part", "first"),
     # 11_moving: numbers, and names of VARIANTS, as which runs and simulations took them before
     *(
         "stay",

@@ -47,7 +47,7 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
     Nothing is smoothed or left out. Seconds beyond 1.5 times what 99 of 100 iterations take are drawn as those: what
     they are is said where the mouse rests, and by the table. What marks say stands above all lines.
     """
-    title = title or "Seconds of an iteration, by variant"
+    title = title or "Seconds per iteration, by variant"
     if not series:
         return nothing_to_draw(title, note=note)
     names, table = list(series), iteration_times_table(series)

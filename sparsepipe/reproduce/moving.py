@@ -202,7 +202,7 @@ def moving_told(
         else:
             text += f": there, too, nothing was saved, and a change took {pause:,} ms." if sign > 0 else "."
     if before in still and before in moved and moved[before] > _SLOWER * still[before]:
-        text += f" Before it came, {other} took {moved[before] * 1e3:,.1f} ms an iteration in place of "
+        text += f" Before it came, {other} took {moved[before] * 1e3:,.1f} ms per iteration in place of "
         text += f"{still[before] * 1e3:,.1f} ms: this machine's own pace"
         text += ", or the change that was made by then." if early else "."
     return text
