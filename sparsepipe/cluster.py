@@ -55,7 +55,7 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How fast bytes go from one device to another: `bandwidth` in bytes per second, `latency` in seconds a message.
+    """How fast bytes go from one device to another: `bandwidth` in bytes per second, `latency` in seconds per message.
 
     10 Gbit/s Ethernet is Link(1.25e9, 50e-6), PCIe 3.0 with 16 lanes Link(12e9, 1e-5); Link() takes no time at all.
     Raises InputError for a bandwidth of nothing and a latency below zero.

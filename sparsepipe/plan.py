@@ -168,7 +168,7 @@ class Plan:
 
     @property
     def updates_by_step(self) -> bool:
-        """Whether weights are updated once a step of `num_microbatches` minibatches, else once a round of replicas."""
+        """Whether weights are updated once per step of `num_microbatches` minibatches, else per round of replicas."""
         return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].updates_by_step
 
     @property

@@ -80,12 +80,12 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "2bw": ScheduleRules(
         ("2bw",),
-        "asynchronous, two weight versions, one update a step (PipeDream-2BW)",
+        "asynchronous, two weight versions, one update per step (PipeDream-2BW)",
         "one_forward_one_backward",
     ),
     "1f1b-flush": ScheduleRules(
         ("flush",),
-        "one forward, one backward, weights updated once a step (DAPPLE); stages may share ranks",
+        "one forward, one backward, weights updated once per step (DAPPLE); stages may share ranks",
         "one_forward_one_backward",
         "interleaved",
         (1, None),
@@ -93,7 +93,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "zero-bubble": ScheduleRules(
         ("flush",),
-        "1f1b-flush whose weight gradients fill the waiting, weights updated once a step (ZB-H1)",
+        "1f1b-flush whose weight gradients fill the waiting, weights updated once per step (ZB-H1)",
         "zero_bubble",
         splits_backward=True,
         # No closed form says what a step of it takes: no longer than one of 1F1B.
@@ -101,7 +101,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "interleaved-zero-bubble": ScheduleRules(
         ("flush",),
-        "several stages on each rank, weight gradients fill the waiting, weights updated once a step (ZB-H1)",
+        "several stages on each rank, weight gradients fill the waiting, weights updated once per step (ZB-H1)",
         "interleaved_zero_bubble",
         stages_per_rank=(2, None),
         splits_backward=True,
@@ -109,7 +109,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "zbv": ScheduleRules(
         ("flush",),
-        "two stages a rank, there and back, weight gradients fill the waiting, weights updated once a step (ZB-V)",
+        "two stages per rank, there and back, weight gradients fill the waiting, weights updated once per step (ZB-V)",
         "zbv",
         stages_per_rank=(2, 2),
         placement="v",
@@ -118,8 +118,8 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "dualpipe-v": ScheduleRules(
         ("flush",),
-        "two stages a rank, there and back, one's forwards beside the other's backwards, weights updated once a step "
-        "(DualPipeV)",
+        "two stages per rank, there and back, one's forwards beside the other's backwards, weights updated once per "
+        "step (DualPipeV)",
         "dualpipe_v",
         stages_per_rank=(2, 2),
         placement="v",
@@ -128,13 +128,13 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "gpipe": ScheduleRules(
         ("flush",),
-        "all forwards, then all backwards, weights updated once a step (GPipe)",
+        "all forwards, then all backwards, weights updated once per step (GPipe)",
         "one_forward_one_backward",
         all_forwards_first=True,
     ),
     "looped-bfs": ScheduleRules(
         ("flush",),
-        "all forwards of a rank's first stage, then of its next, then all backwards, weights updated once a step "
+        "all forwards of a rank's first stage, then of its next, then all backwards, weights updated once per step "
         "(breadth-first)",
         "looped_bfs",
         stages_per_rank=(1, None),

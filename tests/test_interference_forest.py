@@ -187,7 +187,7 @@ JOB = "('A3C', 1)"
     [
         ([], "no throughputs of k80"),
         ({"k80": {"A3C": {}}}, "'A3C': expected a job such as"),
-        ({"k80": {JOB: {"null": "fast"}}}, "a rate is 'fast', expected steps a second"),
+        ({"k80": {JOB: {"null": "fast"}}}, "a rate is 'fast', expected steps per second"),
         ({"k80": {JOB: {"null": 1.0, JOB: [1.0]}}}, "expected two rates"),
     ],
 )

@@ -205,7 +205,7 @@ def test_holders_are_known_once_all_have_registered() -> None:
 
 def test_pipelines_of_unlike_data_are_refused() -> None:
     state = begun()
-    with pytest.raises(InputError, match="pipeline 1 has 8 minibatches an epoch and 14 in all, others have 7 and 14"):
+    with pytest.raises(InputError, match="pipeline 1 has 8 minibatches per epoch and 14 in all, others have 7 and 14"):
         asks(state, "begin", 1, 1, whole=2, num_holders=1, epoch_minibatches=8, total_minibatches=14)
     with pytest.raises(InputError, match="pipeline 1 has other training data than those that came before it"):
         asks(state, "begin", 1, 1, whole=2, num_holders=1, epoch_minibatches=7, total_minibatches=14, data="ab")

@@ -125,7 +125,7 @@ def test_a_speed_is_not_promised_where_nothing_was_measured(tmp_path, plans):
     board = LaunchBoard(plans, CONFIG, runs=tmp_path / "runs")
     assert "samples/s" in board._lines["pipeline"].promise.value
     board.settings.batch_size.value = 2
-    assert "no speed predicted" in board._lines["pipeline"].promise.value
+    assert "no throughput predicted" in board._lines["pipeline"].promise.value
 
 
 def test_a_click_asks_before_it_launches_beside_another_job(board, plans, monkeypatch):

@@ -127,7 +127,7 @@ def _planner_options(verb: Parser) -> None:
     verb.add_argument(
         "--objective",
         choices=OBJECTIVES,
-        help="optimal: what is to be least: the period of training, or the latency of inference (default: period)",
+        help="optimal: what is to be least: period (time per minibatch) or latency (of inference; default: period)",
     )
     verb.add_argument(
         "--period-at-most", type=positive, metavar="S", help="with --objective latency: seconds from input to input"

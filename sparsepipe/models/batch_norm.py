@@ -42,7 +42,7 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
         if self.group is None or not self.training:
             if self.training and input.numel() == input.shape[1]:
                 raise TooFewVoxels(
-                    "batch norm over 1 voxel: expected at least 2; use more samples a minibatch or smaller voxels"
+                    "batch norm over 1 voxel: expected at least 2; use more samples per minibatch or smaller voxels"
                 )
             return super().forward(input)
         places = input.movedim(1, -1)

@@ -83,7 +83,7 @@ def partition(
     `num_microbatches` are the minibatches of one step: 1 for asynchronous schedules and twice the devices for those
     that flush, unless given. `recompute` runs forwards again before backwards, to save memory.
 
-    The plan's `estimate` has its `period_seconds` (seconds a minibatch), bound and bytes; `simulate` plays it through.
+    The plan's `estimate` has `period_seconds` (seconds per minibatch), bound and bytes; `simulate` plays it through.
     Raises InputError for an unknown planner or option, a device type without profile, and where nothing fits into
     memory.
     """
@@ -132,7 +132,7 @@ def partition_pipelines(
     most_plans: int = MOST_PLANS,
     **options: Any,
 ) -> Pipelines:
-    """Split the devices of `cluster` into pipelines that train most samples a second together, each with its own plan.
+    """Split the devices of `cluster` into pipelines that train most samples/s together, each with its own plan.
 
     Any devices may make a pipeline, on one node or across several; each is planned as by `partition`. Where there are
     too many, whole nodes or blocks of like devices stay together, which a warning says; at most `most_plans` parts are

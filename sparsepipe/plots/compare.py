@@ -109,7 +109,7 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
     figure.update_layout(barmode="overlay", bargap=_GAP, legend=below, margin={"r": _RIGHT, "b": 140})
     return finished(
         figure,
-        "Which layers each plan puts where, and its predicted period",
+        "Which layers each plan puts where, and its predicted time per minibatch",
         note=note,
         width=_WIDTH,
         height=260 + _ROW * max(2, len(plans)),

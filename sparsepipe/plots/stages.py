@@ -125,7 +125,7 @@ def _period_lines(periods: pd.DataFrame) -> go.Scatter:
         line_x += [low - 0.5, high + 0.5, None]
         line_y += [period * 1e3, period * 1e3, None]
     line = {"color": INK, "width": 2, "dash": "dot"}
-    return go.Scatter(x=line_x, y=line_y, mode="lines", name="period", line=line, hoverinfo="skip")
+    return go.Scatter(x=line_x, y=line_y, mode="lines", name="time per minibatch", line=line, hoverinfo="skip")
 
 
 def _name_periods(figure: go.Figure, periods: pd.DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""What waiting costs: samples a second of each replication rule under each straggler."""
+"""What waiting costs: samples/s of each replication rule under each straggler."""
 
 from collections.abc import Sequence
 
@@ -72,7 +72,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text="samples/s, all pipelines", rangemode="tozero")
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 130})
-    title = "What waiting costs: pace by replication rule and straggler"
+    title = "What waiting costs: throughput by replication rule and straggler"
     return finished(figure, title, note=held_up(outcomes, note), height=460)
 
 

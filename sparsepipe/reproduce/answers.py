@@ -79,7 +79,7 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
         planned, took = expected.compute_seconds + expected.averaging_seconds, worked[longest] * period
         times = f" ({took / planned:.2f}{TIE}×)" if planned else ""
         reasons.append(
-            f"stage {longest}, which works longest, takes {milliseconds(took)} for a minibatch where its profile says "
+            f"stage {longest}, which works longest, takes {milliseconds(took)} per minibatch where its profile says "
             f"{milliseconds(planned)}{times}"
         )
         together = next(own for own in plan.positions if longest in own)  # on the same devices

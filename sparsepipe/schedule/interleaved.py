@@ -1,6 +1,6 @@
 """The order of interleaved stages: every rank has several, a lap of the ranks apart (Narayanan et al., SC 2021, 2.2).
 
-With flushes, shorter stages fill and drain the pipeline faster: with v stages a rank, the bubble is v times smaller,
+With flushes, shorter stages fill and drain the pipeline faster: with v stages per rank, the bubble is v times smaller,
 for v times the transfers. Two ranks, four stages, two minibatches of a step (time runs right):
 
     rank 0   0F0 0F1 2F0 2F1     2B0     2B1 0B0     0B1 0U0 2U0

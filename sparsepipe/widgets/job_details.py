@@ -164,7 +164,7 @@ def speeds_table(record: RunRecord) -> Html:
     summary = summaries[-1]
     planned = samples_per_second(plan, record.config["batch_size"])
     rows = [("", "planned", "measured")]
-    rows.append(("speed", _speed(planned), _speed(summary["samples_per_second"])))
+    rows.append(("throughput", _speed(planned), _speed(summary["samples_per_second"])))
     stages = _expected_stages(plan)
     for row in summary.get("stages", ()):
         name, expected, k = stages[row["stage"]]

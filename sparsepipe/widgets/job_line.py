@@ -156,7 +156,7 @@ def _promise(plan: Plan | Pipelines, batch_size: int) -> Html:
         parts = _parts(plan)
     speed = samples_per_second(plan, batch_size)
     parts.append(f"{plan.schedule}, weights {plan.weights}")
-    unknown = "no speed predicted: nothing was measured for these settings"
+    unknown = "no throughput predicted: nothing was measured for these settings"
     parts.append(unknown if speed is None else "predicted for these devices")
     text = Html(" · ").join(parts)
     return Html("<div style='font-size:12px;line-height:1.4'>{}{}</div>").format(

@@ -157,7 +157,7 @@ class LaunchBoard(Shown):
         verb = "is" if len(others) == 1 else "are"
         self.question.ask(
             f"{', '.join(others)} {verb} at work on the same {cores} core{'s' if cores > 1 else ''}: both would be "
-            f"slower, and the speed of {name} could be compared with no other run.",
+            f"slower, and the throughput of {name} could be compared with no other run.",
             self._lines[name].go,
         )
         return True

@@ -27,6 +27,6 @@ Networks of images get images, in every competitor the same; those of clouds get
 32 x 32, the small GNMT on pairs of sentences of up to 32 of 8000 subwords and the small BERT on texts of up to 128 of
 4000 are torch modules: `single`, `limit` and `ddp` run the module itself; both stages of `torch_1f1b` are made of its
 traced layers, as ours are, masks and words are given to the stage that reads them, and weights that both use are in
-both, their gradients added up once a step. Their minibatches are all of one shape, since torch's schedules take no
+both, their gradients added up once per step. Their minibatches are all of one shape, since torch's schedules take no
 other.
 """

@@ -23,7 +23,7 @@ class TorchStage:
     module: nn.Module
     given: Callable[[Sequence[Batch]], tuple[tuple[Tensor, ...], dict[str, Tensor]]]
     loss: Callable[[Any, Tensor], Tensor]
-    shared: tuple[Tensor, ...] = ()  # weights that both stages have: their gradients are added up once a step
+    shared: tuple[Tensor, ...] = ()  # weights that both stages have: their gradients are added up once per step
 
     def share_gradients(self) -> None:
         for weight in self.shared:

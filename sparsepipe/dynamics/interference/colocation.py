@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Pair:
-    """A victim on a card beside an intruder: steps a second of either alone, and of the victim beside the intruder."""
+    """A victim on a card beside an intruder: steps per second of each alone, and of the victim beside it."""
 
     card: str
     victim: Job
@@ -91,7 +91,7 @@ def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
 
 def _rate(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise InputError(f"{where}: a rate is {shown(value)}, expected steps a second")
+        raise InputError(f"{where}: a rate is {shown(value)}, expected steps per second")
     return float(value)
 
 

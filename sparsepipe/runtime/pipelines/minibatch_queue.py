@@ -66,7 +66,7 @@ class MinibatchQueue:
         told = read_progress(progress, "progress")
         if told["epoch_minibatches"] != self.epoch_minibatches:
             raise InputError(
-                f"progress: {told['epoch_minibatches']} minibatches an epoch, now there are {self.epoch_minibatches}; "
+                f"progress: {told['epoch_minibatches']} minibatches per epoch, now there are {self.epoch_minibatches}; "
                 "resume with the data and batch size it had"
             )
         left = {int(name): minibatches for name, minibatches in told["left"].items()}

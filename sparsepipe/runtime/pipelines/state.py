@@ -130,7 +130,7 @@ class RunState:
         known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
         if known != length:
             raise InputError(
-                f"pipeline {member.number} has {length[0]} minibatches an epoch and {length[1]} in all, others have "
+                f"pipeline {member.number} has {length[0]} minibatches per epoch and {length[1]} in all, others have "
                 f"{known[0]} and {known[1]}; give all the same data, batch size and epochs"
             )
         data = given.get("data", "")
