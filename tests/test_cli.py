@@ -14,6 +14,7 @@ from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, 
 from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.cli.command import VERBS
+from sparsepipe.cli.parser import parser
 from sparsepipe.models import MODULE_NETWORKS, NETWORKS
 
 
@@ -436,3 +437,12 @@ def test_what_is_shipped_goes_by_its_name(tmp_path, capsys, monkeypatch):
     assert "4 devices" in run("cluster", "show", "two-cores", capsys=capsys)[1]
     code, _, told = run("cluster", "show", "three-cores", capsys=capsys)
     assert code == 2 and "three-cores: no such cluster file" in told
+
+
+def test_every_option_says_what_it_is():
+    """Half of those of `run` stood in its help without a word, or without what they are by default."""
+    verbs = parser().verbs
+    silent = [f"{name} {action.dest}" for name, verb in verbs.items() for action in verb._actions if not action.help]
+    assert len(verbs) > 25 and not silent
+    told = " ".join(verbs["run"].format_help().split())
+    assert "(default: 0.01)" in told and "(default: float32)" in told and "(default: 300)" in told

@@ -10,17 +10,19 @@ from ..data.labels import TASKS
 from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..pipeline_simulator import RESTART_SECONDS
 from ..planners import PLANNERS
-from ..planners.exact.optimal import COST_MODELS, OBJECTIVES
 from ..runtime.config import DEVICES
 from ..schedule_rules import SCHEDULE_RULES
 from ..sweeps import RATIOS
 from . import interference_arguments, run_options
-from .argument_types import chrome_file, cluster_file, count, counts, names, positive, whole
+from .argument_types import chrome_file, cluster_file, count, names, positive, whole
+from .planner_options import planner_options
 from .shared_options import (
     Parser,
     log_option,
     machine_options,
+    minibatches_option,
     model_options,
+    plan_argument,
     replan_option,
     replication_option,
     stragglers_option,
@@ -34,16 +36,16 @@ def _data_list(verb: Parser) -> None:
 
 
 def _data_fetch(verb: Parser) -> None:
-    verb.add_argument("name", metavar="NAME")
+    verb.add_argument("name", metavar="NAME", help="one that `data list` has")
     verb.add_argument("--out", type=Path, metavar="DIR", help="where to put its folder")
 
 
 def _data_make(verb: Parser) -> None:
-    verb.add_argument("what", choices=["shapes"])
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR")
+    verb.add_argument("what", choices=["shapes"], help="CAD-like shapes of 17 families")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write them to")
     verb.add_argument("--train", type=count, default=32, help="training shapes of each family (default: 32)")
     verb.add_argument("--test", type=count, default=8, help="test shapes of each family (default: 8)")
-    verb.add_argument("--seed", type=whole(0, 2**64), default=0)
+    verb.add_argument("--seed", type=whole(0, 2**64), default=0, metavar="N", help="of the shapes (default: 0)")
 
 
 def _data_info(verb: Parser) -> None:
@@ -106,7 +108,12 @@ def _plan(verb: Parser) -> None:
         choices=tuple(PLANNERS),
         help="repeat it to compare (default: optimal; model-parallel where a schedule needs several stages a device)",
     )
-    verb.add_argument("--schedule", choices=tuple(SCHEDULE_RULES), default="1f1b")
+    verb.add_argument(
+        "--schedule",
+        choices=tuple(SCHEDULE_RULES),
+        default="1f1b",
+        help="the order of forwards and backwards (default: 1f1b)",
+    )
     verb.add_argument(
         "--num-microbatches", type=whole(1, 4 * MOST_LIKE_DEVICES), help="minibatches of one step of a flush schedule"
     )
@@ -115,52 +122,14 @@ def _plan(verb: Parser) -> None:
         "--pipelines", type=count, metavar="P", help="split the devices into P pipelines that train most together"
     )
     replication_option(verb)
-    _planner_options(verb)
+    planner_options(verb)
     verb.add_argument("--out", type=Path, metavar="PLAN.json", help="where to write the (first) plan")
 
 
-def _planner_options(verb: Parser) -> None:
-    """Options that only some planners have."""
-    verb.add_argument("--quick", action="store_true", help="optimal: a tenth of a second for any network, wider gaps")
-    verb.add_argument("--rescore", type=count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
-    verb.add_argument("--cost-model", choices=COST_MODELS, default="default")
-    verb.add_argument(
-        "--objective",
-        choices=OBJECTIVES,
-        help="optimal: what is to be least: period (time per minibatch) or latency (of inference; default: period)",
-    )
-    verb.add_argument(
-        "--period-at-most", type=positive, metavar="S", help="with --objective latency: seconds from input to input"
-    )
-    verb.add_argument("--all-devices", action="store_true", help="leave no device unused")
-    verb.add_argument("--activation-compression-ratio", type=positive, metavar="R")
-    verb.add_argument(
-        "--stages-per-device",
-        type=count,
-        metavar="V",
-        help="model-parallel: interleave V stages on each device (default: as few as the schedule takes)",
-    )
-    verb.add_argument("--straight-pipeline", action="store_true", help="no replication")
-    verb.add_argument(
-        "--use-memory-constraint", action="store_true", help="the published planners: each device's memory is a limit"
-    )
-    verb.add_argument(
-        "--factor", type=float, choices=[2.0, 4.0], help="pipedream: of gradient averaging, 2 in SparsePipe's copy"
-    )
-    verb.add_argument(
-        "--sizes",
-        type=counts,
-        metavar="N,…",
-        help="dynpipe: layers of each stage now (default: as model-parallel cuts)",
-    )
-    verb.add_argument("--top-k", type=count, metavar="K", help="dynpipe: cuts looked at in each stage (default: 2)")
-    verb.add_argument("--use-fewer-machines", action="store_true", help="pipedream: machines may stay unused")
-
-
 def _simulate(verb: Parser) -> None:
-    verb.add_argument("plan", type=Path, metavar="PLAN")
+    plan_argument(verb)
     machine_options(verb)
-    verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
+    minibatches_option(verb, "to simulate")
     replication_option(verb)
     stragglers_option(verb)
     replan_option(verb)
@@ -237,7 +206,9 @@ def _runs_attach(verb: Parser) -> None:
 
 def _runs_export(verb: Parser) -> None:
     _one_run(verb)
-    verb.add_argument("--chrome", "--perfetto", type=chrome_file, required=True, metavar="FILE.json")
+    verb.add_argument(
+        "--chrome", "--perfetto", type=chrome_file, required=True, metavar="FILE.json", help="where to write the trace"
+    )
 
 
 # --- clusters -----------------------------------------------------------------------------------------------------
@@ -297,11 +268,11 @@ def _trace_export(verb: Parser) -> None:
 
 
 def _export(verb: Parser) -> None:
-    verb.add_argument("plan", type=Path, metavar="PLAN")
+    plan_argument(verb)
     verb.add_argument("--profile", metavar="FILE", help="profile of the model: adds gpus=N.txt")
     verb.add_argument("--model", metavar="M", help="adds the stages as Python modules")
     verb.add_argument("--classes", type=count, default=10, metavar="N", help="of that model (default: 10)")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write the files to")
 
 
 def _reproduce(verb: Parser) -> None:
@@ -312,7 +283,9 @@ def _reproduce(verb: Parser) -> None:
     verb.add_argument(
         "--data", default=None, metavar="D", help="a data set's folder or name (default: synthetic shapes)"
     )
-    verb.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
+    verb.add_argument(
+        "--out", type=Path, default=Path("figures"), metavar="DIR", help="where figures go (default: figures)"
+    )
     verb.add_argument(
         "-p",
         "--parameter",

@@ -42,8 +42,8 @@ def _measure(verb: Parser) -> None:
     )
     verb.add_argument("--data", default="digits", metavar="D", help="what they train on (default: digits)")
     verb.add_argument("--batch-size", type=count, action="append", metavar="N", help="repeat it (default: 8 and 32)")
-    verb.add_argument("--voxel-size", type=positive, default=0.1, metavar="S")
-    verb.add_argument("--engine", choices=tuple(ENGINES), default="native")
+    verb.add_argument("--voxel-size", type=positive, default=0.1, metavar="S", help="of a cloud (default: 0.1)")
+    verb.add_argument("--engine", choices=tuple(ENGINES), default="native", help="of sparse layers (default: native)")
     verb.add_argument("--device", choices=DEVICES, help="of both (default: GPUs where torch sees any, else the CPU)")
     verb.add_argument(
         "--intruder", action="append", choices=tuple(KINDS), metavar="KIND", help=f"{', '.join(KINDS)} (default: all)"
@@ -52,7 +52,7 @@ def _measure(verb: Parser) -> None:
         "--together", type=whole(1, len(KINDS)), default=3, metavar="N", help="intruders at once, at most (default: 3)"
     )
     verb.add_argument("--seconds", type=positive, default=2.0, metavar="S", help="of each measurement (default: 2)")
-    verb.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
+    verb.add_argument("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of all of it (default: 0)")
     verb.set_defaults(victims=_VICTIMS, batch_sizes=(8, 32))
 
 

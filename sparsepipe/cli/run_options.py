@@ -1,18 +1,21 @@
 """What `sparsepipe run` and `replay` take: the model, the optimizer, numerics, data, and what may go wrong."""
 
 from pathlib import Path
+from typing import Any
 
 from ..data.labels import TASKS
 from ..data.minibatch_sizes import LAST_MINIBATCH
-from ..io.fields import MOST_MINIBATCHES
 from ..launchers import LAUNCHERS, LOCAL, SLURM
 from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, ON_LOST_HOST, OPTIMIZERS, PRECISIONS
 from .argument_types import cluster_file, count, names, positive, whole
 from .shared_options import (
     Parser,
+    default,
     log_option,
     machine_options,
+    minibatches_option,
     model_options,
+    plan_argument,
     replan_option,
     replication_option,
     run_dir_option,
@@ -87,17 +90,23 @@ def run(verb: Parser) -> None:
 
 
 def _optimizer_options(verb: Parser) -> None:
-    verb.add_argument("--epochs", type=count)
-    verb.add_argument("--minibatches", type=count, help="stop after this many minibatches")
-    verb.add_argument("--learning-rate", type=positive)
-    verb.add_argument("--momentum", type=float)
-    verb.add_argument("--weight-decay", type=float)
-    verb.add_argument("--no-validation", dest="validate", action="store_false", default=None)
-    verb.add_argument("--optimizer", choices=OPTIMIZERS)
-    verb.add_argument("--learning-rate-schedule", choices=LEARNING_RATE_SCHEDULES)
-    verb.add_argument("--warmup-minibatches", type=whole(0), metavar="N", help="of the learning rate, linear")
-    verb.add_argument("--learning-rate-decay", type=float, metavar="F", help="factor of step and exponential, power")
-    verb.add_argument("--decay-epochs", type=positive, metavar="N", help="from one such factor to the next")
+    def option(name: str, told: str, **settings: Any) -> None:
+        told = f"{told} (default: {default(name.lstrip('-').replace('-', '_'))})"
+        verb.add_argument(name, help=told, **settings)
+
+    option("--epochs", "how often each training sample is learned from", type=count, metavar="N")
+    verb.add_argument("--minibatches", type=count, metavar="N", help="stop after this many minibatches")
+    option("--learning-rate", "at first, after the warm-up", type=positive, metavar="F")
+    option("--momentum", "of sgd, 0 to 1", type=float, metavar="F")
+    option("--weight-decay", "of the optimizer", type=float, metavar="F")
+    verb.add_argument(
+        "--no-validation", dest="validate", action="store_false", default=None, help="no accuracy after each epoch"
+    )
+    option("--optimizer", "what updates the weights", choices=OPTIMIZERS)
+    option("--learning-rate-schedule", "how the rate falls over the run", choices=LEARNING_RATE_SCHEDULES)
+    option("--warmup-minibatches", "that the rate rises over, linearly", type=whole(0), metavar="N")
+    option("--learning-rate-decay", "factor of step and exponential, power of polynomial", type=float, metavar="F")
+    option("--decay-epochs", "from one such factor to the next", type=positive, metavar="N")
     verb.add_argument("--clip-norm", type=positive, metavar="NORM", help="of all gradients; schedules that flush")
 
 
@@ -108,7 +117,11 @@ def _numerics_options(verb: Parser) -> None:
         default=None,
         help="replicas of a stage share the statistics of a round",
     )
-    verb.add_argument("--precision", choices=PRECISIONS)
+    verb.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help=f"of computing; weights stay in float32 (default: {default('precision')})",
+    )
     verb.add_argument("--loss-scale", type=positive, metavar="S", help="of float16: the first (default: 65536)")
     verb.add_argument(
         "--compression",
@@ -182,7 +195,7 @@ def _encrypt_option(verb: Parser) -> None:
 
 
 def replay(verb: Parser) -> None:
-    verb.add_argument("plan", type=Path, metavar="PLAN")
+    plan_argument(verb)
     machine_options(verb)
     verb.add_argument(
         "--launcher",
@@ -192,7 +205,7 @@ def replay(verb: Parser) -> None:
     )
     _ray_address_option(verb)
     _encrypt_option(verb)
-    verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
+    minibatches_option(verb, "to replay")
     replication_option(verb)
     stragglers_option(verb)
     _max_restarts_option(verb)

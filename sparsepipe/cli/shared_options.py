@@ -6,15 +6,20 @@ from pathlib import Path
 from ..dynamics.variants import VARIANTS
 from ..dynamics.variants.live import Live
 from ..engines import ENGINES
-from ..io.fields import MOST_LIKE_DEVICES
+from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..io.quantities import BANDWIDTH, SIZE
 from ..replication import RULES
-from ..runtime.config import DEVICES
+from ..runtime.config import DEVICES, RunConfig
 from ..sinks import SINKS
 from ..stragglers import KINDS
 from .argument_types import MANY, cluster_file, count, positive, quantity, whole
 
 Parser = argparse.ArgumentParser
+
+
+def default(setting: str) -> object:
+    """What a setting of a run is where nobody says, for the help of its option."""
+    return RunConfig.__dataclass_fields__[setting].default
 
 
 def model_options(verb: Parser) -> None:
@@ -26,18 +31,20 @@ def model_options(verb: Parser) -> None:
     verb.add_argument("--loss", metavar="F", help="by name, or path/loss.py:function (default: the data's own)")
     verb.add_argument("--loss-args", metavar="JSON", help="settings of the loss, a JSON object")
     verb.add_argument(
-        "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube"
+        "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube (run: 0.02)"
     )
-    verb.add_argument("--batch-size", type=count, metavar="N", help="samples of a minibatch")
+    verb.add_argument("--batch-size", type=count, metavar="N", help="samples per minibatch (run: 32; profile asks for it)")
     verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
     verb.add_argument(
         "--engine",
         choices=tuple(ENGINES),
         help="default: native where it has machine code",
     )
-    verb.add_argument("--device", choices=DEVICES)
+    verb.add_argument("--device", choices=DEVICES, help=f"what layers are computed on (default: {default('device')})")
     verb.add_argument("--threads", type=count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
-    verb.add_argument("--seed", type=whole(0, 2**64))
+    verb.add_argument(
+        "--seed", type=whole(0, 2**64), metavar="N", help=f"of weights, samples and order (default: {default('seed')})"
+    )
 
 
 def machine_options(verb: Parser) -> None:
@@ -68,6 +75,17 @@ def machine_options(verb: Parser) -> None:
         "--bandwidth", type=quantity(BANDWIDTH), action="append", metavar="B", help="such as 10GB/s, one per level"
     )
     verb.add_argument("--memory", type=quantity(SIZE), metavar="BYTES", help="memory of each device, such as 24GB")
+
+
+def plan_argument(verb: Parser) -> None:
+    verb.add_argument(
+        "plan", type=Path, metavar="PLAN", help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it"
+    )
+
+
+def minibatches_option(verb: Parser, told: str) -> None:
+    least = whole(1, MOST_MINIBATCHES)
+    verb.add_argument("--minibatches", type=least, default=32, metavar="N", help=f"{told} (default: 32)")
 
 
 def replication_option(verb: Parser) -> None:
@@ -106,7 +124,12 @@ def log_option(verb: Parser) -> None:
 
 
 def timeout_option(verb: Parser) -> None:
-    verb.add_argument("--timeout-seconds", type=positive, metavar="S", help="longest wait for another rank")
+    verb.add_argument(
+        "--timeout-seconds",
+        type=positive,
+        metavar="S",
+        help=f"longest wait for another rank (default: {default('timeout_seconds'):g})",
+    )
 
 
 def run_dir_option(verb: Parser) -> None:
