@@ -33,7 +33,7 @@ def model_options(verb: Parser) -> None:
     verb.add_argument(
         "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube (run: 0.02)"
     )
-    verb.add_argument("--batch-size", type=count, metavar="N", help="samples per minibatch (run: 32; profile asks for it)")
+    verb.add_argument("--batch-size", type=count, metavar="N", help="samples per minibatch (run: 32)")
     verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
     verb.add_argument(
         "--engine",
