@@ -61,7 +61,7 @@ def test_a_layer_is_found_by_name_or_kind_and_brought_into_sight():
     explorer.find.value = "relu"
     assert len(explorer.found.options) == 200 and explorer.found.value == "node1"
     explorer.find.value = "nothing-like-it"
-    assert "no layer has nothing-like-it" in explorer.details.value and explorer.messages.value == ""
+    assert "No layer has nothing-like-it" in explorer.details.value and explorer.messages.value == ""
     explorer.find.value = ""
     assert drawn(explorer.view)["layout"]["xaxis"]["range"] == whole
     assert explorer.view.config["scrollZoom"] is False, "the wheel is the page's"
@@ -135,7 +135,7 @@ def test_messages_show_a_sentence_for_input_and_a_traceback_for_the_rest():
 
     guarded = messages.shown(act)
     guarded(InputError("a <b> is wrong"))
-    assert "a &lt;b&gt; is wrong" in messages.value and "Traceback" not in messages.value
+    assert "A &lt;b&gt; is wrong" in messages.value and "Traceback" not in messages.value
     guarded(KeyError("x"))
     assert "Traceback" in messages.value
     guarded()

@@ -103,7 +103,7 @@ def widgets(lab_page, lab):
     lab_page.wait_for_selector(".sp-runs tbody tr")
     lab_page.wait_for_selector("a:text('timeline of a run')")
     lab_page.wait_for_selector(".js-plotly-plot .main-svg")
-    lab_page.wait_for_selector("[title='who chooses the stages']")
+    lab_page.wait_for_selector("[title='Who chooses the stages']")
     settle(lab_page, ".jupyter-widgets, .main-svg, .sp-view svg")
     return lab_page
 
@@ -112,7 +112,7 @@ def test_tooltips_of_pickers_and_fields_reach_the_page(widgets):
     """ipywidgets shows them for controls without a name alone."""
     row = widgets.locator(".widget-dropdown", has_text="planner").first
     told = partial(row.get_attribute, "title"), partial(row.locator("select").get_attribute, "aria-description")
-    until(lambda: [tell() for tell in told] == 2 * ["who chooses the stages"], lambda: [tell() for tell in told])
+    until(lambda: [tell() for tell in told] == 2 * ["Who chooses the stages"], lambda: [tell() for tell in told])
 
 
 OUTPUTS = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea-output"

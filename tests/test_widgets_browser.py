@@ -306,8 +306,8 @@ def test_the_code_is_copied(explorer):
 
 def test_a_figure_is_exported_by_the_button(explorer, lab):
     button(explorer, "export").click()
-    explorer.wait_for_selector("text=/drawing…|written to/")
-    explorer.wait_for_selector("text=/written to|cannot be used/", timeout=400_000)  # as long as a browser may take
+    explorer.wait_for_selector("text=/Drawing…|Written to/")
+    explorer.wait_for_selector("text=/Written to|cannot be used/", timeout=400_000)  # as long as a browser may take
     assert not explorer.get_by_text("cannot be used").count()
     path = lab.notebooks / "figures" / "explorer_stages.pdf"
     said = subprocess.run(["pdftotext", str(path), "-"], capture_output=True, text=True, check=True).stdout

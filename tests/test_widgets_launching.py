@@ -70,7 +70,7 @@ def test_a_saved_plan_is_the_one_on_screen_and_none_is_overwritten(profile, clus
     explorer.memory.value = 1e7
     assert explorer.saver.save_button.disabled and "cannot be planned" in explorer.saver.save_button.tooltip
     explorer.saver.save_button.click()  # a click in a cell
-    assert len(list((tmp_path / "plans").iterdir())) == 2 and "no plan fits" in explorer.messages.value
+    assert len(list((tmp_path / "plans").iterdir())) == 2 and "No plan fits" in explorer.messages.value
 
 
 def test_a_plan_that_cannot_be_written_is_told_in_one_line(profile, cluster, tmp_path):
@@ -301,7 +301,7 @@ def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, a
     many.planner.value = "model-parallel"
     many.saver.apply_button.click()
     for messages in (many.messages, board.messages):
-        assert "the plan uses ranks [0, 1, 2], this job has [0, 1]" in messages.value
+        assert "The plan uses ranks [0, 1, 2], this job has [0, 1]" in messages.value
     few.planner.value = "data-parallel"
     few.saver.apply_button.click()
     assert few.messages.value == "" and "is asked to go on under data-parallel-1-stage-001" in few.saver.told.value

@@ -176,7 +176,7 @@ def test_devices_are_pinned_and_cuts_found(explorer):
     rows[1].children[1].value = 0  # one fast device less in stage 1
     assert explorer.plan.stages[1].device_types == ("slow",)
     rows[1].children[2].value = 2
-    assert "the stages use 2 slow, the cluster has 1" in explorer.messages.value
+    assert "The stages use 2 slow, the cluster has 1" in explorer.messages.value
     rows[1].children[2].value = 1
     assert explorer.messages.value == ""
 
@@ -185,7 +185,7 @@ def test_stages_are_added_and_taken_away(explorer):
     explorer.planner.value = "data-parallel"
     explorer.pin_devices.value = explorer.pin_cuts.value = True
     explorer.editor.more.click()
-    assert "every device has a stage" in explorer.messages.value
+    assert "Every device has a stage" in explorer.messages.value
     explorer.counts["fast"].value = 4
     explorer.editor.more.click()
     assert [len(stage.layers) for stage in explorer.plan.stages] == [6, 6]
@@ -202,7 +202,7 @@ def test_no_device_and_too_little_memory_are_said_in_words(explorer):
     assert explorer.messages.value == ""
     for slider in explorer.counts.values():
         slider.value = 0
-    assert "no device chosen" in explorer.messages.value
+    assert "No device chosen" in explorer.messages.value
 
 
 def test_what_is_no_profile_or_cluster_is_refused_in_words(profile, cluster):
@@ -440,7 +440,7 @@ def test_more_stages_a_device_than_layers_allow_are_refused(cluster):
 
 def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profile):
     choice = explorer.stages_per_device
-    assert choice.slider.disabled and "planner 'optimal' plans one stage per device" in html.unescape(choice.note.value)
+    assert choice.slider.disabled and "Planner 'optimal' plans one stage per device" in html.unescape(choice.note.value)
     assert "model-parallel several" in choice.note.value
     explorer.planner.value = "model-parallel"
     assert not choice.slider.disabled and choice.note.value == ""
@@ -472,7 +472,7 @@ def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     explorer.schedule.value = "interleaved-zero-bubble"
     assert not choice.slider.disabled and choice.number == 2 and "2 are planned" in choice.note.value
     choice.slider.value = 2
-    assert explorer.plan.stages_per_rank == 2 and "to pin cuts or devices, choose a schedule" in choice.note.value
+    assert explorer.plan.stages_per_rank == 2 and "To pin cuts or devices, choose a schedule" in choice.note.value
     explorer.schedule.value = "1f1b"
     assert explorer.planner.value == "optimal", "the planner that was chosen comes back"
     explorer.schedule.value = "zbv"
@@ -492,11 +492,11 @@ def test_pins_and_several_stages_a_device_exclude_each_other(explorer):
     explorer.planner.value = "model-parallel"
     choice = explorer.stages_per_device
     explorer.pin_cuts.value = True
-    assert choice.slider.disabled and "what is pinned has one stage per device" in choice.note.value
+    assert choice.slider.disabled and "What is pinned has one stage per device" in choice.note.value
     explorer.pin_cuts.value = False
     choice.slider.value = 2
     assert explorer.pin_cuts.disabled and explorer.pin_devices.disabled
-    assert "to pin cuts or devices, move it to 1" in choice.note.value and not choice.slider.disabled
+    assert "To pin cuts or devices, move it to 1" in choice.note.value and not choice.slider.disabled
     choice.slider.value = 1
     assert not explorer.pin_cuts.disabled and choice.note.value == ""
 

@@ -158,9 +158,9 @@ def test_a_straggler_costs_what_the_waiting_explorer_says(profile, rule):
     other = WaitingExplorer(profile, link, pipelines=2, stages=2, rules=(rule,), rule=rule)
     explorer.planner.value, explorer.several.rule.value = "model-parallel", rule
     explorer.several.slider.value = 2
-    for kind, rank in ((PIPELINE, 3), (SLOW, 1), (JITTER, 0)):
+    for kind, number in ((PIPELINE, 1), (SLOW, 1), (JITTER, 0)):
         for picker in (explorer.several.straggler, other.straggler):
-            picker.kind.value, picker.rank.value = kind, rank
+            picker.kind.value, picker.pipeline.value, picker.rank.value = kind, number, number
         shown = explorer.current()
         assert str(shown.stragglers) == str(other.stragglers())
         assert shown.forecast.samples_per_second == other.shown.samples_per_second
@@ -188,9 +188,9 @@ def straggler_of_no_rank(explorer):
     explorer.several.straggler.text.value = "slow:rank=4,factor=2"
 
 
-def slow_pipeline_of_no_rank(explorer):
+def slow_pipeline_that_is_not_there(explorer):
     explorer.several.straggler.kind.value = PIPELINE
-    explorer.several.straggler.rank.value = 9
+    explorer.several.straggler.pipeline.value = 2
 
 
 def no_straggler(explorer):
@@ -215,7 +215,7 @@ def too_little_memory(explorer):
         (quorum_of_more, "quorum"),
         (option_of_another_rule, "no option 'grace'"),
         (straggler_of_no_rank, "rank 4 is not there; expected 0 to 3"),
-        (slow_pipeline_of_no_rank, "rank 9 is not there; expected 0 to 3"),
+        (slow_pipeline_that_is_not_there, "pipeline 2 is not there; expected 0 to 1"),
         (no_straggler, "no such kind"),
         (kill_that_ends_the_job, "take another rule"),
         (too_little_memory, "memory"),
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing_to_act_on(explorer, refus
     assert told in explorer.refused and "\n" not in explorer.refused
     assert "Traceback" not in explorer.messages.value and explorer.messages.value.count("<pre") == 1
     assert explorer.plan is None and explorer.view.scene == before
-    assert explorer.view.stale.startswith("last plan that fits: ") and "cannot be planned" in explorer.view.reason
+    assert explorer.view.stale.startswith("Last plan that fits: ") and "cannot be planned" in explorer.view.reason
     assert "sp-faded" in explorer.waiting.widget._dom_classes
     assert explorer.saver.save_button.disabled and explorer.exporter.button.disabled
     explorer.several.slider.value = 1
@@ -298,7 +298,7 @@ def test_pipelines_are_saved_opened_on_the_board_and_exported(profile, cluster, 
     assert len(counts) == 1 and board.messages.value == "", "steps of all pipelines are alike"
     assert explorer.saver.apply_button.disabled and "keep their plans" in explorer.saver.apply_button.tooltip
     explorer.saver.apply_button.click()
-    assert "nothing applied: a running job trains one pipeline" in explorer.messages.value
+    assert "Nothing applied: a running job trains one pipeline" in explorer.messages.value
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # the tables are written all the same
     made = explorer.exporter.make()
     assert {"explorer_waiting", "explorer_lost_seconds", "explorer_stages", "explorer_timeline"} <= set(made.figures)
@@ -321,7 +321,7 @@ def test_of_moves_in_a_row_the_last_is_planned_and_the_page_is_not_held_up(explo
     before = explorer.view.scene
     explorer.between.value = 1e8
     assert begun.wait(ENOUGH) and planned == [1e8]
-    assert explorer.plan is None and explorer.view.stale.startswith("planning 2 pipelines") and explorer.view.pending
+    assert explorer.plan is None and explorer.view.stale.startswith("Planning 2 pipelines") and explorer.view.pending
     assert explorer.saver.save_button.disabled and "are being planned" in explorer.saver.save_button.tooltip
     for bandwidth in (2e8, 3e8, 4e8):  # while that is planned
         explorer.between.value = bandwidth

@@ -9,6 +9,7 @@ from processes import ENOUGH
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets import planning as planning_module
+from sparsepipe.widgets.sentences import sentence
 
 
 def profile_of(num_layers=12):
@@ -82,7 +83,7 @@ def test_nothing_acts_on_the_plan_of_other_settings(explorer, refuse):
     said, picture = explorer.messages.value, explorer.view.scene
     assert "#D55E00" in said and "Traceback" not in said
     assert explorer.plan is None and explorer.shown.plan is not None
-    assert explorer.view.stale == f"last plan that fits: {explorer.shown.told()}"
+    assert explorer.view.stale == f"Last plan that fits: {explorer.shown.told()}"
     for button in (explorer.exporter.button, explorer.pin):
         assert button.disabled and "cannot be planned" in button.tooltip
         button.click()  # a disabled button does not hold up a cell
@@ -130,10 +131,14 @@ def test_nothing_can_be_pinned_while_there_is_no_plan(explorer):
 def test_settings_that_never_fitted_show_no_picture_and_leave_nothing(tmp_path):
     cluster = Cluster.uniform(2, device_type="cpu", memory_bytes=1e6)
     explorer = PartitionExplorer(profile_of(), cluster, figures=tmp_path)
-    assert explorer.plan is None and explorer.view.stale == "no plan fits yet" and explorer.view.scene == "{}"
+    assert explorer.plan is None and explorer.view.stale == "No plan fits yet" and explorer.view.scene == "{}"
     explorer.exporter.button.click()
     explorer.pin.click()
-    assert not list(tmp_path.iterdir()) and explorer.pinned is None and explorer.refused in explorer.messages.value
+    assert (
+        not list(tmp_path.iterdir())
+        and explorer.pinned is None
+        and sentence(explorer.refused) in explorer.messages.value
+    )
     with pytest.raises(InputError, match="no plan could be made yet"):
         _ = explorer.problem
     explorer.memory.value = 1e11

@@ -56,9 +56,9 @@ def test_runs_are_listed_newest_first_and_filtered_by_words(table, tmp_path):
     table.filter.value = "pipeline FINISHED"
     assert list(table.table.run) == ["pipe-001"] and "1 of 2 runs" in table.listed.value
     table.filter.value = "nothing-like-it"
-    assert "none of the 2 runs" in table.listed.value and table.marks.options == ()
+    assert "None of the 2 runs" in table.listed.value and table.marks.options == ()
     empty = RunsTable(tmp_path / "empty")
-    assert "no runs in" in empty.listed.value and empty.messages.value == ""
+    assert "No runs in" in empty.listed.value and empty.messages.value == ""
 
 
 def test_a_record_half_written_is_listed_with_its_reason(table, tmp_path):
@@ -71,7 +71,7 @@ def test_a_record_half_written_is_listed_with_its_reason(table, tmp_path):
 
 def test_marked_runs_are_compared(table):
     table.compare.click()
-    assert "no run is marked" in table.messages.value
+    assert "No run is marked" in table.messages.value
     table.marks.value = ("pipe-001", "one-001")
     table.compare.click()
     assert table.messages.value == "" and table.views.layout.display == ""
@@ -160,7 +160,7 @@ def test_numbers_are_sorted_by_size_and_texts_after_them(tmp_path):
 
 def test_tags_and_a_note_are_kept_beside_the_record_and_found_by_the_filter(table, tmp_path):
     table.labels.button.click()
-    assert "no run is marked" in table.messages.value
+    assert "No run is marked" in table.messages.value
     table.marks.value = ("one-001",)
     table.labels.tags.value, table.labels.note.value = "paper, baseline paper", "the <b> one"
     table.labels.button.click()
@@ -219,7 +219,7 @@ def test_runs_are_deleted_after_a_question_and_never_while_they_run(table, tmp_p
     assert (tmp_path / "one-001").exists() and table.asked.layout.display == "none"
     table.delete.click()
     table.sure.click()
-    assert not (tmp_path / "one-001").exists() and "deleted: one-001" in table.messages.value
+    assert not (tmp_path / "one-001").exists() and "Deleted: one-001" in table.messages.value
     assert list(runs_table(tmp_path).run) == ["pipe-001"]
     RunRecord(tmp_path / "pipe-001").write_status("running", guard=1)
     lock = hold(tmp_path / "pipe-001")  # as its guard does
@@ -240,7 +240,7 @@ def test_delete_is_about_the_runs_in_the_question(table, tmp_path):
     table.marks.value = ("pipe-001", "third-001")
     assert table.asked.layout.display == "none", "the question is withdrawn"
     table.sure.click()  # a click that was under way
-    assert "nothing was asked about" in table.messages.value
+    assert "Nothing was asked about" in table.messages.value
     assert {path.name for path in tmp_path.iterdir()} >= {"one-001", "pipe-001", "third-001"}
     table.delete.click()
     assert "Delete pipe-001, third-001 with" in table.question.value, "every run is named"
@@ -266,7 +266,7 @@ def test_of_a_link_to_a_run_the_link_goes(table, tmp_path):
     table.delete.click()
     assert "the link alone goes" in table.question.value
     table.sure.click()
-    assert "deleted: link-001" in table.messages.value
+    assert "Deleted: link-001" in table.messages.value
     assert not (tmp_path / "link-001").is_symlink() and (elsewhere / "plan.json").exists()
 
 

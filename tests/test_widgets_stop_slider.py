@@ -105,7 +105,7 @@ def test_counts_beyond_the_slider_widen_it_up_to_a_limit_that_is_told():
     assert slider.value == 12 and texts(slider) == [str(k) for k in range(13)]
     for text in ("65", "-1", "2.5", "two", ""):
         page_types(slider, text)
-        assert "expected a whole number of gpu, 0 to 64" in slider.refusal and slider.value == 12
+        assert "expected a whole number for gpu, 0 to 64" in slider.refusal and slider.value == 12
 
 
 def test_other_numbers_than_those_offered_may_be_typed():

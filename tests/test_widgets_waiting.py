@@ -86,7 +86,7 @@ def test_controls_that_say_nothing_are_hidden(explorer):
     picker = explorer.straggler
 
     def shown():
-        controls = {name: getattr(picker, name) for name in ("rank", "factor", "chance", "seconds", "text")}
+        controls = {name: getattr(picker, name) for name in ("pipeline", "rank", "factor", "chance", "seconds", "text")}
         assert all(one.disabled == (one.layout.display == "none") for one in controls.values())
         return [name for name, one in controls.items() if not one.disabled]
 
@@ -111,19 +111,32 @@ def test_a_straggler_is_typed_as_the_command_line_takes_it(explorer):
 
 def test_a_slow_pipeline_is_all_ranks_of_it(explorer):
     explorer.straggler.kind.value = PIPELINE
-    explorer.straggler.rank.value = 3
+    explorer.straggler.pipeline.value = 1
     _, planned = explorer._plan()
     assert {part.rank for part in explorer.stragglers().parts} == set(planned.ranks_of(1))
 
 
 def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
     before = explorer.waiting.paces.figure
-    for kind in (SLOW, PIPELINE):
-        explorer.straggler.kind.value = kind
-        explorer.straggler.rank.value = 60
-        assert "rank 60 is not there; expected 0 to 7" in explorer.messages.value
-        explorer.straggler.rank.value = 0
-        assert explorer.messages.value == ""
+    picker = explorer.straggler
+    for kind, number, what in ((SLOW, picker.rank, "rank 60"), (PIPELINE, picker.pipeline, "pipeline 60")):
+        picker.kind.value = kind
+        shown, of = explorer.compared, explorer.waiting.stale
+        number.value = 60
+        assert f"{what} is not there; expected 0 to {7 if kind == SLOW else 3}" in explorer.messages.value
+        assert (
+            explorer.compared is shown
+            and "4 pipelines" in of.value
+            and "sp-faded" in explorer.waiting.widget._dom_classes
+        )
+        assert explorer.exporter.button.disabled and "cannot be simulated" in explorer.exporter.button.tooltip
+        explorer.exporter.button.click()
+        assert (
+            f"{what} is not there" in explorer.messages.value and "nothing exported" in explorer.messages.value.lower()
+        )
+        number.value = 0
+        assert explorer.messages.value == of.value == "" and not explorer.exporter.button.disabled
+        assert "sp-faded" not in explorer.waiting.widget._dom_classes
     explorer.straggler.kind.value = SLOW
     assert explorer.waiting.paces.figure == before
     with pytest.raises(InputError, match="no such rule"):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import mistune
 
-from ..display.markup import Html, joined, unescaped
+from ..display import names
+from ..display.markup import Html, unescaped
 from ..plots.theme import tied
 
 # Whatever stands in outputs of notebooks: no script runs, and nothing is fetched but pictures that lie beside the page.
@@ -20,7 +21,6 @@ _PAGE = Html(
 # An exported SVG is dark itself there: plots/dark.py.
 _PICTURE = Html('<picture><source media="(prefers-color-scheme: dark)" srcset="{}">{}</picture>')
 _WHOLE = Html('<span class="name">{}</span>')
-_HYPHENS = re.compile(r"([^\s-]+(?:-[^\s-]+)+)")  # a name with hyphens within it
 _LINK = re.compile(r"""(href=["'][^"':]*)\.ipynb(["'#])""")
 
 
@@ -41,7 +41,7 @@ def page(title: str, body: Html) -> str:
 
 def unbroken(text: str) -> Html:
     """Return text whose names with hyphens are in one line each, as far as a line has room for them."""
-    return joined(_WHOLE.format(part) if _HYPHENS.fullmatch(part) else part for part in _HYPHENS.split(text))
+    return names.unbroken(text, _WHOLE)
 
 
 def of_markdown(text: str) -> Html:

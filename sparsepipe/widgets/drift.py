@@ -12,7 +12,7 @@ from .promised import MadeFor
 
 _ALARMS = 5  # the newest that are shown
 _ALARM, _USUAL = "#D55E00", "inherit"  # colours
-_SHOWN = Html("<div style='opacity:.75'>times as long as its profile says, for minibatches of their sizes</div>{}{}")
+_SHOWN = Html("<div style='opacity:.75'>Times as long as its profile says, for minibatches of their sizes</div>{}{}")
 _TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
 _ROW = Html(
     "<tr><td style='padding-right:10px'>{}</td><td style='padding-right:10px;color:{}'>{:.2f} ×</td><td>{}</td></tr>"

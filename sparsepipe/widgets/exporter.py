@@ -68,7 +68,7 @@ class Exporter:
         """Write every figure; returns the paths. Raises InputError where nothing can be written or drawn."""
         if self.blocked:  # a click in a cell is not held up by a disabled button
             raise InputError(f"nothing exported: {self.blocked}")
-        self.button.disabled, self.told.value = True, "drawing…"
+        self.button.disabled, self.told.value = True, "Drawing…"
         written: list[Path] = []
         try:
             made = self.make()
@@ -78,5 +78,5 @@ class Exporter:
         finally:
             self.button.disabled = bool(self.blocked)
             names = dict.fromkeys(path.stem for path in written)
-            self.told.value = f"written to {self.folder}: {', '.join(names)}" if names else ""
+            self.told.value = f"Written to {self.folder}: {', '.join(names)}" if names else ""
         return written

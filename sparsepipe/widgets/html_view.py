@@ -1,4 +1,7 @@
-"""A widget for HTML that escapes every string that is not `Html`, and tables in it that scroll within themselves."""
+"""A widget for HTML that escapes every string that is not `Html`, and tables in it that scroll within themselves.
+
+What the page is sent keeps names with hyphens in one line each; `value` is what was given.
+"""
 
 from typing import Any
 
@@ -6,6 +9,7 @@ import ipywidgets
 import traitlets
 
 from ..display.markup import Html
+from ..display.names import unbroken_within
 from . import looks
 
 # No wider than its place, whatever its table is: a flex item would grow with it, and the page cut it off.
@@ -21,6 +25,8 @@ def scrolled(table: Html, name: str) -> Html:
 
 class HtmlView(looks.Shares, ipywidgets.HTML):
     """Shows markup as such and any other string as the text that it is. The package's only use of ipywidgets.HTML."""
+
+    value = traitlets.Unicode("").tag(sync=True, to_json=lambda value, _: unbroken_within(value))
 
     @traitlets.validate("value")
     def _as_markup(self, proposal: dict[str, Any]) -> Html:

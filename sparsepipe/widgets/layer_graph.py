@@ -88,7 +88,7 @@ class LayerGraphExplorer(Shown):
             self.found.value = options[0][1]  # which draws it
             return
         if words:
-            self.details.value = Html("<i>no layer has {} in its name or kind</i>").format(" ".join(words))
+            self.details.value = Html("<i>No layer has {} in its name or kind</i>").format(" ".join(words))
         self._draw()
 
     def _draw(self) -> None:

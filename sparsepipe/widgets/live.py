@@ -25,7 +25,7 @@ _RANK = Html(
 )
 _LEFT_OUT = Html("<tr><td style='padding-right:10px'>rank {}</td><td colspan='3'>the plan leaves it out</td></tr>")
 _NO_LOG = Html("<i>rank {} has nothing to report: warnings and errors of its process would stand here</i>")
-_RANKS = Html("<div style='opacity:.75'>the last {:.0f} seconds</div>{}")
+_RANKS = Html("<div style='opacity:.75'>The last {:.0f} seconds</div>{}")
 _TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
 
 

@@ -1,5 +1,7 @@
 """ipywidgets' controls whose layouts and styles are shared: each control with its own sends two messages more.
 
+Their tooltips are sentences, which begin with capitals.
+
 A layout that is shared never changes. What is to be hidden is given another one: `show(control, on=False)`. A control
 that is given a `Layout` or a style, and not settings of one, keeps it as its own.
 """
@@ -10,6 +12,9 @@ from functools import cache
 from typing import Any
 
 import ipywidgets
+import traitlets
+
+from .sentences import sentence
 
 _lock = threading.Lock()
 _shared: dict[tuple[type, frozenset[tuple[str, Any]]], Any] = {}
@@ -66,6 +71,10 @@ class Shares:
             if trait is not None and isinstance(given := settings.get(name, {}), Mapping):
                 settings[name] = shared(trait.klass, given)
         super().__init__(*arguments, **settings)
+
+    @traitlets.validate("tooltip")
+    def _sentence(self, proposal: dict[str, Any]) -> str | None:
+        return proposal["value"] and sentence(proposal["value"])
 
 
 class HBox(Shares, ipywidgets.HBox):

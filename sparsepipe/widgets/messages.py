@@ -8,6 +8,7 @@ from typing import Any
 from ..display.markup import Html, joined
 from ..errors import InputError, RunFailed
 from .html_view import HtmlView
+from .sentences import sentence
 
 # Of text in a <pre>, which JupyterLab's own rule breaks within words.
 WHOLE_WORDS = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word"
@@ -23,12 +24,12 @@ class Messages(HtmlView):
 
     def hold(self, text: str) -> None:
         """Show an error until this is called again, without a text when it is mended."""
-        self.held = text
+        self.held = sentence(text)
         self._show("")
 
     def say(self, text: str) -> None:
         """Show a sentence that is no error."""
-        self._show(Html("<div style='padding:4px 0'>{}</div>").format(text))
+        self._show(Html("<div style='padding:4px 0'>{}</div>").format(sentence(text)))
 
     def shown(self, act: Callable[..., Any]) -> Callable[..., None]:
         """Wrap a callback: what it raises is shown here, and a success clears what was shown."""
@@ -66,7 +67,8 @@ class Messages(HtmlView):
 
     def fail(self, text: str) -> None:
         """Show an error until the next success."""
-        self._show(_error(text) if text != self.held else "")
+        told = sentence(text)
+        self._show(_error(told) if told != self.held else "")
 
     def _show(self, latest: str) -> None:
         self.value = joined([_error(self.held), latest]) if self.held else latest

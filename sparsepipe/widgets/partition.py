@@ -398,9 +398,7 @@ class PartitionExplorer(Shown):
         for one, tip in ((self.pin_cuts, _PIN_CUTS), (self.pin_devices, _PIN_DEVICES)):
             stuck = bool(reason or of_one) and not one.value  # what is pinned can be let go
             one.disabled, one.tooltip = several or stuck, (reason or of_one) if stuck else tip
-        with self.view.hold_sync():
-            self.view.reason = reason or self.view.reason
-            self.view.stale, self.view.pending = stale, self._pending
+        self.view.mark(stale, reason, pending=self._pending)
 
     def _draw(self, answer: Answer | PipelinesAnswer) -> None:
         """Show a plan, its numbers and what each rank does."""

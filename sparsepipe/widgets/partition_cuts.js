@@ -1,5 +1,5 @@
-// The cuts of the strip of layers, to be dragged or moved with the arrow keys. Read together with partition_view.js, as
-// one module: partition_view.py puts them together.
+// The cuts of the strip of layers, to be dragged or moved with the arrow keys. Read together with names.js and
+// partition_view.js, as one module.
 
 class Cuts {  // the handles: kept from scene to scene, so that a drag and the focus survive
   constructor(box, reason, send) {
@@ -72,7 +72,7 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
     if (handle.at === at || this.old) return;
     this.put(handle, k, at);
     handle.classList.toggle("sp-bad", Boolean(reason));
-    this.reason.textContent = reason ? `not after ${this.scene.layers[at - 1][0]}: ${reason}` : "";
+    this.reason.innerHTML = reason ? whole(`Not after ${this.scene.layers[at - 1][0]}: ${reason}`) : "";
     if (reason) { this.kept = true; return; }
     this.send(k, at);
   }
@@ -80,7 +80,7 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
     this.box.querySelectorAll(".sp-no").forEach((old) => old.remove());
     for (const [low, high, why] of this.blocked[k] || []) {
       const no = document.createElement("div");
-      no.className = "sp-no"; no.title = this.reasons[why];
+      no.className = "sp-no"; no.title = this.reasons[why].replace(/^[a-z]/, (first) => first.toUpperCase());
       no.style.cssText = `position:absolute;top:0;height:${STRIP - 16}px;pointer-events:none;` +
         "background:repeating-linear-gradient(45deg,#8888 0 3px,#8884 3px 7px)";
       no.style.left = `${(low - 0.5) * this.cell}px`;

@@ -45,13 +45,12 @@ const STYLE = `
 .sp-old .sp-stale{display:block}
 .sp-pending{position:relative}
 .sp-pending .sp-stale{position:absolute;right:0;top:0;z-index:4;margin:0;border-left-color:#56B4E9;background:var(--jp-layout-color1,#fff)}
-.sp-old>:not(.sp-stale):not(.sp-code),.sp-faded{filter:grayscale(1);pointer-events:none}
-.sp-old,.sp-faded{background:repeating-linear-gradient(135deg,transparent 0 14px,${OLD} 14px 17px)}
+.sp-old>:not(.sp-stale):not(.sp-code){filter:grayscale(1);pointer-events:none}
+.sp-old{background:repeating-linear-gradient(135deg,transparent 0 14px,${OLD} 14px 17px)}
 .sp-old:not(.sp-pending) .sp-part::before{content:"old · "}
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;
 
-const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 const ms = (s) => { const v = s * 1e3; return v >= 100 ? `${v.toFixed(0)} ms` : `${Number(v.toPrecision(3))} ms`; };
 const size = (b) => {
   for (const [unit, n] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (b >= n) return `${Number((b / n).toPrecision(3))} ${unit}`;
@@ -73,7 +72,7 @@ function inLines(words, room) {  // of bold text, as wide as that
 const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${escape(words)}</text>`;
 const LEADING = 13;                  // pixels from one line of such text to the next: they do not touch
 const LETTER = 6.6;                  // pixels of a letter of a view's text, on average
-const sentence = (words) => words.replace(/^[a-z]+(?= )/, (w) => w[0].toUpperCase() + w.slice(1)) + (/[.!?]$/.test(words) ? "" : ".");
+const ended = (words) => words + (/[.!?]$/.test(words) ? "" : ".");
 const shortened = (words, most) => (words.length > most ? words.slice(0, Math.max(1, Math.floor(most) - 1)) + "…" : words);
 const named = (x, y, lines, whole, more = "") =>  // words in lines, the lowest at y, and all of what they say under the pointer
   `<text x="${x}" y="${y}" ${more}>` + lines.map((part, k) => `<tspan x="${x}" y="${y - LEADING * (lines.length - 1 - k)}">${escape(part)}</tspan>`).join("") +
@@ -105,7 +104,7 @@ function ink(color) {  // black or white, whichever is read better on it
 function tiles(scene, id) {  // what a number means is told on hover and to the keyboard
   return scene.tiles.map(([name, value, tip], k) =>
     `<div class="sp-tile" role="group" tabindex="0" aria-label="${escape(`${name}: ${value}`)}" aria-describedby="${id}-${k}">` +
-    `<span>${escape(name)}</span><b>${escape(value)}</b><span class="sp-pop" role="tooltip" id="${id}-${k}">${escape(tip)}</span></div>`).join("");
+    `<span>${escape(name)}</span><b>${escape(value)}</b><span class="sp-pop" role="tooltip" id="${id}-${k}">${whole(tip)}</span></div>`).join("");
 }
 
 // Shapes of one colour are one path: a browser lays out and paints some dozen of them sooner than some hundred rectangles.
@@ -170,11 +169,11 @@ function stages(scene, palette, width) {
     let start = 0;
     for (const part of s.parts) {
       const [stage, , , , compute] = part;
-      out += rect(x(start), y + 2, x(compute) - HEAD, 15, shade(palette, stage, "backward"), `class="sp-bar" ${apart}`, `stage ${stage}, ${layers(part)}: compute ${ms(compute)}`);
+      out += rect(x(start), y + 2, x(compute) - HEAD, 15, shade(palette, stage, "backward"), `class="sp-bar" ${apart}`, `Stage ${stage}, ${layers(part)}: compute ${ms(compute)}`);
       start += compute;
     }
-    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, s.parts[0][0], "average"), "", `averaging ${ms(s.averaging)}`);
-    if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `transfers ${ms(s.transfer)}, beside the computation`);
+    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, s.parts[0][0], "average"), "", `Averaging ${ms(s.averaging)}`);
+    if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `Transfers ${ms(s.transfer)}, beside the computation`);
     if (before && before.stages[k]) {
       const a = before.stages[k][0];
       out += line(x(a), y, x(a), y + 19, 'stroke-width="2" stroke-dasharray="2 2"') + text(x(a) - 3, y + 13, "A", 'text-anchor="end" class="sp-mark"');
@@ -185,7 +184,7 @@ function stages(scene, palette, width) {
     out += text(inside ? HEAD + 6 : end + 5, y + 13, long ? s.words[0] + (s.slowest ? " ◀" : "") : whole,
                 (s.slowest ? 'font-weight="700" ' : "") + (inside ? `style="fill:${ink(shade(palette, s.parts[0][0], "backward"))}"` : ""));
     const left = width - TAIL, over = s.limit !== null && s.memory > s.limit;
-    out += rect(left, y + 4, s.memory / full * space, 11, over ? "#D55E00" : palette.other, "", `memory ${size(s.memory)}${several(s)}`);
+    out += rect(left, y + 4, s.memory / full * space, 11, over ? "#D55E00" : palette.other, "", `Memory ${size(s.memory)}${several(s)}`);
     if (s.limit !== null) out += line(left + s.limit / full * space, y + 1, left + s.limit / full * space, y + 18, 'stroke-width="2"');
     out += text(width, y + 13, s.words[1] + (over ? " ✕" : ""), 'text-anchor="end"' + (over ? ' font-weight="700"' : ""));
   });
@@ -222,7 +221,7 @@ function underLanes(scene, palette, width, x, y) {
     own === row && start <= at && at <= end && THIN.has(palette.kinds[code]) === low);
   if (!found) return "";
   const [, start, end, code, stage, minibatch, peer] = found;
-  return `stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`;
+  return `Stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`;
 }
 
 function network(graph, palette, width) {  // built once; the stages' colours come and go: see `coloured`
@@ -263,17 +262,17 @@ function changes(scene) {
   if (!scene.before) return "";
   const all = scene.before.changes, shown = all.slice(0, 8);
   const rest = all.length > 8 ? `<li>… and ${all.length - 8} more moves</li>` : "";
-  return `<div class="sp-part">From A to B <i>A: ${escape(scene.before.name)}</i></div><ul class="sp-change">` +
-    shown.map((l) => `<li>${escape(l)}</li>`).join("") + rest + "</ul>";
+  return `<div class="sp-part">From A to B <i>A: ${whole(scene.before.name)}</i></div><ul class="sp-change">` +
+    shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul>";
 }
 
 function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-stale" role="status"></div><div class="sp-tiles"></div><div class="sp-why"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-changes"></div>
-    <div class="sp-part">Stages <i>time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
-    <div class="sp-part">Timeline <i>simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
-    <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">coloured by stage</i></div><div class="sp-graph"></div></div>
+    <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
+    <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
+    <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">Coloured by stage</i></div><div class="sp-graph"></div></div>
     <div class="sp-code"><button type="button" class="sp-copy">copy as code</button><details><summary>The code</summary>
     <pre style="overflow:auto;margin:4px 0;word-break:normal;overflow-wrap:break-word" tabindex="0" aria-label="the cell that makes this plan"></pre></details></div></div>`;
   const id = `sp-${Math.random().toString(36).slice(2)}`;
@@ -314,19 +313,19 @@ function render({ model, el }) {
     palette = model.get("palette");
     root.classList.toggle("sp-old", Boolean(old));
     root.classList.toggle("sp-pending", Boolean(model.get("pending")));  // nothing else moves on the page meanwhile
-    find("stale").textContent = model.get("stale");
+    put("stale", whole(model.get("stale")));
     find("copy").disabled = Boolean(old);
-    find("copy").title = old || "copy the cell that makes this plan";
+    find("copy").title = old || "Copy the cell that makes this plan";
     width = Math.floor(root.clientWidth);
     if (!scene.tiles || width < 50) return;
     put("tiles", tiles(scene, id));
-    find("why").textContent = [scene.why, ...scene.notes.map(sentence)].join(" ");
-    find("hint").textContent = scene.before ? `${scene.hint}; the thin line below is A` : scene.hint;
+    put("why", whole([scene.why, ...scene.notes.map(ended)].join(" ")));
+    put("hint", whole(scene.before ? `${scene.hint}; the thin line below is A` : scene.hint));
     put("cells", scene.pipelines ? strips(scene, palette, width) : strip(scene, palette, width));
     put("changes", changes(scene));
     put("stages", stages(scene, palette, width));
     put("lanes", lanes(scene, palette, width));
-    find("of").textContent = scene.pipelines ? "coloured by the stages of pipeline 0" : "coloured by stage";
+    find("of").textContent = scene.pipelines ? "Coloured by the stages of pipeline 0" : "Coloured by stage";
     find("graph-part").style.display = graph.positions ? "" : "none";
     if (placed !== `${width}`) {
       put("graph", network(graph, palette, width));

@@ -6,7 +6,6 @@ plotly a tenth of a second for each. Cuts are handles to drag with the mouse or 
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -17,6 +16,8 @@ from ..plots.layer_graph import layer_name, lines_of
 from ..plots.layout import layout
 from ..profile import Profile
 from . import looks
+from .page_code import page_code
+from .sentences import sentence
 from .view_model import PALETTE
 
 NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
@@ -24,15 +25,12 @@ NO_PLAN = "the settings cannot be planned: mend what the message above the pictu
 
 # Of a line of the layer graph: beside the sliders names have room; of many layers the whole is in sight instead.
 _COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
-_PAGE_CODE = "".join(
-    Path(__file__).with_name(f"partition_{part}.js").read_text(encoding="utf-8") for part in ("cuts", "view")
-)
 
 
 class PartitionView(looks.Shares, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
-    _esm = _PAGE_CODE
+    _esm = page_code("names", "partition_cuts", "partition_view")
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
     palette = traitlets.Dict(PALETTE).tag(sync=True)
@@ -49,8 +47,19 @@ class PartitionView(looks.Shares, anywidget.AnyWidget):
         self.on_msg(self._answer)
 
     def show(self, scene: Mapping[str, Any]) -> None:
-        """Replace what is drawn."""
-        self.scene = json.dumps(scene, separators=(",", ":"))
+        """Replace what is drawn. What explains its numbers begins with capitals."""
+        told = {
+            "tiles": [[name, value, sentence(what)] for name, value, what in scene["tiles"]],
+            "notes": [*map(sentence, scene["notes"])],
+            "hint": sentence(scene["hint"]),
+        }
+        self.scene = json.dumps({**scene, **told}, separators=(",", ":"))
+
+    def mark(self, stale: str, reason: str, *, pending: bool) -> None:
+        """Say what an old picture is of, and why nothing can be done with it; without a text that it is new."""
+        with self.hold_sync():
+            self.reason = sentence(reason) or self.reason
+            self.stale, self.pending = sentence(stale), pending
 
     def on_cut(self, act: Callable[[int, int], None]) -> None:
         """Call `act(cut, layers before it)` with each cut that is moved."""

@@ -8,13 +8,14 @@ from ..replication import RULES, parse_rule
 from . import looks
 from .controls import count_slider, dropdown, written
 from .html_view import HtmlView
+from .sentences import sentence
 from .several import NOBODY, Several
 from .straggler_picker import StragglerPicker
 
 _RULE, _MOST_PIPELINES = "partial-reduce", 8
 _EXAMPLE = "such as every=2"
 _SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")
-_PINNED = "what is pinned is a plan of one pipeline: let the cuts and devices go to have several"
+_PINNED = "What is pinned is a plan of one pipeline: let the cuts and devices go to have several"
 
 
 class PipelinesChoice:
@@ -31,7 +32,7 @@ class PipelinesChoice:
         self.rule.value = _RULE
         tip = "option=value,… of the rule as --replication takes them, those that differ from its defaults; press Enter"
         self.options = written("its options", example=_EXAMPLE, tip=tip)
-        self.straggler = StragglerPicker(ranks=num_devices, most=most, kind=NOBODY)
+        self.straggler = StragglerPicker(pipelines=high, ranks=num_devices, most=most, kind=NOBODY)
         self.about, self.note = HtmlView(layout={"width": "330px"}), HtmlView(layout={"width": "330px"})
         self._rule, self._pinned = "", False  # the rule that is told about
         self.more = looks.VBox([self.rule, self.about, self.options, *self.straggler.controls])
@@ -77,4 +78,4 @@ def _about(name: str) -> str:
     options = option_values(parse_rule(name))
     told = ", ".join(f"{option}={written_value(value)}" for option, value in options.items())
     summary = RULES[name].summary
-    return f"{summary[0].upper()}{summary[1:]}. " + (f"Options: {told}" if told else "It has no options.")
+    return f"{sentence(summary)}. " + (f"Options: {told}" if told else "It has no options.")

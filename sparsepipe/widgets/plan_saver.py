@@ -21,8 +21,8 @@ from .promised import MadeFor
 from .settled_button import SettledButton
 
 _SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
-_SAVED = Html("saved: <code>{}</code>; to train it: <code>{}</code>")
-_APPLIED = Html("the job on the launch board is asked to go on under {}, saved as <code>{}</code>")
+_SAVED = Html("Saved: <code>{}</code>; to train it: <code>{}</code>")
+_APPLIED = Html("The job on the launch board is asked to go on under {}, saved as <code>{}</code>")
 _KEPT = "a running job trains one pipeline, or several that keep their plans"
 _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 

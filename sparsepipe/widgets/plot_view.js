@@ -8,7 +8,6 @@ const STYLE = `
 .sp-heading{padding:2px 0 0 14px;font-family:@FONT@;color:var(--jp-content-font-color1,@INK@);overflow-wrap:break-word}
 .sp-heading b{font-size:15px;line-height:1.35}
 .sp-heading div{font-size:12px;line-height:1.4}
-.sp-heading span{display:inline-block;max-width:100%}
 .sp-heading .sp-note{color:var(--jp-ui-font-color2,#555)}
 `;
 
@@ -60,10 +59,7 @@ function words(heading) {  // the heading as elements of the page: what a figure
   if (!heading) return [];
   const told = heading.notes.map((note) => make("div", note, { className: "sp-note" }));
   if (heading.doubt) told.push(make("div", heading.doubt, { style: `color:${is_dark() ? LIT_TEXT["@DOUBT@"] : "@DOUBT@"}` }));
-  for (const line of told) {  // a name with hyphens is in one line, as far as there is room
-    const parts = line.textContent.split(/([^\s-]+(?:-[^\s-]+)+)/);
-    line.replaceChildren(...parts.map((part, k) => (k % 2 ? make("span", part) : part)));
-  }
+  for (const line of told) line.innerHTML = whole(line.textContent);  // escaped
   return [make("b", heading.title), ...told];
 }
 

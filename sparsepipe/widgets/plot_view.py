@@ -22,16 +22,17 @@ from ..io.files import write_atomic
 from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_LINES, LIT_TEXT
 from ..plots.theme import DOUBT, FONT, INK, MODEBAR, heading_of
 from . import looks
+from .page_code import page_code
 
 _SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _EXTENSION = "sparsepipe-plotly"
 
 
 def _page_code() -> str:
-    """plot_view.js with the colours and the font of all figures."""
+    """names.js and plot_view.js, with the colours and the font of all figures."""
     told = {"LIT": json.dumps(LIT), "LIT_LINES": json.dumps(LIT_LINES), "LIT_TEXT": json.dumps(LIT_TEXT)}
     told |= {"LIGHT_INK": LIGHT_INK, "GRID": GRID, "INK": INK, "DOUBT": DOUBT, "FONT": FONT}
-    code = Path(__file__).with_name("plot_view.js").read_text(encoding="utf-8")
+    code = page_code("names", "plot_view")
     return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, code)
 
 

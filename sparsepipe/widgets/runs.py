@@ -261,9 +261,9 @@ def _remove(folder: Path) -> None:
 
 def _counted(shown: int, folder: Path, total: int) -> Html:
     if not total:
-        return Html("<i>no runs in {} yet: launch one</i>").format(folder)
+        return Html("<i>No runs in {} yet: launch one</i>").format(folder)
     if not shown:
-        return Html("<i>none of the {} runs has all these words</i>").format(total)
+        return Html("<i>None of the {} runs has all these words</i>").format(total)
     return Html("{} of {} runs in {}").format(shown, total, folder)
 
 

@@ -37,7 +37,7 @@ function render({ model, el }) {
       const cell = make("th", "", { scope: "col", className: numbers[k] ? "sp-number" : "" });
       const own = sort.column === column;
       cell.setAttribute("aria-sort", own ? (sort.descending ? "descending" : "ascending") : "none");
-      const button = make("button", column + (own ? (sort.descending ? " ▾" : " ▴") : ""), { type: "button", title: `sort by ${column}` });
+      const button = make("button", column + (own ? (sort.descending ? " ▾" : " ▴") : ""), { type: "button", title: `Sort by ${column}` });
       button.dataset.key = `sort ${column}`;
       button.addEventListener("click", () => sorted(column));
       cell.append(button);

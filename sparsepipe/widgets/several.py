@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from ..stragglers import Stragglers
-from ..stragglers.kinds import check_rank
 
 MINIBATCHES = 24  # of each pipeline on average, to simulate
 
@@ -17,10 +16,11 @@ JITTER, STOP, TYPED = "ranks sleep by chance", "one rank stops once", "as typed 
 class HeldUp:
     """What was picked of a straggler, before it is known which ranks a pipeline has. Its `kind` says what else counts.
 
-    `rank`: of PIPELINE any one of the pipeline's. `text`: as the command line takes it.
+    `pipeline`: by its number, all of whose ranks are slow. `text`: as the command line takes it.
     """
 
     kind: str = NOBODY
+    pipeline: int = 0
     rank: int = 0
     factor: float = 1.0
     chance: float = 0.0
@@ -30,7 +30,7 @@ class HeldUp:
     def stragglers(self, pipelines: Sequence[Sequence[int]], *, minibatches: int) -> Stragglers:
         """Return it for pipelines of these ranks, each of which trains so many minibatches.
 
-        Raises InputError for a text that cannot be read, and for a slow pipeline of a rank that is in none.
+        Raises InputError for a text that cannot be read, and for a pipeline that is not there.
         """
         rank, seconds = f"rank={self.rank}", f"seconds={self.seconds:g}"
         if self.kind == PIPELINE:
@@ -45,12 +45,13 @@ class HeldUp:
         return Stragglers.parse(given.get(self.kind, ""))
 
     def _pipeline(self, pipelines: Sequence[Sequence[int]]) -> Sequence[int]:
-        """The ranks of the pipeline that has `rank`."""
-        for ranks in pipelines:
-            if self.rank in ranks:
-                return ranks
-        check_rank(self.rank, 1 + max(rank for ranks in pipelines for rank in ranks), "slow")
-        raise InputError(f"straggler slow: rank {self.rank} is in no pipeline: its device stays unused")
+        """The ranks of the slow pipeline."""
+        if self.pipeline < len(pipelines):
+            return pipelines[self.pipeline]
+        raise InputError(
+            f"straggler slow: pipeline {self.pipeline} is not there; expected 0 to {len(pipelines) - 1}: move it down, "
+            "or pipelines up"
+        )
 
 
 @dataclass(frozen=True)

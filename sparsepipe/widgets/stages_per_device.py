@@ -8,8 +8,11 @@ from ..planners import check_interleaves, planner_for, planners_with
 from ..schedule_rules import SCHEDULE_RULES
 from .controls import count_slider
 from .html_view import HtmlView
+from .sentences import sentence
 
 _MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
+
+_SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")
 
 
 class StagesPerDevice:
@@ -58,7 +61,9 @@ class StagesPerDevice:
             told = f"planner {planner!r} plans one stage per device; {' and '.join(able)} several"
         else:
             told = self._of_schedule(schedule)
-        self.note.value = Html("<div style='font-size:12px;line-height:1.4'>{}</div>").format(told) if told else ""
+        self.note.value = (
+            Html("<div style='font-size:12px;line-height:1.4'>{}</div>").format(sentence(told)) if told else ""
+        )
 
     def _of_schedule(self, schedule: str) -> str:
         """What a schedule has to say about the slider, and what that stands in the way of."""

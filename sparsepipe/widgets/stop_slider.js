@@ -45,7 +45,7 @@ function render({ model, el }) {
     readout.contentEditable = off() ? "false" : "true";
     readout.setAttribute("aria-label", `${model.get("description")}: type a value`);
     if (!typing) readout.textContent = text;
-    refusal.textContent = model.get("refusal");
+    refusal.innerHTML = whole(model.get("refusal"));
   };
   const go = (at) => {
     const all = stops(), [key] = all[Math.max(0, Math.min(all.length - 1, at))];

@@ -7,7 +7,6 @@ the slider; a value that is typed is read with its unit and gets a place of its 
 
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -15,7 +14,9 @@ import traitlets
 
 from ..errors import InputError
 from . import looks
+from .page_code import page_code
 from .readings import Reading
+from .sentences import sentence
 
 
 def _told(value: Any, slider: "StopSlider") -> str:
@@ -34,7 +35,7 @@ class StopSlider(looks.Shares, anywidget.AnyWidget):
     taken; assigning what `reading` would not read raises InputError.
     """
 
-    _esm = Path(__file__).with_name("stop_slider.js")
+    _esm = page_code("names", "stop_slider")
     value = traitlets.Any().tag(sync=True, to_json=_told, from_json=_meant)
     stops = traitlets.List().tag(sync=True)  # [key, text] in order
     given = traitlets.Unicode("").tag(sync=True)  # the key of the value to mark
@@ -120,5 +121,5 @@ class StopSlider(looks.Shares, anywidget.AnyWidget):
             self.refusal = ""
             self.type(content["typed"])
         except InputError as error:
-            self.refusal = str(error)
+            self.refusal = sentence(str(error))
         self.send({"read": True})  # the readout shows the value again, whether it is another or not

@@ -13,27 +13,30 @@ _CHANCES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _SECONDS = [float(f"{m}e{e}") for e in (-3, -2, -1, 0, 1) for m in (1, 2, 5)]
 # What counts of each kind: the other controls are hidden.
 _USED = {
-    PIPELINE: ("rank", "factor"),
+    PIPELINE: ("pipeline", "factor"),
     SLOW: ("rank", "factor"),
     JITTER: ("chance", "seconds"),
     STOP: ("rank", "seconds"),
     TYPED: ("text",),
     NOBODY: (),
 }
+_NAMES = ("pipeline", "rank", "factor", "chance", "seconds", "text")
 
 
 class StragglerPicker:
     """`controls` are what to display, `picked` is what they say.
 
-    `ranks`: how many the slider offers; up to `most` may be typed.
+    `pipelines` and `ranks`: how many their sliders offer; of ranks up to `most` may be typed, of pipelines as many.
     """
 
-    def __init__(self, *, ranks: int, most: int, kind: str = PIPELINE) -> None:
+    def __init__(self, *, pipelines: int, ranks: int, most: int, kind: str = PIPELINE) -> None:
         self.kind = dropdown("who is slow", list(_USED), "what holds ranks up")
         self.kind.value = kind
-        self.rank = count_slider(
-            "rank", 0, low=0, high=max(1, ranks - 1), most=max(1, most - 1), tip="the slow one; or one of the pipeline"
-        )
+        last = max(1, most - 1)
+        tip = "the slow one, all of whose ranks are slow"
+        self.pipeline = count_slider("which pipeline", 0, low=0, high=max(1, pipelines - 1), most=last, tip=tip)
+        tip = "the one that is slow, or stops"
+        self.rank = count_slider("which rank", 0, low=0, high=max(1, ranks - 1), most=last, tip=tip)
         self.factor = number_slider("times as slow", 4.0, _FACTORS, "of slow ranks")
         self.chance = number_slider("chance", 0.1, _CHANCES, "that a rank sleeps in a minibatch")
         self.seconds = StopSlider(
@@ -48,7 +51,7 @@ class StragglerPicker:
 
     @property
     def controls(self) -> tuple[Any, ...]:
-        return self.kind, self.rank, self.factor, self.chance, self.seconds, self.text
+        return self.kind, *(getattr(self, name) for name in _NAMES)
 
     @property
     def picked(self) -> HeldUp:
@@ -57,7 +60,7 @@ class StragglerPicker:
 
     def follow(self) -> None:
         """Show those controls alone that say something about what is picked."""
-        for name in ("rank", "factor", "chance", "seconds", "text"):
+        for name in _NAMES:
             control, used = getattr(self, name), name in _USED[self.kind.value]
             control.disabled = not used
             looks.show(control, on=used)

@@ -9,10 +9,10 @@ import ipywidgets
 
 from .. import plots
 from ..cluster import Cluster, Link
-from ..errors import InputError
 from ..io.fields import integer
 from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
+from ..plan import Plan
 from ..planners import partition
 from ..profile import Profile
 from ..provenance import Provenance
@@ -30,6 +30,7 @@ from .tips import with_tips
 from .waiting_figures import Compared, WaitingFigures
 
 _MOST_PIPELINES, _MOST_STAGES = 8, 8
+_NOT_SIMULATED = "the settings cannot be simulated: mend what the message above the picture says"
 _KEPT = 256  # outcomes that are remembered: going back costs nothing
 
 
@@ -63,6 +64,7 @@ class WaitingExplorer(Shown):
         self._lock = threading.RLock()  # the page's clicks come in one thread, cells run in another
         self._simulated: dict[tuple, PipelinesForecast] = {}
         self.compared: Compared | None = None  # the outcomes that are drawn
+        self._drawn: tuple[Cluster, tuple[Plan, ...], dict[str, Any]] | None = None  # what they are of
         self._make_controls(pipelines, stages, rules, rule)
         self.waiting = WaitingFigures()
         self.exporter = Exporter(self.messages, Path(figures), self._export)
@@ -80,12 +82,14 @@ class WaitingExplorer(Shown):
         self.link_bandwidth = bandwidth_slider("links", [self.link.bandwidth], "bandwidth between any two devices")
         self.rule = dropdown("rule", list(dict.fromkeys([*rules, rule])), "how pipelines average")
         self.rule.value = rule
-        self.straggler = StragglerPicker(ranks=high, most=64 * most)
+        self.straggler = StragglerPicker(pipelines=high, ranks=high, most=64 * most)
         self._controls = (self.pipelines, self.stages, self.link_bandwidth, self.rule, *self.straggler.controls)
 
     def _layout(self) -> ipywidgets.HBox:
         left = looks.VBox([*self._controls, self.exporter.widget], layout={"flex": "0 0 350px"})
-        right = looks.VBox([self.messages, self.waiting.widget], layout={"flex": "1 1 420px", "min_width": "0"})
+        right = looks.VBox(
+            [self.messages, self.waiting.stale, self.waiting.widget], layout={"flex": "1 1 420px", "min_width": "0"}
+        )
         return looks.HBox([left, right], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def stragglers(self) -> Stragglers:
@@ -95,17 +99,38 @@ class WaitingExplorer(Shown):
         return self.straggler.picked.stragglers(pipelines, minibatches=self.minibatches)
 
     def update(self, _: Any = None) -> None:
-        """Simulate what the pickers say, under every rule, and draw it. Raises InputError for what cannot be."""
+        """Simulate what the pickers say, under every rule, and draw it. Raises InputError for what cannot be.
+
+        Until something else can be simulated the picture is then marked as old, and nothing is exported.
+        """
         with self._lock:
-            self.straggler.follow()
-            cluster, planned = self._plan()
-            held = self.stragglers()
-            held.check(len(cluster.devices))
-            free = self._outcomes(cluster, planned, Stragglers()) if held.parts else ()
-            outcomes = self._outcomes(cluster, planned, held)
-            self.shown = self._simulate(cluster, planned, self.rule.value, held)
-            self.compared = Compared(free, outcomes, self.rule.value, self.shown, self._noted())
-            self.waiting.show(self.compared)
+            try:
+                self._simulated_anew()
+            except BaseException as error:
+                self._mark(str(error) or type(error).__name__)
+                raise
+            self._mark("")
+
+    def _simulated_anew(self) -> None:
+        self.straggler.follow()
+        cluster, planned = self._plan()
+        held = self.stragglers()
+        held.check(len(cluster.devices))
+        free = self._outcomes(cluster, planned, Stragglers()) if held.parts else ()
+        outcomes = self._outcomes(cluster, planned, held)
+        shown = self._simulate(cluster, planned, self.rule.value, held)
+        compared = Compared(free, outcomes, self.rule.value, shown, self._noted())
+        self.waiting.show(compared)
+        self.shown, self.compared = shown, compared
+        settings = {"stragglers": str(held), "rule": self.rule.value, "minibatches": self.minibatches}
+        self._drawn = cluster, planned.pipelines, settings
+
+    def _mark(self, reason: str) -> None:
+        """Mark the picture as old for that reason, or as new without one."""
+        self.messages.hold(reason)
+        self.exporter.block(_NOT_SIMULATED if reason else "")
+        last = "" if self.compared is None else f": {self.compared.note}, by {self.compared.rule}"
+        self.waiting.mark(f"the last that could be simulated{last}" if reason else "")
 
     def _outcomes(self, cluster: Cluster, planned: Pipelines, stragglers: Stragglers) -> tuple[plots.Outcome, ...]:
         """What every rule makes of it."""
@@ -140,9 +165,5 @@ class WaitingExplorer(Shown):
 
     def _export(self) -> Export:
         with self._lock:
-            if self.compared is None:
-                raise InputError("nothing was simulated yet: mend what the message above the picture says")
-            cluster, planned = self._plan()
-            settings = {"stragglers": str(self.stragglers()), "rule": self.rule.value, "minibatches": self.minibatches}
-            origin = Provenance.of(self.profile, cluster, planned.pipelines, settings)
-            return Export(self.compared.figures(), origin)
+            assert self.compared is not None and self._drawn is not None  # else the button is blocked
+            return Export(self.compared.figures(), Provenance.of(self.profile, *self._drawn))

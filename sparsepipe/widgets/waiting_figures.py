@@ -10,9 +10,15 @@ from . import looks
 from .exporter import Figures
 from .html_view import HtmlView, scrolled
 from .plot_view import PlotView
+from .sentences import sentence
 
 _TABLE = Html("<table style='font-size:13px;line-height:1.6;text-align:left'><tr>{}</tr>{}</table>")
-_OWN = "own pace: what a pipeline trains by itself with the same straggler"
+_STALE = Html("<div role='status' style='padding:6px 8px;border-left:4px solid #D55E00;font-weight:600'>{}</div>")
+_FADED = Html(
+    "<style>.sp-faded{filter:grayscale(1);pointer-events:none;"
+    "background:repeating-linear-gradient(135deg,transparent 0 14px,#8883 14px 17px)}</style>"
+)
+_OWN = "Own pace: what a pipeline trains by itself with the same straggler"
 _SHOWN = Html("{}<div style='opacity:.75;font-size:12px'>{}</div>")
 _HEAD, _CELL = Html("<th style='padding-right:12px'>{}</th>"), Html("<td style='padding-right:12px'>{}</td>")
 _NOTHING = 0.005  # of a pace
@@ -72,12 +78,18 @@ class Compared:
 
 
 class WaitingFigures:
-    """Shows what was compared; `widget` is what to display."""
+    """Shows what was compared; `widget` is what to display, below `stale`, which says of what where that is old."""
 
     def __init__(self) -> None:
+        self.stale, look = HtmlView(), HtmlView(_FADED, layout={"display": "none"})
         self.told, self.waits = HtmlView(), HtmlView()
         self.paces, self.lost, self.groups = PlotView(), PlotView(), PlotView()
-        self.widget = looks.VBox([self.told, self.waits, self.paces, self.lost, self.groups])
+        self.widget = looks.VBox([look, self.told, self.waits, self.paces, self.lost, self.groups])
+
+    def mark(self, stale: str) -> None:
+        """Say above the figures what they are of, and look as old; as new without a text."""
+        self.stale.value = _STALE.format(sentence(stale)) if stale else ""
+        self.fade(bool(stale))
 
     def fade(self, old: bool) -> None:
         """Look as the explorer's picture does while that is old (partition_view.js), or as new again."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from ..display.markup import Html, joined
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from .sentences import sentence
 
 OF_PLANS: Mapping[str, str] = {
     "stage": "consecutive layers that one device, or several replicas with a share of the minibatches each, compute",
@@ -46,4 +47,4 @@ def explained(words: Mapping[str, str], *, schedules: bool = False) -> Html:
     return Html(
         "<details style='font-size:12px;line-height:1.45;max-width:900px'><summary>What the words mean</summary>"
         "<dl style='margin:4px 0'>{}</dl></details>"
-    ).format(joined(row.format(word, text) for word, text in rows.items()))
+    ).format(joined(row.format(word, sentence(text)) for word, text in rows.items()))

@@ -1,0 +1,119 @@
+"""The words of all widgets: hints are sentences, names stay in one line, every control has a name of its own."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    DeviceType,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Link,
+    Node,
+    Profile,
+    partition,
+    widgets,
+)
+from sparsepipe.display.markup import Html
+from sparsepipe.planners import PLANNERS
+from sparsepipe.runtime.config import RunConfig
+from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
+from sparsepipe.widgets.html_view import HtmlView
+from sparsepipe.widgets.messages import Messages
+from sparsepipe.widgets.sentences import sentence
+
+
+def profile_of(types=("fast", "slow"), num_layers=8):
+    def costs(factor):
+        few = [CostSample(1000, 0.01 * factor, 0.02 * factor, 1e5, 0, 1e6) for _ in range(num_layers)]
+        return tuple(LayerCost((s, CostSample(2000, 2 * s.forward, 2 * s.backward, 2e5, 0, 2e6))) for s in few)
+
+    graph = LayerGraph.chain(tuple(Layer(f"conv{k}", "", 1e5) for k in range(num_layers)))
+    facts = {"batch_size": 16, "voxel_size": 0.04, "model": "net"}
+    return Profile(graph, {name: costs(k + 1) for k, name in enumerate(types)}, (1000.0,), facts)
+
+
+@pytest.fixture(scope="module")
+def all_widgets(tmp_path_factory):
+    """All of them, with what shows itself only where it is asked for."""
+    folder, profile = tmp_path_factory.mktemp("words"), profile_of()
+    nodes = (Node("a", (DeviceType("fast"),) * 2, Link(1e10)), Node("b", (DeviceType("slow"),) * 2, Link(1e10)))
+    cluster = Cluster(nodes, Link(1e9))
+    config = RunConfig("net", "data", batch_size=16, voxel_size=0.04)
+    plans = {"pipeline": partition(profile, cluster), "other": partition(profile, cluster, planner="data-parallel")}
+    board = LaunchBoard(plans, config, runs=folder / "runs", profile=profile, cluster=cluster)
+    one, several = (PartitionExplorer(profile, cluster, plans=folder, board=board) for _ in range(2))
+    one.pin_devices.value = one.pin_cuts.value = True
+    several.several.slider.value = 2
+    several.current()
+    waiting = WaitingExplorer(profile, Link(1e9), pipelines=2, minibatches=6)
+    return [board, one, several, waiting, LayerGraphExplorer(profile), RunsTable(folder / "runs")]
+
+
+def parts_of(widget):
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from parts_of(child)
+
+
+def test_hints_begin_with_capitals(all_widgets):
+    """They were parts of sentences: "who chooses the stages"."""
+    hints = [part.tooltip for shown in all_widgets for part in parts_of(shown.widget) if getattr(part, "tooltip", "")]
+    for explorer in all_widgets[1:3]:
+        scene = json.loads(explorer.view.scene)
+        hints += [scene["hint"], *(what for *_, what in scene["tiles"])]
+        hints += re.findall("<dd[^>]*>([^<]*)</dd>", explorer.widget.children[1].children[-1].value)
+    assert len(hints) > 100
+    assert not [text for text in hints if re.match("[a-z]+[ ,;:.]", text) and text.split()[0] not in PLANNERS]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("no device chosen: move a slider up", "No device chosen: move a slider up"),
+        ("zbv: needs two stages per device", "zbv: needs two stages per device"),
+        ("optimal plans one stage per device", "optimal plans one stage per device"),
+        ("work/plan.json: is not there", "work/plan.json: is not there"),
+        ("first-001 is running", "first-001 is running"),
+        ("learning_rate = 0.0, expected more", "learning_rate = 0.0, expected more"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_and_a_name_as_it_is(given, told):
+    assert sentence(given) == told
+    messages = Messages()
+    messages.hold(given)
+    messages.fail(given)
+    assert messages.value.count("<pre") == bool(given) and told in messages.value
+
+
+def test_names_with_hyphens_are_sent_to_a_page_in_one_piece():
+    """`1f1b-flush` was broken behind its hyphen, in whatever line it stood."""
+    view = HtmlView("of minkvgg11bn-narrow, under 1f1b-flush: a <b> - c")
+    sent = view.get_state()["value"]
+    whole = "<span style='display:inline-block;max-width:100%;overflow-wrap:anywhere'>{}</span>"
+    assert sent == (f"of {whole.format('minkvgg11bn-narrow,')} under {whole.format('1f1b-flush:')} a &lt;b&gt; - c"), (
+        "names alone, and text stays text"
+    )
+    assert view.value == "of minkvgg11bn-narrow, under 1f1b-flush: a &lt;b&gt; - c", "what was given is not changed"
+    view.value = Html("<b title='1f1b-flush'>{}</b><svg><text>a-b</text></svg>").format("x")
+    assert view.get_state()["value"] == view.value, "neither in tags nor in drawings"
+    view.value = Html("<b title='1f1b-flush'>{}</b>").format("a-b")
+    assert view.get_state()["value"] == f"<b title='1f1b-flush'>{whole.format('a-b')}</b>"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_pages_put_names_as_the_kernel_does():
+    """What pages draw themselves follows the same rule, and escapes as well."""
+    text = "of minkvgg11bn-narrow, under 1f1b-flush: a <b> - c"
+    code = (Path(widgets.__file__).parent / "names.js").read_text() + f"\nconsole.log(whole({json.dumps(text)}))"
+    found = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True).stdout
+    sent = HtmlView(text).get_state()["value"]
+    assert found.strip().replace('"', "'").replace("&#60;", "&lt;").replace("&#62;", "&gt;") == sent
