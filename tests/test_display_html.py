@@ -1,6 +1,8 @@
 """What notebooks show of values: true numbers, one SVG, no text of the user's as markup, nothing heavy imported."""
 
+import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -28,7 +30,8 @@ from sparsepipe import (
     simulate,
     what_if,
 )
-from sparsepipe.display.colors import type_colors
+from sparsepipe.display.colors import STAGE_COLORS, WORK_SHADES, type_colors, work_color
+from sparsepipe.plots import theme
 from sparsepipe.record import Origin
 
 COSTS = tuple(LayerCost((CostSample(0, 0.01 * (k + 1), 0.02, 1e6),)) for k in range(6))
@@ -57,7 +60,7 @@ def test_a_plan_shows_its_stages():
 def test_a_profile_shows_its_layers():
     text = PROFILE._repr_html_()
     assert titles(text)[5] == "conv5 on gpu: 80 ms" and len(titles(text)) == 6
-    assert "■</span> gpu</td><td>210 ms</td><td>120 ms</td><td>conv5</td>" in text
+    assert "●</span> gpu</td><td>210 ms</td><td>120 ms</td><td>conv5</td>" in text
 
 
 def test_a_cluster_shows_nodes_and_links():
@@ -78,7 +81,7 @@ def test_a_type_of_devices_has_one_colour_in_every_value_of_a_page():
         Cluster((Node("a", tuple(kinds), Link()),), Link()),
     )
     swatches = [
-        dict(re.findall(r"color:(#\w+)'>■</span> ([\w-]+)", value._repr_html_())) for value in (profile, few, every)
+        dict(re.findall(r"color:(#\w+)'>●</span> ([\w-]+)", value._repr_html_())) for value in (profile, few, every)
     ]
     of_profile, *others = ({name: color for color, name in found.items()} for found in swatches)
     assert len(set(of_profile.values())) == 4 and all(one.items() <= of_profile.items() for one in others)
@@ -97,6 +100,26 @@ def test_all_types_that_this_package_comes_with_have_colours_of_their_own():
     assert len(set(type_colors(many[:14]).values())) == 14 and len(type_colors(many)) == 30
 
 
+def test_a_type_of_devices_has_no_stages_colour():
+    """On one page a type's mark had a stage's colour, as if the stage were of that type."""
+    names = [*PROFILE.device_types, *(f"type {k}" for k in range(40))]
+    types = {*type_colors(names).values()}
+    shades = {work_color(k, kind) for k in range(len(STAGE_COLORS)) for kind in WORK_SHADES}
+    apart = min(math.dist(_rgb(one), _rgb(other)) for one in types for other in shades | {*STAGE_COLORS})
+    assert len(types) == 14 and apart > 0.05, "colours from 0 to 1"
+    assert min(math.dist(_rgb(a), _rgb(b)) for a, b in itertools.combinations(types, 2)) > 0.15
+    for color in types:
+        ink = theme.INK_ON if theme.ink_on(color) == theme.INK_ON else "#FFFFFF"
+        assert theme.contrast(color, ink) >= 4.5
+        assert min(theme.contrast(color, ground) for ground in ("#FFFFFF", "#111111")) > 1.7, "and on either page"
+    stages, machines = partition(PROFILE, CLUSTER)._repr_html_(), PROFILE._repr_html_() + CLUSTER._repr_html_()
+    assert "■" in stages and "●" not in stages and "●" in machines and "■" not in machines, "and no stage's mark"
+
+
+def _rgb(color):
+    return [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+
+
 def test_values_print_as_a_few_lines():
     """`print(profile)` and `print(trace)` filled the terminal with every number there is."""
     trace = simulate(partition(PROFILE, CLUSTER), PROFILE, CLUSTER, [100] * 6)
@@ -112,9 +135,9 @@ def test_values_print_as_a_few_lines():
     assert told["profile"][0].startswith(f"profile of {len(PROFILE.graph.layers)} layers on ")
     assert told["cluster"][0].startswith(f"{len(CLUSTER.devices)} devices on ") and "memory: " in told["cluster"][-1]
     work = f"{trace.busy(0) / trace.makespan:.0%}"
-    assert (
-        told["trace"][1].split() == ["rank", "work", "idle", "average", "send"] and told["trace"][2].split()[1] == work
-    )
+    head, rank = told["trace"][1].split(), told["trace"][2].split()
+    assert head == ["rank", "work", "idle", "average", "wait", "send"] and rank[1] == work and rank[4] == "–"
+    assert f"<td>{'</td><td>'.join(rank)}</td>" in trace._repr_html_(), "a page and a terminal have the same shares"
     assert told["what if"][-1] == values["what if"].culprit in values["what if"]._repr_html_()
     assert str(Trace((), "measured")) == "measured trace: 0 spans of 0 ranks in 0 ms"
 

@@ -1,6 +1,7 @@
 """What a plan's diff says."""
 
 import json
+import re
 
 import pytest
 
@@ -67,3 +68,18 @@ def test_period_gap_times_and_memory_stand_side_by_side(profile):
     assert headline.startswith("data-parallel → optimal: ")
     assert headline.endswith("gap unknown → 0.0%")
     assert json.loads(json.dumps(found.to_json()))["speedup"] == found.speedup
+
+
+def test_what_a_stage_does_not_do_has_a_dash():
+    """Stages of one replica averaged "in 0.00 ms", and the only stage of a plan sent "in 0.00 ms"."""
+    costs = tuple(LayerCost((CostSample(0, 0.01, 0.02, 1e6),)) for _ in range(4))
+    profile = Profile(LayerGraph.chain(tuple(Layer(f"l{k}", "", 2e6) for k in range(4))), {"gpu": costs}, (10.0,))
+    cluster = Cluster.uniform(2, device_type="gpu", link=Link(1e9, 1e-5))
+    whole, cut = (partition(profile, cluster, planner=name) for name in ("data-parallel", "model-parallel"))
+    head, *stages = (re.split("  +", line) for line in str(cut).splitlines()[1:4])
+    assert [stage[head.index("averaging")] for stage in stages] == ["–", "–"]
+    head, stage = (re.split("  +", line) for line in str(whole).splitlines()[1:3])
+    assert stage[head.index("transfer")] == "–" and stage[head.index("averaging")] != "–"
+    head, stage = (re.split("  +", line) for line in str(whole.diff(cut)).splitlines()[1:3])
+    assert stage[head.index("averaging")].endswith(" ms → –")
+    assert " 0.00 ms" not in f"{whole}{cut}{whole.diff(cut)}"

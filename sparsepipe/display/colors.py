@@ -10,13 +10,19 @@ STAGE_COLORS = (
     *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"),
     *("#332288", "#DDCC77", "#882255", "#44AA99", "#AA4499", "#117733", "#999933"),
 )
+# Types of devices stand beside stages on a page: colours of their own, as far from each other and from the stages' as
+# there are, also with red and green alike, that are seen on white and on black (found greedily in Oklab).
+TYPE_COLORS = (
+    *("#8C73F2", "#F299FF", "#66CC59", "#B32600", "#732699", "#73668C", "#4D4066"),
+    *("#CCA6A6", "#B36666", "#4D9900", "#5959CC", "#80261A", "#9999CC", "#735940"),
+)
 # How a stage's colour tells the kinds of work apart: mixed with white (above 0) or black (below 0).
 WORK_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.6}
 _SALT = b"43747"  # with which all types of this package's profiles, clusters and manifests have colours of their own
 
 
 def type_colors(names: Iterable[str]) -> dict[str, str]:
-    """Return the colour of each type of devices, by name.
+    """Return the colour of each type of devices, by name: no stage has it.
 
     A type's colour follows from its name alone, so that a profile of four types, a cluster of two of them and a table
     of one show it alike, in whatever order they name them. Of types that would share a colour all but the first, by
@@ -25,8 +31,8 @@ def type_colors(names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in sorted(set(names)):
         first = hashlib.blake2b(name.encode(errors="surrogatepass"), key=_SALT, digest_size=4).digest()
-        place = int.from_bytes(first) % len(STAGE_COLORS)
-        turned = [*STAGE_COLORS[place:], *STAGE_COLORS[:place]]
+        place = int.from_bytes(first) % len(TYPE_COLORS)
+        turned = [*TYPE_COLORS[place:], *TYPE_COLORS[:place]]
         found[name] = next((color for color in turned if color not in found.values()), turned[0])
     return found
 

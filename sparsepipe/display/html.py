@@ -9,10 +9,12 @@ from typing import Any
 
 from .colors import STAGE_COLORS, type_colors, work_color
 from .markup import Html, joined
+from .trace_shares import SHARES_HEAD, rank_shares
 
 _GREY = "#8C8C8C"
 _WIDTH, _LANE = 460, 16  # pixels
 _MOST_SPANS, _MOST_ROWS = 600, 12
+_STAGE, _TYPE = "■", "●"  # the marks before a stage's name and before that of a type of devices
 
 
 def plan(value: Any) -> str:
@@ -38,7 +40,8 @@ def _stages(value: Any) -> tuple[Html, Html]:
         if value.estimate:
             expected = value.estimate.stages[k]
             seconds = expected.compute_seconds + expected.averaging_seconds
-            row += [seconds_text(seconds), seconds_text(expected.transfer_seconds), _bytes(expected.memory_bytes)]
+            transfer = seconds_text(expected.transfer_seconds) if expected.transfer_seconds else "–"
+            row += [seconds_text(seconds), transfer, _bytes(expected.memory_bytes)]
         rows.append(row)
     total, left, cells = max(1, sum(len(stage.layers) for stage in value.stages)), 0.0, []
     for k, stage in enumerate(value.stages):
@@ -51,7 +54,7 @@ def _stages(value: Any) -> tuple[Html, Html]:
 
 def profile(value: Any) -> str:
     """Layers as bars, as high as their time on each device type; totals as rows."""
-    layers, size = range(len(value.graph.layers)), value.size()
+    layers = range(len(value.graph.layers))
     rows, drawn, height, colors = list[list[str]](), [], 44, type_colors(value.device_types)
     seconds = {kind: [sum(value.time([k], kind)) for k in layers] for kind in value.device_types}
     top = max((max(found) for found in seconds.values()), default=0.0) or 1.0
@@ -59,18 +62,23 @@ def profile(value: Any) -> str:
     for place, (kind, found) in enumerate(seconds.items()):
         costliest = max(layers, key=found.__getitem__)
         forward, backward = value.time(layers, kind)
-        name = _swatch(colors[kind], kind)
+        name = _swatch(colors[kind], kind, _TYPE)
         rows.append([name, seconds_text(forward), seconds_text(backward), value.graph.layers[costliest].id])
         for k in layers:
             high = found[k] / top * (height - 4)
             y = place * height + height - high
             title = f"{value.graph.layers[k].id} on {kind}: {seconds_text(found[k])}"
             drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, colors[kind], title=title))
-    sizes_told = f", {size:,.0f} {value.size_unit} per minibatch" if size else ""
-    told = f"profile of {len(layers)} layers on {counted(value.device_types)}{sizes_told}"
     picture = _svg(drawn, height * len(seconds), "time of each layer")
     table = _table(["device type", "forward", "backward", "costliest layer"], rows)
-    return _page(told, picture, table, _notes(value.warnings))
+    return _page(profile_told(value), picture, table, _notes(value.warnings))
+
+
+def profile_told(profile: Any) -> str:
+    """Return what a profile is, in a line: "profile of 9 layers on RTX, 20,000 voxels per minibatch"."""
+    size = profile.size()
+    told = f"profile of {len(profile.graph.layers)} layers on {counted(profile.device_types)}"
+    return told + (f", {size:,.0f} {profile.size_unit} per minibatch" if size else "")
 
 
 def cluster(value: Any) -> str:
@@ -88,7 +96,8 @@ def cluster(value: Any) -> str:
         rows.append([node.name, counted(k.name for k in node.device_types), link_text(node.link)])
     if len(value.nodes) > 1:
         rows.append(["between nodes", "", link_text(value.network)])
-    limits = [[_swatch(colors[kind.name], kind.name), "", limit_text(kind.memory_bytes)] for kind in value.device_types]
+    kinds = [(_swatch(colors[kind.name], kind.name, _TYPE), kind.memory_bytes) for kind in value.device_types]
+    limits = [[name, "", limit_text(memory_bytes)] for name, memory_bytes in kinds]
     table = _table(["", "devices", "link or memory"], [*rows, *limits])
     return _page(f"{len(value.devices)} devices on {len(value.nodes)} nodes", _svg(drawn, 26, "nodes"), table)
 
@@ -117,18 +126,18 @@ def trace(value: Any) -> str:
             title = f"rank {span.rank}: {span.name} {span.kind}, {seconds_text(span.end - span.start)}"
             color = work_color(span.stage, "forward" if span.kind == "evaluate" else span.kind)
             drawn.append(_rect(x, y, width, high, color, title=title))
-    rows = []
-    for rank in lanes:
-        work = value.busy(rank)
-        shares = (work, length - work, value.seconds(rank, ("average",)), value.seconds(rank, ("wait",)))
-        row = [f"{seconds / length:.0%}" for seconds in (*shares, value.seconds(rank, ("send",)))]
-        rows.append([str(rank), *row[:3], "–" if value.source == "simulated" else row[3], row[4]])
-    told = f"{value.source} trace: {len(value.spans)} spans of {len(ranks)} ranks in {seconds_text(length)}"
-    told += f"; {left_out(value)}" if value.left_out else ""
+    told = trace_told(value)
     if len(shown) == _MOST_SPANS:
         told += f", the first {seconds_text(until)} drawn"
     picture = _svg(drawn, _LANE * len(lanes), "what each rank did")
-    return _page(told, picture, _table(["rank", "work", "idle", "average", "wait", "send"], rows), _notes([_IDLE]))
+    return _page(told, picture, _table(SHARES_HEAD, rank_shares(value, [*lanes])), _notes([_IDLE]))
+
+
+def trace_told(trace: Any) -> str:
+    """Return what a trace is, in a line: "measured trace: 120 spans of 2 ranks in 512 ms"."""
+    told = f"{trace.source} trace: {len(trace.spans)} spans of {len(trace.ranks)} ranks"
+    told += f" in {seconds_text(trace.shown_seconds)}"
+    return told + (f"; {left_out(trace)}" if trace.left_out else "")
 
 
 def left_out(trace: Any) -> str:
@@ -220,8 +229,8 @@ def _color(k: int) -> str:
     return STAGE_COLORS[k % len(STAGE_COLORS)]
 
 
-def _swatch(color: str, name: str) -> Html:
-    return Html("<span style='color:{}'>■</span> {}").format(color, name)
+def _swatch(color: str, name: str, mark: str = _STAGE) -> Html:
+    return Html("<span style='color:{}'>{}</span> {}").format(color, mark, name)
 
 
 def counted(names: Iterable[str]) -> str:

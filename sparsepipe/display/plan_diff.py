@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from .plan_shape import StageCosts, StageShape
+from .plan_text import milliseconds_or_none
 
 
 class _StageEstimate(StageCosts, Protocol):
@@ -142,9 +143,9 @@ def _place(stage: Place) -> str:
 
 
 def _number(value: float | None, in_bytes: bool) -> str:
-    if value is None:
-        return "–"
-    return f"{value / 1e6:.1f} MB" if in_bytes else f"{value * 1e3:.2f} ms"
+    if in_bytes:
+        return "–" if value is None else f"{value / 1e6:.1f} MB"
+    return milliseconds_or_none(value)
 
 
 def listed(numbers: Iterable[int]) -> str:

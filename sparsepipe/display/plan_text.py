@@ -32,7 +32,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _expected(e: StageCosts) -> tuple[str, ...]:
     seconds = (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)
-    return (*(f"{t * 1e3:.2f} ms" for t in seconds), f"{e.memory_bytes / 1e6:.1f} MB")
+    return (*map(milliseconds_or_none, seconds), f"{e.memory_bytes / 1e6:.1f} MB")
+
+
+def milliseconds_or_none(seconds: float | None) -> str:
+    """Return a stage's time for a table: "–" where it is not known, or where nothing is done, as by one replica that
+    averages with none."""
+    return f"{seconds * 1e3:.2f} ms" if seconds else "–"
 
 
 def _span(layers: Sequence[str]) -> str:

@@ -6,20 +6,18 @@ from typing import Any
 from . import html
 from .markup import one_line
 from .plan_text import aligned
+from .trace_shares import SHARES_HEAD, rank_shares
 
 _MOST_ROWS = 12
 
 
 def profile(value: Any) -> str:
     """Each device type's time of a typical minibatch."""
-    layers, size = range(len(value.graph.layers)), value.size()
-    told = f"profile of {len(layers)} layers on {html.counted(value.device_types)}"
-    told += f", {size:,.0f} {value.size_unit} per minibatch" if size else ""
-    rows = []
+    layers, rows = range(len(value.graph.layers)), []
     for kind in value.device_types:
         costliest = max(layers, key=lambda k: sum(value.time([k], kind)))
         rows.append((kind, *map(html.seconds_text, value.time(layers, kind)), value.graph.layers[costliest].id))
-    return _with_table(told, ("device type", "forward", "backward", "costliest layer"), rows)
+    return _with_table(html.profile_told(value), ("device type", "forward", "backward", "costliest layer"), rows)
 
 
 def cluster(value: Any) -> str:
@@ -34,17 +32,10 @@ def cluster(value: Any) -> str:
 
 
 def trace(value: Any) -> str:
-    """Each rank's shares of the time; it is idle while it does no work: it waits, averages, or has nothing yet."""
-    length = value.shown_seconds
-    told = f"{value.source} trace: {len(value.spans)} spans of {len(value.ranks)} ranks in {html.seconds_text(length)}"
-    told += f"; {html.left_out(value)}" if value.left_out else ""
-    rows = []
-    for rank in value.ranks[:_MOST_ROWS] if length else ():
-        work = value.busy(rank)
-        shares = (work, length - work, value.seconds(rank, ("average",)), value.seconds(rank, ("send",)))
-        rows.append((str(rank), *(f"{share / length:.0%}" for share in shares)))
+    """Each rank's shares of the time, as `rank_shares` has them."""
+    rows = rank_shares(value, value.ranks[:_MOST_ROWS]) if value.shown_seconds else []
     more = len(value.ranks) - len(rows) if rows else 0
-    return _with_table(told, ("rank", "work", "idle", "average", "send"), rows, more)
+    return _with_table(html.trace_told(value), SHARES_HEAD, rows, more)
 
 
 def _with_table(told: str, head: Sequence[str], rows: Sequence[Sequence[str]], more: int = 0) -> str:

@@ -16,6 +16,8 @@ from ..workload_facts import workload_facts
 
 Found = TypeVar("Found")
 
+ONE_PROCESS = "one process"  # the strategy of one device: nobody else is at work
+
 
 def strategy(plan: Plan | Pipelines) -> str:
     """Return the strategy that a plan is, in words: "one process", "data parallel × 2", "pipeline × 2 (1f1b)",
@@ -24,7 +26,7 @@ def strategy(plan: Plan | Pipelines) -> str:
         return f"{len(plan.pipelines)} pipelines ({rule_text(plan.replication)})"
     devices, stages = len(plan.ranks), len(plan.stages)
     if devices == 1:
-        return "one process"
+        return ONE_PROCESS
     if stages == 1:
         return f"data parallel × {devices}"
     shape = f"{devices}" if stages == devices else "-".join(str(len(stage.ranks)) for stage in plan.stages)

@@ -10,6 +10,7 @@ from ..data import fetch, find
 from ..data.examples import open_examples
 from ..display.ties import from_to
 from ..errors import InputError
+from ..plots.table import ONE_PROCESS
 from ..plots.theme import TIE
 from ..runtime.config import RunConfig
 from .most_frequent import most_frequent_share
@@ -17,7 +18,6 @@ from .workplace import digest
 
 _DIGITS = "sparsepipe.reproduce.digit_images:digits"
 _AT_ONCE = 64  # samples that are counted
-_ALONE = "one process"  # the strategy: nobody else is at work
 _FAR = 1.5  # times as fast as predicted, or as slow: more than having the machine alone explains
 
 
@@ -146,8 +146,9 @@ def bleu_told(found: Sequence[float]) -> str:
 def kept_told(kept: Mapping[tuple[str, str], float]) -> str:
     """Say which share of their predicted speeds runs have, by (task, strategy), and of which tasks all are far off."""
     text = f"Measured speeds are {from_to(min(kept.values()), max(kept.values()), '.0%')} of the predicted ones."
-    far = [task for (task, strategy), share in kept.items() if strategy == _ALONE and not 1 / _FAR <= share <= _FAR]
+    alone = {task: share for (task, strategy), share in kept.items() if strategy == ONE_PROCESS}
+    far = [task for task, share in alone.items() if not 1 / _FAR <= share <= _FAR]
     if far:
-        text += f" Of {' and of '.join(far)} one process is far from its prediction, too: this machine's own pace was "
-        text += "another while the profile was measured."
+        text += f" Of {' and of '.join(far)} {ONE_PROCESS} is far from its prediction, too: this machine's own pace "
+        text += "was another while the profile was measured."
     return text

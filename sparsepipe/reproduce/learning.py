@@ -10,6 +10,7 @@ from ..data.sources import data_folders
 from ..errors import InputError
 from ..models import network
 from ..plan import Plan, Stage
+from ..plots.table import ONE_PROCESS
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from .cached_runs import train
@@ -24,7 +25,7 @@ ROOM_HEIGHTS = {"floor": 0.1, "table": 1.0, "wall": np.inf}  # metres over the f
 def alone(model: str) -> Plan:
     """The whole network in one process."""
     ids = tuple(layer.id for layer in network(model, num_classes=2).graph().layers)
-    return Plan((Stage(ids, (0,)),), planner="one process")
+    return Plan((Stage(ids, (0,)),), planner=ONE_PROCESS)
 
 
 def train_side_by_side(runs: Path, configs: Mapping[str, RunConfig]) -> dict[str, RunRecord]:
