@@ -37,8 +37,10 @@ def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
     assert figure.to_json() == before and "width" not in layout and layout["autosize"]
     lines = [re.sub("<[^>]*>", "", line) for line in layout["title"]["text"].split("<br>")]
     assert max(map(len, lines)) * 6.4 < theme.WIDTH
-    assert [line.split(" · ") for line in lines[1:5]] == [["shapes"], *[["one thread of a processor"] * 4] * 3]
-    assert " ".join(lines[1:]).replace(" · ", " ") == f"shapes {note}doubtful: {doubt}".replace(" · ", " ").strip()
+    fact = "one thread of a processor"
+    told = [["shapes"], [fact] * 4, [f"· {fact}", *[fact] * 3], [f"· {fact}", *[fact] * 3]]
+    assert [line.split(" · ") for line in lines[1:5]] == told
+    assert " ".join(lines[1:]) == f"shapes {note.strip(' ·')} doubtful: {doubt}".strip()
     narrow = theme.doubted(theme.finished(go.Figure(), "Costs", note=f"shapes\n{note}"), [doubt]).layout
     assert layout["title"]["text"] == narrow.title.text, "as if it had been drawn for that width"
     assert (layout["height"], layout["margin"]["t"]) == (narrow.height, narrow.margin.t)
@@ -60,7 +62,8 @@ def test_lines_of_a_note_are_filled_end_between_facts_and_keep_names_whole():
     assert " ".join(lines).split() == note.split() and len(lines) == 2 and len(lines[0]) > 0.9 * most
     together = [f"{fact} of twenty-four letters" for fact in ("one", "two", "three", "four")]
     text = theme.finished(go.Figure(), "Costs", note=" · ".join(together)).layout.title.text
-    assert [re.sub("<[^>]*>", "", line) for line in text.split("<br>")[1:]] == [" · ".join(together[:3]), together[3]]
+    told = [re.sub("<[^>]*>", "", line) for line in text.split("<br>")[1:]]
+    assert told == [" · ".join(together[:3]), f"· {together[3]}"], "a dot begins a line, or two facts would read as one"
 
 
 def test_a_name_and_its_count_are_in_one_line():

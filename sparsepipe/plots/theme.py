@@ -173,15 +173,17 @@ def _wrapped(line: str, width: float) -> list[str]:
     """The lines that `line` becomes below the title of a figure `width` pixels wide: as few as there can be.
 
     Each is as long as the figure is wide, or ends between two facts where that takes no further line: the dot between
-    them is not written there. A number stays with its unit, and a name with hyphens is in one line.
+    them begins the next one, or they would read as one fact. A number stays with its unit, and a name with hyphens is
+    in one line.
     """
-    most, kept, lines = max(20, int(width / _GLYPH) - 4), tied(line), []
+    most, kept, lines = max(20, int(width / _GLYPH) - 4), tied(line).rstrip().removesuffix(" ·"), []
     while len(rest := _filled(kept, most)) > 1:
         ends = [found.start() for found in re.finditer(" · ", kept) if _FULL * most <= found.start() <= most]
-        end = next((at for at in reversed(ends) if len(_filled(kept[at + 3 :], most)) < len(rest)), len(rest[0]))
+        end = next((at for at in reversed(ends) if len(_filled(kept[at + 1 :], most)) < len(rest)), len(rest[0]))
+        end -= len(" ·") if kept[:end].endswith(" ·") else 0
         lines.append(kept[:end])
-        kept = kept[end:].removeprefix(" ").removeprefix("· ")
-    return [each.replace(TIE, " ").removesuffix(" ·") for each in [*lines, *rest]]
+        kept = kept[end:].removeprefix(" ")
+    return [each.replace(TIE, " ") for each in [*lines, *rest]]
 
 
 _FULL = 0.6  # of a line's room: one that is shorter ends too early
