@@ -47,7 +47,7 @@ def test_factors_are_those_of_the_devices_now():
 
 @pytest.mark.slow
 def test_ten_thousand_minibatches_raise_no_alarm():
-    """Sizes over a tenfold range, told with an error of 5 %; times with one of 8 %, 2 % of them interrupted."""
+    """Sizes over a tenfold range, told with an error of 5%; times with one of 8%, 2% of them interrupted."""
     spans, sizes = drifting(Piece(10_000))
     assert max(sizes.values()) > 10 * min(sizes.values())
     watch = watched((spans, sizes))

@@ -88,7 +88,7 @@ def test_the_real_logs_say_what_was_read_off_them_by_hand(published):
 
 
 def test_targets_are_reached_when_the_curves_say(published):
-    """Hours until 80 % of CIFAR-10 by VGG16, and until a loss of 3.1 by BERT: DynPipe, PipeDream, GPipe."""
+    """Hours until 80% of CIFAR-10 by VGG16, and until a loss of 3.1 by BERT: DynPipe, PipeDream, GPipe."""
     tasks = published.tasks()
     hours = [
         first(tasks["VGG16, CIFAR-10"][name], lambda value: value >= 80) for name in ("DynPipe", "PipeDream", "GPipe")

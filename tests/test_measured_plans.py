@@ -45,7 +45,7 @@ def mean_errors(plans, predicted, *, sound=False):
 
 
 def test_unlike_cards_are_predicted_better_than_by_their_simulator(plans):
-    """Its mean errors are 10.3 % and 76 % on all nine such plans; two numbers here contradict themselves."""
+    """Its mean errors are 10.3% and 76% on all nine such plans; two numbers here contradict themselves."""
     unlike = [one for one in plans if one.unlike]
     assert mean_errors(unlike, predict)[0] < 0.08
     time, memory = mean_errors(unlike, predict, sound=True)
@@ -55,7 +55,7 @@ def test_unlike_cards_are_predicted_better_than_by_their_simulator(plans):
 
 
 def test_like_cards_are_predicted_no_worse_than_by_their_simulator(plans):
-    """Time: 9.8 %. One sample on four GH200 is bound by launching kernels, which the profile's hooks make slower."""
+    """Time: 9.8%. One sample on four GH200 is bound by launching kernels, which the profile's hooks make slower."""
     alike = [one for one in plans if not one.unlike and one.model == "OPT-350"]
     time, memory = mean_errors(alike, predict)
     theirs = mean_errors(alike, published_prediction)

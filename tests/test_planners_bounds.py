@@ -338,7 +338,7 @@ BEFORE = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "bandwidth"), BEFORE)
 def test_inception_is_planned_better_and_nearly_proven(shared_reference, devices, bandwidth):
-    """It has 221,565 cuts. Without them gaps were .052, .098 and .178 at 1e9 bytes/s, and plans up to 7 % slower."""
+    """It has 221,565 cuts. Without them gaps were .052, .098 and .178 at 1e9 bytes/s, and plans up to 7% slower."""
     profile = Profile.load(shared_reference / "profiles" / "image_classification" / "inception_v3" / "graph.txt")
     before = BEFORE[devices, bandwidth]
     cluster = Cluster.uniform(devices, device_type=profile.device_types[0], link=Link(bandwidth))

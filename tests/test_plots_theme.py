@@ -29,7 +29,7 @@ def test_a_long_line_below_the_title_goes_on_in_the_next_line():
 
 def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
     """A note in lines for a figure of 900 pixels was cut off by a page that had 848."""
-    note, doubt = "one thread of a processor · " * 12, "other processes used 90 % of the cores, " * 5
+    note, doubt = "one thread of a processor · " * 12, "other processes used 90% of the cores, " * 5
     figure = theme.doubted(theme.finished(go.Figure(), "Costs", note=f"shapes\n{note}", width=900), [doubt])
     before = figure.to_json()
     shown = plotly.io.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict())["application/vnd.plotly.v1+json"]

@@ -1,5 +1,6 @@
 """What the README promises is run as a newcomer would run it: copied and pasted."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -48,3 +49,17 @@ def test_the_commands_run(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (line, done.stderr)
     assert "finished" in done.stdout
+
+
+def test_shares_are_written_alike():
+    """ "10 %" stood beside "6.1%", in one notebook's text."""
+    apart = re.compile(r"(?:[0-9}]|^) %(?=[\s.,;:)<]|$)")
+    root = README.parent
+    pages = (README, root / "figures" / "README.md", root / "data_manifests" / "README.md")
+    texts = {path: [path.read_text()] for path in (*pages, *root.glob("notebooks/**/*.ipynb"))}
+    for path in (root / "sparsepipe").rglob("*.py"):
+        parts = ast.walk(ast.parse(path.read_text()))
+        texts[path] = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    assert len(texts) > 100
+    found = [(path.name, match[0]) for path, own in texts.items() for text in own for match in apart.finditer(text)]
+    assert not found

@@ -91,7 +91,7 @@ def test_slow_downs_are_those_that_the_jobs_authors_published(explained, publish
 
 
 def test_culprits_are_those_that_the_jobs_authors_name(explained):
-    """ST: the last stage is long. SE: sequences of unlike lengths, and a long last stage (68 %): no one place."""
+    """ST: the last stage is long. SE: sequences of unlike lengths, and a long last stage (68%): no one place."""
     assert explained["ST"].culprit.startswith("stage 3 (the last) is 1.6 × slow in all steps")
     assert explained["SE"].culprit.startswith("no single cause") and "sizes of microbatches" in explained["SE"].culprit
     assert explained["SE"].share(Part("stage", 1)) == pytest.approx(0.68, abs=0.02)  # their M_S

@@ -43,7 +43,7 @@ def test_replayed_steps(outside):
 
 @pytest.mark.slow
 def test_slow_downs(outside):
-    """Within 2 % of what the jobs' authors published, whole and by part: result-*.json, 1.1787 and 1.5374."""
+    """Within 2% of what the jobs' authors published, whole and by part: result-*.json, 1.1787 and 1.5374."""
     pytest.importorskip("pyarrow")
     numbers = slow_downs(str(outside / "straggler-traces"))
     jobs = [one for one in numbers if one.kind == "what-if slow-down of a job"]
@@ -108,7 +108,7 @@ def test_what_is_not_here_is_left_out_with_a_word(tmp_path, monkeypatch, capsys)
 
 
 def test_a_number_is_off_by_hand():
-    """Ours 10 % above, theirs 20 % below; a mark each, an outline where the record contradicts itself."""
+    """Ours 10% above, theirs 20% below; a mark each, an outline where the record contradicts itself."""
     numbers = [HeldAgainst("step", "a", 2.0, 2.2, others=1.6), HeldAgainst("step", "b", 2.0, 2.0, doubt="no")]
     assert contradictions(numbers) == "step, b: no" and not contradictions(numbers[:1])
     assert "outlined: one of 2 numbers is of a record that" in held_against(numbers).layout.title.text

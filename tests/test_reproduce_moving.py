@@ -189,7 +189,7 @@ def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
 
 
 def test_whether_moving_paid_is_told_of_the_whole_run():
-    """ "A pause is made good in **34 minibatches**" stood in bold beside a run that took 104 % of the time."""
+    """ "A pause is made good in **34 minibatches**" stood in bold beside a run that took 104% of the time."""
     still, names = {"beside the intruder": 0.1, "the whole run": 0.06}, ("never", "live")
 
     def told(beside, whole, pauses=(0.1, 0.08)):

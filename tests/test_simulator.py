@@ -54,7 +54,7 @@ def pipeline(forward, backward, transfer=(), *, replicas=(), parameter_bytes=0.0
 
 @pytest.mark.parametrize("schedule", ["1f1b", "sequential", "gpipe"])
 def test_what_a_step_takes_beside_its_layers_is_of_the_first_and_the_last_stage(schedule):
-    """Small networks trained at 58 to 89 % of what was planned: nobody had counted reading, nor the loss."""
+    """Small networks trained at 58 to 89% of what was planned: nobody had counted reading, nor the loss."""
     flush = {"num_microbatches": 3} if schedule == "gpipe" else {}
     plan, profile, cluster = pipeline([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], schedule=schedule, **flush)
     told = replace(

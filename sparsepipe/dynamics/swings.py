@@ -2,7 +2,7 @@
 
 A machine's clock, its caches and its other processes make a rank faster and slower for a while, and then it is again as
 it was. The noise from one minibatch to the next (change_point.py) tells nothing of that: the median of a hundred
-minibatches may have an error of 1 % by it, and the next hundred a median 20 % off. So medians of blocks of minibatches
+minibatches may have an error of 1% by it, and the next hundred a median 20% off. So medians of blocks of minibatches
 are put beside one another. The median of their differences is moved little by a few that are large: an intruder that
 comes and goes is no swing.
 """

@@ -105,7 +105,7 @@ def accuracy(
                 legendgroup=name,
                 showlegend=col == 1,
                 **style,
-                hovertemplate=Html("{}<br>{}: %{{y:.1f}} %<extra></extra>").format(name, Html(unit)),
+                hovertemplate=Html("{}<br>{}: %{{y:.1f}}%<extra></extra>").format(name, Html(unit)),
             )
             figure.add_trace(line, row=1, col=col)
             if count > 1:

@@ -76,7 +76,7 @@ def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
             insidetextanchor="middle",
             textangle=0,
             textfont={"size": SMALL, "color": ink_on(_COLORS[part])},
-            hovertemplate=Html("%{{y}}<br>{}: %{{x:.1f}} %<extra></extra>").format(part),
+            hovertemplate=Html("%{{y}}<br>{}: %{{x:.1f}}%<extra></extra>").format(part),
         )
         figure.add_trace(bar)
     figure.update_layout(

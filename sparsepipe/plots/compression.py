@@ -65,7 +65,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
         name="mean",
         marker={"symbol": "line-ew", "size": 26, "line": {"width": 2, "color": INK}},
         customdata=means.index,
-        hovertemplate="%{customdata}: %{y:.1f} % on average<extra></extra>",
+        hovertemplate="%{customdata}: %{y:.1f}% on average<extra></extra>",
     )
     ways, width = list(found.index), _SPREAD / max(table.seed.nunique(), 1)
     seeds = [
@@ -76,7 +76,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
             name=f"seed {seed}",
             marker={"color": RUN_COLORS[k % len(RUN_COLORS)], "size": 8},
             customdata=own.compression,
-            hovertemplate="%{customdata}, %{fullData.name}: %{y:.1f} %<extra></extra>",
+            hovertemplate="%{customdata}, %{fullData.name}: %{y:.1f}%<extra></extra>",
         )
         for k, (seed, own) in enumerate(table.groupby("seed", sort=False))
     ]

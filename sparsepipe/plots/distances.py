@@ -45,7 +45,7 @@ def distances(*records: RunRecord, note: str = "") -> go.Figure:
             mode="lines+markers" if len(part) <= _MOST_MARKERS else "lines",
             name=name,
             line={"color": rule_color(name), "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
-            hovertemplate=Html("{}<br>%{{x:.1f}} s: %{{y:.3f}} %<extra></extra>").format(name),
+            hovertemplate=Html("{}<br>%{{x:.1f}} s: %{{y:.3f}}%<extra></extra>").format(name),
         )
         figure.add_trace(line)
     figure.update_xaxes(title_text="time since the first average (s)", rangemode="tozero")

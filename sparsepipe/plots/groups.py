@@ -52,7 +52,7 @@ def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
                 offsetgroup=str(k),
                 showlegend=col == 1,
                 marker={"color": rule_color(one.rule), "pattern": hatch(one.source, rule_color(one.rule))},
-                hovertemplate=Html("{}<br>%{{x}} {}: %{{y:.1f}} % (mean {})<extra>{}</extra>").format(
+                hovertemplate=Html("{}<br>%{{x}} {}: %{{y:.1f}}% (mean {})<extra>{}</extra>").format(
                     one.rule, unit, f"{mean_of(counts):.2f}", one.source
                 ),
             )

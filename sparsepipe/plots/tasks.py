@@ -136,6 +136,6 @@ def _lines(figure: go.Figure, part: pd.DataFrame, name: str, k: int, col: int, *
             showlegend=first and position == 0,
             line={"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
             marker={"symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 7},
-            hovertemplate=Html("{}<br>%{{x:.1f}} s: %{{y:.1f}} %<extra></extra>").format(name),
+            hovertemplate=Html("{}<br>%{{x:.1f}} s: %{{y:.1f}}%<extra></extra>").format(name),
         )
         figure.add_trace(line, row=2, col=col)

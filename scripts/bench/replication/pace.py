@@ -111,7 +111,7 @@ def _as_uneven(
 
 
 def _spread(trace: Trace) -> float:
-    """Standard deviation of a minibatch's seconds of work over its rank's median: half of what the middle 68 % span."""
+    """Standard deviation of a minibatch's seconds of work over its rank's median: half of what the middle 68% span."""
     works: dict[int, dict[int, float]] = {}
     for span in trace.spans:
         if span.kind in WORK:

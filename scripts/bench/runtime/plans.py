@@ -19,7 +19,7 @@ def plans(found: Profile, cluster: Cluster = CLUSTER) -> tuple[Plan, int]:
     """Return the plan that is fastest when it is simulated, and the layers before the best cut in two.
 
     A simulation counts what estimates leave out, such as the kernel maps that each further stage makes anew. Stages are
-    interleaved where that is worth 1 % and more.
+    interleaved where that is worth 1% and more.
     """
     straight, laps = (
         partition(found, cluster, planner="model-parallel", schedule="1f1b", stages_per_device=count)

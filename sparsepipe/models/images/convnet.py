@@ -1,6 +1,6 @@
 """A small convolutional network for digits: three convolutions, each halved by a max pool, and a linear layer.
 
-On 5,000 digits of MNIST, 4,000 of them for training, it is right in 97 to 98 % of the others after eight epochs.
+On 5,000 digits of MNIST, 4,000 of them for training, it is right in 97 to 98% of the others after eight epochs.
 """
 
 from torch import Tensor, nn

@@ -6,7 +6,7 @@ bytes of them; a stage ends at the least of their sums and begins at the most, s
 is then a walk over such cuts and the devices used, and the least latency of a walk is found as that of a plan is
 (min_step_time.py):
 
-    start ── 2 fast devices ──► cuts with 60 % of the work before them ── 1 slow device ──► end
+    start ── 2 fast devices ──► cuts with 60% of the work before them ── 1 slow device ──► end
 
 Devices of unlike types that share a stage's inputs need 1 / Σ (devices / seconds) for each, whatever their shares.
 """

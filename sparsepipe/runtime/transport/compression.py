@@ -6,7 +6,7 @@ zeros               without the values that are zero: nothing is lost
 lossless            likewise, and with the exponents of the others coded
 
 Where nothing else is asked for, what leaves a CPU through a socket goes lossless: on MinkVGG16's cuts that is a quarter
-to a half less to send, for 1 to 2 % of a minibatch's time. Through shared memory nothing is sent.
+to a half less to send, for 1 to 2% of a minibatch's time. Through shared memory nothing is sent.
 """
 
 from dataclasses import replace

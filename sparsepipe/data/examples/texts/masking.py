@@ -1,7 +1,7 @@
 """What BERT learns from: two pieces of text, of which words are masked, and whether the second follows the first.
 
-Devlin, Chang, Lee, Toutanova. BERT. NAACL 2019, appendix A.1 and A.2: 15 % of the words are to be told; of these 80 %
-are masked, 10 % become any other and 10 % stay. Every other time the second piece is of another document.
+Devlin, Chang, Lee, Toutanova. BERT. NAACL 2019, appendix A.1 and A.2: 15% of the words are to be told; of these 80%
+are masked, 10% become any other and 10% stay. Every other time the second piece is of another document.
 """
 
 from collections.abc import Sequence
