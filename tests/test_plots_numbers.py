@@ -9,8 +9,9 @@ from processes import ENOUGH
 from test_plots import plan
 
 from sparsepipe import plots
+from sparsepipe.display.numbers import alike, as_given
 from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.plots.bar_numbers import LEAST, SHORTER, alike, fewer_digits, fitted, short
+from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted, short
 from sparsepipe.plots.chromium import drawn
 from sparsepipe.plots.free_places import overlap
 from sparsepipe.plots.points import STRATEGIES, Point
@@ -103,6 +104,7 @@ def test_numbers_of_a_figure_have_as_many_places_as_each_other():
         ((2417.0, 0.2), ["2,417", "0.2"]),
     ):
         assert [alike(values, 3)(value) for value in values] == told
+    assert [as_given(value) for value in (0.0078125, 0.03, 16.0, 1 / 3)] == ["0.0078125", "0.03", "16", "0.333"]
     assert [short(value) for value in (2417.0, 12178.0, 469.2)] == ["2.4k", "12k", "469"]
     assert fitted([float("nan"), 2.0], 60, SHORTER).texts([float("nan"), 2.0]) == ["", "2"]
 

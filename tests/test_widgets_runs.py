@@ -8,10 +8,13 @@ import pandas as pd
 import pytest
 
 from sparsepipe import InputError, Plan, Span, Stage, Trace, plots
+from sparsepipe.cli.output import column_cells
 from sparsepipe.launchers.lock import hold
+from sparsepipe.plots.run_places import compared_with
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.widgets import RunsTable, runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, log_of, phase
+from sparsepipe.widgets.runs_list import RunsList
 
 
 def record(folder, name, *, ranks=2, accuracy=0.5, finished=True):
@@ -132,6 +135,40 @@ def test_runs_that_did_not_finish_are_compared_by_what_they_did(table, tmp_path)
         plots.throughput(half)  # a paper's figure is of runs that finished
 
 
+def test_numbers_of_a_column_have_as_many_decimals():
+    """ "693" stood beside "433.8", and a voxel size of 1/128 was "0.007812"."""
+    shown = RunsList()
+    paces = {"run": ["a", "b", "c"], "samples/s": [693.0, 433.8, ""], "voxel_size": [1 / 128, 0.03, "auto"]}
+    shown.show(pd.DataFrame(paces), settings=("voxel_size",))
+    rows = json.loads(shown.document)["rows"]
+    assert rows == [["a", "693.0", "0.0078125"], ["b", "433.8", "0.03"], ["c", "", "auto"]]
+    assert column_cells([693.0, 433.8, None]) == ["693.0", "433.8", "–"], "and in a terminal"
+
+
+def test_a_run_has_the_colour_that_it_has_in_figures_of_its_campaign(tmp_path):
+    """Marked alone or in another order, a run had the colour of another one in the exported figures."""
+    made = {name: record(tmp_path, name, ranks=ranks) for ranks, name in enumerate(("one", "two", "three"), 1)}
+    for one in made.values():
+        origin = json.loads((one.folder / "origin.json").read_text()) | {"campaign": "c-1"}
+        (one.folder / "origin.json").write_text(json.dumps(origin))
+    in_figures = [one.marker.color for one in plots.throughput(*made.values()).data if one.y[0] is not None]
+    table = RunsTable(tmp_path, figures=tmp_path / "figures")
+    for marked in (("three",), ("three", "one")):
+        table.marks.value = marked
+        table.compare.click()
+        bars = [bar for bar in json.loads(table.throughput.figure)["data"] if bar["y"] != [None]]
+        lines = json.loads(table.accuracy.figure)["data"]
+        expected = [in_figures[list(made).index(name)] for name in marked]
+        assert [bar["marker"]["color"] for bar in bars] == expected
+        assert [*dict.fromkeys(line["line"]["color"] for line in lines)] == expected
+    for k in range(6):  # more than there are colours: those that are marked are told apart
+        record(tmp_path, f"more-{k}", ranks=k + 4)
+        origin = json.loads((tmp_path / f"more-{k}" / "origin.json").read_text()) | {"campaign": "c-1"}
+        (tmp_path / f"more-{k}" / "origin.json").write_text(json.dumps(origin))
+    marked = [RunRecord(tmp_path / name) for name in ("one", "more-3")]
+    assert set(compared_with(marked)) == {*marked}
+
+
 def test_columns_are_added_and_sorted_by(table, tmp_path):
     config = json.loads((tmp_path / "pipe-001" / "config.json").read_text())
     (tmp_path / "pipe-001" / "config.json").write_text(json.dumps(config | {"learning_rate": 0.5}))
@@ -141,6 +178,7 @@ def test_columns_are_added_and_sorted_by(table, tmp_path):
     assert table.table.set_index("run").loc["one-001"].learning_rate == ""
     document = json.loads(table.marks.document)
     assert document["columns"][-2:] == ["learning_rate", "train loss"] and document["numbers"][-1]
+    assert [row[-2] for row in document["rows"] if row[0] == "pipe-001"] == ["0.5"], "as it was given"
     for descending, first in ((False, "pipe-001"), (True, "one-001")):
         table.marks.sort = {"column": "accuracy", "descending": descending}
         assert table.table.run[0] == first, "50.0% is less than 75.0%"

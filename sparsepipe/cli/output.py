@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..display.markup import one_line
+from ..display.numbers import alike
 from ..display.plan_text import aligned
 
 _EVERY_TERMINAL = 0.1  # seconds between two lines of progress
@@ -103,6 +104,12 @@ def cell(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else one_line(value)
+
+
+def column_cells(values: Sequence[Any]) -> list[str]:
+    """Format the cells of a column, its fractions with as many decimals each: four digits of the largest."""
+    form = alike((value for value in values if isinstance(value, float)), 4)
+    return [form(value) if isinstance(value, float) else cell(value) for value in values]
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -37,7 +37,7 @@ from .follow_run import Forgiving, RunFollower
 from .for_slurm import for_slurm
 from .forward_only import check_forward_only, checkpoint_or_run, trained_by
 from .launches import check_launcher, load_any_plan, new_run_dir, waited
-from .output import Answer, cell, progress_line, table
+from .output import Answer, cell, column_cells, progress_line, table
 from .profile_and_cluster import check_machines, profile_and_cluster, warn
 from .run_folders import RUNS, run_folder
 from .run_text import latency_text, summary_text
@@ -330,7 +330,7 @@ _NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages"
 
 def _side_by_side(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Answer:
     """Format rows of runs as a table, with a line below it for each damaged record."""
-    text = table([columns, *([cell(row[c]) for c in columns] for row in rows)])
+    text = table([columns, *zip(*(column_cells([row[c] for row in rows]) for c in columns), strict=True)])
     damaged = [f"{one_line(row['run'])} cannot be read: {row['damage']}" for row in rows if "damage" in row]
     return Answer(rows, "\n".join([text, *damaged]))
 

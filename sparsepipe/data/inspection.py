@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..display.markup import one_line
+from ..display.numbers import as_given
 from ..errors import InputError
 from .dataset import VoxelDataset
 from .folder import list_folder, missing_classes
@@ -233,7 +234,7 @@ def _place(text: str, root: Path, file: SampleFile | None) -> tuple[str, str]:
 def _counts_text(counts: SplitCounts, voxel_size: float) -> str:
     parts = [f"{counts.samples} samples"]
     parts += [f"{count} {what}" for what, count in (("points", counts.points), ("faces", counts.faces)) if count]
-    parts.append(f"{counts.voxels} voxels of {voxel_size:g}")
+    parts.append(f"{counts.voxels} voxels of {as_given(voxel_size)}")
     parts += [f"{counts.unlabelled} points of no class"] if counts.unlabelled else []
     parts += [f"{counts.unmeasured} not measured and left out"] if counts.unmeasured else []
     parts += [f"{counts.faulty} that cannot be used"] if counts.faulty else []

@@ -1,16 +1,15 @@
 """Numbers over bars: smaller, with fewer digits or upright where bars are narrow, so that none lies over another."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import floor, log10
 from typing import Any
 
 import plotly.graph_objects as go
 
+from ..display.numbers import Form, alike
 from .text_room import width_of
 from .theme import SMALL
 
-Form = Callable[[float], str]
 LEAST = 8.0  # pixels: smaller digits are not read
 _APART = 2  # pixels between two numbers side by side
 _LINE = 1.25  # of its size: how high a line is
@@ -63,18 +62,6 @@ def fitted(values: Iterable[float], room: float, forms: Sequence[Form], *, size:
             return Numbers(form, fits, 0)
     upright = min(size, (room - _APART) / _LINE)
     return Numbers(forms[0], upright, -90) if upright >= LEAST else Numbers(None, LEAST, 0)
-
-
-def alike(values: Iterable[float], digits: int) -> Form:
-    """As many places after the point for all numbers of a figure as give the largest so many digits."""
-    most = max((abs(value) for value in values if value == value), default=0.0)
-    places = max(0, digits - 1 - floor(log10(most))) if most else 0
-
-    def form(value: float) -> str:
-        small = value and abs(value) < 0.5 * 10**-places
-        return f"{value:.1g}" if small else f"{value:,.{places}f}"
-
-    return form
 
 
 def fewer_digits(values: Iterable[float]) -> tuple[Form, ...]:

@@ -52,14 +52,14 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
                 showlegend=col == 1,
                 line={"color": RUN_COLORS[k], "dash": RUN_DASHES[k], "width": 2},
                 marker={"symbol": RUN_MARKERS[k], "size": 8},
-                customdata=part.voxels,
-                hovertemplate=Html("{}<br>%{{x}}, %{{customdata:.0f}} voxels: %{{y:.3g}} {}<extra></extra>").format(
-                    name, unit
-                ),
+                customdata=list(zip(map(_of_cells, part.voxel_size), part.voxels, strict=True)),
+                hovertemplate=Html(
+                    "{}<br>%{{customdata[0]}}, %{{customdata[1]:.0f}} voxels: %{{y:.3g}} {}<extra></extra>"
+                ).format(name, unit),
             )
             figure.add_trace(line, row=1, col=col)
     sizes = sorted(table.voxel_size.unique())
-    ticks = {"tickvals": sizes, "ticktext": [f"1/{round(1 / size)}" for size in sizes]}
+    ticks = {"tickvals": sizes, "ticktext": [*map(_of_cells, sizes)]}
     figure.update_xaxes(type="log", autorange="reversed", title_text="voxel size (finer to the right)", **ticks)
     for col, y in ((1, table.seconds * 1e3), (2, table.memory_bytes / 1e6)):
         figure.update_yaxes(type="log", **log_ticks(y[y > 0]), row=1, col=col)
@@ -67,3 +67,8 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text=Html("kept for the backward<br>(MB per sample, log scale)"), row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}, margin={"b": 100})
     return finished(figure, "Sparse against dense convolutions", note=note, width=900, height=430)
+
+
+def _of_cells(voxel_size: float) -> str:
+    """A voxel size by how many cells lie along an axis: "1/128"."""
+    return f"1/{round(1 / voxel_size)}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..data.folder import open_folder
 from ..display.markup import Html, joined, markdown_text
+from ..display.numbers import as_given
 from ..errors import InputError
 from ..io.fields import integer
 from ..profile import Profile
@@ -210,7 +211,7 @@ def _asked(origin: Mapping[str, Any]) -> str:
     values = {"batch size": origin.get("batch_size"), "voxel size": size}
     values |= {name: origin.get(name) for name in ("threads", "beside")}
     return ", ".join(
-        f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, int | float) and value
+        f"{name} {as_given(value)}" for name, value in values.items() if isinstance(value, int | float) and value
     )
 
 

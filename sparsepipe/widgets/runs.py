@@ -12,6 +12,7 @@ from .. import plots
 from ..display.markup import Html
 from ..errors import DamagedRecord, InputError
 from ..launchers.lock import hold, is_held
+from ..plots.run_places import compared_with
 from ..plots.table import record_names
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
@@ -119,7 +120,8 @@ class RunsTable(Shown):
         passing = [k for k, row in enumerate(text) if all(word in row for word in words)]
         self.table = table.iloc[passing].reset_index(drop=True)
         self.listed.value = _counted(len(self.table), self.folder, len(table))
-        self.marks.show(self.table.drop(columns=[name for name in LABELS if not any(self.table[name])]))
+        shown = self.table.drop(columns=[name for name in LABELS if not any(self.table[name])])
+        self.marks.show(shown, settings=SETTINGS)
 
     def open_trace(self) -> str:
         """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
@@ -163,9 +165,9 @@ class RunsTable(Shown):
     def _drawn(self, records: list[RunRecord], note: str = "") -> tuple[Any, Any]:
         """Their pace, and what they learned: of those that trained and finished an epoch, None where none did."""
         told = [record for record in records if _learned(record)]
-        names = _as_in_all(told, records)
-        learned = plots.accuracy(*told, names=names, note=note and _names(told), among=records) if told else None
-        return plots.throughput(*records, note=note, partial=True), learned
+        names, among = _as_in_all(told, records), compared_with(records)
+        learned = plots.accuracy(*told, names=names, note=note and _names(told), among=among) if told else None
+        return plots.throughput(*records, note=note, partial=True, among=among), learned
 
     def _figures(self) -> Export:
         records = self.chosen

@@ -1,6 +1,7 @@
 """The list of runs as a page shows it: a box to mark each run, headers that sort."""
 
 import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,11 @@ import anywidget
 import pandas as pd
 import traitlets
 
+from ..display.numbers import Form, alike, as_given
 from ..plots.theme import tied
 from . import looks
+
+_DIGITS = 4  # of the largest number of a column
 
 
 class RunsList(looks.Shares, anywidget.AnyWidget):
@@ -21,12 +25,17 @@ class RunsList(looks.Shares, anywidget.AnyWidget):
     sort = traitlets.Dict({"column": "started", "descending": True}).tag(sync=True)
     options: tuple[str, ...] = ()
 
-    def show(self, table: pd.DataFrame) -> None:
-        """List the runs of a table, whose first column is their names; marks of runs that are not there go."""
-        rows = [[row[0], *map(_shown, row[1:])] for row in table.itertuples(index=False)]
-        numbers = [any(_is_number(cell) for cell in table[column]) for column in table.columns]
-        self.document = json.dumps({"columns": list(table.columns), "numbers": numbers, "rows": rows})
-        self.options = tuple(table[table.columns[0]])
+    def show(self, table: pd.DataFrame, *, settings: Collection[str] = ()) -> None:
+        """List the runs of a table, whose first column is their names; marks of runs that are not there go.
+
+        Numbers of `settings` are written as they were given, those of another column with as many decimals each.
+        """
+        columns = {name: list(table[name]) for name in table.columns}
+        self.options = tuple(next(iter(columns.values())))
+        cells = [_shown(own, as_given if name in settings else None) for name, own in [*columns.items()][1:]]
+        rows = [list(row) for row in zip(self.options, *cells, strict=True)]
+        numbers = [any(map(_is_number, own)) for own in columns.values()]
+        self.document = json.dumps({"columns": list(columns), "numbers": numbers, "rows": rows})
         self.value = tuple(name for name in self.value if name in self.options)
 
     @traitlets.validate("value")
@@ -39,6 +48,8 @@ def _is_number(cell: Any) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
-def _shown(cell: Any) -> str:
-    """A number in four digits; of words no line ends between a name and its count, as in "data parallel × 2"."""
-    return f"{cell:,.4g}" if isinstance(cell, float) else tied(str(cell))
+def _shown(cells: Sequence[Any], form: Form | None) -> list[str]:
+    """A column as text: four digits of its largest number; of words no line ends between a name and its count."""
+    fractions = [cell for cell in cells if isinstance(cell, float)]
+    form = form or alike(fractions, _DIGITS)
+    return [form(cell) if _is_number(cell) and fractions else tied(str(cell)) for cell in cells]
