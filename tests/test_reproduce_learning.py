@@ -13,6 +13,7 @@ from sparsepipe.reproduce.learning import (
     labelled_sweep,
     nearest_neighbour_accuracy,
     real_shapes,
+    scans_told,
     train_side_by_side,
     voxel_histograms,
 )
@@ -54,6 +55,13 @@ def test_a_histogram_holds_the_share_of_voxels_in_each_cell(shapes):
 def test_the_nearest_neighbour_of_a_sample_is_itself(shapes):
     dataset = loaded(shapes, "train")
     assert nearest_neighbour_accuracy(dataset, dataset, 10) == 1.0
+
+
+def test_scans_are_told_in_words():
+    """A figure's subtitle said "labelled-sweep-without-0.25"."""
+    assert scans_told(["sweep", "room"], held_out=0.25) == "a real sweep and a real room, 25% of each held out"
+    assert scans_told(["room"], held_out=0.25) == "a real room, 25% of it held out"
+    assert scans_told(["room"], held_out=0) == "a real room, nothing held out" and scans_told([], held_out=0.5) == ""
 
 
 def test_a_sweep_is_labelled_by_height_and_distance(tmp_path):

@@ -1,6 +1,6 @@
 """Does it learn? Runs of one process each, side by side, and baselines to compare their accuracy with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +96,15 @@ def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Pa
         else:
             print(f"no {pattern} in {', '.join(map(str, data_folders()))}: the {name} is left out", flush=True)
     return found
+
+
+def scans_told(scans: Collection[str], *, held_out: float) -> str:
+    """Say in words which scans a figure is about, and what of them is held out: not by the names of their folders."""
+    if not scans:
+        return ""
+    names = " and ".join(f"a real {name}" for name in scans)
+    of = "each" if len(scans) > 1 else "it"
+    return f"{names}, {f'{held_out:.0%} of {of}' if held_out else 'nothing'} held out"
 
 
 def labelled_sweep(scan: Path, folder: Path, *, held_out: float = 0.0) -> Path:
