@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
@@ -11,7 +12,7 @@ from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.planners import comparable
 from sparsepipe.record import Origin, RunRecord
-from sparsepipe.reproduce.answers import minibatches_in_flight, tell_pace, waiting_plans
+from sparsepipe.reproduce.answers import minibatches_in_flight, paces_markdown, tell_pace, waiting_plans
 from sparsepipe.simulator import simulate
 
 
@@ -51,6 +52,19 @@ def test_four_steps_of_a_plan_have_a_middle_half(averaging):
     for minibatches, whole in ((16, True), (20, False)):
         trace = simulate(plan, profile, cluster, [100.0] * minibatches)
         assert (steady_rate(trace, plan, minibatches) == minibatches / trace.makespan) == whole
+
+
+def test_paces_have_units_and_as_many_digits_as_each_other():
+    """Answers showed a table of samples_per_second with all its digits."""
+    speeds = pd.DataFrame({"strategy": ["one process", "2 pipelines (a_b)"], "samples_per_second": [214.03, 1033.871]})
+    speeds["predicted_samples_per_second"], speeds["speedup_over_first"] = [240.1, None], [1.0, 4.8305]
+    head, _, first, second = paces_markdown(speeds).splitlines()
+    assert head == "| strategy | measured (samples/s) | planned (samples/s) | over one process |"
+    assert first == "| one process | 214 | 240 | 1.00 × |" and second.endswith("| 1,034 | – | 4.83 × |")
+    assert "a_b" not in second, "names are escaped"
+    speeds["validation_accuracy"] = [0.91249, float("nan")]
+    *_, first, second = paces_markdown(speeds).splitlines()
+    assert first.endswith("| 91.2% |") and second.endswith("| – |")
 
 
 def record_of(folder, *, speed, load=None, busy=0.8):

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+import pandas as pd
+
 from ..display.markup import markdown_text
+from ..display.numbers import alike
 from ..plan import Plan
 from ..plots import throughput_table
 from ..plots.table import milliseconds
@@ -48,6 +51,26 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
 
 def _shape(plan: Plan) -> tuple:
     return plan.schedule, tuple((stage.layers, stage.ranks, stage.shares) for stage in plan.stages)
+
+
+def paces_markdown(speeds: pd.DataFrame) -> str:
+    """Return a `throughput_table` as a table in Markdown: paces by strategy, measured and planned, in samples/s.
+
+    And how many times as fast as the first each is, and the `validation_accuracy` where the table has one.
+    """
+    measured, planned = speeds.samples_per_second, speeds.predicted_samples_per_second.astype(float)
+    form = alike([*measured, *planned], 3)
+    columns = {
+        "strategy": map(markdown_text, speeds.strategy),
+        "measured (samples/s)": map(form, measured),
+        "planned (samples/s)": ("–" if pace != pace else form(pace) for pace in planned),
+        f"over {markdown_text(speeds.strategy.iloc[0])}": (f"{times:.2f} ×" for times in speeds.speedup_over_first),
+    }
+    if "validation_accuracy" in speeds:
+        reached = speeds.validation_accuracy.astype(float)
+        columns["validation accuracy"] = ("–" if share != share else f"{share:.1%}" for share in reached)
+    rows = [[*columns], ["---"] * len(columns), *zip(*columns.values(), strict=True)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def tell_pace(record: RunRecord) -> str:
