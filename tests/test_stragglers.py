@@ -221,7 +221,16 @@ def test_notes_say_what_holds_ranks_up(times):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_several_stragglers_stand_in_one_clause(count):
-    """ "While rank 0 is 4 times as slow; rank 1 …, all-reduce loses": the sentence ended before its main clause."""
-    parts = [f"rank {rank} is 4 times as slow" for rank in range(count)]
-    clause = Stragglers.parse(";".join(f"slow:rank={rank},factor=4" for rank in range(count))).clause()
+    """ "While rank 0 is 2 times as slow; rank 1 …, all-reduce loses": the sentence ended before its main clause."""
+    parts = [f"rank {rank} is {rank + 2} times as slow" for rank in range(count)]
+    clause = Stragglers.parse(";".join(f"slow:rank={rank},factor={rank + 2}" for rank in range(count))).clause()
     assert clause == {1: parts[0], 2: " and ".join(parts), 3: f"{parts[0]}, {' and '.join(parts[1:])}"}[count]
+
+
+def test_ranks_that_are_as_slow_as_one_another_are_told_together():
+    spec = "slow:rank=0,factor=4;slow:rank=2,factor=4;slow:rank=3,factor=4;slow:rank=1,factor=2;kill:rank=2,at=5"
+    told = ["ranks 0, 2 and 3 are 4 times as slow", "rank 1 is 2 times as slow", "rank 2 is killed at minibatch 5"]
+    assert Stragglers.parse(spec).note() == "; ".join(told)
+    assert Stragglers.parse(spec).clause() == f"{told[0]}, {told[1]} and {told[2]}"
+    twice = Stragglers.parse("slow:rank=0,factor=4,to=9;slow:rank=1,factor=4,from=2").note()
+    assert twice == "rank 0 is 4 times as slow from minibatch 0 to 9; rank 1 is 4 times as slow from minibatch 2"

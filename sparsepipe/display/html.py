@@ -9,6 +9,7 @@ from typing import Any
 
 from .colors import STAGE_COLORS, type_colors, work_color
 from .markup import Html, joined
+from .table import html_table
 from .trace_shares import SHARES_HEAD, rank_shares
 
 _GREY = "#8C8C8C"
@@ -190,14 +191,7 @@ def _notes(texts: Iterable[str]) -> Html:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
     rows = list(rows)
     more = len(rows) - _MOST_ROWS
-    cells = [_row("td", row) for row in rows[:_MOST_ROWS]]
-    rest = [_row("td", [f"… {more} more"])] if more > 0 else []
-    top = [_row("th", head)] if any(head) else []
-    return Html("<table>{}</table>").format(joined([*top, *cells, *rest]))
-
-
-def _row(tag: str, cells: Iterable[str]) -> Html:
-    return Html("<tr>{}</tr>").format(joined(Html("<{0}>{1}</{0}>").format(tag, cell) for cell in cells))
+    return html_table(head, rows[:_MOST_ROWS], rest=f"… {more} more" if more > 0 else "")
 
 
 def _svg(inside: Iterable[Html], height: float, label: str) -> Html:

@@ -11,6 +11,7 @@ from typing import Any
 from ..data.folder import open_folder
 from ..display.markup import Html, joined, markdown_text
 from ..display.numbers import as_given
+from ..display.table import html_table
 from ..errors import InputError
 from ..io.fields import integer
 from ..profile import Profile
@@ -151,8 +152,8 @@ class Overview:
         if not rows:
             return Shown(Html("<i>{}</i>").format(otherwise))
         if not left:
-            return Shown(_rows(head, rows))
-        return Shown(_rows(head, rows) + _MORE.format(len(rows), whole, counted, also))
+            return Shown(html_table(head, rows))
+        return Shown(html_table(head, rows) + _MORE.format(len(rows), whole, counted, also))
 
 
 @dataclass(frozen=True)
@@ -171,15 +172,6 @@ _CELL = Html(
 )
 _MORE = Html("<div><small>The newest {} of {}{}; <code>rows = 0</code> in the parameters lists all{}</small></div>")
 _MAY_BREAK = re.compile(r"(?<=[_/])")  # long names of figures and notebooks, between their words
-
-
-def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
-    cell = Html("<{0} style='text-align:left'>{1}</{0}>")
-    lines = [
-        Html("<tr>{}</tr>").format(joined(cell.format(tag, value) for value in row))
-        for tag, row in [("th", head), *(("td", row) for row in rows)]
-    ]
-    return Html("<table>{}</table>").format(joined(lines))
 
 
 def _of_data(path: Path) -> list[str]:

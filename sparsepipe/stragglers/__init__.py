@@ -16,6 +16,7 @@ Given as KIND:option=value,…, several separated by semicolons, and perhaps a s
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from ..errors import InputError
 from ..io.fields import integer, shown, text
@@ -93,12 +94,23 @@ class Stragglers:
 
     def note(self) -> str:
         """Say in a few words what holds ranks up, for a figure's note; empty where nothing does."""
-        return "; ".join(part.note() for part in self.parts)
+        return "; ".join(self._notes())
 
     def clause(self) -> str:
         """Say the same as a clause of a sentence, after "while": "rank 0 is 4 times as slow and rank 1 stops …"."""
-        *others, last = [part.note() for part in self.parts] or [""]
+        *others, last = self._notes() or [""]
         return f"{', '.join(others)} and {last}" if others else last
+
+    def _notes(self) -> list[str]:
+        """Say each in a few words; of ranks that are as slow as one another, all in one: "ranks 0, 2 and 3 are …"."""
+        told = []
+        for _, alike in groupby(self.parts, key=_but_for_rank):
+            first, *others = alike
+            if isinstance(first, Slow):
+                told.append(first.note(*(part.rank for part in others)))
+            else:
+                told += [part.note() for part in (first, *others)]
+        return told
 
     def __str__(self) -> str:
         """Write it as `parse` reads it."""
@@ -128,6 +140,11 @@ class Later(Stragglers):
 def held_up_fact(stragglers: Stragglers | None) -> dict[str, str]:
     """The fact of a trace that says what held ranks up, as `Trace.held_up` reads it; none where nothing did."""
     return {"held_up": stragglers.note()} if stragglers is not None and stragglers.parts else {}
+
+
+def _but_for_rank(part: Straggler) -> Straggler:
+    """The same for all ranks that are as slow as one another, and at the same times."""
+    return replace(part, rank=0) if isinstance(part, Slow) else part
 
 
 def _parsed(part: str) -> Straggler:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from ..derived.seeds import derived_seed
+from ..display.plan_diff import listed
 from ..errors import InputError
 from ..io.fields import integer, number
 from ..io.quantities import TIME
@@ -101,10 +102,12 @@ class Slow:
     def check(self, num_ranks: int) -> None:
         check_rank(self.rank, num_ranks, self.name)
 
-    def note(self) -> str:
+    def note(self, *others: int) -> str:
+        """Say it in a few words, together with `others`: ranks that are as slow at the same times."""
         until = "" if self.to is None else f" to {self.to}"
         when = f" from minibatch {self.from_}{until}" if self.from_ or until else ""
-        return f"rank {self.rank} is {self.factor:g} times as slow{when}"
+        whose = f"ranks {listed((self.rank, *others))} are" if others else f"rank {self.rank} is"
+        return f"{whose} {self.factor:g} times as slow{when}"
 
 
 @dataclass(frozen=True)
