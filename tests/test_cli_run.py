@@ -17,6 +17,7 @@ from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage, partition
 from sparsepipe.cli.arguments import OPTIONS
+from sparsepipe.cli.run_text import run_lines
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.dynamics.variants import VARIANTS
@@ -242,6 +243,13 @@ def test_a_detached_run_is_listed_followed_and_cancelled(plan, shapes, tmp_path)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert code == 0
     assert {event["args"]["stage"] for event in events if event["ph"] == "X"} == {0, 1}
+
+
+def test_a_runs_numbers_are_called_in_text_as_in_figures():
+    """`runs list` had "samples_per_second", an accuracy of 0.1765, and PipeDream's "2-1" under "stages"."""
+    row = {"run": "first", "stages": "2-1", "samples_per_second": 94.96, "accuracy": 0.1765}
+    assert run_lines(row) == ["run: first", "replicas of stages: 2-1", "samples/s: 94.96", "accuracy: 17.6%"]
+    assert run_lines({"accuracy": None}) == ["accuracy: –"]
 
 
 def test_a_run_that_is_not_there_is_one_line(tmp_path):

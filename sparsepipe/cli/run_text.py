@@ -4,6 +4,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..display.markup import one_line
+from .output import cell
+
+# What a run's row is called in text, as figures and the board call it; --json has the keys themselves.
+_NAMES = {"stages": "replicas of stages", "samples_per_second": "samples/s"}
+
+
+def column_name(key: str) -> str:
+    """The name of a run's number in text."""
+    return _NAMES.get(key, key)
+
+
+def run_cell(key: str, value: Any) -> Any:
+    """A run's number as text has it: a share in per cent, others as they are."""
+    return f"{value:.1%}" if key == "accuracy" and value is not None else value
+
+
+def run_lines(row: Mapping[str, Any]) -> list[str]:
+    """A line for each of a run's numbers."""
+    return [f"{column_name(key)}: {cell(run_cell(key, value))}" for key, value in row.items()]
 
 
 def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> str:

@@ -40,7 +40,7 @@ from .launches import check_launcher, load_any_plan, new_run_dir, waited
 from .output import Answer, cell, column_cells, progress_line, table
 from .profile_and_cluster import check_machines, profile_and_cluster, warn
 from .run_folders import RUNS, run_folder
-from .run_text import latency_text, summary_text
+from .run_text import column_name, latency_text, run_cell, run_lines, summary_text
 
 _CPU = DEVICES[:1]
 
@@ -179,7 +179,7 @@ def runs_show(options: argparse.Namespace) -> Answer:
         "origin": record.origin,
         "status": record.status,
     }
-    lines = [f"{key}: {cell(value)}" for key, value in row.items()]
+    lines = run_lines(row)
     summary = _summary(record)
     if latency := latency_text(summary):
         document["latency_seconds"] = summary["latency_seconds"]
@@ -330,7 +330,8 @@ _NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages"
 
 def _side_by_side(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Answer:
     """Format rows of runs as a table, with a line below it for each damaged record."""
-    text = table([columns, *zip(*(column_cells([row[c] for row in rows]) for c in columns), strict=True)])
+    cells = (column_cells([run_cell(c, row[c]) for row in rows]) for c in columns)
+    text = table([[*map(column_name, columns)], *zip(*cells, strict=True)])
     damaged = [f"{one_line(row['run'])} cannot be read: {row['damage']}" for row in rows if "damage" in row]
     return Answer(rows, "\n".join([text, *damaged]))
 

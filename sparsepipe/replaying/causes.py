@@ -87,7 +87,7 @@ class WhatIf:
 
     def told(self, *, all_in: str = IN_PYTHON) -> str:
         """The step, what each part adds and costs, a row each, and the culprit; `all_in`: where those left out are."""
-        head, rows = ["what", "slow-down by it alone", "step without it (s)", "of the loss"], list[list[str]]()
+        head, rows = ["what", "slow-down by it alone", "step without it (s)", "of the time lost"], list[list[str]]()
         for part in sorted(self.without, key=self.share, reverse=True):
             name = " ".join(map(str, filter(lambda word: word != "", part)))
             rows.append([name, f"{self.by[part]:.3f} ×", f"{self.without[part]:.4f}", f"{self.share(part):.0%}"])
