@@ -46,7 +46,8 @@ def cells(root):
     outputs.append(new_output("display_data", {"application/vnd.plotly.v1+json": {}, "image/png": PNG}))
     outputs.append(new_output("display_data", {"application/vnd.plotly.v1+json": {}}))
     outputs.append(new_output("error", ename="E", evalue="e", traceback=["\x1b[31mE: e\x1b[0m"]))
-    answer = new_output("display_data", {"text/markdown": "It is **414** `samples/s`. And [more](02_profile.ipynb)."})
+    text = "It is **414** `samples/s`. And [more](02_profile.ipynb).\n\n" + TABLE
+    answer = new_output("display_data", {"text/markdown": text})
     markdown = nbformat.v4.new_markdown_cell
     yield markdown("# 05 · Does it?\n\n[next](06_figures.ipynb)\n\n| a | b |\n|---|---|\n| 1 | 2 |")
     yield nbformat.v4.new_code_cell("value  # and a line that is longer than any page is wide " * 4, outputs=outputs)
@@ -54,6 +55,7 @@ def cells(root):
     yield nbformat.v4.new_code_cell("display(answer)", outputs=[answer])
 
 
+TABLE = f"| planner | {'time of a minibatch, planned | ' * 7}\n{'|---' * 8}|\n| model-parallel {'| 20.2 ms ' * 7}|"
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
 
@@ -93,5 +95,20 @@ def test_no_page_of_a_batch_violates_wcag_2_1_aa(chromium, pages, scheme, width)
             ]
         assert {"color-contrast", "image-alt", "link-name", "document-title", "html-has-lang"} <= seen, "it saw them"
         assert not told, "\n".join(told)
+    finally:
+        context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 480])
+def test_a_name_with_hyphens_is_in_one_line_of_a_table(chromium, pages, width):
+    context = chromium.new_context(viewport={"width": width, "height": 900})
+    try:
+        page = context.new_page()
+        for path in pages:
+            page.goto(Path(path).as_uri())
+            names = page.locator("td .name", has_text="model-parallel")
+            assert names.count() and all(
+                one.bounding_box()["height"] < 30 for one in names.all()
+            )  # a line has 20 or so
     finally:
         context.close()
