@@ -11,6 +11,7 @@ from typing import Any
 
 from .derived.digests import digest
 from .display import html, value_text
+from .display.counting import number_of
 from .errors import InputError
 from .host.addresses import is_loopback
 from .io.fields import MOST, MOST_DEVICES, given_integer, given_number, integer, shown, text
@@ -139,7 +140,7 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]
         if (count := sum(len(node.device_types) for node in self.nodes)) > MOST_DEVICES:
-            raise InputError(f"a cluster of {count} devices: expected {MOST_DEVICES} at most")
+            raise InputError(f"a cluster of {number_of(count, 'device')}: expected {MOST_DEVICES} at most")
         if not names:
             raise InputError("a cluster without nodes: expected at least one device")
         if len(set(names)) < len(names):
@@ -185,8 +186,8 @@ class Cluster:
         """
         if beyond := [rank for rank in ranks if rank >= len(self.devices)]:
             raise InputError(
-                f"the plan uses rank {max(beyond)}, the cluster has {len(self.devices)} devices; plan for this "
-                "cluster, or name more hosts in its file"
+                f"the plan uses rank {max(beyond)}, the cluster has {number_of(len(self.devices), 'device')}; plan for "
+                "this cluster, or name more hosts in its file"
             )
         own: dict[str, list[DeviceType]] = {}
         for rank in sorted(ranks):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .derived.remembered import remembered
+from .display.counting import number_of
 from .errors import InputError
 
 
@@ -39,7 +40,7 @@ class LayerGraph:
         for i, j in self.edges:
             if not 0 <= i < j < len(self.layers):
                 raise InputError(
-                    f"edge {(i, j)} is not forward in a graph of {len(self.layers)} layers: "
+                    f"edge {(i, j)} is not forward in a graph of {number_of(len(self.layers), 'layer')}: "
                     "list the layers in topological order"
                 )
         object.__setattr__(self, "edges", tuple(sorted(set(self.edges))))

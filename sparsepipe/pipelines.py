@@ -10,6 +10,7 @@ from typing import Any
 
 from .cluster import Cluster
 from .display import html
+from .display.counting import number_of
 from .display.markup import one_line
 from .display.plan_text import stage_table
 from .errors import InputError
@@ -257,7 +258,10 @@ class Pipelines:
 
     def summary(self) -> str:
         """How many pipelines and ranks, the rule, pace and gap in one line."""
-        text = f"{len(self.pipelines)} pipelines on {len(self.ranks)} devices, {self.replication.name}"
+        text = (
+            f"{number_of(len(self.pipelines), 'pipeline')} on {number_of(len(self.ranks), 'device')}, "
+            f"{self.replication.name}"
+        )
         if rate := self.minibatches_per_second:
             text += f", {rate:.2f} minibatches/s ({rate * self.samples:.1f} samples/s) where none waits"
             text += ", gap not proven" if self.gap is None else f", gap {self.gap:.1%}"

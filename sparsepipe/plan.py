@@ -9,6 +9,7 @@ from typing import Any
 from . import plan_check
 from .cluster import Cluster
 from .display import html
+from .display.counting import number_of
 from .display.markup import one_line
 from .display.plan_diff import PlanDiff, diff, listed
 from .display.plan_text import stage_table
@@ -307,7 +308,7 @@ class Plan:
     def summary(self) -> str:
         """Planner, schedule, period and gap in one line."""
         stages, devices = (
-            _counted(len(items), word) for items, word in ((self.stages, "stage"), (self.ranks, "device"))
+            number_of(len(items), word) for items, word in ((self.stages, "stage"), (self.ranks, "device"))
         )
         text = f"{self.planner}: {stages} on {devices}, {self.schedule} ({self.weights})"
         text = one_line(text)
@@ -323,10 +324,6 @@ class Plan:
                 if self.estimate.memory_size:
                     text += f", memory for one of {self.estimate.memory_size:,.0f} {unit}"
         return text
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, Any]:

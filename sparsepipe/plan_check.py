@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from .display.counting import number_of
 from .display.plan_diff import listed
 from .display.plan_shape import StageShape
 from .graph import LayerGraph
@@ -56,7 +57,9 @@ def violations(plan: CheckedPlan, graph: LayerGraph, num_devices: int | None = N
     found = [*_of_settings(plan), *_of_stages(plan), *_of_placement(plan), *_of_layers(plan, graph)]
     if num_devices is not None:
         found += [
-            f"rank {rank} is not in a cluster of {num_devices} devices" for rank in plan.ranks if rank >= num_devices
+            f"rank {rank} is not in a cluster of {number_of(num_devices, 'device')}"
+            for rank in plan.ranks
+            if rank >= num_devices
         ]
     return found
 
@@ -93,7 +96,7 @@ def _of_stages(plan: CheckedPlan) -> list[str]:
         if not stage.ranks:
             found.append(f"stage {k} has no ranks")
         if len(stage.shares) != len(stage.ranks):
-            found.append(f"stage {k} has {len(stage.shares)} shares for {len(stage.ranks)} ranks")
+            found.append(f"stage {k} has {len(stage.shares)} shares for {number_of(len(stage.ranks), 'rank')}")
         elif any(share < 1 for share in stage.shares) or stage.round > MOST_DEVICES:
             found.append(
                 f"stage {k} has shares {stage.shares}, expected 1 or more each and {MOST_DEVICES} at most together"
@@ -150,7 +153,10 @@ def _of_layers(plan: CheckedPlan, graph: LayerGraph) -> list[str]:
     if unknown := [id for id in place if id not in known]:
         found.append(f"it is for a different graph: {len(unknown)} of its layers ({_few(unknown)}) are not in this one")
     if missing := [layer.id for layer in graph.layers if layer.id in known and layer.id not in place]:
-        found.append(f"{len(missing)} layers of the graph are in no stage ({_few(missing)})")
+        found.append(
+            f"{number_of(len(missing), 'layer')} of the graph {'is' if len(missing) == 1 else 'are'} in no stage "
+            f"({_few(missing)})"
+        )
     for i, j in graph.edges:
         a, b = graph.layers[i].id, graph.layers[j].id
         if place.get(a, 0) > place.get(b, len(plan.stages)):

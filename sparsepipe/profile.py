@@ -11,6 +11,7 @@ from typing import Any
 from .derived.digests import canonical_text, digest_with
 from .derived.remembered import remembered
 from .display import html, value_text
+from .display.counting import number_of
 from .errors import InputError
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
@@ -141,7 +142,8 @@ class Profile:
         for name, costs in self.costs.items():
             if len(costs) != len(self.graph.layers):
                 raise InputError(
-                    f"profile of {name!r} has {len(costs)} costs for {len(self.graph.layers)} layers: expected one each"
+                    f"profile of {name!r} has {len(costs)} costs for {number_of(len(self.graph.layers), 'layer')}: "
+                    "expected one each"
                 )
         if not self.costs:
             raise InputError("a profile without a device type: expected costs for at least one")
@@ -400,7 +402,10 @@ def graph_differences(a: LayerGraph, b: LayerGraph) -> str:
     """Return in a few words how two graphs differ; empty when they have the same layers and edges."""
     ids_a, ids_b = [layer.id for layer in a.layers], [layer.id for layer in b.layers]
     if missing := sorted(set(ids_a) ^ set(ids_b)):
-        return f"{len(missing)} layers are in only one of them, {missing[0]!r} among them"
+        return (
+            f"{number_of(len(missing), 'layer')} {'is' if len(missing) == 1 else 'are'} in only one of them, "
+            f"{missing[0]!r} among them"
+        )
     if {(ids_a[i], ids_a[j]) for i, j in a.edges} != {(ids_b[i], ids_b[j]) for i, j in b.edges}:
         return "their edges differ"
     if ids_a != ids_b:

@@ -175,7 +175,7 @@ def test_each_rank_of_a_pipeline_is_at_its_device_and_knows_how_many_others_are_
 def test_what_hosts_cannot_do_for_pipelines_is_told_in_one_line():
     plan = pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
     for given, hosts, told in (
-        (plan, cluster(1), "uses rank 1, the cluster has 1 devices"),
+        (plan, cluster(1), "uses rank 1, the cluster has 1 device;"),
         (pipelines_of(PLAIN, [[0]], [[0]], rule="partial-reduce"), cluster(2), "rank 0 is in more than one pipeline"),
         (plan, cluster(1, 1, addresses=["127.0.0.1"] * 2), "the address of more than one host"),
     ):

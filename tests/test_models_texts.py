@@ -304,7 +304,7 @@ def test_names_are_built_lazily_and_stand_in_their_files() -> None:
 @pytest.mark.parametrize(
     ("build", "what"),
     [
-        (lambda: gnmt(num_layers=1), "GNMT of 1 layers"),
+        (lambda: gnmt(num_layers=1), "GNMT of 1 layer of"),
         (lambda: gnmt(source_vocabulary_size=5, target_vocabulary_size=-1), "5 source and -1 target words"),
         (
             lambda: gnmt(source_vocabulary_size=5, target_vocabulary_size=6, shared_embedding=True),

@@ -62,7 +62,7 @@ def test_nothing_by_hand_beats_the_optimum():
         ((0,), ((1, 0), (0, 1)), "with a layer in every stage"),
         ((3,), ((2, 0), (1, 0)), "the stages use 3 fast, the cluster has 2"),
         ((3,), ((2, 0), (0, 0)), "stage 1 has no device"),
-        ((3,), ((2, 0),), "make 2 stages, but devices are given for 1"),
+        ((3,), ((2, 0),), "1 cut between 2 stages, but devices are given for 1"),
         ((3,), ((2,), (1,)), "expected 2 of them"),
     ],
 )

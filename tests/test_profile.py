@@ -145,7 +145,7 @@ def test_a_measured_profile_says_what_else_the_machine_did_meanwhile(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: profile("a") | profile("b", ids="abc"), "different graphs cannot be joined: 1 layers.*'c'"),
+        (lambda: profile("a") | profile("b", ids="abc"), "different graphs cannot be joined: 1 layer is.*'c'"),
         (lambda: profile("a") | profile("a"), "'a' is in both profiles"),
         (lambda: profile("a").cost(0, "b"), "no profile for device type 'b'"),
         (lambda: CostSample(1, float("nan"), 1, 1), "forward = nan"),

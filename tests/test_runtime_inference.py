@@ -119,7 +119,7 @@ def test_a_job_computes_outputs_from_a_run(runs, tmp_path):
         summary = running.wait(timeout=ENOUGH)
     assert running.record.plan == several.local(0)
     assert told == ["forwards alone: the first of the plan's 2 pipelines computes the outputs, on 1 of 3 devices"]
-    with pytest.raises(InputError, match="uses rank 1, the cluster has 1 devices"):
+    with pytest.raises(InputError, match="uses rank 1, the cluster has 1 device;"):
         launch(several, job.config, run_dir=tmp_path / "few", forward_only=trained.folder, cluster=Cluster.uniform(1))
     assert running.state == "finished" and summary["checkpoint"].endswith("minibatch-00000005")
     with np.load(tmp_path / "run" / PREDICTIONS) as found:

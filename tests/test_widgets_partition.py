@@ -516,7 +516,7 @@ def test_more_stages_than_layers_are_refused_in_words(cluster):
     explorer = PartitionExplorer(profile_of((0.01,)), cluster)
     explorer.planner.value = "model-parallel"
     explorer.stages_per_device.slider.value = 2
-    assert "2 stages for 1 layers: expected at least one layer each" in explorer.messages.value
+    assert "2 stages for 1 layer: expected at least one layer each" in explorer.messages.value
 
 
 def test_a_device_whose_stages_do_not_fit_together_is_marked(interleaved):

@@ -9,6 +9,7 @@ from typing import Any
 from ..cluster import Cluster, Link, Node
 from ..cluster_probes import check_cluster, measure_cluster
 from ..cluster_probes.check import HostFacts
+from ..display.counting import number_of
 from ..display.html import counted
 from ..display.markup import one_line
 from ..formats.clusters import load_cluster, load_cluster_file
@@ -21,7 +22,10 @@ def show(options: argparse.Namespace) -> Answer:
     """The hosts and devices of a cluster's file."""
     found = load_cluster_file(options.file)
     cluster = found.cluster
-    heading = f"{one_line(options.file)}: {found.kind}, {len(cluster.devices)} devices on {len(cluster.nodes)} hosts"
+    heading = (
+        f"{one_line(options.file)}: {found.kind}, {number_of(len(cluster.devices), 'device')} on "
+        f"{number_of(len(cluster.nodes), 'host')}"
+    )
     rows = [("host", "address", "devices", "inside"), *(_row(node) for node in cluster.nodes)]
     between = [f"between hosts: {_link_text(cluster.network)}"] if len(cluster.nodes) > 1 else []
     between += _network_time_lines(cluster)
@@ -72,7 +76,7 @@ def measure(options: argparse.Namespace) -> Answer:
 
 
 def _facts_row(one: HostFacts) -> tuple[str, ...]:
-    devices = counted(one.gpus) if one.gpus else f"{one.cores} cores"
+    devices = counted(one.gpus) if one.gpus else number_of(one.cores, "core")
     sizes = (f"{one.memory_bytes / 1e9:.1f} GB", f"{one.disk_bytes / 1e9:.1f} GB")
     return (one.name, one.python, one.packages.get("torch", "–"), devices, *sizes, f"{one.clock_seconds:+.1f} s")
 

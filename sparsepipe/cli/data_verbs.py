@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import data
 from ..data.examples import is_examples
+from ..display.counting import number_of
 from ..display.markup import one_line
 from ..errors import InputError
 from ..io.fields import json_object
@@ -55,7 +56,7 @@ def data_make(options: argparse.Namespace) -> Answer:
 
 def data_info(options: argparse.Namespace) -> Answer:
     found = data.info(options.path, **_options_of_examples(options))
-    lines = [f"{found['name']}{' (synthetic)' if found['synthetic'] else ''}: {found['samples']} samples"]
+    lines = [f"{found['name']}{' (synthetic)' if found['synthetic'] else ''}: {number_of(found['samples'], 'sample')}"]
     lines += [_counted("splits", found["splits"])]
     lines += _of_examples(found) if "facts" in found else _of_clouds(found)
     lines += [f"missing: no sample of class {one['class']} in split {one['split']}" for one in found["missing"]]
@@ -108,7 +109,7 @@ def data_check(options: argparse.Namespace) -> Answer:
 
 def _stopping(options: argparse.Namespace, faults: Sequence[Any]) -> str:
     count = len(faults)
-    return f"{options.path}: {count} {'faults' if count > 1 else 'fault'} would stop a run" if count else ""
+    return f"{options.path}: {number_of(count, 'fault')} would stop a run" if count else ""
 
 
 def _many(files: int) -> str:

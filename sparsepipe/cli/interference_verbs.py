@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 
+from ..display.counting import number_of
 from ..display.markup import one_line
 from ..dynamics.interference.intruding import run_intruders
 from ..dynamics.interference.measurements import Measurement
@@ -17,7 +18,7 @@ def run(options: argparse.Namespace) -> Answer:
     numbers = options.gpus or options.cores
     times = {"after": options.after, "seconds": options.seconds, "share": options.share}
     steps = run_intruders(options.kind, **{where: numbers}, **times, say=progress_line)
-    told = ", ".join(f"{count} steps on {name} {number}" for number, count in steps.items())
+    told = ", ".join(f"{number_of(count, 'step')} on {name} {number}" for number, count in steps.items())
     document = {"kind": options.kind, where: list(numbers), **times, "steps": steps}
     return Answer(document, f"{options.kind}: {told}")
 
@@ -56,7 +57,10 @@ def measure(options: argparse.Namespace) -> Answer:
         ["intruders", f"on its {'processor' if device == CPU else 'GPU'}", "on another"],
         *([cell(value) for value in row.values()] for row in rows),
     ]
-    text = f"{one_line(options.out)}: {len(found)} measurements; times as long as alone, whole steps\n{table(lines)}"
+    text = (
+        f"{one_line(options.out)}: {number_of(len(found), 'measurement')}; times as long as alone, whole "
+        f"steps\n{table(lines)}"
+    )
     busy = [one for one in found if not one.intruders and one.metrics.get("waited", 0.0) > RUN_QUEUE_WAIT]
     if busy:
         waited = max(one.metrics["waited"] for one in busy)

@@ -1,5 +1,6 @@
 """What a simulation of several pipelines came to, as text: a line for all, and a line for each."""
 
+from ..display.counting import number_of
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
 
@@ -9,8 +10,8 @@ def forecast_text(told: PipelinesForecast) -> str:
     merges = sum(told.group_sizes.values())
     count = sum(one.minibatches for one in told.pipelines)
     lines = [
-        f"{count} minibatches in {told.trace.makespan:.3f} s simulated, {told.samples_per_second:.2f} samples/s "
-        f"together, {_share(told.samples_per_second, told.own_pace)} of what all pipelines train alone",
+        f"{number_of(count, 'minibatch')} in {told.trace.makespan:.3f} s simulated, {told.samples_per_second:.2f} "
+        f"samples/s together, {_share(told.samples_per_second, told.own_pace)} of what all pipelines train alone",
         f"{rule_text(told.rule)}: {merges} merges of {told.mean_group_size:.2f} pipelines on average, "
         f"{told.forced_merges} of them forced, results taken {told.mean_staleness:.2f} updates later, "
         f"{told.bytes / 1e6:.1f} MB sent",
@@ -22,7 +23,7 @@ def _line(k: int, one: PipelinePace) -> str:
     lost = [f"{cause} {seconds:.3g} s" for cause, seconds in one.lost_seconds.items() if seconds]
     waited = [f"{name} {seconds:.3g} s" for name, seconds in one.waits]
     return (
-        f"pipeline {k}: {one.minibatches} minibatches, {one.samples_per_second:.2f} samples/s, "
+        f"pipeline {k}: {number_of(one.minibatches, 'minibatch')}, {one.samples_per_second:.2f} samples/s, "
         f"{_share(one.samples_per_second, one.own_pace)} of its own pace"
         + (f"; lost by {', '.join(lost)}" if lost else "")
         + (f"; waited for {', '.join(waited)}" if waited else "")

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..errors import InputError
 from ..forecast import beyond_memory, forecast, peak_bytes
 from ..formats.pipedream_conf import export_plan
@@ -76,7 +77,7 @@ def profile(options: argparse.Namespace) -> Answer:
     }
     return Answer(
         document,
-        f"{options.out}: {len(found.graph.layers)} layers on {name}, forward {forward * 1e3:.1f} ms, "
+        f"{options.out}: {number_of(len(found.graph.layers), 'layer')} on {name}, forward {forward * 1e3:.1f} ms, "
         f"backward {backward * 1e3:.1f} ms at {found.size():.0f} {found.size_unit}, update {update * 1e3:.1f} ms; "
         f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step",
     )
@@ -220,8 +221,9 @@ def simulate(options: argparse.Namespace) -> Answer:
     bubble = document["bubble"].items()
     causes = ", ".join(f"{cause} {share:.1%}" for cause, share in bubble if told.restart or cause != "restart")
     text = (
-        f"{options.minibatches} minibatches in {makespan:.3f} s simulated, {told.minibatches_per_second:.2f} "
-        f"minibatches/s when steady, bubble {told.trace.bubble_fraction:.1%} ({causes})"
+        f"{number_of(options.minibatches, 'minibatch')} in {makespan:.3f} s simulated, "
+        f"{told.minibatches_per_second:.2f} minibatches/s when steady, bubble {told.trace.bubble_fraction:.1%} "
+        f"({causes})"
     )
     restart = told.restart.note() if told.restart else ""
     return Answer(document, "\n".join(filter(None, [text, note, restart])))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..dynamics.drift import Watch
 from ..dynamics.oracle import oracle_segments
 from ..dynamics.segments import seconds_of
@@ -58,8 +59,9 @@ def simulate_replanned(
         "warnings": list(profile.warnings),
     }
     lines = [
-        f"{len(sizes)} minibatches in {chosen.seconds:.3f} s simulated, {len(chosen.changes)} changes of the plan "
-        f"({options.replan}); {oracle:.3f} s for who knew all that comes",
+        f"{number_of(len(sizes), 'minibatch')} in {chosen.seconds:.3f} s simulated, "
+        f"{number_of(len(chosen.changes), 'change')} of the plan ({options.replan}); {oracle:.3f} s for who knew all "
+        "that comes",
         *(
             f"from minibatch {one.first_minibatch}: {'-'.join(str(len(s.ranks)) for s in one.decision.plan.stages)} "
             f"replicas, {'-'.join(str(len(s.layers)) for s in one.decision.plan.stages)} layers; {one.decision.why}"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..display.counting import number_of
 from ..display.markup import one_line
 from ..dynamics.launching import launch
 from ..errors import InputError
@@ -70,8 +71,8 @@ def _replayed(summary: dict[str, Any], pace: float, *, expected: float) -> Answe
     """What a replay says at its end, of minibatches of one sample, beside what the simulator expects a second."""
     document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
     text = (
-        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} minibatches/s, "
-        f"{expected:.2f} simulated"
+        f"{one_line(summary['run_dir'])}: {number_of(summary['minibatches'], 'minibatch')} replayed at {pace:.2f} "
+        f"minibatches/s, {expected:.2f} simulated"
     )
     return Answer(document, text)
 

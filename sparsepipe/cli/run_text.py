@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..display.counting import number_of
 from ..display.markup import one_line
 from .output import cell
 
@@ -29,10 +30,10 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     """The line at a run's end. `nothing_left`: it resumed with all of its minibatches trained: the pace is recorded."""
     validation, pace = summary.get("validation") or {}, summary["samples_per_second"]
     accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
-    told = f"{summary['minibatches']} minibatches at {pace:.1f} samples/s"
+    told = f"{number_of(summary['minibatches'], 'minibatch')} at {pace:.1f} samples/s"
     if nothing_left:
         recorded = f", at {pace:.1f} samples/s by the record" if pace else ""
-        told = f"nothing was left to train, all {summary['minibatches']} minibatches are done{recorded}"
+        told = f"nothing was left to train, all {number_of(summary['minibatches'], 'minibatch')} are done{recorded}"
     return f"{one_line(summary['run_dir'])}: {told}{accuracy}" + _of_inference(summary)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..display.html import left_out
 from ..display.markup import one_line
 from ..dynamics.interference.predictor import Predictor
@@ -231,7 +232,9 @@ def runs_stop(options: argparse.Namespace) -> Answer:
     summary = job.wait(on_row=follower)
     follower.close()
     document = {"run": record.name, "state": job.state, "minibatches": summary["minibatches"]}
-    return Answer(document, f"{one_line(record.folder)}: {job.state} after {summary['minibatches']} minibatches")
+    return Answer(
+        document, f"{one_line(record.folder)}: {job.state} after {number_of(summary['minibatches'], 'minibatch')}"
+    )
 
 
 def runs_replan(options: argparse.Namespace) -> Answer:
@@ -270,7 +273,8 @@ def runs_export(options: argparse.Namespace) -> Answer:
     missing = f" ({left_out(trace)})" if trace.left_out else ""
     facts |= {"left_out": trace.left_out} if trace.left_out else {}
     return Answer(
-        facts, f"{one_line(path)}: {len(trace.spans)} spans{missing}; open it at ui.perfetto.dev or chrome://tracing"
+        facts,
+        f"{one_line(path)}: {number_of(len(trace.spans), 'span')}{missing}; open it at ui.perfetto.dev or chrome://tracing",
     )
 
 

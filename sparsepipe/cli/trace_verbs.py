@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping
 
+from ..display.counting import number_of
 from ..display.html import left_out
 from ..display.markup import one_line
 from ..errors import InputError
@@ -36,8 +37,8 @@ def show(options: argparse.Namespace) -> Answer:
     }
     missing = f" ({left_out(trace)})" if trace.left_out else ""
     lines = [
-        f"{one_line(options.file)}: {trace.source}, {len(trace.spans)} spans of {len(trace.ranks)} ranks in "
-        f"{trace.shown_seconds:.3f} s{missing}",
+        f"{one_line(options.file)}: {trace.source}, {number_of(len(trace.spans), 'span')} of "
+        f"{number_of(len(trace.ranks), 'rank')} in {trace.shown_seconds:.3f} s{missing}",
         ", ".join(f"{part} {shares[part]:.1%}" for part in PARTS),
     ]
     if waits:
@@ -76,7 +77,7 @@ def export(options: argparse.Namespace) -> Answer:
         write_json(path, trace.to_chrome())
         told = "open it at ui.perfetto.dev or chrome://tracing"
     facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
-    return Answer(facts, f"{one_line(path)}: {len(trace.spans)} spans; {told}")
+    return Answer(facts, f"{one_line(path)}: {number_of(len(trace.spans), 'span')}; {told}")
 
 
 def _opened(options: argparse.Namespace) -> Trace:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cluster import Cluster, Node
+from ..display.counting import number_of
 from ..errors import InputError
 from ..host.addresses import is_loopback
 from .hosts import Probe, for_each, new_secret, probes
@@ -147,7 +148,10 @@ def _wrong(node: Node, there: HostFacts, here: HostFacts) -> list[str]:
     if there.code is not None and there.code != here.code and "sparsepipe" not in "".join(found):
         found.append(f"{name}: other files of sparsepipe (digest {there.code}, here {here.code}); install the same")
     if there.gpus and len(node.device_types) > len(there.gpus):
-        found.append(f"{name}: {len(node.device_types)} devices in the file, {len(there.gpus)} GPUs there; correct one")
+        found.append(
+            f"{name}: {number_of(len(node.device_types), 'device')} in the file, {number_of(len(there.gpus), 'GPU')} "
+            "there; correct one"
+        )
     if abs(there.clock_seconds) - there.clock_doubt > _MOST_CLOCK_SECONDS:
         way = "ahead" if there.clock_seconds > 0 else "behind"
         found.append(f"{name}: its clock is {abs(there.clock_seconds):.0f} s {way}; set it (timedatectl, chrony)")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..display.counting import number_of
 from ..errors import InputError
 from .labels import IGNORED
 
@@ -125,8 +126,8 @@ class PointBatch:
         """Return self. Raises InputError where a label lies outside `num_classes`."""
         if int(self.labels.max()) >= num_classes:
             raise InputError(
-                f"label {int(self.labels.max())} is out of range for {num_classes} classes (0 to {num_classes - 1}); "
-                "use a model with as many outputs as the data has classes"
+                f"label {int(self.labels.max())} is out of range for {number_of(num_classes, 'class')} (0 to "
+                f"{num_classes - 1}); use a model with as many outputs as the data has classes"
             )
         return self
 

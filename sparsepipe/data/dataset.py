@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..derived.seeds import sample_seed
+from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import given_integer
 from .augmentation import Augmentation, named_augmentation
@@ -304,7 +305,7 @@ class VoxelDataset:
             )
         if cloud.labels.max() >= len(self.classes):
             raise InputError(
-                f"{file.path}: label {cloud.labels.max()} is out of range for {len(self.classes)} classes; "
+                f"{file.path}: label {cloud.labels.max()} is out of range for {number_of(len(self.classes), 'class')}; "
                 f'correct the labels or the list of parts, or declare "ignore": [{cloud.labels.max()}] in dataset.json'
             )
         return cloud.labels

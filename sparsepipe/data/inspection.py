@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..display.counting import number_of
 from ..display.markup import one_line
 from ..display.numbers import as_given
 from ..errors import InputError
@@ -81,7 +82,9 @@ class Report:
         return {"ok": not self.faults, **document}
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {sum(counts.samples for counts in self.splits.values())} samples, {self.layout}"]
+        lines = [
+            f"{self.name}: {number_of(sum(counts.samples for counts in self.splits.values()), 'sample')}, {self.layout}"
+        ]
         lines += [f"{split}: {_counts_text(counts, self.voxel_size)}" for split, counts in self.splits.items()]
         if "test" not in self.splits and "validation" in self.splits:
             lines.append("note: no split test, so a run needs --validation-split validation")
@@ -90,12 +93,14 @@ class Report:
         for twins in self.across_splits[:_MOST_PAIRS]:
             lines.append(f"warning: {twins.second} holds the same as {twins.first}: one sample in two splits")
         if len(self.across_splits) > _MOST_PAIRS:
-            lines.append(f"warning: {len(self.across_splits) - _MOST_PAIRS} more samples in two splits, see --json")
+            lines.append(
+                f"warning: {number_of(len(self.across_splits) - _MOST_PAIRS, 'more sample')} in two splits, see --json"
+            )
         if self.within_split:
             first = self.within_split[0]
             lines.append(
-                f"note: {len(self.within_split)} samples are there twice in their split, as {first.first} and "
-                f"{first.second}"
+                f"note: {number_of(len(self.within_split), 'sample')} {'is' if len(self.within_split) == 1 else 'are'} "
+                f"there twice in their split, as {first.first} and {first.second}"
             )
         lines += [str(fault) for fault in self.faults] or ["nothing would stop a run"]
         return "\n".join(map(one_line, lines))
@@ -178,7 +183,7 @@ class _Reader:
                     Fault(str(file.path), "takes more memory than there is", "divide it into smaller ones")
                 )
             self._done += 1
-            self.tell(f"{self._done} of {len(self.folder.files)} samples read, {len(self.faults)} faults")
+            self.tell(f"{self._done} of {len(self.folder.files)} samples read, {number_of(len(self.faults), 'fault')}")
         return SplitCounts(**counts)
 
     def _compare(self, file: SampleFile, content: Mesh | Cloud) -> None:
@@ -232,7 +237,7 @@ def _place(text: str, root: Path, file: SampleFile | None) -> tuple[str, str]:
 
 
 def _counts_text(counts: SplitCounts, voxel_size: float) -> str:
-    parts = [f"{counts.samples} samples"]
+    parts = [number_of(counts.samples, "sample")]
     parts += [f"{count} {what}" for what, count in (("points", counts.points), ("faces", counts.faces)) if count]
     parts.append(f"{counts.voxels} voxels of {as_given(voxel_size)}")
     parts += [f"{counts.unlabelled} points of no class"] if counts.unlabelled else []

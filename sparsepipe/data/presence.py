@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..display.counting import number_of
 from ..errors import InputError
 
 
@@ -19,5 +20,7 @@ def look_at(files: Iterable[Path], split: str) -> None:
         if problem:
             bad.append(f"{path}: {problem}")
     if bad:
-        more = f" and {len(bad) - 1} more files are so" if len(bad) > 1 else ""
+        more = (
+            f" and {number_of(len(bad) - 1, 'more file')} {'is' if len(bad) == 2 else 'are'} so" if len(bad) > 1 else ""
+        )
         raise InputError(f"{bad[0]}{more}, in split {split}; repair or remove what `sparsepipe data check` lists")

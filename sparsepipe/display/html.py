@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .colors import STAGE_COLORS, type_colors, work_color
+from .counting import number_of
 from .markup import Html, joined
 from .table import html_table
 from .trace_shares import SHARES_HEAD, rank_shares
@@ -47,7 +48,9 @@ def _stages(value: Any) -> tuple[Html, Html]:
     total, left, cells = max(1, sum(len(stage.layers) for stage in value.stages)), 0.0, []
     for k, stage in enumerate(value.stages):
         width = len(stage.layers) / total * _WIDTH
-        cells.append(_rect(left, 0, width - 1, _LANE, _color(k), title=f"stage {k}: {len(stage.layers)} layers"))
+        cells.append(
+            _rect(left, 0, width - 1, _LANE, _color(k), title=f"stage {k}: {number_of(len(stage.layers), 'layer')}")
+        )
         left += width
     head = ["stage", "layers", "devices", *(["work", "transfer", "memory"] if value.estimate else [])]
     return _svg(cells, _LANE, "layers by stage"), _table(head, rows)
@@ -78,7 +81,7 @@ def profile(value: Any) -> str:
 def profile_told(profile: Any) -> str:
     """Return what a profile is, in a line: "profile of 9 layers on RTX, 20,000 voxels per minibatch"."""
     size = profile.size()
-    told = f"profile of {len(profile.graph.layers)} layers on {counted(profile.device_types)}"
+    told = f"profile of {number_of(len(profile.graph.layers), 'layer')} on {counted(profile.device_types)}"
     return told + (f", {size:,.0f} {profile.size_unit} per minibatch" if size else "")
 
 
@@ -100,7 +103,11 @@ def cluster(value: Any) -> str:
     kinds = [(_swatch(colors[kind.name], kind.name, _TYPE), kind.memory_bytes) for kind in value.device_types]
     limits = [[name, "", limit_text(memory_bytes)] for name, memory_bytes in kinds]
     table = _table(["", "devices", "link or memory"], [*rows, *limits])
-    return _page(f"{len(value.devices)} devices on {len(value.nodes)} nodes", _svg(drawn, 26, "nodes"), table)
+    return _page(
+        f"{number_of(len(value.devices), 'device')} on {number_of(len(value.nodes), 'node')}",
+        _svg(drawn, 26, "nodes"),
+        table,
+    )
 
 
 _IDLE = (
@@ -136,7 +143,7 @@ def trace(value: Any) -> str:
 
 def trace_told(trace: Any) -> str:
     """Return what a trace is, in a line: "measured trace: 120 spans of 2 ranks in 512 ms"."""
-    told = f"{trace.source} trace: {len(trace.spans)} spans of {len(trace.ranks)} ranks"
+    told = f"{trace.source} trace: {number_of(len(trace.spans), 'span')} of {number_of(len(trace.ranks), 'rank')}"
     told += f" in {seconds_text(trace.shown_seconds)}"
     return told + (f"; {left_out(trace)}" if trace.left_out else "")
 
@@ -146,7 +153,7 @@ def left_out(trace: Any) -> str:
     found = trace.left_out
     ranges = [f"{first}–{last}" for first, last in found["minibatches"]]
     told = ", ".join(ranges[:4]) + (f" and {len(ranges) - 4} more parts" if len(ranges) > 4 else "")
-    return f"left out: {found['spans']} spans of minibatches {told} ({seconds_text(found['seconds'])})"
+    return f"left out: {number_of(found['spans'], 'span')} of minibatches {told} ({seconds_text(found['seconds'])})"
 
 
 def record(value: Any) -> str:

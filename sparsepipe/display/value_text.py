@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import html
+from .counting import number_of
 from .markup import one_line
 from .plan_text import aligned
 from .trace_shares import SHARES_HEAD, rank_shares
@@ -22,7 +23,7 @@ def profile(value: Any) -> str:
 
 def cluster(value: Any) -> str:
     """Each node's devices and link, and each type's memory."""
-    told = f"{len(value.devices)} devices on {len(value.nodes)} nodes"
+    told = f"{number_of(len(value.devices), 'device')} on {number_of(len(value.nodes), 'node')}"
     kinds = (html.counted(kind.name for kind in node.device_types) for node in value.nodes)
     rows = [(node.name, kind, html.link_text(node.link)) for node, kind in zip(value.nodes, kinds, strict=True)]
     if len(rows) > 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..errors import InputError
 from ..plan import Plan
 from ..planners import Problem, partition
@@ -157,7 +158,9 @@ class _Looked:
 
     def told(self, minibatches_left: int) -> str:
         """What is expected, and, in brackets, how sure that is and what the simulator says, where that is not it."""
-        text = f"{faster_or_slower(self.share)}: gains {self.gain:.2f} s over {minibatches_left} minibatches, "
+        text = (
+            f"{faster_or_slower(self.share)}: gains {self.gain:.2f} s over {number_of(minibatches_left, 'minibatch')}, "
+        )
         text += f"costs {self.cost.seconds:.2f} s"
         notes = []
         if self.share - self.least >= _TOLD:

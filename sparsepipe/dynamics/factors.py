@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..cluster import Cluster, Link
+from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import integer, number, shown
 from ..profile import CostSample, LayerCost, Profile
@@ -39,8 +40,8 @@ class Factors:
         for (low, high), factor in self.links.items():
             if not 0 <= low < high < len(self.ranks):
                 raise InputError(
-                    f"factor of the link between ranks {low} and {high}: expected two of the {len(self.ranks)} ranks, "
-                    "the lower first"
+                    f"factor of the link between ranks {low} and {high}: expected two of the "
+                    f"{number_of(len(self.ranks), 'rank')}, the lower first"
                 )
             _factor(factor, f"factor of the link between ranks {low} and {high}")
 
@@ -67,7 +68,10 @@ class Factors:
         shares it. Raises InputError where there are not as many factors as devices, or a type was not profiled.
         """
         if len(self.ranks) != len(cluster.devices):
-            raise InputError(f"factors of {len(self.ranks)} ranks for {len(cluster.devices)} devices: expected as many")
+            raise InputError(
+                f"factors of {number_of(len(self.ranks), 'rank')} for {number_of(len(cluster.devices), 'device')}: "
+                "expected as many"
+            )
         kinds = [device.type.name for device in cluster.devices]
         now = [_type_now(kind, factor) for kind, factor in zip(kinds, self.ranks, strict=True)]
         slower = dict(zip(now, kinds, strict=True))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import shown
 from ..launchers import LOCAL
@@ -87,7 +88,9 @@ def launch(
     here = given.get("launcher", LOCAL) == LOCAL
     check_predictor(replan, predictor, needed=computes, device=config.device, here=here)
     if given.get("forward_only") is not None and isinstance(plan, Pipelines):
-        told = f"forwards alone: the first of the plan's {len(plan.pipelines)} pipelines computes the outputs"
+        told = (
+            f"forwards alone: the first of the plan's {number_of(len(plan.pipelines), 'pipeline')} computes the outputs"
+        )
         tell(f"{told}, on {len(plan.pipelines[0].ranks)} of {len(plan.ranks)} devices")
     job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:

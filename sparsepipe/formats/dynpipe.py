@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..display.counting import number_of
 from ..errors import InputError
 from ..graph import Layer, LayerGraph
 from ..io.fields import MOST_DEVICES, integer, number, shown
@@ -90,11 +91,13 @@ def _plan_of(
     ids = [layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers]
     counts = [integer(one, "partition", least=1, most=len(ids)) for one in _list(content, "partition")]
     if sum(counts) != len(ids):
-        raise InputError(f"partition {shown(counts)} is of {sum(counts)} layers, the network has {len(ids)}")
+        raise InputError(
+            f"partition {shown(counts)} is of {number_of(sum(counts), 'layer')}, the network has {len(ids)}"
+        )
     ratios, warnings = _ratios(content, len(counts)), list[str]()
     replicas = _replicas(content, len(counts))
     if ranks is not None and len(ranks) != len(counts):
-        told = f"{conf} has {len(ranks)} stages, the partition {len(counts)}"
+        told = f"{conf} has {number_of(len(ranks), 'stage')}, the partition {len(counts)}"
         if given:
             raise InputError(told)
         warnings.append(f"{told}: ranks are numbered stage by stage")
@@ -172,7 +175,8 @@ def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: 
     for other, values, count in ((path.with_name(stem + BACKWARD), backward, 0), (sent_by, sent, 1)):
         if len(values) != len(forward):
             raise InputError(
-                f"{other}: {len(values) - count} lines for {len(forward)} layers, expected {len(forward) - count}"
+                f"{other}: {len(values) - count} lines for {number_of(len(forward), 'layer')}, expected "
+                f"{len(forward) - count}"
             )
     layers = [Layer(f"layer{k}") for k in range(len(forward))]
     costs = tuple(

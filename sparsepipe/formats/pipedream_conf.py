@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..display.counting import number_of
 from ..errors import InputError
 from ..graph import LayerGraph
 from ..graph_text import GraphText
@@ -106,7 +107,9 @@ def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
     count = len({rank for own in lists if isinstance(own, list) for rank in own if isinstance(rank, int)})
     name = f"gpus={count}.txt"
     if path.parent / name not in found:
-        raise InputError(f"{path}: is for {count} ranks, and {name} is not among the gpus=N.txt beside it: add it")
+        raise InputError(
+            f"{path}: is for {number_of(count, 'rank')}, and {name} is not among the gpus=N.txt beside it: add it"
+        )
     return path.parent / name
 
 
@@ -117,8 +120,8 @@ def _renamed(plan: Plan, graph: LayerGraph, other: LayerGraph, *, where: Path) -
         return plan
     if len(ids) != len(names) or edges != expected:
         raise InputError(
-            f"{where}: is of another network: {len(ids)} layers and {len(edges)} edges between them; the model has "
-            f"{len(names)} and {len(expected)}, or other edges"
+            f"{where}: is of another network: {number_of(len(ids), 'layer')} and {len(edges)} edges between them; the "
+            f"model has {len(names)} and {len(expected)}, or other edges"
         )
     name = dict(zip(ids, names, strict=True))
     stages = (replace(stage, layers=tuple(name[id] for id in stage.layers)) for stage in plan.stages)
@@ -175,9 +178,10 @@ def _module_of(graph: LayerGraph, stage_ids: Mapping[str, int], num_modules: int
         return known
     if len(layers) == num_modules:
         return {layer.id: k for k, layer in enumerate(layers)}
-    stages = "no stage_ids" if len(known) < len(layers) else f"{len(set(known.values()))} stages"
+    stages = "no stage_ids" if len(known) < len(layers) else number_of(len(set(known.values())), "stage")
     raise InputError(
-        f"lists {num_modules} modules, but the graph has {len(layers)} layers and {stages}: give its gpus=N.txt"
+        f"lists {num_modules} modules, but the graph has {number_of(len(layers), 'layer')} and {stages}: give its "
+        "gpus=N.txt"
     )
 
 

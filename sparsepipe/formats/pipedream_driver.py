@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.yaml_files import read_yaml
@@ -106,8 +107,8 @@ class DriverFile:
         count = sum(host.num_devices for host in self.hosts)
         if len(plan.ranks) > count:
             raise InputError(
-                f"{self.path}: machines lists {count} GPUs, and {self.values.get('config_file')} is for "
-                f"{len(plan.ranks)} ranks: list as many"
+                f"{self.path}: machines lists {number_of(count, 'GPU')}, and {self.values.get('config_file')} is for "
+                f"{number_of(len(plan.ranks), 'rank')}: list as many"
             )
         if self.values.get("no_input_pipelining"):
             plan = plan.with_schedule("sequential")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster, DeviceType, Node
+from ..display.counting import number_of
 from ..errors import InputError
 from ..graph import Layer, LayerGraph
 from ..io.fields import MOST_DEVICES, integer, number, real, shown, shown_key, text
@@ -215,7 +216,9 @@ class SailorFiles:
             shards[kind] = tuple(number(_at(one, "", "params_bytes"), "params_bytes") for one in held)
             tables = self._times(model, gpu, degree)
             if samples not in tables:
-                raise InputError(f"no profile of {model} on {gpu} with {samples} samples and tensor degree {degree}")
+                raise InputError(
+                    f"no profile of {model} on {gpu} with {number_of(samples, 'sample')} and tensor degree {degree}"
+                )
             costs[kind] = tuple(_cost(tables, held[k], k) for k in range(count))
             profiled = degree * profiled_bytes(shards[kind])
             rates[kind] = _seconds(tables[samples], 0)[2] / profiled if profiled else 0.0

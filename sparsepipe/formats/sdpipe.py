@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster, DeviceType, Link, Node
+from ..display.counting import number_of
 from ..errors import InputError
 from ..graph import LayerGraph
 from ..io.fields import MOST_DEVICES, complaint, flag, integer, shown
@@ -57,7 +58,7 @@ def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
     if len(set(hosts)) < len(hosts):
         raise InputError(f"{path}: host {shown(max(hosts, key=hosts.count))} is there twice: expected an entry a host")
     if (chiefs := sum(node.chief for node in nodes)) != 1:
-        raise InputError(f"{path}: {chiefs} nodes with chief: true, expected one")
+        raise InputError(f"{path}: {number_of(chiefs, 'node')} with chief: true, expected one")
     return nodes
 
 
@@ -176,7 +177,8 @@ def _layout(where: str, name: str, rows: list[Any]) -> Layout:
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise InputError(
-            f"{where}: {name} has stages of {min(lengths)} and {max(lengths)} GPUs, expected one a pipeline"
+            f"{where}: {name} has stages of {min(lengths)} and {number_of(max(lengths), 'GPU')}, expected one a "
+            "pipeline"
         )
     return tuple(map(tuple, rows))
 
@@ -198,8 +200,8 @@ def pipelines_of(
     counts = tuple(layers) if layers is not None else _even(len(ids), len(layout))
     if len(counts) != len(layout) or sum(counts) != len(ids) or min(counts) < 1:
         raise InputError(
-            f"layers {list(counts)} for {len(layout)} stages: expected {len(layout)} counts, 1 or more each, "
-            f"{len(ids)} together"
+            f"layers {list(counts)} for {number_of(len(layout), 'stage')}: expected {len(layout)} counts, 1 or more "
+            f"each, {len(ids)} together"
         )
     bounds = [sum(counts[:k]) for k in range(len(counts) + 1)]
     plans = tuple(_plan(layout, k, cluster, ids, bounds, schedule) for k in range(len(layout[0])))

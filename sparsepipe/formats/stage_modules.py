@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ..display.counting import number_of
 from ..errors import InputError
 from ..io.files import write_atomic
 from ..models.rows import INPUT, Network, Row
@@ -16,7 +17,7 @@ def write_stage_modules(plan: Plan, network: Network, folder: Path | str) -> lis
     names = [f"Stage{k}" for k in range(len(plan.stages))]
     texts["__init__.py"] = "\n".join(
         [
-            f'"""{network.name} in {len(names)} stages ({plan.schedule})."""',
+            f'"""{network.name} in {number_of(len(names), "stage")} ({plan.schedule})."""',
             "",
             *(f"from .{name.lower()} import {name}" for name in names),
             "",

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
+from ..display.counting import number_of
 from ..errors import InputError
 from . import cpu
 from .background_load import num_processors
@@ -37,4 +38,6 @@ def check_threads(threads: int | None) -> None:
     """Raise InputError for more threads than this process may use cores: they would only take turns."""
     cores = num_processors()
     if threads is not None and threads > cores:
-        raise InputError(f"threads is {threads}, but this process may use {cores} cores; expected 1 to {cores}")
+        raise InputError(
+            f"threads is {threads}, but this process may use {number_of(cores, 'core')}; expected 1 to {cores}"
+        )

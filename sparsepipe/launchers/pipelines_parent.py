@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..display.counting import number_of
 from ..io.files import read_rows
 from ..pipelines import Pipelines
 from ..record import RunRecord
@@ -202,7 +203,7 @@ class Parent:
         told = {"reason": "; ".join(reasons)} if reasons else {}
         if (found := commands.taken(self.folder)) is None:
             return {"state": "finished", **told}
-        after = f"stopped after {found[1]} minibatches, as asked; resume it to go on"
+        after = f"stopped after {number_of(found[1], 'minibatch')}, as asked; resume it to go on"
         for launcher in set(self.launchers) - set(failed):
             tell_status(launcher.folder, state="stopped", reason=after)
         return {"state": "stopped", "reason": "; ".join([after, *reasons])}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..display.counting import number_of
 from ..io.files import read_rows
 from ..runtime.pipelines.changes import MINIBATCHES
 
@@ -26,6 +27,6 @@ def rejoined(folder: Path) -> Iterator[str]:
             died, count = left.pop(pipeline), trained.pop(pipeline)
             told.append(
                 f"pipeline {pipeline}: died {died:.1f} s after the run began and trained again from "
-                f"{row['seconds']:.1f} s on; the others did {count} minibatches meanwhile"
+                f"{row['seconds']:.1f} s on; the others did {number_of(count, 'minibatch')} meanwhile"
             )
     yield from told

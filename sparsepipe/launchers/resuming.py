@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..data.minibatch_sizes import sizes
+from ..display.counting import number_of
 from ..errors import InputError
 from ..runtime.config import RunConfig
 from ..runtime.training_state.checkpoint import Checkpoint, latest
@@ -20,7 +21,8 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
         asked = f"epochs {config.epochs}" if config.minibatches is None else f"minibatches {config.minibatches}"
         raise InputError(
             f"{asked} would end the run after minibatch {total}, but {found.folder} has trained {done} "
-            f"({done / per_epoch:.3g} epochs) already; ask for that many or more, or train anew in another folder"
+            f"({number_of(done / per_epoch, 'epoch', '.3g')}) already; ask for that many or more, or train anew in "
+            "another folder"
         )
 
 
@@ -42,8 +44,8 @@ def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) 
         if per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches:
             raise InputError(f"{metrics}: gone, and nothing is left to train; put it back, or ask for more epochs")
         yield (
-            f"{metrics}: gone, and with it the losses of the first {found.minibatches} minibatches; the run goes on "
-            f"after them from {found.folder.name}"
+            f"{metrics}: gone, and with it the losses of the first {number_of(found.minibatches, 'minibatch')}; the "
+            f"run goes on after them from {found.folder.name}"
         )
     if per_epoch is not None and found.minibatches:
         yield from _rate_told(found.minibatches, per_epoch, before, config)
@@ -70,7 +72,7 @@ def _rate_told(done: int, per_epoch: int, before: RunConfig, config: RunConfig) 
     last = rates[0].at(done - 1, epoch_minibatches=per_epoch, total_minibatches=totals[0])
     how = f"the learning rate's schedule {config.learning_rate_schedule!r}"
     if rates[0] == rates[1]:
-        how += f" is stretched over {totals[1]} minibatches, {totals[0]} before"
+        how += f" is stretched over {number_of(totals[1], 'minibatch')}, {totals[0]} before"
     else:
-        how += f" has other settings than before, over {totals[1]} minibatches"
+        how += f" has other settings than before, over {number_of(totals[1], 'minibatch')}"
     yield f"{how}: the rate goes from {last:.4g} at minibatch {done - 1} to {next_rate:.4g} at minibatch {done}"

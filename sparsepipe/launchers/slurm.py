@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..errors import InputError
 from ..host.python_path import python_command
 from ..io.fields import complaint
@@ -37,7 +38,10 @@ def sbatch_script(
             "--cluster a file of such hosts"
         )
     if cluster and sum(counts) < num_ranks:
-        raise InputError(f"the plan has {num_ranks} ranks, and the cluster {sum(counts)} devices: add hosts")
+        raise InputError(
+            f"the plan has {number_of(num_ranks, 'rank')}, and the cluster {number_of(sum(counts), 'device')}: add "
+            "hosts"
+        )
     folder = run_dir.absolute()
     if "\n" in str(folder) or "\n" in str(Path.cwd()):
         raise InputError("a folder with a line break in its name: sbatch takes none; choose another --run-dir")

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from ..data.labels import IGNORED
+from ..display.counting import number_of
 from ..errors import InputError
 from .base import Outcome, weighed
 from .outputs import auxiliary_outputs, check_rows, described, main_output, num_known
@@ -121,8 +122,8 @@ def _check_classes(num_classes: int) -> None:
 def _check_width(output: Tensor, num_classes: int, *, exactly: bool = False) -> None:
     if output.dim() != 2 or output.shape[1] < num_classes or (exactly and output.shape[1] > num_classes):
         raise InputError(
-            f"the network gives {described(output)}, the data have {num_classes} classes: expected a row of as many "
-            "numbers for each target"
+            f"the network gives {described(output)}, the data have {number_of(num_classes, 'class')}: expected a row "
+            "of as many numbers for each target"
         )
 
 

@@ -10,6 +10,7 @@ outcome.py    what it all comes to
 from collections.abc import Sequence
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import number
 from ..pipelines import Pipelines
@@ -56,7 +57,9 @@ def simulate_pipelines(
     check_sizes(sizes)
     number(restart_seconds, "restart_seconds")
     if starts and len(starts) != len(pipelines.pipelines):
-        raise InputError(f"{len(starts)} starts for {len(pipelines.pipelines)} pipelines: expected one each")
+        raise InputError(
+            f"{len(starts)} starts for {number_of(len(pipelines.pipelines), 'pipeline')}: expected one each"
+        )
     begins = [number(start, "a start") for start in starts] or [0.0] * len(pipelines.pipelines)
     check_rule(pipelines.check(profile.graph, cluster))
     held_up = Stragglers.of(stragglers)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..cluster import Cluster
 from ..costs import Array, LayerTable
+from ..display.counting import number_of
 from ..errors import InputError
 from ..graph import LayerGraph
 from ..io.fields import MOST_MINIBATCHES, shown
@@ -137,7 +138,7 @@ def check_interleaves(schedule: str, stages_per_device: int) -> None:
         told += f"; {', '.join(INTERLEAVING)} do"
     elif stages_per_device < rules.stages_per_rank[0]:
         told += "; planner 'model-parallel' does"
-    stages = "1 stage" if stages_per_device == 1 else f"{stages_per_device} stages"
+    stages = number_of(stages_per_device, "stage")
     raise InputError(f"{stages} per device: schedule {schedule!r} {told}")
 
 

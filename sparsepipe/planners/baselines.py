@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from ..display.counting import number_of
 from ..errors import InputError
 from ..plan import Plan
 from .base import Problem, check_interleaves
@@ -46,12 +47,14 @@ class ModelParallel:
         check_interleaves(problem.schedule, several)
         layers, num_devices = problem.layers, len(problem.cluster.devices)
         if several > len(layers):
-            raise InputError(f"{several} stages for {len(layers)} layers: expected at least one layer each")
+            raise InputError(
+                f"{number_of(several, 'stage')} for {number_of(len(layers), 'layer')}: expected at least one layer each"
+            )
         if several > 1 and several * num_devices > len(layers):
             raise InputError(
-                f"{several} stages on each of {num_devices} devices, but the network has {len(layers)} "
-                f"layers, one at least for each stage: expected {max(1, len(layers) // num_devices)} stages per device "
-                "at most"
+                f"{number_of(several, 'stage')} on each of {number_of(num_devices, 'device')}, but the network has "
+                f"{number_of(len(layers), 'layer')}, one at least for each stage: expected "
+                f"{number_of(max(1, len(layers) // num_devices), 'stage')} per device at most"
             )
         used = min(num_devices, len(layers))
         kinds = [device.type.name for device in problem.cluster.devices[:used]]
@@ -66,7 +69,10 @@ class ModelParallel:
             bounds = lap_bounds(bounds, seconds, used, crossing=crossing, kept=kept)
         runs = zip(devices, pairwise(bounds), strict=True)
         stages = [problem.stage(layers[a:b], (device,)) for device, (a, b) in runs]
-        unused = f"{num_devices - used} of {num_devices} devices stay unused: the network has {len(layers)} layers"
+        unused = (
+            f"{num_devices - used} of {num_devices} devices stay unused: the network has "
+            f"{number_of(len(layers), 'layer')}"
+        )
         plan = problem.plan(stages, self.name, [unused] if used < num_devices else [])
         return replace(plan, estimate=estimate(plan, problem))
 
@@ -75,7 +81,9 @@ def _balanced(seconds: list[list[float]]) -> Bounds:
     """Cut layers into a consecutive, non-empty run for each row of `seconds`, so that the slowest run is fastest."""
     num_layers, num_stages = len(seconds[0]), len(seconds)
     if num_layers < num_stages:
-        raise InputError(f"{num_stages} stages for {num_layers} layers: expected at least one layer each")
+        raise InputError(
+            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer each"
+        )
     best, came_from = [0.0] + [float("inf")] * num_layers, []
     for row in seconds:
         reached, start = [float("inf")] * (num_layers + 1), [0] * (num_layers + 1)

@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from ..costs import Array
+from ..display.counting import number_of
 from ..errors import InputError
 from ..plan import Plan
 from .base import Problem, check_interleaves
@@ -33,7 +34,10 @@ def by_hand(problem: Problem, ends: Sequence[int], groups: Sequence[Counts]) -> 
     _check_cuts(problem, ends)
     _check_groups(problem, groups)
     if len(groups) != len(ends) + 1:
-        raise InputError(f"{len(ends)} cuts make {len(ends) + 1} stages, but devices are given for {len(groups)}")
+        raise InputError(
+            f"{number_of(len(ends), 'cut')} between {number_of(len(ends) + 1, 'stage')}, but devices are given for "
+            f"{len(groups)}"
+        )
     classes = device_classes(problem.cluster)
     device_groups = DeviceGroups.of(problem, classes, np.array(groups, dtype=np.intp))
     bounds, taken, stages = [0, *ends, len(problem.layers)], set[int](), []
@@ -55,9 +59,14 @@ def with_cuts(problem: Problem, ends: Sequence[int]) -> Plan:
     classes = device_classes(problem.cluster)
     have = tuple(len(c.ranks) for c in classes)
     if len(ends) + 1 > sum(have):
-        raise InputError(f"{len(ends)} cuts make {len(ends) + 1} stages for {sum(have)} devices: remove cuts")
+        raise InputError(
+            f"{number_of(len(ends), 'cut')} between {number_of(len(ends) + 1, 'stage')} for "
+            f"{number_of(sum(have), 'device')}: remove cuts"
+        )
     if np.prod([n + 1 for n in have]) > MOST_STATES:
-        raise InputError(f"{sum(have)} devices of {len(have)} kinds are too many to choose from: pin them by hand too")
+        raise InputError(
+            f"{number_of(sum(have), 'device')} of {len(have)} kinds are too many to choose from: pin them by hand too"
+        )
     options = [counts for counts in product(*(range(n + 1) for n in have)) if any(counts)]
     model = _model(problem, options)
     bounds = [0, *ends, len(problem.layers)]
@@ -83,7 +92,9 @@ def with_groups(problem: Problem, groups: Sequence[Counts]) -> Plan:
     _check_groups(problem, groups)
     num_layers, num_stages = len(problem.layers), len(groups)
     if num_stages > num_layers:
-        raise InputError(f"{num_stages} stages for {num_layers} layers: expected at least one layer each")
+        raise InputError(
+            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer each"
+        )
     model = _model(problem, groups, in_this_order=True)
     places = np.arange(num_layers + 1)
     best, picks = np.where(places == 0, 0.0, np.inf), []

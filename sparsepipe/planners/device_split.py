@@ -13,6 +13,7 @@ import numpy as np
 
 from ..cluster import Cluster
 from ..costs import Array
+from ..display.counting import number_of
 from ..errors import InputError
 from .device_groups import device_classes
 
@@ -39,8 +40,9 @@ class Units:
             units = (cls._whole_nodes(cluster) if whole else units)._joined(num_parts)
         if units.num_parts > 4 * MOST_PARTS:
             raise InputError(
-                f"{num_parts} pipelines on {len(cluster.devices)} devices of {len(units.kinds)} kinds: too many to "
-                "split; ask for fewer pipelines, or plan parts of the cluster by themselves"
+                f"{number_of(num_parts, 'pipeline')} on {number_of(len(cluster.devices), 'device')} of "
+                f"{len(units.kinds)} kinds: too many to split; ask for fewer pipelines, or plan parts of the cluster "
+                "by themselves"
             )
         return units
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..cluster import Cluster, Node
+from ..display.counting import number_of
 from ..errors import InputError
 from ..plan import Plan
 from .base import Problem
@@ -39,7 +40,8 @@ def split(problem: Problem, num_pipelines: int, plan: PlanOf, *, bounded: bool, 
     cluster = problem.cluster
     if num_pipelines > len(cluster.devices):
         raise InputError(
-            f"{num_pipelines} pipelines on {len(cluster.devices)} devices: expected a device for each at least"
+            f"{number_of(num_pipelines, 'pipeline')} on {number_of(len(cluster.devices), 'device')}: expected a "
+            "device for each at least"
         )
     units = Units.of(cluster, num_pipelines)
     search = _Search(problem, units, Worths(units, num_pipelines), plan, bounded, most_plans)

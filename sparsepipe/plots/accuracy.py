@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.counting import number_of
 from ..display.markup import Html
 from ..errors import InputError
 from ..provenance import Provenance
@@ -72,7 +73,7 @@ def accuracy(
     one; a run has the same looks in all of them (see `run_places`).
     """
     if names and len(names) != len(records):
-        raise InputError(f"{len(names)} names for {len(records)} runs: expected one for each")
+        raise InputError(f"{len(names)} names for {number_of(len(records), 'run')}: expected one for each")
     called = dict(zip(map(id, records), names, strict=True)) if names else {}
     among = among or records
     records, left_out = readable(records, _rows)

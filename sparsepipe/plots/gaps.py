@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.counting import number_of
 from ..display.markup import Html, figure_text
 from ..plan import Plan
 from .nothing import nothing_to_draw
@@ -51,7 +52,10 @@ def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
     table = gaps_table(gaps)
     if table.empty:
         return nothing_to_draw(title, note=note)
-    table["row"] = [f"{one.network}, {one.layers} layers, {one.devices} devices" for one in table.itertuples()]
+    table["row"] = [
+        f"{one.network}, {number_of(one.layers, 'layer')}, {number_of(one.devices, 'device')}"
+        for one in table.itertuples()
+    ]
     table["percent"], table["seconds"] = 100 * table.gap, table.seconds.clip(lower=_LEAST_SECONDS)
     rows = list(dict.fromkeys(table.row))[::-1]  # the first on top
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.07)

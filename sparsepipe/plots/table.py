@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..costs import LayerTable
+from ..display.counting import number_of
 from ..errors import DamagedRecord
 from ..graph import LayerGraph
 from ..pipelines import Pipelines
@@ -23,7 +24,7 @@ def strategy(plan: Plan | Pipelines) -> str:
     """Return the strategy that a plan is, in words: "one process", "data parallel × 2", "pipeline × 2 (1f1b)",
     "2 pipelines (quorum)"."""
     if isinstance(plan, Pipelines):
-        return f"{len(plan.pipelines)} pipelines ({rule_text(plan.replication)})"
+        return f"{number_of(len(plan.pipelines), 'pipeline')} ({rule_text(plan.replication)})"
     devices, stages = len(plan.ranks), len(plan.stages)
     if devices == 1:
         return ONE_PROCESS
@@ -92,7 +93,7 @@ def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Any]) -> 
     """
     found = of_readable(records, lambda record: (read(record), trained_on([record]), Provenance.of(runs=[record])))
     left_out = len(records) - len(found)
-    told = f"{left_out} damaged run{'s' if left_out > 1 else ''} left out" if left_out else ""
+    told = f"{number_of(left_out, 'damaged run')} left out" if left_out else ""
     return [records[place] for place, _ in found], told
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from .. import data
 from ..data.batch import PointBatch
 from ..data.order import Minibatches
+from ..display.counting import number_of
 from ..errors import InputError
 from ..host.contention import contending_processes
 from ..host.openmp import check_threads
@@ -62,7 +63,8 @@ def profile_model(
     check_threads(threads)
     if not 0 <= beside <= _MOST_BESIDE:
         raise InputError(
-            f"{beside} processes beside the one that is measured, expected 0 or more, at most {_MOST_BESIDE}"
+            f"{number_of(beside, 'process')} beside the one that is measured, expected 0 or more, at most "
+            f"{_MOST_BESIDE}"
         )
     config = DataConfig(
         model=model if isinstance(model, str) else type(model).__name__,
@@ -79,8 +81,8 @@ def profile_model(
         config = config.replace(voxel_size=voxel_size)
     if beside and not isinstance(model, str):
         raise InputError(
-            f"a {config.model} profiled beside {beside} other processes, which cannot import it: write it to a file "
-            "(%%writefile net.py) and give 'net.py:function'"
+            f"a {config.model} profiled beside {number_of(beside, 'other process')}, which cannot import it: write it "
+            "to a file (%%writefile net.py) and give 'net.py:function'"
         )
     module = None if isinstance(model, str) else model
     task, order = opened(config, engine=engine, seed=seed, module=module, voxel_size_given=voxel_size is not None)

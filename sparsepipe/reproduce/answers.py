@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from ..display.counting import number_of
 from ..display.markup import markdown_text
 from ..display.numbers import alike
 from ..plan import Plan
@@ -43,8 +44,9 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
             most, who = max(deeper)
             told.append(
                 f"Simulated, **{markdown_text(plan.planner)}** takes {milliseconds(seconds[plan.planner])} in place of "
-                f"{milliseconds(plan.estimate.period_seconds)}: it has at most {own} minibatches in flight, too few to "
-                f"hide averaging and transfers, where {markdown_text(who)} has {most} with the same stages."
+                f"{milliseconds(plan.estimate.period_seconds)}: it has at most {number_of(own, 'minibatch')} in "
+                f"flight, too few to hide averaging and transfers, where {markdown_text(who)} has {most} with the same "
+                "stages."
             )
     return " ".join(told)
 

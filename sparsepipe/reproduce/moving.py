@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..display.markup import markdown_text
 from ..dynamics.drift import Watch
 from ..dynamics.following import DECISIONS
@@ -102,7 +103,7 @@ def moments(record: RunRecord) -> list[tuple[int, str]]:
 
 def _stages(plan: Plan | Pipelines) -> str:
     if isinstance(plan, Pipelines):
-        return f"{len(plan.pipelines)} pipelines"
+        return number_of(len(plan.pipelines), "pipeline")
     shares = [f" ({':'.join(map(str, stage.shares))})" if len(stage.ranks) > 1 else "" for stage in plan.stages]
     return ", ".join(f"{len(stage.layers)}{share}" for stage, share in zip(plan.stages, shares, strict=True))
 
@@ -187,7 +188,7 @@ def moving_told(
         return f"{text}; its plan never changed."
     verdict = {-1: "moving paid here", 0: "moving neither paid nor cost here", 1: "moving did not pay here"}
     sign = (int(share[:-1]) > 100) - (int(share[:-1]) < 100)
-    text += f", with {len(pauses)} change{'s' if len(pauses) > 1 else ''} of the plan: **{verdict[sign]}**."
+    text += f", with {number_of(len(pauses), 'change')} of the plan: **{verdict[sign]}**."
     if beside in still and beside in moved:
         first, then = round(still[beside] * 1e3, 1), round(moved[beside] * 1e3, 1)
         pause, saved = round(fmean(max(each, 0.0) for each in pauses) * 1e3), round(first - then, 1)

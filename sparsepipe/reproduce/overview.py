@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.folder import open_folder
+from ..display.counting import number_of
 from ..display.markup import Html, joined, markdown_text
 from ..display.numbers import as_given
 from ..display.table import html_table
@@ -122,9 +123,12 @@ class Overview:
         if not profiles:
             told = "**Nothing has been measured yet**: begin with [01_data](01_data.ipynb)"
         elif not runs:
-            told = f"**{profiles} profiles, no run yet**: go on with [04_partition](04_partition.ipynb)"
+            told = f"**{number_of(profiles, 'profile')}, no run yet**: go on with [04_partition](04_partition.ipynb)"
         else:
-            told = f"**{profiles} profiles, {runs} runs and {figures} figures** are here: [05_launch](05_launch.ipynb)"
+            told = (
+                f"**{number_of(profiles, 'profile')}, {number_of(runs, 'run')} and {number_of(figures, 'figure')}** "
+                "are here: [05_launch](05_launch.ipynb)"
+            )
             told += " trains and compares, [06_figures](06_figures.ipynb) draws"
         page = self.figures / PAGE
         all_of_it = f" All figures: [{PAGE}]({_relative(page)})." if page.exists() else ""
@@ -191,7 +195,7 @@ def _of_profile(path: Path) -> list[str] | None:
     kind = found.device_types[0]
     milliseconds = 1e3 * sum(found.time(range(len(found.graph.layers)), kind))
     count = len(found.warnings)
-    doubts = f"{count} warnings" if count > 1 else "1 warning" if count else ""
+    doubts = number_of(count, "warning") if count else ""
     named = str(found.origin.get("model", path.stem))
     return [named, ", ".join(found.device_types), _asked(found.origin), f"{milliseconds:.0f}", _when(path), doubts]
 

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ..display.counting import number_of
 from ..display.markup import Html, joined
 from ..errors import InputError
 from ..io.files import read_json, write_atomic
@@ -90,7 +91,9 @@ def _warnings(texts: Iterable[str], anchor: str) -> Html:
     listed = Html('<ol id="{}">{}</ol>').format(anchor, joined(items))
     if len(items) <= _OPEN:
         return Html('<div class="warnings">Warnings{}</div>').format(listed)
-    return Html('<details class="warnings"><summary>{} warnings</summary>{}</details>').format(len(items), listed)
+    return Html('<details class="warnings"><summary>{}</summary>{}</details>').format(
+        number_of(len(items), "warning"), listed
+    )
 
 
 def _doubtful(doubts: Iterable[str], warnings: Sequence[str], anchor: str) -> Html:

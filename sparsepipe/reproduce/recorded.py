@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ..cluster import Cluster, Link
+from ..display.counting import number_of
 from ..errors import InputError
 from ..formats.spot_machines import SpotMachines, read_spot_machines
 from ..graph import Layer, LayerGraph
@@ -208,7 +209,7 @@ def trained_as_recorded(found: Sequence[Trained]) -> list[HeldAgainst]:
     return [
         HeldAgainst(
             "held up as recorded",
-            f"{one.record}, {one.rule}, {one.pipelines} pipelines",
+            f"{one.record}, {one.rule}, {number_of(one.pipelines, 'pipeline')}",
             one.counted,
             one.simulated,
             "minibatches",
@@ -223,6 +224,8 @@ def in_words(found: Sequence[Trained]) -> str:
     """Say for each record, in a line of its own, what of the undisturbed job is trained under each rule."""
     lines: dict[str, list[str]] = {}
     for one in found:
-        told = f"{one.pipelines} pipelines by {one.rule} train {one.share:.0%}"
-        lines.setdefault(f"{one.record}, simulated, of {one.undisturbed} minibatches undisturbed", []).append(told)
+        told = f"{number_of(one.pipelines, 'pipeline')} by {one.rule} train {one.share:.0%}"
+        lines.setdefault(
+            f"{one.record}, simulated, of {number_of(one.undisturbed, 'minibatch')} undisturbed", []
+        ).append(told)
     return "\n".join(f"{record}: {', '.join(told)}" for record, told in lines.items())

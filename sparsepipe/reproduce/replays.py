@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..errors import DamagedRecord
 from ..launchers import launch
 from ..pipelines import Pipelines
@@ -45,13 +46,16 @@ def replay(
         facts += [stragglers, seed]
     folder = runs / f"replay-{called}-{len(plan.ranks)}-{digest(facts)}"
     if _finished(folder):
-        print(f"replay of {called} on {len(plan.ranks)} devices: from runs/{folder.name}")
+        print(f"replay of {called} on {number_of(len(plan.ranks), 'device')}: from runs/{folder.name}")
         return RunRecord.load(folder)
     number = 0
     while folder.exists():  # one that did not finish stays as it is
         number += 1
         folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
-    print(f"replay of {called}: {len(plan.ranks)} processes sleep through {minibatches} minibatches")
+    print(
+        f"replay of {called}: {number_of(len(plan.ranks), 'process')} sleep through "
+        f"{number_of(minibatches, 'minibatch')}"
+    )
     config = RunConfig("replay", "replay", engine="replay", batch_size=samples, minibatches=minibatches, seed=seed)
     config = config.replace(stragglers=stragglers or None)
     job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)

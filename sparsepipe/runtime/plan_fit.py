@@ -1,5 +1,6 @@
 """Whether a plan goes with the settings of a run: asked before processes start, and before a job goes on under it."""
 
+from ..display.counting import number_of
 from ..errors import InputError
 from ..plan import Plan
 from ..schedule import check_runs, compile, round_length
@@ -36,8 +37,8 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
             raise InputError(f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}")
         if plan.updates_by_step and round_length(plan, k) % count:
             raise InputError(
-                f"synchronised batch norm needs steps of whole rounds: {round_length(plan, k)} minibatches of a step "
-                f"over {count} replicas of stage {k}; choose a multiple for num_microbatches"
+                f"synchronised batch norm needs steps of whole rounds: {number_of(round_length(plan, k), 'minibatch')} "
+                f"of a step over {number_of(count, 'replica')} of stage {k}; choose a multiple for num_microbatches"
             )
     try:
         check_runs(compile(plan, num_minibatches), synchronised=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar, NamedTuple
 
+from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.files import read_text
@@ -64,7 +65,7 @@ class MinibatchTimes:
         if not set(chosen) <= set(known):
             raise InputError(
                 f"straggler trace: workers {shown(self.workers)}: expected numbers such as "
-                f"{known[0]}+{known[-1]}, of the file's {len(known)} workers {known[0]} to {known[-1]}"
+                f"{known[0]}+{known[-1]}, of the file's {number_of(len(known), 'worker')} {known[0]} to {known[-1]}"
             )
         return chosen
 
@@ -92,8 +93,8 @@ class MinibatchTimes:
     def check(self, num_ranks: int) -> None:
         if num_ranks > len(self._chosen):
             raise InputError(
-                f"straggler trace: {self.file} has times for {len(self._chosen)} ranks and there are {num_ranks}; "
-                f"name a worker for each, some twice: workers={'+'.join(map(str, self._chosen[:2]))}+…"
+                f"straggler trace: {self.file} has times for {number_of(len(self._chosen), 'rank')} and there are "
+                f"{num_ranks}; name a worker for each, some twice: workers={'+'.join(map(str, self._chosen[:2]))}+…"
             )
 
     def note(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..display.counting import number_of
 from ..display.markup import Html, joined
 from ..dynamics import Alarm, Follower, Standing
 from ..errors import InputError
@@ -27,7 +28,7 @@ def drift_table(standings: Sequence[Standing], alarms: Sequence[Alarm]) -> Html:
     rows = []
     for one in standings:
         told = [] if one.since is None else [f"since minibatch {one.since}"]
-        told += [f"{one.spikes} spike{'s' if one.spikes > 1 else ''}"] if one.spikes else []
+        told += [f"{number_of(one.spikes, 'spike')}"] if one.spikes else []
         rows.append(_ROW.format(one.name, _ALARM if one.changed else _USUAL, one.factor, ", ".join(told)))
     lines = [_LINE.format(_USUAL if alarm.recovered else _ALARM, str(alarm)) for alarm in alarms[-_ALARMS:]]
     return _SHOWN.format(scrolled(_TABLE.format(joined(rows)), "drift"), joined(lines))

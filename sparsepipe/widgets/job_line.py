@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from ..display.counting import number_of
 from ..display.html import counted
 from ..display.markup import Html
 from ..errors import InputError, RunFailed
@@ -137,14 +138,14 @@ def _parts(plan: Plan) -> list[str]:
         layers = f"{first} … {last} ({count} layers)" if count > 1 else first
         parts.append(f"stage {k}: {layers} on {devices(plan, k)}")
     if len(plan.stages) > _MOST_STAGES:
-        parts.append(f"and {len(plan.stages) - _MOST_STAGES} more stages")
+        parts.append(f"and {number_of(len(plan.stages) - _MOST_STAGES, 'more stage')}")
     return parts
 
 
 def _pipeline(k: int, plan: Plan) -> str:
     """One of several pipelines: how many stages on which devices."""
     kinds = [kind for stage in plan.stages for kind in stage.device_types or ["device"] * len(stage.ranks)]
-    stages = f"{len(plan.stages)} stages" if len(plan.stages) > 1 else "1 stage"
+    stages = number_of(len(plan.stages), "stage")
     return f"pipeline {k}: {stages} on {counted(kinds)}"
 
 
@@ -176,7 +177,9 @@ def _ended(job: Job) -> Html | str:
         return Html("<span style='border-left:4px solid #D55E00;padding-left:6px'>{}</span>").format(error)
     accuracy = (summary.get("validation") or {}).get("accuracy")
     told = f", validation accuracy {accuracy:.1%}" if accuracy is not None else ""
-    ended = "finished" if job.state == "finished" else f"{job.state} after {summary['minibatches']} minibatches"
+    ended = (
+        "finished" if job.state == "finished" else f"{job.state} after {number_of(summary['minibatches'], 'minibatch')}"
+    )
     measured = summary["samples_per_second"]
     planned = samples_per_second(job.record.plan, job.record.config["batch_size"])
     beside = f"planned {planned:,.0f}, measured {measured:,.0f} samples/s ({measured / planned:.0%})" if planned else ""

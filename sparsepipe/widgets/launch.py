@@ -11,6 +11,7 @@ import ipywidgets
 
 from .. import plots
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..errors import DamagedRecord, InputError
 from ..launchers import Job, attach, launch
 from ..launchers.lock import is_held
@@ -156,7 +157,7 @@ class LaunchBoard(Shown):
         cores = len(os.sched_getaffinity(0))
         verb = "is" if len(others) == 1 else "are"
         self.question.ask(
-            f"{', '.join(others)} {verb} at work on the same {cores} core{'s' if cores > 1 else ''}: both would be "
+            f"{', '.join(others)} {verb} at work on the same {number_of(cores, 'core')}: both would be "
             f"slower, and the throughput of {name} could be compared with no other run.",
             self._lines[name].go,
         )

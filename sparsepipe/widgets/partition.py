@@ -9,6 +9,7 @@ from typing import Any
 import ipywidgets
 
 from ..cluster import Cluster
+from ..display.counting import number_of
 from ..display.markup import Html
 from ..errors import InputError
 from ..pipelines import Pipelines
@@ -343,7 +344,7 @@ class PartitionExplorer(Shown):
             self._beside.children = (responsive(self.waiting.widget),)
         self._pending, self.refused = True, ""
         self.messages.hold("")
-        self._mark(f"planning {asked.several.count} pipelines…", _PLANNING)
+        self._mark(f"planning {number_of(asked.several.count, 'pipeline')}…", _PLANNING)
         self._later.ask(asked)
 
     def _plan_several(self, asked: Asked) -> None:

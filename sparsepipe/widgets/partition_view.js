@@ -159,7 +159,7 @@ function stages(scene, palette, width) {
     if (s.head) for (const part of inLines(s.head, width)) { out += text(0, low + 13, part, 'style="font-weight:600"'); low += NAME; }
     const y = low;
     low += ROW;
-    const layers = ([, first, last, count]) => `${first} … ${last} (${count} layers)`;
+    const layers = ([, first, last, count]) => (count > 1 ? `${first} … ${last} (${count} layers)` : first);
     const name = `${s.parts.map(([stage]) => stage).join(", ")} · ${s.devices}`;
     const [first, ...rest] = inLines(name, HEAD - 8), most = (HEAD - 8) / LETTER;
     const lines = rest.length ? [first, rest.join(" ")] : [first];
@@ -261,7 +261,7 @@ function underNetwork(graph, scene, k) {
 function changes(scene) {
   if (!scene.before) return "";
   const all = scene.before.changes, shown = all.slice(0, 8);
-  const rest = all.length > 8 ? `<li>… and ${all.length - 8} more moves</li>` : "";
+  const rest = all.length > 8 ? `<li>… and ${all.length - 8} more ${all.length > 9 ? "moves" : "move"}</li>` : "";
   return `<div class="sp-part">From A to B <i>A: ${whole(scene.before.name)}</i></div><ul class="sp-change">` +
     shown.map((l) => `<li>${whole(l)}</li>`).join("") + rest + "</ul>";
 }

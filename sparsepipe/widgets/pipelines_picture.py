@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import plots
+from ..display.counting import number_of
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..planners import Problem
 from ..plots.table import milliseconds, noted
@@ -46,7 +47,7 @@ def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
 def compared(answer: PipelinesAnswer, *, note: str) -> Compared:
     """Return the outcome of the rule with the straggler and without, to be drawn."""
     rule = rule_text(answer.plan.replication)
-    whole = " · ".join(filter(None, [note, f"{len(answer.plan.pipelines)} pipelines, simulated"]))
+    whole = " · ".join(filter(None, [note, f"{number_of(len(answer.plan.pipelines), 'pipeline')}, simulated"]))
     free = (_outcome(answer.undisturbed, rule, Stragglers()),) if answer.stragglers.parts else ()
     return Compared(free, (_outcome(answer.forecast, rule, answer.stragglers),), rule, answer.forecast, whole)
 
@@ -72,7 +73,7 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     """[what, value, explanation] of each number of all pipelines together."""
     told, free = answer.forecast, answer.undisturbed
     rule, who = rule_text(told.rule), answer.stragglers.clause()
-    run = f"{len(answer.sizes)} minibatches, filling and emptying the stages included"
+    run = f"{number_of(len(answer.sizes), 'minibatch')}, filling and emptying the stages included"
     how = f"simulated, by {rule}, while {who or 'nobody is slow'}: {run}"
     found = [["together", f"{pace_text(told.samples_per_second)} samples/s", how]]
     if who:
@@ -126,7 +127,7 @@ def _name(answer: PipelinesAnswer, k: int) -> str:
 
 def _paced(one: PipelinePace) -> str:
     share = f", {one.samples_per_second / one.own_pace:.0%} of its own pace" if one.own_pace else ""
-    return f"{one.minibatches} minibatches, {part_text(one.samples_per_second)} samples/s{share}"
+    return f"{number_of(one.minibatches, 'minibatch')}, {part_text(one.samples_per_second)} samples/s{share}"
 
 
 def _layers(answer: PipelinesAnswer, k: int) -> list[list[Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..derived.remembered import remembered
+from ..display.counting import number_of
 from ..errors import InputError
 from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
@@ -97,8 +98,8 @@ class PipelinesPlanning:
         problem = self._planning.problem(settings)
         if several.count > len(problem.cluster.devices):
             raise InputError(
-                f"{several.count} pipelines on {len(problem.cluster.devices)} devices: expected a device for each at "
-                "least; move pipelines down, or a device slider up"
+                f"{number_of(several.count, 'pipeline')} on {number_of(len(problem.cluster.devices), 'device')}: "
+                "expected a device for each at least; move pipelines down, or a device slider up"
             )
         return Asked(settings, several, problem, rule, self._planning.factor(settings))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import ipywidgets
 
+from ..display.counting import number_of
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime.config import RunConfig
@@ -57,7 +58,9 @@ class RunSettings:
         self.learning_rate.value = config.learning_rate
         self.epochs.disabled = config.minibatches is not None
         if self.epochs.disabled:
-            self.epochs.tooltip = f"the run ends after {config.minibatches} minibatches, whatever its epochs"
+            self.epochs.tooltip = (
+                f"the run ends after {number_of(config.minibatches, 'minibatch')}, whatever its epochs"
+            )
 
     def scheduled(self, plan: Plan | Pipelines) -> Plan | Pipelines:
         """The plan under the schedule chosen, without the estimate of another one; steps of pipelines stay alike."""

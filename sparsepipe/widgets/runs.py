@@ -9,6 +9,7 @@ from typing import Any
 import ipywidgets
 
 from .. import plots
+from ..display.counting import number_of
 from ..display.markup import Html
 from ..errors import DamagedRecord, InputError
 from ..launchers.lock import hold, is_held
@@ -266,7 +267,7 @@ def _counted(shown: int, folder: Path, total: int) -> Html:
         return Html("<i>No runs in {} yet: launch one</i>").format(folder)
     if not shown:
         return Html("<i>None of the {} runs has all these words</i>").format(total)
-    return Html("{} of {} runs in {}").format(shown, total, folder)
+    return Html("{} of {} in {}").format(shown, number_of(total, "run"), folder)
 
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
 
+from ..display.counting import number_of
 from ..errors import InputError
 from . import looks
 from .responsive import responsive
@@ -32,7 +33,7 @@ class StageEditor:
         """Show these groups; with `devices` their numbers can be changed."""
         self._quiet = True
         self.groups = [{name: int(group.get(name, 0)) for name in self.types} for group in groups]
-        self.number.value = f"{len(groups)} stages" if len(groups) != 1 else "1 stage"
+        self.number.value = number_of(len(groups), "stage")
         self.less.disabled = len(groups) < 2
         shown = len(self.rows.children) if devices else 0
         if not devices:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..display.colors import STAGE_COLORS, mixed
+from ..display.counting import number_of
 from ..display.html import counted
 from ..plan import Plan, PositionEstimate
 from ..planners import Problem, estimate
@@ -52,7 +53,9 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     period = expected.period_seconds
     found = [["time per minibatch", milliseconds(period), "in steady state, by the default cost model"]]
     if batch_size:
-        found.append(["throughput", f"{batch_size / period:,.0f} samples/s", f"{batch_size} samples per minibatch"])
+        found.append(
+            ["throughput", f"{batch_size / period:,.0f} samples/s", f"{number_of(batch_size, 'sample')} per minibatch"]
+        )
     for name, seconds, what in (
         ("over one device", expected.single_device_seconds, "all layers on the fastest device type"),
         ("over data parallelism", expected.data_parallel_seconds, "all layers on every device, equal shares"),
@@ -97,7 +100,9 @@ def why(plan: Plan, problem: Problem) -> str:
         text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
     waiting = max(0.0, 1 - seconds / period)
     if plan.flushes:
-        text += f" Filling and draining take {waiting:.0%} of a step of {plan.num_microbatches} microbatches."
+        text += (
+            f" Filling and draining take {waiting:.0%} of a step of {number_of(plan.num_microbatches, 'microbatch')}."
+        )
     elif several and f"{waiting:.0%}" != "0%":
         text += f" Waiting for other stages takes {waiting:.0%} of the time."
     return text if several else " ".join([text, *_moves(plan, problem, k)])

@@ -9,6 +9,7 @@ import ipywidgets
 
 from .. import plots
 from ..cluster import Cluster, Link
+from ..display.counting import number_of
 from ..io.fields import integer
 from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
@@ -160,7 +161,7 @@ class WaitingExplorer(Shown):
         return self._simulated[key]
 
     def _noted(self) -> str:
-        shape = f"{self.pipelines.value} pipelines, stages of each: {self.stages.value}, simulated"
+        shape = f"{number_of(self.pipelines.value, 'pipeline')}, stages of each: {self.stages.value}, simulated"
         return " · ".join(filter(None, [self.note, shape]))
 
     def _export(self) -> Export:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from .. import plots
+from ..display.counting import number_of
 from ..display.markup import Html, joined
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
@@ -147,7 +148,7 @@ def _averages(forecast: PipelinesForecast) -> str:
         return "no average yet"
     forced = f", {forecast.forced_merges} of them forced" if forecast.forced_merges else ""
     late = f"taken {forecast.mean_staleness:.1f} updates later" if forecast.staleness else "none taken yet"
-    averages = f"{count} averages" if count > 1 else "1 average"
+    averages = number_of(count, "average")
     return f"{averages}, of {forecast.mean_group_size:.1f} pipelines on average{forced}, {late}"
 
 

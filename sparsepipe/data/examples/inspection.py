@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ...display.counting import number_of
 from ...display.markup import one_line
 from ...errors import InputError
 from ..inspection import Fault, Twins
@@ -79,10 +80,11 @@ class ExampleReport:
         return {"ok": not self.faults, **document}
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {sum(split.samples for split in self.splits.values())} samples"]
+        lines = [f"{self.name}: {number_of(sum(split.samples for split in self.splits.values()), 'sample')}"]
         for name, split in self.splits.items():
             lines.append(
-                f"{name}: {split.samples} samples" + (f", {split.faulty} that cannot be used" if split.faulty else "")
+                f"{name}: {number_of(split.samples, 'sample')}"
+                + (f", {split.faulty} that cannot be used" if split.faulty else "")
             )
         lines += [f"{name}: {value}" for name, value in self.facts.items()]
         lines += [
@@ -90,11 +92,16 @@ class ExampleReport:
             for twins in self.across_splits[:_MOST_SHOWN]
         ]
         if len(self.across_splits) > _MOST_SHOWN:
-            lines.append(f"warning: {len(self.across_splits) - _MOST_SHOWN} more samples in two splits, see --json")
+            lines.append(
+                f"warning: {number_of(len(self.across_splits) - _MOST_SHOWN, 'more sample')} in two splits, see --json"
+            )
         if self.within_split:
             first = self.within_split[0]
             count = len(self.within_split)
-            lines.append(f"note: {count} samples are there twice in their split, as {first.first} and {first.second}")
+            lines.append(
+                f"note: {number_of(count, 'sample')} {'is' if count == 1 else 'are'} there twice in their split, as "
+                f"{first.first} and {first.second}"
+            )
         lines += [str(fault) for fault in self.faults] or ["nothing would stop a run"]
         return "\n".join(map(one_line, lines))
 
@@ -151,7 +158,10 @@ class _Reader:
             bad = self._read(dataset, chosen, new=len(before))
             faulty += len(bad)
             before = [index for index in chosen if index not in bad][-1:]
-            self.tell(f"{dataset.split}: {chosen[-1] + 1} of {len(dataset)} samples read, {len(self.faults)} faults")
+            self.tell(
+                f"{dataset.split}: {chosen[-1] + 1} of {len(dataset)} samples read, "
+                f"{number_of(len(self.faults), 'fault')}"
+            )
         return SplitRead(len(dataset), faulty)
 
     def _read(self, dataset: ExampleDataset, chosen: Sequence[int], *, new: int) -> set[int]:

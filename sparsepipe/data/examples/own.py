@@ -26,6 +26,7 @@ import torch
 
 from ...derived.digests import digest
 from ...derived.seeds import SHARED_GENERATORS, sample_seed
+from ...display.counting import number_of
 from ...errors import InputError
 from ...functions import UserFunction
 from ...io.fields import complaint, shown
@@ -176,8 +177,8 @@ class OwnExamples:
         sizes = self._call(lambda: tuple(int(size) for size in given), "in sizes")
         if len(sizes) != len(self) or min(sizes) < 1:
             raise InputError(
-                f"{self.function}: {len(sizes)} sizes from {min(sizes, default=0)} for {len(self)} samples of split "
-                f"{self.split}, expected a whole number from 1 for each"
+                f"{self.function}: {len(sizes)} sizes from {min(sizes, default=0)} for "
+                f"{number_of(len(self), 'sample')} of split {self.split}, expected a whole number from 1 for each"
             )
         return sizes
 

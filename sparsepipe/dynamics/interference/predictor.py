@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...io.fields import number, shown, text, texts
 from ...io.files import write_json
@@ -108,7 +109,9 @@ def learn(
     measured alone.
     """
     if len(measurements) < 4:
-        raise InputError(f"{len(measurements)} measurements to learn from, expected four or more; measure on")
+        raise InputError(
+            f"{number_of(len(measurements), 'measurement')} to learn from, expected four or more; measure on"
+        )
     by_measurement = rows_of(list(measurements))
     learned, held_out = split(len(by_measurement), seed=growth.seed)
     _, judged = judge(_flat(by_measurement, learned), _flat(by_measurement, held_out), growth, of_paces=True)

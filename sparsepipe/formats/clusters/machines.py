@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...io.fields import MOST_DEVICES, shown
 from ..driver_keys import checked_values
@@ -34,7 +35,7 @@ def _hosts(entries: Any) -> tuple[Host, ...]:
     if not isinstance(entries, list) or not entries:
         raise InputError(f"machines = {shown(entries)}: expected a list of {_FORM}")
     if len(entries) > MOST_DEVICES:
-        raise InputError(f"machines lists {len(entries)} GPUs, expected {MOST_DEVICES} at most")
+        raise InputError(f"machines lists {number_of(len(entries), 'GPU')}, expected {MOST_DEVICES} at most")
     found: dict[str, list[int]] = {}
     last = None
     for place, entry in enumerate(entries):

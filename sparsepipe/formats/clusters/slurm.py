@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from itertools import product
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...io.fields import MOST_DEVICES, shown
 from .hosts import Host
@@ -65,7 +66,9 @@ def _hosts(part: str) -> list[str]:
     for choice in choices:
         count *= len(choice)
     if count > MOST_DEVICES:
-        raise InputError(f"{shown(part)} is {count} hosts, expected {MOST_DEVICES} at most: correct the range")
+        raise InputError(
+            f"{shown(part)} is {number_of(count, 'host')}, expected {MOST_DEVICES} at most: correct the range"
+        )
     return ["".join(chosen) for chosen in product(*choices)]
 
 
@@ -94,5 +97,7 @@ def _counts(text: str, num_hosts: int) -> list[int]:
             raise InputError(f"SLURM_TASKS_PER_NODE = {shown(text)}: expected such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     if len(counts) != num_hosts:
-        raise InputError(f"SLURM_TASKS_PER_NODE = {shown(text)} is for {len(counts)} hosts, the list has {num_hosts}")
+        raise InputError(
+            f"SLURM_TASKS_PER_NODE = {shown(text)} is for {number_of(len(counts), 'host')}, the list has {num_hosts}"
+        )
     return counts

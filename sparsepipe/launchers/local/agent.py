@@ -21,6 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...host.forked import Forked, fork
 from ...host.memory_kills import MemoryKills
@@ -158,7 +159,10 @@ def _success(folder: Path) -> dict[str, Any]:
     found = commands.taken(folder)
     if found is None or found[0] != commands.STOP:
         return {"state": "finished"}
-    return {"state": "stopped", "reason": f"stopped after {found[1]} minibatches, as asked; resume it to go on"}
+    return {
+        "state": "stopped",
+        "reason": f"stopped after {number_of(found[1], 'minibatch')}, as asked; resume it to go on",
+    }
 
 
 def _make_room(folder: Path) -> None:

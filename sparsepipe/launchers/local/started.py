@@ -6,6 +6,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
+from ...display.counting import number_of
 from ...errors import InputError, RunFailed
 from ...host.background_load import num_processors
 from ...host.limits import limit_met
@@ -107,6 +108,7 @@ def check_workers(count: int) -> None:
         )
     if count > max(_FEW_WORKERS, 4 * cores):
         warnings.warn(
-            f"{count} workers share {cores} cores of this machine: they take turns, and train far slower than planned",
+            f"{count} workers share {number_of(cores, 'core')} of this machine: they take turns, and train far "
+            "slower than planned",
             stacklevel=4,
         )

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Unpack
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...host.openmp import check_threads
 from ...host.python_path import check_current_folder, python_command, python_environment
@@ -65,8 +66,8 @@ def launch(
         count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
         if cluster is not None and count > len(cluster.devices):
             raise InputError(
-                f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, "
-                "or name more hosts in its file"
+                f"the plan has {number_of(count, 'rank')}, the cluster {number_of(len(cluster.devices), 'device')}; "
+                "plan for this cluster, or name more hosts in its file"
             )
         _check_here(config, count, address)
         record, lock = prepare(plan, config, forward_only=forward_only, elsewhere=address is not None, **asked)

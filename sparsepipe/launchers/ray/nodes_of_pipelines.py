@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...cluster import Node
+from ...display.counting import number_of
 from ...errors import InputError
 from ...pipelines import Pipelines
 from ...plan import Plan
@@ -81,8 +82,9 @@ class NodesOfPipeline(OneOfSeveral):
         while len(found := _node_of_bundles(self._group)) < len(self._plan.ranks):
             if time.monotonic() > deadline:
                 raise InputError(
-                    f"Ray has no node for {len(self._plan.ranks) - len(found)} ranks any more, and made no room within "
-                    f"{self._to_place:g} s (`ray status`); add a node, or give it longer: --timeout-seconds"
+                    f"Ray has no node for {number_of(len(self._plan.ranks) - len(found), 'rank')} any more, and made "
+                    f"no room within {self._to_place:g} s (`ray status`); add a node, or give it longer: "
+                    "--timeout-seconds"
                 )
             time.sleep(_LOOK_SECONDS)
         node_of = {rank: found[bundle] for bundle, rank in enumerate(sorted(self._plan.ranks))}

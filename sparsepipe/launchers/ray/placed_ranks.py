@@ -10,6 +10,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ...cluster import Node
+from ...display.counting import number_of
 from ...errors import InputError
 from ..ssh.connection import AGENT, AgentProcess
 from ..ssh.placement import HostedRanks
@@ -93,8 +94,8 @@ def reserved(wanted: Sequence[dict[str, str]], *, gpus: bool, seconds: float = _
     try:
         if not group.wait(seconds):
             raise InputError(
-                f"Ray had no room for {len(wanted)} ranks within {seconds:.0f} s: other jobs have it (`ray status`); "
-                "wait for them, or plan for fewer ranks"
+                f"Ray had no room for {number_of(len(wanted), 'rank')} within {seconds:.0f} s: other jobs have it "
+                "(`ray status`); wait for them, or plan for fewer ranks"
             )
         nodes = nodes_of(group)
         return Reserved(group, nodes, hosts_of(nodes, all_nodes()))

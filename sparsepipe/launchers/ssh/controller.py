@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...cluster import Cluster
+from ...display.counting import number_of
 from ...errors import InputError
 from ...host.ssh import ssh_command
 from ...io.files import write_atomic
@@ -156,6 +157,6 @@ def finish(folder: Path, cause: FailureCause | None, *, refused: bool = False) -
     if found is None or found[0] != commands.STOP:
         tell_status(folder, state="finished", **lost)
     else:
-        after = f"stopped after {found[1]} minibatches, as asked; resume it to go on"
+        after = f"stopped after {number_of(found[1], 'minibatch')}, as asked; resume it to go on"
         tell_status(folder, state="stopped", reason=after, **lost)
     return 0

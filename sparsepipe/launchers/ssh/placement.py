@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...cluster import Cluster, Node, check_addresses
+from ...display.counting import number_of
 from ...errors import InputError
 from ...pipelines import Pipelines
 
@@ -38,8 +39,8 @@ def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
     """
     if count > len(cluster.devices):
         raise InputError(
-            f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, or name "
-            "more hosts in its file"
+            f"the plan has {number_of(count, 'rank')}, the cluster {number_of(len(cluster.devices), 'device')}; plan "
+            "for this cluster, or name more hosts in its file"
         )
     return _on_hosts(range(count), {rank: cluster.devices[rank].node for rank in range(count)})
 
@@ -79,8 +80,8 @@ def check_ranks(plan: Pipelines, num_devices: int) -> None:
     ranks = sorted(plan.ranks)
     if ranks[-1] >= num_devices:
         raise InputError(
-            f"the plan uses rank {ranks[-1]}, the cluster has {num_devices} devices; plan for this cluster, "
-            "or name more hosts in its file"
+            f"the plan uses rank {ranks[-1]}, the cluster has {number_of(num_devices, 'device')}; plan for this "
+            "cluster, or name more hosts in its file"
         )
     if twice := [rank for rank, count in Counter(ranks).items() if count > 1]:
         raise InputError(f"rank {twice[0]} is in more than one pipeline: give each devices of its own")

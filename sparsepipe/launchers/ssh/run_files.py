@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...functions import UserFunction, is_function
 from ...io.files import read_json, sha256
@@ -156,7 +157,7 @@ class RunFiles:
         if not connection.has_data and (found := list(files_of(config["data"]))):
             size = sum(file.path.stat().st_size for file in found)
             told = f"{self._named(connection.number)}: has no {config['data']}, which is brought from here"
-            print(f"{told}: {len(found)} files, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
+            print(f"{told}: {number_of(len(found), 'file')}, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
             for file in found:
                 self._send_file(connection, file.path, file.name)
             config["data"] = f"{connection.folder}/{name_of(config['data'])}"

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from ...display.counting import number_of
 from ...errors import InputError
 from .attention_weights import attention_weights
 
@@ -158,8 +159,9 @@ def bert(
     """
     if min(num_layers, hidden, num_heads, vocabulary_size, sequence_length) < 1 or hidden % num_heads:
         raise InputError(
-            f"BERT of {num_layers} layers of {hidden} in {num_heads} heads, {vocabulary_size} words, sequences of "
-            f"{sequence_length}: expected each to be 1 or more, and hidden a multiple of num_heads"
+            f"BERT of {number_of(num_layers, 'layer')} of {hidden} in {number_of(num_heads, 'head')}, "
+            f"{number_of(vocabulary_size, 'word')}, sequences of {sequence_length}: expected each to be 1 or more, "
+            "and hidden a multiple of num_heads"
         )
     embeddings = Embeddings(vocabulary_size, hidden=hidden, places=sequence_length, dropout=dropout)
     return BERT(

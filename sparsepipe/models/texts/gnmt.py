@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ...display.counting import number_of
 from ...errors import InputError
 from .attention_weights import attention_weights
 
@@ -181,7 +182,7 @@ def gnmt(
     sizes = (source_vocabulary_size or vocabulary_size, target_vocabulary_size or vocabulary_size)
     if num_layers < 2 or hidden < 1 or min(sizes) < 1:
         raise InputError(
-            f"GNMT of {num_layers} layers of {hidden} for {sizes[0]} source and {sizes[1]} target words: "
+            f"GNMT of {number_of(num_layers, 'layer')} of {hidden} for {sizes[0]} source and {sizes[1]} target words: "
             "expected num_layers 2 or more, the others 1 or more"
         )
     if shared_embedding and sizes[0] != sizes[1]:

@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from ...display.counting import number_of
 from ...io.quantities import SIZE
 from ..cuts import Index
 from .chain_search import Limit, Moves, Path, last_true
@@ -146,7 +147,6 @@ def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices:
         low, high = (middle, high) if path is None else (low, memory.path_need(moves, path))
     largest = max(c.type.memory_bytes for c in ends.model.groups.classes)
     return (
-        f"no plan fits into the memory of {moves.used[-1]} devices (at most {SIZE.shown(largest)}): "
-        f"{SIZE.enough(high)} on each would do; "
-        "use devices with more memory, more of them, or recomputation"
+        f"no plan fits into the memory of {number_of(moves.used[-1], 'device')} (at most {SIZE.shown(largest)}): "
+        f"{SIZE.enough(high)} on each would do; use devices with more memory, more of them, or recomputation"
     )

@@ -21,6 +21,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from ...costs import Array, boundary_link
+from ...display.counting import number_of
 from ...errors import InputError
 from ...plan import Plan, Stage
 from ..base import Problem
@@ -57,7 +58,7 @@ class DynPipe:
         if min(sizes) < 1 or sum(sizes) != len(layers) or len(sizes) > num_devices:
             raise InputError(
                 f"sizes {list(sizes)}: expected layers of each stage, 1 or more each, {len(layers)} together, in "
-                f"{num_devices} stages at most"
+                f"{number_of(num_devices, 'stage')} at most"
             )
         bounds = np.cumsum([0, *sizes]).tolist()
         return problem.plan(
@@ -76,7 +77,9 @@ def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
     first = max((k + 1 for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1), default=0)
     kept, straight = plan.stages[:first], plan.stages[first:]
     if len(straight) > MOST_STAGES:
-        raise InputError(f"dynpipe: {len(straight)} stages, it looks at every choice of cuts: expected {MOST_STAGES}")
+        raise InputError(
+            f"dynpipe: {number_of(len(straight), 'stage')}, it looks at every choice of cuts: expected {MOST_STAGES}"
+        )
     period, stages = None, straight
     if len(straight) > 1:
         costs = StraightCosts.of(problem, kept, straight)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...costs import Array
+from ...display.counting import number_of
 from ...errors import InputError
 from ...io.fields import shown
 from ...plan import Estimate, Plan, StageEstimate
@@ -199,7 +200,7 @@ class PipeDream:
                 + (
                     "the memory limit leaves none"
                     if memory is not None
-                    else f"{top.num_devices} devices cannot all be used"
+                    else f"{number_of(top.num_devices, 'device')} cannot all be used"
                 )
                 + "; allow more memory, replication or --use-fewer-machines"
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...io.fields import each, fields, integer, shown
 
@@ -66,8 +67,8 @@ class MinibatchQueue:
         told = read_progress(progress, "progress")
         if told["epoch_minibatches"] != self.epoch_minibatches:
             raise InputError(
-                f"progress: {told['epoch_minibatches']} minibatches per epoch, now there are {self.epoch_minibatches}; "
-                "resume with the data and batch size it had"
+                f"progress: {number_of(told['epoch_minibatches'], 'minibatch')} per epoch, now there are "
+                f"{self.epoch_minibatches}; resume with the data and batch size it had"
             )
         left = {int(name): minibatches for name, minibatches in told["left"].items()}
         for epoch in sorted(left):
@@ -84,7 +85,7 @@ class MinibatchQueue:
         )
         if self.num_done != told["done"]:
             raise InputError(
-                f"progress: {told['done']} minibatches done, but what is left makes {self.num_done} of "
+                f"progress: {number_of(told['done'], 'minibatch')} done, but what is left makes {self.num_done} of "
                 f"{self.total_minibatches}; resume with the data and batch size it had"
             )
 

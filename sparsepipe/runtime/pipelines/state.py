@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...replication.base import SERVER, Arithmetic, Merge, Rule
 from .base import Holder, Kind, Task
@@ -130,8 +131,8 @@ class RunState:
         known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
         if known != length:
             raise InputError(
-                f"pipeline {member.number} has {length[0]} minibatches per epoch and {length[1]} in all, others have "
-                f"{known[0]} and {known[1]}; give all the same data, batch size and epochs"
+                f"pipeline {member.number} has {number_of(length[0], 'minibatch')} per epoch and {length[1]} in all, "
+                f"others have {known[0]} and {known[1]}; give all the same data, batch size and epochs"
             )
         data = given.get("data", "")
         self._data = data if self._data is None else self._data

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...data.minibatch_sizes import KEEP, sizes
+from ...display.counting import number_of
 from ...errors import InputError
 from ...io.files import read_json, sha256, write_json
 from .checkpoint_manifest import read_manifest, write_manifest
@@ -61,7 +62,7 @@ class Checkpoint:
         drawn = ("seed", "shuffle", "balance") if within else ()
         for name in ("num_classes", "samples", "batch_size", *drawn):
             if name in self.manifest and name in order and order[name] != self.manifest[name]:
-                place = f", {within} minibatches into an epoch" if name in drawn else ""
+                place = f", {number_of(within, 'minibatch')} into an epoch" if name in drawn else ""
                 raise InputError(
                     f"{name} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
                     "resume with that, or train anew in another folder"
@@ -77,7 +78,8 @@ class Checkpoint:
         if here != there:
             raise InputError(
                 f"last_minibatch is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
-                f"{here} minibatches, not {there}; resume with --last-minibatch {before}, or train anew elsewhere"
+                f"{number_of(here, 'minibatch')}, not {there}; resume with --last-minibatch {before}, or train anew "
+                "elsewhere"
             )
 
     def check_shapes(self, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

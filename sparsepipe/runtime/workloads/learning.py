@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ... import data
 from ...derived.digests import digest
+from ...display.counting import number_of
 from ...engines import Engine
 from ...errors import InputError
 from ...io.fields import json_object
@@ -213,7 +214,7 @@ class Learning:
             return Rows(ordered, numbers[batch.coordinates[:, 0].long()])
         if not found.dim() or len(found) != len(numbers):
             raise InputError(
-                f"the network gives {described(found)} for {len(numbers)} samples: expected a row for each"
+                f"the network gives {described(found)} for {number_of(len(numbers), 'sample')}: expected a row for each"
             )
         return Rows(found, numbers)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ....display.counting import number_of
 from ....errors import InputError
 from ....io.fields import complaint
 from ...formats.base import check_regular
@@ -90,7 +91,7 @@ def opened(root: Path, split: str) -> IdxPictures:
             there[name[2]].append(path)
     for what, paths in there.items():
         if len(paths) != 1:
-            state = f"{len(paths)} files" if paths else "no file"
+            state = number_of(len(paths), "file") if paths else "no file"
             example = f"{_SPLITS[split][0]}-{what}-idx{3 if what == 'images' else 1}-ubyte"
             raise InputError(f"{root}: {state} of the {what} of split {split}, expected one, such as {example}")
     return IdxPictures(there["images"][0], there["labels"][0], split)

@@ -1,0 +1,17 @@
+"""Numbers of things in words: 1 device, 2 devices, 0 minibatches."""
+
+
+def number_of(count: float, word: str, shown: str = "") -> str:
+    """Return the count with its word, in the plural unless it is one; `shown` is how, as ","."""
+    return f"{count:{shown}} {word if count == 1 else plural(word)}"
+
+
+def plural(word: str) -> str:
+    """Return the plural of a regular word: "minibatches" of "minibatch", "boundaries" of "boundary", and "epochs"."""
+    if word.endswith("epoch"):  # in which "ch" is a "k"
+        return f"{word}s"
+    if word.endswith(("s", "x", "ch", "sh")):
+        return f"{word}es"
+    if word.endswith("y") and word[-2] not in "aeiou":
+        return f"{word[:-1]}ies"
+    return f"{word}s"
