@@ -70,7 +70,7 @@ def test_every_count_goes_through_it():
                 continue
             for before, count, after in zip([None, *node.values], node.values, node.values[1:], strict=False):
                 of = isinstance(before, ast.Constant) and before.value.endswith(" of ")  # "1 of 2 devices"
-                counts = isinstance(count, ast.FormattedValue) and "len(" in ast.unparse(count.value)
+                counts = isinstance(count, ast.FormattedValue) and ast.unparse(count.value).startswith("len(")
                 if counts and not of and isinstance(after, ast.Constant) and after.value.startswith(PLURALS):
                     found.append(f"{name}:{node.lineno} {ast.unparse(count.value)}{after.value[:20]}")
     assert not found

@@ -59,7 +59,7 @@ def test_what_is_there_is_listed(tmp_path):
     assert pictures.count("<img") == 2 and "05_launch.ipynb" in pictures, "one of them on light pages, one on dark ones"
     light, dark = (thumbnail_of(pictures, own) for own in ("sp-on-white", "sp-on-black"))
     assert light.getpixel((9, 9)) != dark.getpixel((9, 9)) and light.size == dark.size == (360, 240)
-    assert here.next_step.startswith("**2 profiles, 2 runs and 1 figures** are here: [05_launch]")
+    assert here.next_step.startswith("**2 profiles, 2 runs and 1 figure** are here: [05_launch]")
 
 
 def thumbnail_of(markup, kind):
