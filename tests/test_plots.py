@@ -29,7 +29,7 @@ from sparsepipe import (
 )
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.plots import theme
+from sparsepipe.plots import dark, theme
 from sparsepipe.plots.run_places import run_places
 from sparsepipe.plots.table import distinct, is_synthetic, noted, noted_of, strategy
 from sparsepipe.record import Origin, RunRecord
@@ -191,15 +191,31 @@ def test_timeline_shows_every_span_hatched_by_its_source_and_measured_solid():
     table = plots.timeline_table(*three)
     assert table.start_seconds.min() == 0 and len(table) == sum(len(t.spans) for t in three)
     figure = plots.timeline(*three)
-    bars = pd.DataFrame(
-        {"base": np.concatenate([t.base for t in figure.data]), "x": np.concatenate([t.x for t in figure.data])}
-    )
+    drawn = [t for t in figure.data if t.hoverinfo != "skip"]  # without the patches below numbers
+    bars = pd.DataFrame({"base": np.concatenate([t.base for t in drawn]), "x": np.concatenate([t.x for t in drawn])})
     expected = pd.DataFrame({"base": table.start_seconds * 1e3, "x": (table.end_seconds - table.start_seconds) * 1e3})
     assert np.allclose(np.sort(bars.to_numpy(), axis=0), np.sort(expected.to_numpy(), axis=0))
-    shapes = {bar.y[0].split(" · ")[1]: bar.marker.pattern.shape for bar in figure.data}
+    shapes = {bar.y[0].split(" · ")[1]: bar.marker.pattern.shape for bar in drawn}
     assert shapes == {"simulated": "-", "replayed": "|", "measured": ""}
-    colors = {t.name: t.marker.color for t in figure.data}
+    colors = {t.name: t.marker.color for t in drawn}
     assert colors["stage 1 backward"] == theme.stage_color(1)
+
+
+def test_numbers_of_minibatches_stand_on_plain_colour_in_both_themes():
+    """Lines of a hatch went through the digits: they were hard to read, most in the dark."""
+    figure = plots.timeline(trace(), trace("replayed", offset=2.0), trace("measured", offset=5.0))
+    numbered = [bar for bar in figure.data if bar.text and any(bar.text)]
+    hatched = {bar.y[0].split(" · ")[1] for bar in figure.data if bar.marker.pattern.shape}
+    assert {bar.y[0].split(" · ")[1] for bar in numbered} == {"simulated", "replayed", "measured"} > hatched
+    for bar in numbered:
+        assert not bar.marker.pattern.shape and bar.marker.color not in dark.LIT, "as it is in the dark"
+        ink = "#FFFFFF" if bar.textfont.color == "white" else bar.textfont.color
+        assert theme.contrast(bar.marker.color, ink) >= 4.5
+    (forward,) = (bar for bar in figure.data if bar.name == "stage 0 forward" and bar.y[0] == "rank 0 · simulated")
+    (patch,) = (bar for bar in numbered if bar.legendgroup == forward.name and bar.y[0] == "rank 0 · simulated")
+    assert patch.width < forward.width and patch.showlegend is False
+    inside = zip(forward.base, forward.x, patch.base, patch.x, strict=True)
+    assert all(a <= c and c + d <= a + b + 1e-9 for a, b, c, d in inside), "no patch is longer than its bar"
 
 
 def test_outlines_of_spans_and_stages_hide_none(profile):
