@@ -211,9 +211,9 @@ def test_numbers_of_minibatches_stand_on_plain_colour_in_both_themes():
         assert not bar.marker.pattern.shape and bar.marker.color not in dark.LIT, "as it is in the dark"
         ink = "#FFFFFF" if bar.textfont.color == "white" else bar.textfont.color
         assert theme.contrast(bar.marker.color, ink) >= 4.5
-    (forward,) = (bar for bar in figure.data if bar.name == "stage 0 forward" and bar.y[0] == "rank 0 · simulated")
-    (patch,) = (bar for bar in numbered if bar.legendgroup == forward.name and bar.y[0] == "rank 0 · simulated")
-    assert patch.width < forward.width and patch.showlegend is False
+    own = [bar for bar in figure.data if bar.name == "stage 0 forward" and bar.y[0] == "rank 0 · simulated"]
+    forward, patch = own
+    assert patch.hoverinfo == "skip" and patch.width < forward.width and patch.showlegend is False
     inside = zip(forward.base, forward.x, patch.base, patch.x, strict=True)
     assert all(a <= c and c + d <= a + b + 1e-9 for a, b, c, d in inside), "no patch is longer than its bar"
 

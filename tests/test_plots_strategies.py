@@ -154,5 +154,8 @@ def test_anatomy_by_hand():
     (row,) = plots.anatomy_table({"run": Trace(spans, "simulated")}).to_dict("records")
     assert row["other"] == 0 and row["dependency"] == pytest.approx(0.15)
     assert len(plots.anatomy({"run": Trace(spans, "measured")}).data) == 5
+    hatched = plots.anatomy({"run": Trace(spans, "replayed")}).data
+    numbered = [bar for bar in hatched if any(bar.text or ())]
+    assert numbered and not any(bar.marker.pattern.shape for bar in numbered), "numbers stand on plain patches"
     with pytest.raises(InputError, match="trace 'empty' is empty"):
         plots.anatomy_table({"empty": Trace((), "measured")})

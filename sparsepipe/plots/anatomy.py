@@ -15,7 +15,8 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..errors import InputError
 from ..trace import Trace
-from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, ink_on, with_held_up
+from .numbers_in_bars import numbered
+from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, with_held_up
 
 PARTS = ("work", "imbalance", "dependency", "communication", "other")
 # Parts of the time are no stages: Tol's "light" colours ("Colour schemes", 2021), of which no stage has one.
@@ -26,6 +27,7 @@ _COLORS = {
     "communication": "#44BB99",
     "other": LIGHT_GREY,
 }
+_SIZES = {"size": SMALL, "high": 0.45, "pixel": 100 / 650}  # of numbers: the axis has some 650 pixels
 _SENDING = ("send", "average")
 _ACCOUNTED = ("wait", *_SENDING)
 
@@ -71,14 +73,11 @@ def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
                 "pattern": {**hatch("simulated", _COLORS[part], worded=True), "shape": shapes},
                 "line": {"color": GREY, "width": 0.5},
             },
-            text=[f"{share:.0%}" if share > 0.04 else "" for share in table[part]],
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            textfont={"size": SMALL, "color": ink_on(_COLORS[part])},
             hovertemplate=Html("%{{y}}<br>{}: %{{x:.1f}}%<extra></extra>").format(part),
         )
-        figure.add_trace(bar)
+        numbers = [f"{share:.0%}" if share > 0.04 else "" for share in table[part]]
+        begins, hatched = (table[[*PARTS]].cumsum(axis=1)[part] - table[part]) * 100, [bool(shape) for shape in shapes]
+        figure.add_traces(numbered(bar, numbers, hatched=hatched, begins=list(begins), **_SIZES))
     figure.update_layout(
         barmode="stack",
         legend={

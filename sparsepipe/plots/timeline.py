@@ -1,7 +1,6 @@
 """Timelines: what each rank does over time, simulated and replayed (hatched) above measured (solid)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -9,12 +8,11 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..errors import InputError
 from ..trace import Span, Trace
-from .text_room import width_of
-from .theme import HATCHES, SMALL, finished, hatch, ink_on, stage_color, with_held_up
+from .numbers_in_bars import numbered
+from .theme import HATCHES, SMALL, finished, hatch, stage_color, with_held_up
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
-_SIZE, _AROUND = SMALL - 1, 4  # pixels: a number's, and beside it on its patch
 _AXIS, _PATCH = 560, 0.42  # pixels of the axis, about; how high a patch is, of a row
 _OUTLINED = 0.005  # share of the width below which a bar has no outline: it would hide the bar's colour
 _THIN = ("wait",)
@@ -101,12 +99,10 @@ def timeline(
             ).format(unit),
         )
         shown.add(label)
-        figure.add_trace(bar)
         numbers = [str(m) if w and kind in _OF_A_MINIBATCH else "" for m, w in zip(part.minibatch, wide, strict=True)]
-        if source not in HATCHES:
-            figure.data[-1].update(_written(numbers, bar.marker.color))
-        elif any(numbers):
-            figure.add_trace(_patches(bar, numbers, whole=table.end_seconds.max() * scale))
+        sizes = {"size": SMALL - 1, "high": _PATCH, "pixel": table.end_seconds.max() * scale / _AXIS}
+        hatched = [source in HATCHES] * len(part)
+        figure.add_traces(numbered(bar, numbers, hatched=hatched, begins=bar.base, **sizes))
     smallest = {"minsize": SMALL - 3, "mode": "hide"}  # a number that fits only if it is smaller is left out
     figure.update_layout(barmode="overlay", bargap=0.1, legend={"traceorder": "normal"}, uniformtext=smallest)
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")
@@ -116,34 +112,6 @@ def timeline(
     title = "Timeline, " + " above ".join(f"{source} ({HATCHES.get(source, ('', 'solid'))[1]})" for source in sources)
     whole = finished(figure, title, note=note, width=900, height=150 + 44 * max(len(order), 3))
     return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces))))
-
-
-def _written(numbers: Sequence[str], color: str) -> dict[str, Any]:
-    """What bars of a colour need to have numbers in them."""
-    place = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    return {"text": numbers, **place, "textfont": {"size": _SIZE, "color": ink_on(color)}}
-
-
-def _patches(bars: go.Bar, numbers: Sequence[str], *, whole: float) -> go.Bar:
-    """Plain patches with the numbers, in the middle of hatched bars: digits are not read where lines go through them.
-
-    `whole`: what the axis is long, in its own unit.
-    """
-    told = [k for k, number in enumerate(numbers) if number]
-    lengths = [(width_of(numbers[k]) * _SIZE + 2 * _AROUND) / _AXIS * whole for k in told]
-    lengths = [min(length, bars.x[k]) for k, length in zip(told, lengths, strict=True)]
-    return go.Bar(
-        y=[bars.y[k] for k in told],
-        x=lengths,
-        base=[bars.base[k] + (bars.x[k] - length) / 2 for k, length in zip(told, lengths, strict=True)],
-        orientation="h",
-        width=_PATCH,
-        legendgroup=bars.legendgroup,
-        showlegend=False,
-        hoverinfo="skip",
-        marker={"color": bars.marker.color, "line": {"width": 0}},
-        **_written([numbers[k] for k in told], bars.marker.color),
-    )
 
 
 def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:
