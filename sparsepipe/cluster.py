@@ -16,6 +16,7 @@ from .errors import InputError
 from .host.addresses import is_loopback
 from .io.fields import MOST, MOST_DEVICES, given_integer, given_number, integer, shown, text
 from .io.files import read_text
+from .io.keywords import knows_its_keywords
 
 # A host's name or address; what begins with a dash, ssh would take for an option.
 _HOST = re.compile(r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}")
@@ -148,6 +149,7 @@ class Cluster:
         check_addresses([node for node in self.nodes if not is_loopback(node.address)])
 
     @classmethod
+    @knows_its_keywords
     def uniform(
         cls, num_devices: int, *, device_type: str = "device", memory_bytes: float = float("inf"), link: Link = Link()
     ) -> "Cluster":

@@ -20,6 +20,7 @@ from .cluster import Cluster
 from .costs import LayerTable, averaging_time, network_time, ports
 from .errors import InputError
 from .io.fields import MOST, given_integer, given_number, number, shown
+from .io.keywords import knows_its_keywords
 from .plan import Plan
 from .profile import Profile
 from .schedule import Action, Op, Program, compile, compile_until_steady, refuse_stuck, weights_share
@@ -49,6 +50,7 @@ def check_sizes(sizes: Any) -> None:
             raise InputError(f"a minibatch's size of {size} given, expected 0 or more")
 
 
+@knows_its_keywords
 def simulate(
     plan: Plan,
     profile: Profile,

@@ -48,7 +48,8 @@ def test_settings_are_read_as_they_were_written() -> None:
         ({"optimizer": []}, r"optimizer is \[\], expected one of sgd"),
         ({"features": 5}, "features are 5, expected a tuple of names"),
         ({"features": [1]}, r"features are \(1,\), expected a tuple of names"),
-        ({"learning_rte": 1}, "unknown setting 'learning_rte' of a run, expected some of "),
+        ({"learning_rte": 1}, r"unknown setting 'learning_rte' of a run: did you mean 'learning_rate'\?"),
+        ({"xyzzy": 1}, "unknown setting 'xyzzy' of a run: expected some of asynchronous_checkpoints, augmentation, "),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict, message: str) -> None:

@@ -2,11 +2,11 @@
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..io.keywords import meant
 from .arguments import GROUPS, OPTIONS
 from .tasks import EXAMPLES, FIRST_STEPS, TASKS
 
@@ -59,8 +59,8 @@ class _OneLineParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            if meant := _meant(str(value), map(str, action.choices or ())):
-                error.message = f"invalid choice: {value!r}; did you mean {meant}?"
+            if near := meant(str(value), map(str, action.choices or ())):
+                error.message = f"invalid choice: {value!r}; did you mean {near}?"
             raise
 
 
@@ -77,8 +77,8 @@ class VerbsParser(_OneLineParser):
         if unknown:
             verb = self.verbs.get(getattr(options, "verb", ""), self)
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
-            meant = _meant(word.partition("=")[0], verb._option_string_actions)
-            verb.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean {meant}?" if meant else ""))
+            near = meant(word.partition("=")[0], verb._option_string_actions)
+            verb.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean {near}?" if near else ""))
         return options
 
     def format_help(self) -> str:
@@ -99,12 +99,3 @@ def _verbs_of(parser: argparse.ArgumentParser) -> Any:
 
 def _examples(lines: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  sparsepipe {line}" for line in lines)]) if lines else ""
-
-
-def _meant(given: str, known: Iterable[str]) -> str | None:
-    """The known word that a given one is nearest to, or begins; None where none is near."""
-    words = list(known)
-    if len(given.strip("-")) > 2 and (longer := [word for word in words if word.startswith(given)]):
-        return longer[0]
-    near = get_close_matches(given, words, n=1, cutoff=0.6)
-    return near[0] if near else None

@@ -8,7 +8,8 @@ from ..cluster import Cluster
 from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import shown
-from ..launchers import LOCAL
+from ..io.keywords import keywords_of
+from ..launchers import LOCAL, check_options
 from ..launchers import launch as launch_alone
 from ..launchers.base import Job
 from ..pipelines import Pipelines
@@ -73,6 +74,7 @@ def launch(
     Raises InputError for a run that cannot change its plan, and for a plan, a folder or an option that cannot be used,
     before anything is started.
     """
+    check_options(given.get("launcher", LOCAL), given, beside=keywords_of(launch))
     if not isinstance(plan, Plan | Pipelines):
         raise InputError(f"plan {shown(plan)} given, expected a Plan, as partition makes or Plan.load reads")
     if not isinstance(config, RunConfig):

@@ -3,7 +3,7 @@
 A new launcher is a folder or file here with `launch` and `attach` (see `Launcher` in base.py), and a row in LAUNCHERS.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from ..cluster import Cluster
 from ..errors import InputError
 from ..host.addresses import is_here
+from ..io.keywords import check_keywords, keywords_of, knows_its_keywords
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
@@ -84,6 +85,7 @@ def launch(
     """
     if stragglers is not None:
         config = config.replace(stragglers=stragglers if isinstance(stragglers, str) else str(stragglers))
+    check_options(launcher, options)
     chosen = _with_rule(plan, replication)
     if options.get("forward_only") is not None and isinstance(chosen, Pipelines):
         chosen, cluster = first_pipeline(chosen, cluster)
@@ -99,6 +101,15 @@ def launch(
     )
 
 
+def check_options(launcher: str, options: Iterable[str], *, beside: Iterable[str] = ()) -> None:
+    """Raise InputError for the first name among `options` of a launch that neither `launch` nor the launcher knows.
+
+    `beside`: names that whoever calls `launch` takes, too.
+    """
+    known = [*beside, *keywords_of(launch), *keywords_of(_launcher(launcher).launch)]
+    check_keywords(f"launch with launcher {launcher!r}", options, known)
+
+
 def _with_rule(plan: Plan | Pipelines, given: Rule | str | None) -> Plan | Pipelines:
     """Return the plan with another replication rule. Raises InputError for one that is none, or of one pipeline."""
     if given is None:
@@ -112,6 +123,7 @@ def _with_rule(plan: Plan | Pipelines, given: Rule | str | None) -> Plan | Pipel
     return replace(plan, replication=chosen)
 
 
+@knows_its_keywords
 def attach(run_dir: Path | str, *, launcher: str = "local") -> Job:
     """Return the job of a run on this machine that was launched with `detach=True`, or by another process.
 
@@ -126,4 +138,16 @@ def _launcher(name: str) -> Launcher:
     return LAUNCHERS[name]()
 
 
-__all__ = ["LAUNCHERS", "LOCAL", "RAY", "SLURM", "SSH", "Job", "Launcher", "attach", "default_launcher", "launch"]
+__all__ = [
+    "LAUNCHERS",
+    "LOCAL",
+    "RAY",
+    "SLURM",
+    "SSH",
+    "Job",
+    "Launcher",
+    "attach",
+    "check_options",
+    "default_launcher",
+    "launch",
+]

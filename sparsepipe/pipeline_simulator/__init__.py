@@ -13,6 +13,7 @@ from ..cluster import Cluster
 from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import number
+from ..io.keywords import knows_its_keywords
 from ..pipelines import Pipelines
 from ..profile import Profile
 from ..replication.paces import pace
@@ -28,6 +29,7 @@ from .together import HANDED_OUT, TIME, Together
 __all__ = ["CAUSES", "RESTART_SECONDS", "PipelinePace", "PipelinesForecast", "simulate_pipelines"]
 
 
+@knows_its_keywords
 def simulate_pipelines(
     pipelines: Pipelines,
     profile: Profile,

@@ -8,6 +8,7 @@ from typing import Any
 from ..cluster import Cluster
 from ..errors import InputError
 from ..io.fields import given_integer
+from ..io.keywords import keywords_of, meant
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
@@ -89,15 +90,7 @@ def partition(
     """
     if num_microbatches is not None:
         given_integer(num_microbatches, "microbatches:")
-    if planner not in PLANNERS:
-        raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
-    known = [field.name for field in fields(PLANNERS[planner])]
-    if unknown := [name for name in options if name not in known]:
-        others = " and ".join(planners_with(unknown[0]))
-        raise InputError(
-            f"planner {planner!r} has no option {unknown[0]!r}{f' ({others} has)' if others else ''}, "
-            f"it has: {', '.join(known) or 'none'}"
-        )
+    known = _options_of(planner, options, takes=keywords_of(partition))
     if num_microbatches is None:
         num_microbatches = _microbatches(schedule, len(cluster.devices))
     planned_for = _planned_as(schedule)
@@ -143,6 +136,7 @@ def partition_pipelines(
     """
     given_integer(num_pipelines, "pipelines:", least=2)
     chosen = parse_rule(replication) if isinstance(replication, str) else replication or rule("partial-reduce")
+    _options_of(planner, options, takes=keywords_of(partition_pipelines))
     chosen.groups(num_pipelines)  # raises where its options do not fit so many pipelines
     start = time.perf_counter()
     of_one = _microbatches(schedule, len(cluster.devices)) if num_microbatches is None else num_microbatches
@@ -179,6 +173,22 @@ def partition_pipelines(
     )
     check_rule(pipelines)
     return pipelines
+
+
+def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> list[str]:
+    """Return the options of a planner. Raises InputError for an unknown planner, and where one that is `given` is none
+    of them; the call itself `takes` others, of which one may have been meant."""
+    if planner not in PLANNERS:
+        raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
+    known = [field.name for field in fields(PLANNERS[planner])]
+    if unknown := [name for name in given if name not in known]:
+        others = " and ".join(planners_with(unknown[0]))
+        near = None if others else meant(unknown[0], [*known, *takes])
+        raise InputError(
+            f"planner {planner!r} has no option {unknown[0]!r}{f' ({others} has)' if others else ''}, "
+            f"{f'did you mean {near!r}? ' if near else ''}it has: {', '.join(known) or 'none'}"
+        )
+    return known
 
 
 def _data_parallel_seconds(problem: Problem, planner: str, options: Mapping[str, Any]) -> float | None:

@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..host.contention import contending_processes
 from ..host.openmp import check_threads
 from ..io.fields import given_integer
+from ..io.keywords import knows_its_keywords
 from ..profile import Profile
 from ..runtime.config import DataConfig
 from ..runtime.workloads.opening import LearningTask, open_task
@@ -27,6 +28,7 @@ _MOST_BESIDE = 64  # further processes: more would only fill the memory
 _CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
 
 
+@knows_its_keywords
 def profile_model(
     model: str | nn.Module,
     source: str | Path,

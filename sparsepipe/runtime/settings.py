@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, get_args, get_type_hints
 
 from ..errors import InputError
 from ..io.fields import shown
+from ..io.keywords import expected
 
 MANY = 10**15  # of anything that is counted: no run gets there, and floats still tell such numbers apart
 
@@ -97,6 +98,10 @@ class Choice:
 class Settings:
     """Base of groups of settings: checks them by their annotations, and writes those that are not as by default."""
 
+    def __new__(cls, *values: Any, **settings: Any) -> Self:
+        cls.known(settings)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, (kind, optional) in _kinds(type(self)).items():
             value = getattr(self, name)
@@ -130,9 +135,7 @@ class Settings:
         """Return `settings`. Raises InputError where one of them is none of these."""
         names = {item.name for item in fields(cls)}
         if unknown := sorted(set(settings) - names):
-            raise InputError(
-                f"unknown setting {shown(unknown[0])} of a run, expected some of {', '.join(sorted(names))}"
-            )
+            raise InputError(f"unknown setting {shown(unknown[0])} of a run: {expected(unknown[0], names)}")
         return dict(settings)
 
     def __repr__(self) -> str:
