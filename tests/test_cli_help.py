@@ -9,6 +9,7 @@ import pytest
 
 from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
+from sparsepipe.cli.option_names import as_options
 from sparsepipe.cli.parser import parser
 from sparsepipe.cli.tasks import EXAMPLES, FIRST_STEPS, TASKS
 
@@ -73,3 +74,26 @@ def test_a_shell_completes_verbs_options_and_choices(tmp_path):
     assert {"plan", "profile"} <= completions("sparsepipe p") and "run" not in completions("sparsepipe p")
     assert "--only-changed" in completions("sparsepipe reproduce --o")
     assert {"optimal", "pipedream"} <= completions("sparsepipe plan --planner ")
+
+
+@pytest.mark.parametrize(
+    ("verb", "text", "told"),
+    [
+        ("profile", "shapes: give voxel_size, such as 0.05", "shapes: give --voxel-size, such as 0.05"),
+        ("plan", "use planner='optimal'; or use_fewer_machines=True", "use --planner optimal; or --use-fewer-machines"),
+        ("run", "x is 2 (give profile=… and cluster=…)", "x is 2 (give --profile [TYPE=]FILE and --cluster FILE)"),
+        ("run", "choose a multiple for num_microbatches", "choose a multiple for plan --num-microbatches"),
+        ("run", "slow:rank=1,seed=3 and outer_learning_rate", "slow:rank=1,seed=3 and outer_learning_rate"),
+        ("run", "`make voxel_size` of my_voxel_size/run_dir", "`make voxel_size` of my_voxel_size/run_dir"),
+        ("runs show", "planner='optimal'", "planner='optimal'"),
+    ],
+)
+def test_parameters_are_told_as_options_of_the_verb(verb, text, told):
+    """`plan` said period_at_most, `profile` to give voxel_size: names of Python, which no command line takes."""
+    assert as_options(text, verb, parser().verbs) == told
+
+
+def test_what_is_said_of_a_files_content_keeps_its_names(tmp_path):
+    path = tmp_path / "conf.json"
+    path.write_text("{}")
+    assert as_options(f"{path}: batch_size is 0", "run", parser().verbs) == f"{path}: batch_size is 0"

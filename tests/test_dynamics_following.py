@@ -115,4 +115,9 @@ def test_run_wants_the_profile(tmp_path):
     plan = partition(network(12), cpus(2)).save(tmp_path / "plan.json")
     words = ("run", plan, "--model", "minkvgg11bn-narrow", "--data", tmp_path, "--run-dir", tmp_path / "run")
     code, out, lines = sparsepipe(*words, "--replan", "live")
-    assert code == 2 and not out and "replan live: needs the profile" in lines[-1] and "--profile FILE" in lines[-1]
+    assert (
+        code == 2
+        and not out
+        and "replan live: needs the profile" in lines[-1]
+        and "give --profile [TYPE=]FILE, and --cluster FILE" in lines[-1]
+    )

@@ -30,9 +30,9 @@ def test_of_a_run_that_is_over(tmp_path):
 def test_of_a_run_that_does_not_name_its_profile(tmp_path):
     record = written(tmp_path / "run", named=False)
     assert drift_of(record, PROFILE, cluster_with()).alarms
-    with pytest.raises(InputError, match="give --profile FILE and --cluster FILE"):
+    with pytest.raises(InputError, match="give profile=… and cluster=…"):
         drift_of(record)
-    with pytest.raises(InputError, match="give --profile FILE and --cluster FILE"):
+    with pytest.raises(InputError, match="give profile=… and cluster=…"):
         Follower(record, PROFILE)
 
 

@@ -462,6 +462,6 @@ def test_a_run_without_a_status_is_cancelled_and_what_killed_ones_left_is_remove
 
 def test_a_folder_whose_name_is_no_utf8_is_one_line(tmp_path, clouds) -> None:
     """The reason was torch's "incompatible constructor arguments"."""
-    with pytest.raises(InputError, match=r"a name that is not UTF-8; choose another --run-dir"):
+    with pytest.raises(InputError, match=r"a name that is not UTF-8; choose another run_dir"):
         launch(PLAN, settings(clouds), run_dir=os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff"))
     assert not list(tmp_path.iterdir())

@@ -84,7 +84,7 @@ def test_a_job_goes_on_under_another_plan(tmp_path, clouds) -> None:
     told = json.loads(out)
     assert code == 0 and told["minibatch"] > first and told["reason"] == "the second" and told["run"] == "run"
     (untold,) = told["warnings"]
-    assert untold.startswith(UNTOLD) and untold.endswith("without a profile (--profile FILE)")
+    assert untold.startswith(UNTOLD) and untold.endswith("without a profile")
     assert lines == [f"warning: {untold}"]
     with pytest.raises(InputError, match="follows this plan already"):
         attach(folder).replan(SWAPPED)

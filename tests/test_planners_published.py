@@ -291,7 +291,7 @@ def test_pipedream_is_blind_to_types_and_says_so(load):
 def test_networks_with_too_many_cuts_are_refused_by_the_published_planners(shared_reference):
     profile = Profile.load(shared_reference / "profiles/image_classification/inception_v3/graph.txt")
     for planner in ("pipedream", "sparsepipe"):
-        with pytest.raises(InputError, match="use --planner optimal"):
+        with pytest.raises(InputError, match="use planner='optimal'"):
             partition(profile, Cluster.uniform(2), planner=planner)
 
 

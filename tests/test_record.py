@@ -90,5 +90,5 @@ def test_an_origin_names_no_folder_of_the_machine():
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file: cannot hold a run .Not a directory.; choose another --run-dir"):
+    with pytest.raises(InputError, match="file: cannot hold a run .Not a directory.; choose another run_dir"):
         RunRecord.create(tmp_path / "file", PLAN, {}, Origin())

@@ -140,7 +140,7 @@ def test_ranks_that_meet_in_a_store_of_torchs_own_are_refused(tmp_path):
     identity = Identity(0, 2, store=("10.0.0.1", 29500))
     told = {"device": "cpu", "threads": torch.get_num_threads(), "timeout": ENOUGH}
     (tmp_path / "logs").mkdir()
-    with pytest.raises(InputError, match=r"torch's own store at 10\.0\.0\.1, in clear; launch it with --launcher ssh"):
+    with pytest.raises(InputError, match=r"torch's own store at 10\.0\.0\.1, in clear; launch it with launcher='ssh'"):
         with joined(identity, run_dir=tmp_path, encrypt=True, **told):
             raise AssertionError("it has joined")
 

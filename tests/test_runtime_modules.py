@@ -244,7 +244,7 @@ def test_a_checkpoint_has_the_names_of_the_users_module(runs):
     [
         ({"model": f"{OWN}:nothing"}, "own_networks.py has no function 'nothing'; it has "),
         ({"model": f"{OWN}:text"}, "returns a str, expected a torch.nn.Module"),
-        ({"model_args": '{"depth": 3}'}, "unexpected keyword argument 'depth'; it takes .*--model-args"),
+        ({"model_args": '{"depth": 3}'}, "unexpected keyword argument 'depth'; it takes .*model_args"),
         ({"model_args": "[3]"}, "expected a JSON object"),
         ({"model_args": "{"}, "no JSON"),
         ({"data_args": '{"split": "test"}'}, "data_args has 'split', which a run gives by itself"),

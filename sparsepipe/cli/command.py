@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..display.markup import one_line, visible
-from ..errors import InputError, RunFailed
+from ..errors import DamagedRecord, InputError, RunFailed
 from ..host.limits import limit_met
 from ..host.python_path import check_current_folder
 from . import (
@@ -25,6 +25,7 @@ from . import (
     trace_verbs,
 )
 from .argument_types import value
+from .option_names import Verbs, as_options
 from .output import Answer, OutputLost, print_answer, progress_line, standard_streams
 from .parser import complete, parser
 
@@ -47,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: progress_line(f"warning: {message}")  # in one line, without code
-        return _run_verb(options, has_output=has_output)
+        return _run_verb(options, known.verbs, has_output=has_output)
 
 
-def _run_verb(options: argparse.Namespace, *, has_output: bool) -> int:
+def _run_verb(options: argparse.Namespace, verbs: Verbs, *, has_output: bool) -> int:
     try:
         check_current_folder()
         answer = VERBS[options.verb](options)
@@ -60,7 +61,8 @@ def _run_verb(options: argparse.Namespace, *, has_output: bool) -> int:
         if answer.fault:
             return _failed(one_line(answer.fault), 2)
     except (InputError, RunFailed) as error:
-        return _failed(str(error), 1 if isinstance(error, RunFailed) else 2)
+        told = str(error) if isinstance(error, DamagedRecord) else as_options(str(error), options.verb, verbs)
+        return _failed(told, 1 if isinstance(error, RunFailed) else 2)
     except OutputLost as error:
         return _failed(f"{options.verb} is done, but its answer could not be written to standard output ({error})", 1)
     except KeyboardInterrupt:

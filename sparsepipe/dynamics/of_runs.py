@@ -50,7 +50,7 @@ def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | No
     if profile is None and not kept[0].exists() or cluster is None and not kept[1].exists():
         raise InputError(
             f"{record.folder}: does not say which profile and cluster it is held against, as a run launched without "
-            "them; give --profile FILE and --cluster FILE, or --devices N"
+            "them; give profile=… and cluster=…"
         )
     return profile or Profile.load(kept[0]), cluster or Cluster.load(kept[1])
 

@@ -33,7 +33,7 @@ def check_predictor(
         if asked.needs_predictor and needed:
             raise InputError(
                 f"replan {replan}: needs a predictor of this machine; make one with `sparsepipe interference measure "
-                "--predictor FILE`, and give --predictor FILE"
+                "--predictor FILE`, and give predictor=…"
             )
         return
     if not asked.asks_predictor:

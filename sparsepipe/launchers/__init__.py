@@ -117,8 +117,8 @@ def _with_rule(plan: Plan | Pipelines, given: Rule | str | None) -> Plan | Pipel
     chosen = parse_rule(given) if isinstance(given, str) else given
     if not isinstance(plan, Pipelines):
         raise InputError(
-            f"replication {chosen.name} averages between pipelines, and this plan has one; plan with --pipelines P, "
-            "or leave the rule out"
+            f"replication {chosen.name} averages between pipelines, and this plan has one; plan several "
+            "(`sparsepipe plan --pipelines P`, in Python partition_pipelines), or leave the rule out"
         )
     return replace(plan, replication=chosen)
 

@@ -26,15 +26,15 @@ def hold(folder: Path) -> int:
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another --run-dir") from None
+        raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir") from None
     if _locks(lock) or (guard_of(folder) is None and _locks(lock, seconds=_TO_LOOK)):
         if os.fstat(lock).st_uid == os.geteuid():
             os.fchmod(lock, 0o600)  # one that an earlier version made: nobody else may open it, and so lock it
         return lock
     os.close(lock)
     if guard_of(folder) is None and (who := held_by(folder)):
-        raise InputError(f"{folder}: {who}; end that process, or choose another --run-dir")
-    raise InputError(f"{folder}: this run is still running; cancel it first, or choose another --run-dir")
+        raise InputError(f"{folder}: {who}; end that process, or choose another run_dir")
+    raise InputError(f"{folder}: this run is still running; cancel it first, or choose another run_dir")
 
 
 def is_held(folder: Path) -> bool:

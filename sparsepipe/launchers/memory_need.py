@@ -67,7 +67,7 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
     """
     if not workload_facts(config.engine).trains:
         return MemoryNeed(None)  # it holds nothing
-    why = "it has no estimate, and the run was launched without a profile (--profile FILE)"
+    why = "it has no estimate, and the run was launched without a profile"
     cluster: Cluster | None = None
     expected = plan if plan.estimate else None
     try:

@@ -47,7 +47,7 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
 def check_for_hosts(*, port: int | None) -> None:
     """Raise InputError for what goes with one machine alone."""
     if port is not None:
-        raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
+        raise InputError("a port goes with launcher='local': hosts choose theirs by themselves; leave it out")
 
 
 def prepare(
@@ -233,7 +233,7 @@ def check_name(folder: Path) -> None:
     try:
         os.fsencode(folder).decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"{ascii(str(folder))}: a name that is not UTF-8; choose another --run-dir") from None
+        raise InputError(f"{ascii(str(folder))}: a name that is not UTF-8; choose another run_dir") from None
 
 
 def _keep_old(folder: Path, name: str) -> None:

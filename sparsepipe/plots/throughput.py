@@ -61,7 +61,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
     summaries = record.metrics("summary")
     if not summaries:
         raise InputError(
-            f"{record.folder}: has no summary ({record.status['state']}); finish it with --resume, or leave it out"
+            f"{record.folder}: has no summary ({record.status['state']}); let it end (run --resume), or leave it out"
         )
     return _told(record, summaries[-1]["samples_per_second"])
 

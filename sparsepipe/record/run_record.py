@@ -108,12 +108,12 @@ class RunRecord:
         """Start a record. Raises InputError when the folder holds another run already, or cannot be made."""
         folder = Path(folder)
         if (folder / "plan.json").exists():
-            raise InputError(f"{folder}: holds a run already; choose another --run-dir, or --resume it")
+            raise InputError(f"{folder}: holds a run already; choose another run_dir, or resume it")
         try:
             for name in ("checkpoints", "logs"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another --run-dir") from None
+            raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir") from None
         write_json(folder / "config.json", dict(config))
         write_json(folder / "origin.json", origin.to_json())
         begin_plan(folder, plan, 0)

@@ -16,7 +16,7 @@ _SECONDS = 60.0
 def check_openssl() -> None:
     """Raise InputError where this machine cannot make a certificate."""
     if shutil.which(_COMMAND[0]) is None:
-        raise InputError("--encrypt needs the program openssl, which is not on PATH; install OpenSSL")
+        raise InputError("encrypt needs the program openssl, which is not on PATH; install OpenSSL")
 
 
 def new_certificate() -> str:

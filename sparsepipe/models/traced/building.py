@@ -63,4 +63,4 @@ def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[st
             inspect.signature(function).bind(**given)
     except TypeError as error:
         takes = ", ".join(map(str, parameters.values()))
-        raise InputError(f"model {model}: {error}; it takes ({takes}): give them with --model-args") from None
+        raise InputError(f"model {model}: {error}; it takes ({takes}): give them with model_args") from None

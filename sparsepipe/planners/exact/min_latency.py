@@ -199,7 +199,7 @@ def _too_slow(space: Space, pace: float) -> str:
     shortest = min(space.model.period(path) for path in paths)
     return (
         f"no plan found has a period of {pace * 1e3:g} ms or less, forwards alone: the shortest found is "
-        f"{shortest * 1e3:.6g} ms on these devices; allow a longer one (--period-at-most), or use more devices"
+        f"{shortest * 1e3:.6g} ms on these devices; allow a longer one (period_at_most), or use more devices"
     )
 
 

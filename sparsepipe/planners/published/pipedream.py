@@ -176,7 +176,7 @@ class PipeDream:
         if len(counts) > 1:
             unequal = ", ".join(f"{shown(node.name)} has {len(node.device_types)}" for node in problem.cluster.nodes)
             raise InputError(
-                f"pipedream needs the same number of devices on every node, but {unequal}; use --planner optimal"
+                f"pipedream needs the same number of devices on every node, but {unequal}; use planner='optimal'"
             )
         nodes = problem.cluster.nodes
         sizes = [(len(nodes[0].device_types), min(node.link.bandwidth for node in nodes))]
@@ -202,7 +202,7 @@ class PipeDream:
                     if memory is not None
                     else f"{number_of(top.num_devices, 'device')} cannot all be used"
                 )
-                + "; allow more memory, replication or --use-fewer-machines"
+                + "; allow more memory, replication or use_fewer_machines=True"
             )
         ranges = _expand(levels, len(levels) - 1, 0, len(states) - 1, [0])
         layers = states.stages([last for _, last, _ in ranges])

@@ -78,8 +78,8 @@ class Checkpoint:
         if here != there:
             raise InputError(
                 f"last_minibatch is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
-                f"{number_of(here, 'minibatch')}, not {there}; resume with --last-minibatch {before}, or train anew "
-                "elsewhere"
+                f"{number_of(here, 'minibatch')}, not {there}; resume with last_minibatch={before!r}, or train "
+                "anew elsewhere"
             )
 
     def check_shapes(self, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -118,7 +118,7 @@ def _encryption(run_dir: Path, identity: Identity) -> Encryption | None:
     if identity.store is not None and not is_loopback(identity.store[0]):
         raise InputError(
             f"encrypt is asked for, but the ranks of this job meet in torch's own store at {identity.store[0]}, in "
-            "clear; launch it with --launcher ssh, or leave out --encrypt"
+            "clear; launch it with launcher='ssh', or leave encrypt out"
         )
     return None
 
@@ -164,7 +164,7 @@ def _device(name: str, identity: Identity) -> torch.device:
     if not name.startswith("cuda"):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise InputError(f"device {name!r} given, but this machine has no CUDA device; use --device cpu")
+        raise InputError(f"device {name!r} given, but this machine has no CUDA device; use device='cpu'")
     if ":" in name:
         return torch.device(name)
     return torch.device("cuda", identity.local_rank % torch.cuda.device_count())
