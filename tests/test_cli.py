@@ -300,6 +300,20 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
             ("plan", "--profile", "{profile}", "--devices", 2, "--use-fewer-machines"),
             "--use-fewer-machines means nothing",
         ),
+        (
+            ("plan", "--profile", "{profile}", "--devices", 2, "--num-microbatches", 4),
+            "schedule 1f1b, which updates after each minibatch: leave it out, or give --schedule 2bw, 1f1b-flush",
+        ),
+        (
+            ("plan", "--profile", "{profile}", "--devices", 2, "--activation-compression-ratio", 2),
+            "--activation-compression-ratio is of the published cost model: give --cost-model published",
+        ),
+        (
+            ("plan", "--profile", "{profile}", "--devices", 2, "--cost-model", "dnn-partitioning", "--quick"),
+            "quick means nothing to cost model 'dnn-partitioning'",
+        ),
+        (("export", "{other}", "--classes", 2, "--out", "out"), "--classes goes with --model"),
+        (("reproduce", "01_data", "--no-pictures", "--width", 3), "are of pictures: leave them out"),
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2), "different graph"),
         (("simulate", "none.json", "--profile", "{profile}", "--devices", 2), "none.json: no such plan"),
         (

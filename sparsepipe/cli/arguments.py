@@ -56,9 +56,7 @@ def _data_info(verb: Parser) -> None:
 def _data_check(verb: Parser) -> None:
     verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
     _options_of_examples(verb)
-    verb.add_argument(
-        "--voxel-size", type=positive, default=0.05, metavar="S", help="edge of the voxels counted (default: 0.05)"
-    )
+    verb.add_argument("--voxel-size", type=positive, metavar="S", help="edge of the voxels counted (default: 0.05)")
     verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
     verb.add_argument("--task", choices=TASKS, help="what would be learned (default: all that can be)")
     verb.add_argument("--features", type=names, metavar="F,…", help="of each voxel, as in `run` (default: occupancy)")
@@ -271,7 +269,7 @@ def _export(verb: Parser) -> None:
     plan_argument(verb)
     verb.add_argument("--profile", metavar="FILE", help="profile of the model: adds gpus=N.txt")
     verb.add_argument("--model", metavar="M", help="adds the stages as Python modules")
-    verb.add_argument("--classes", type=count, default=10, metavar="N", help="of that model (default: 10)")
+    verb.add_argument("--classes", type=count, metavar="N", help="of that model (default: 10)")
     verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write the files to")
 
 

@@ -10,9 +10,11 @@ from ..display.counting import number_of
 from ..display.markup import one_line
 from ..errors import InputError
 from ..io.fields import json_object
-from .output import Answer, Progress, progress_line, table
+from .output import Answer, Progress, progress_line, table, warn
+from .without_effect import of_other_data
 
 _MOST_CLASSES = 30  # named in the text
+_VOXEL_SIZE = 0.05  # of a check, where nobody says
 
 
 def data_list(options: argparse.Namespace) -> Answer:
@@ -94,10 +96,10 @@ def _options_of_examples(options: argparse.Namespace) -> dict[str, Any]:
 def data_check(options: argparse.Namespace) -> Answer:
     progress = Progress()
     given = _options_of_examples(options)
+    settings = {name: getattr(options, name) for name in ("task", "features", "num_points", "voxel_size")}
+    warn(of_other_data(settings, options.path))
     if not is_examples(options.path):
-        settings = {"task": options.task, "features": options.features, "num_points": options.num_points}
-        given = {name: value for name, value in settings.items() if value is not None}
-        given["voxel_size"] = options.voxel_size
+        given = {"voxel_size": _VOXEL_SIZE} | {name: value for name, value in settings.items() if value is not None}
     try:
         report = data.check(options.path, progress=progress.tell, **given)
     finally:

@@ -15,7 +15,7 @@ from .run_folders import run_folder
 def check_forward_only(options: argparse.Namespace) -> None:
     """Raise InputError for what the command line says of training beside --forward-only."""
     names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation"]
-    names += ["balance", "last_minibatch", "loss_scale"]
+    names += ["balance", "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
     if given := [name for name in names if getattr(options, name) is not None]:
         raise InputError(f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}")

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -69,6 +69,12 @@ def progress_line(line: str) -> None:
     """Print a line on stderr; errors in doing so are ignored."""
     with suppress(OSError):
         print(one_line(line), file=sys.stderr, flush=True)
+
+
+def warn(texts: Iterable[str]) -> None:
+    """Print a line on stderr for each warning."""
+    for text in texts:
+        progress_line(f"warning: {text}")
 
 
 class Progress:

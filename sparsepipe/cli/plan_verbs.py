@@ -27,20 +27,27 @@ from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipel
 from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
 from ..replication import parse_rule
-from ..schedule_rules import SCHEDULE_RULES
+from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from ..stragglers import Stragglers
 from ..trace import Trace
-from .output import Answer, progress_line
+from .output import Answer, progress_line, warn
 from .pipelines_text import forecast_text
 from .plan_table import side_by_side
-from .profile_and_cluster import beyond_profile, profile_and_cluster, warn, warn_of
+from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
+from .without_effect import of_other_data
+
+_CLASSES = 10  # of a network whose stages are written, where nobody says
 
 
 def profile(options: argparse.Namespace) -> Answer:
     for name in ("model", "data", "batch_size"):
         if getattr(options, name) is None:
             raise InputError(f"no {name}: give --{name.replace('_', '-')}")
+    of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args")}
+    warn(of_other_data(of_data, options.data))
+    if options.model_args is not None and is_table(options.model):
+        warn(["--model-args has no effect: they are of torch modules, and the model is a table"])
     # Before torch comes in with the profiler: the workers of a run get the same.
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
     from ..profiler import profile_model
@@ -90,6 +97,12 @@ def plan(options: argparse.Namespace) -> Answer:
         "num_microbatches": options.num_microbatches,
         "recompute": options.recompute,
     }
+    if options.num_microbatches is not None and not _takes_steps(options.schedule):
+        known = ", ".join(name for name in SCHEDULE_RULES if _takes_steps(name))
+        raise InputError(
+            f"--num-microbatches with schedule {options.schedule}, which updates after each minibatch: leave it out, "
+            f"or give --schedule {known}"
+        )
     several = options.pipelines is not None and options.pipelines > 1
     if options.replication and not several:
         raise InputError("--replication goes with several pipelines that average: give --pipelines P, 2 or more")
@@ -147,6 +160,11 @@ def _planners(options: argparse.Namespace) -> list[str]:
         puts = SCHEDULE_RULES[options.schedule].check_stages_per_rank(1)
         progress_line(f"schedule {options.schedule!r} {puts}: planned by {name!r}")
     return [name]
+
+
+def _takes_steps(schedule: str) -> bool:
+    """Whether weights are updated after several minibatches together."""
+    return WEIGHT_RULES[SCHEDULE_RULES[schedule].weights[0]].updates_by_step
 
 
 def _own_period(plan: Plan) -> str:
@@ -272,14 +290,18 @@ def _simulate_pipelines(
 
 
 def export(options: argparse.Namespace) -> Answer:
-    chosen = Plan.load(options.plan)
-    written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
+    if options.classes is not None and not options.model:
+        raise InputError("--classes goes with --model, whose stages are written: give that, or leave it out")
     if options.model and not is_table(options.model):
         raise InputError(
             f"--model {options.model}: its stages are parts of a torch module, which export cannot write out"
         )
+    chosen = Plan.load(options.plan)
+    written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
     if options.model:
-        written += write_stage_modules(chosen, network(options.model, num_classes=options.classes), options.out)
+        written += write_stage_modules(
+            chosen, network(options.model, num_classes=options.classes or _CLASSES), options.out
+        )
     return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
 
 

@@ -1,7 +1,6 @@
 """Load the profile and the cluster from a verb's options, and print their warnings on stderr."""
 
 import argparse
-from collections.abc import Iterable
 from math import prod
 
 from ..cluster import Cluster, DeviceType, Link, Node
@@ -16,7 +15,7 @@ from ..io.fields import MOST_LIKE_DEVICES
 from ..io.files import read_json
 from ..plan import Plan
 from ..profile import Profile
-from .output import progress_line
+from .output import progress_line, warn
 
 
 def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tuple[Profile, Cluster]:
@@ -131,11 +130,6 @@ def beyond_profile(plan: Plan, found: Profile) -> list[str]:
 
 def warn_of(found: Profile) -> None:
     warn(found.warnings)
-
-
-def warn(texts: Iterable[str]) -> None:
-    for text in texts:
-        progress_line(f"warning: {text}")
 
 
 def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | None, memory: float | None) -> Cluster:

@@ -38,10 +38,11 @@ from .follow_run import Forgiving, RunFollower
 from .for_slurm import for_slurm
 from .forward_only import check_forward_only, checkpoint_or_run, trained_by
 from .launches import check_launcher, load_any_plan, new_run_dir, waited
-from .output import Answer, cell, column_cells, progress_line, table
-from .profile_and_cluster import check_machines, profile_and_cluster, warn
+from .output import Answer, cell, column_cells, progress_line, table, warn
+from .profile_and_cluster import check_machines, profile_and_cluster
 from .run_folders import RUNS, run_folder
 from .run_text import column_name, latency_text, run_cell, run_lines, summary_text
+from .without_effect import without_effect
 
 _CPU = DEVICES[:1]
 
@@ -49,7 +50,7 @@ _CPU = DEVICES[:1]
 def run(options: argparse.Namespace) -> Answer:
     if options.forward_only:
         check_forward_only(options)  # before a driver file says more
-    options = _with_run_folders(options)
+    options = typed = _with_run_folders(options)
     driver = DriverFile.load(options.plan) if options.plan and is_driver_file(options.plan) else None
     if driver:
         options = filled(options, driver)
@@ -79,8 +80,8 @@ def run(options: argparse.Namespace) -> Answer:
     chosen = record.plan if record and not options.plan else load_any_plan(options.plan, lambda: layer_graph(config))
     if driver and isinstance(chosen, Plan):
         chosen = driver.planned(chosen)
-    for text in chosen.warnings:
-        progress_line(f"warning: plan: {text}")
+    warn(f"plan: {text}" for text in chosen.warnings)
+    warn(without_effect(typed, config, chosen))
     if options.launcher == SLURM:
         if isinstance(chosen, Plan) and is_table(config.model):  # of a module only where its data are is it known
             chosen.check(layer_graph(config))

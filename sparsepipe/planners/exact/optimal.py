@@ -99,7 +99,16 @@ class Optimal:
             raise InputError(f"cost model {self.cost_model!r} is unknown, expected one of {', '.join(COST_MODELS)}")
         if self.rescore < 1:
             raise InputError(f"rescore {self.rescore}: expected how many plans to simulate, 1 or more")
+        self._check_cost_model()
         self._check_objective()
+
+    def _check_cost_model(self) -> None:
+        """Raise InputError where an option means nothing to the cost model."""
+        if self.activation_compression_ratio is not None and self.cost_model != "published":
+            raise InputError("activation_compression_ratio is of the published cost model: give cost_model='published'")
+        for name in ("all_devices", "rescore", "quick"):
+            if self.cost_model == CONTIGUOUS and getattr(self, name) != getattr(type(self), name):
+                raise InputError(f"{name} means nothing to cost model {CONTIGUOUS!r}: leave it out")
 
     def _check_objective(self) -> None:
         """Raise InputError for an unknown objective, and where another option does not go with it."""

@@ -1,0 +1,157 @@
+"""Options of `run`, `profile` and `data check` that nothing asks for under the other ones: each is told in a line."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..data.examples import is_examples
+from ..data.examples.recognising import recognised
+from ..data.manifests import LEARNED, get_learned
+from ..errors import InputError
+from ..functions import is_function
+from ..models import is_table, network
+from ..pipelines import Pipelines
+from ..plan import Plan
+from ..runtime import RunConfig
+
+CLOUDS, IMAGES, TRANSLATION, TEXT = LEARNED
+_KINDS = {"aligned": TRANSLATION, "plain": TEXT, "shards": TEXT}  # folders of examples; the others have images
+
+
+def kind_of_data(source: str) -> str | None:
+    """Say what the samples of a data set are, one of LEARNED, without reading them; None where that is not known.
+
+    What a function of the user's own gives is known once it is called.
+    """
+    if is_function(source) and not Path(source).exists():
+        return None
+    try:
+        if not Path(source).exists():
+            return get_learned(source).kind
+    except (InputError, OSError):
+        return None  # told by whoever opens it
+    if not is_examples(source):
+        return CLOUDS
+    found = recognised(Path(source))
+    return _KINDS.get(found[0], IMAGES) if found else None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the options are held against."""
+
+    config: RunConfig
+    plan: Plan | Pipelines
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return self.plan.pipelines if isinstance(self.plan, Pipelines) else (self.plan,)
+
+    @cached_property
+    def data(self) -> str | None:
+        return kind_of_data(self.config.data)
+
+    @property
+    def has_no_replicas(self) -> bool:
+        return all(len(stage.ranks) == 1 for plan in self.plans for stage in plan.stages)
+
+    @property
+    def has_no_boundaries(self) -> bool:
+        return all(len(plan.stages) == 1 for plan in self.plans)
+
+    @property
+    def has_no_batch_norm(self) -> bool:
+        """Whether that is known: of a torch module it is only once it is built."""
+        model = self.config.model
+        return is_table(model) and all(row.kind != "batch_norm" for row in network(model, num_classes=2).rows)
+
+
+class _Case(NamedTuple):
+    """When an option has no effect, and why: what to do about it."""
+
+    idle: Callable[[_Run], bool]
+    why: str
+
+
+def _of_clouds(run: _Run) -> bool:
+    return run.data not in (None, CLOUDS)
+
+
+def _without_checkpoints(run: _Run) -> bool:
+    return run.config.checkpoint_every == 0
+
+
+_NOT_OF_CLOUDS = "the data are no point clouds"
+_NO_CHECKPOINTS = "no checkpoints are written (--checkpoint-every 0)"
+_CASES: Mapping[str, tuple[_Case, ...]] = {
+    "epochs": (_Case(lambda run: run.config.minibatches is not None, "--minibatches says when the run ends"),),
+    "learning_rate_decay": (
+        _Case(
+            lambda run: run.config.learning_rate_schedule not in ("step", "exponential", "polynomial"),
+            "it is of --learning-rate-schedule step, exponential or polynomial; give one of them",
+        ),
+    ),
+    "decay_epochs": (
+        _Case(
+            lambda run: run.config.learning_rate_schedule not in ("step", "exponential"),
+            "it is of --learning-rate-schedule step or exponential; give one of them",
+        ),
+    ),
+    "momentum": (_Case(lambda run: run.config.optimizer != "sgd", "it is of --optimizer sgd; give that"),),
+    "loss_scale": (
+        _Case(
+            lambda run: run.config.precision != "float16",
+            "it is of --precision float16; give that, with a plan that flushes",
+        ),
+    ),
+    "synchronised_batch_norm": (
+        _Case(lambda run: run.has_no_replicas, "no stage of the plan has replicas"),
+        _Case(lambda run: run.has_no_batch_norm, "the network has no batch norm"),
+    ),
+    "compression": (_Case(lambda run: run.has_no_boundaries, "the plan has one stage: no boundary is crossed"),),
+    "model_args": (
+        _Case(lambda run: is_table(run.config.model), "they are of torch modules, and the model is a table"),
+    ),
+    "data_args": (_Case(lambda run: run.data == CLOUDS, "the data are point clouds, which have none"),),
+    "voxel_size": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
+    "num_points": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
+    "features": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
+    "task": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
+    "bleu_sentences": (
+        _Case(lambda run: run.data not in (None, TRANSLATION), "the data are no pairs of sentences to translate"),
+        _Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),
+        _Case(_without_checkpoints, _NO_CHECKPOINTS),
+    ),
+    "validation_split": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
+    "keep_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
+    "asynchronous_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
+    "on_lost_host": (
+        _Case(
+            lambda run: run.config.max_restarts == 0, "without restarts a lost host ends the run; give --max-restarts"
+        ),
+    ),
+}
+
+
+def without_effect(given: argparse.Namespace, config: RunConfig, plan: Plan | Pipelines) -> Iterator[str]:
+    """Yield a line for each option of `run` that was given and that the run's settings and plan leave nothing to do."""
+    run = _Run(config, plan)
+    for name, cases in _CASES.items():
+        if getattr(given, name, None) is None:
+            continue
+        why = next((case.why for case in cases if case.idle(run)), None)
+        if why is not None:
+            yield f"--{name.replace('_', '-')} has no effect: {why}"
+
+
+def of_other_data(given: Mapping[str, Any], source: str) -> Iterator[str]:
+    """Yield a line for each option of clouds that is given for other data, and of other data for clouds."""
+    kind = kind_of_data(source)
+    for name, value in given.items():
+        is_of_clouds = name != "data_args"
+        if value is not None and kind is not None and is_of_clouds != (kind == CLOUDS):
+            why = _NOT_OF_CLOUDS if is_of_clouds else "the data are point clouds, which have none"
+            yield f"--{name.replace('_', '-')} has no effect: {why}"
