@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..display.counting import number_of
+from ..display.counting import number_of
 from ..io.files import read_rows
 from ..runtime.pipelines.changes import MINIBATCHES
 
