@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..display.counting import number_of
-from ..display.counting import number_of
 from ..io.files import read_rows
 from ..runtime.pipelines.changes import MINIBATCHES
 
@@ -16,7 +15,7 @@ def rejoined(folder: Path) -> Iterator[str]:
     trained: dict[int, int] = {}  # minibatches that the others have done since
     told: list[str] = []
     for row in read_rows(path) if path.exists() else []:
-        event, pipeline = row["event"], row.get("pipeline")
+        event, pipeline = row["event"], row.get("pipeline", -1)
         if event == "resume":
             left, trained, told = {}, {}, []
         elif event == "left":
