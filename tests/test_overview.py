@@ -12,7 +12,7 @@ from PIL import Image, ImageColor
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import make_shapes
-from sparsepipe.display.colors import STAGE_COLORS
+from sparsepipe.display.colors import STAGE_COLORS, work_color
 from sparsepipe.errors import InputError
 from sparsepipe.plots.dark import GROUND, LIGHT_INK, LIT
 from sparsepipe.plots.theme import INK
@@ -70,6 +70,7 @@ def thumbnail_of(markup, kind):
 
 def test_on_a_dark_page_a_figures_ground_is_dark_its_ink_light_and_its_stages_as_they_are():
     drawn = {"white": GROUND, INK: LIGHT_INK, STAGE_COLORS[1]: STAGE_COLORS[1], "#004488": LIT["#004488"]}
+    drawn |= {shade: shade for shade in (work_color(0, "forward"), work_color(1, "forward"))}  # they were the darker
     for color, expected in drawn.items():
         found = on_black(Image.new("RGB", (2, 2), color)).getpixel((0, 0))
         assert max(abs(a - b) for a, b in zip(found, ImageColor.getrgb(expected), strict=True)) <= 1, color

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..display.colors import STAGE_COLORS
+from ..display.colors import STAGE_COLORS, work_color
 from ..display.markup import Html
 from ..plots.dark import GROUND, LIT, LIT_TEXT
 from ..plots.theme import RUN_COLORS
 
 _SIZE = (360, 240)  # pixels
 _WHITE = np.ones(3)
+_SAME = 0.02  # of each part of a colour
 _CLOSE = 0.06  # of colours from 0 to 1: a pixel that is farther from a colour on white is of a scale, and stays
 
 # JupyterLab's theme decides, also one that is chosen after the cell has run. Where the style is taken away, as from a
@@ -43,7 +44,7 @@ def on_black(picture: Image.Image) -> Image.Image:
     """Return a figure's picture as a dark page shows the figure: see plots/dark.py.
 
     What is drawn on white is drawn on the dark ground instead: ink in the colour that stands for it there, stages in
-    their own. A colour of a scale stays as it is.
+    their own, also where white is mixed in it, as for a forward. A colour of a scale stays as it is.
     """
     pixels = np.asarray(picture, dtype=np.float32) / 255
     best, found = np.full(pixels.shape[:2], np.inf, np.float32), pixels.copy()
@@ -54,6 +55,9 @@ def on_black(picture: Image.Image) -> Image.Image:
         nearer = (away < best - 1e-4) & (away < _CLOSE)
         best[nearer] = away[nearer]
         found[nearer] = (_GROUND + share * (paint - _GROUND))[nearer]
+    for shade in _SHADES:
+        flat = np.abs(pixels - np.array(shade, np.float32)).max(axis=-1) < _SAME
+        found[flat] = pixels[flat]
     return Image.fromarray(np.round(np.clip(found, 0, 1) * 255).astype(np.uint8))
 
 
@@ -63,6 +67,9 @@ def _rgb(color: str) -> tuple[float, float, float]:
 
 
 _GROUND = np.array(_rgb(GROUND))
+# Of stages that are not grey: edges of ink are.
+_LIGHT = [work_color(k, kind) for k in range(len(STAGE_COLORS)) for kind in ("forward", "weights")]
+_SHADES = [shade for shade in map(_rgb, _LIGHT) if max(shade) > min(shade)]
 _STAY = {color: color for color in (*STAGE_COLORS, *RUN_COLORS) if color not in LIT}
 _PAINTS = {_rgb(color): _rgb(lit) for color, lit in (LIT | LIT_TEXT | _STAY).items()}  # ink first: it takes all greys
 
