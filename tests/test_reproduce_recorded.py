@@ -34,7 +34,7 @@ def test_pipelines_train_while_they_have_their_machines(record):
         assert one.simulated == pytest.approx(one.counted, abs=4)
         (number,) = trained_as_recorded([one])
         assert (number.measured, number.predicted, number.unit) == (one.counted, one.simulated, "minibatches")
-    told = "by hand, simulated, of 400 minibatches undisturbed: 3 pipelines by all-reduce train 6"
+    told = "by hand, simulated, of the 400 minibatches of an undisturbed job: 3 pipelines by all-reduce 6"
     assert in_words([waiting, free]).startswith(told)
     with pytest.raises(InputError, match="few: never has a machine for each of 4 pipelines"):
         trained_on_spot_machines(SpotMachines("few", (0, 1), (3, 3)))

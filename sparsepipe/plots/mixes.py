@@ -87,5 +87,5 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
         tickangle=0,
     )
     title = "Unlike devices: simulated throughput, and its gap to a proven bound"
-    note = " · ".join(filter(None, [note, "in per cent: each bar's gap to the bound"]))
+    note = " · ".join(filter(None, [note, "above each bar: its gap to the bound"]))
     return finished(figure, title, note=note, width=900, height=500)

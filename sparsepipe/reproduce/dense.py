@@ -37,7 +37,7 @@ class Task:
     def told(self) -> str:
         """What it is and how it learns, for the note of a figure."""
         rule = self.learning.get("optimizer", "sgd")
-        return f"{self.name}: {self.model} on {self.data}, {rule}{TIE}{self.learning['learning_rate']:g}"
+        return f"{self.name}: {self.model} on {self.data}, {rule} at a rate of{TIE}{self.learning['learning_rate']:g}"
 
     @property
     def workload(self) -> dict[str, Any]:

@@ -224,8 +224,7 @@ def in_words(found: Sequence[Trained]) -> str:
     """Say for each record, in a line of its own, what of the undisturbed job is trained under each rule."""
     lines: dict[str, list[str]] = {}
     for one in found:
-        told = f"{number_of(one.pipelines, 'pipeline')} by {one.rule} train {one.share:.0%}"
-        lines.setdefault(
-            f"{one.record}, simulated, of {number_of(one.undisturbed, 'minibatch')} undisturbed", []
-        ).append(told)
+        told = f"{number_of(one.pipelines, 'pipeline')} by {one.rule} {one.share:.0%}"
+        whole = number_of(one.undisturbed, "minibatch", ",")
+        lines.setdefault(f"{one.record}, simulated, of the {whole} of an undisturbed job", []).append(told)
     return "\n".join(f"{record}: {', '.join(told)}" for record, told in lines.items())

@@ -161,8 +161,8 @@ class WaitingExplorer(Shown):
         return self._simulated[key]
 
     def _noted(self) -> str:
-        shape = f"{number_of(self.pipelines.value, 'pipeline')}, stages of each: {self.stages.value}, simulated"
-        return " · ".join(filter(None, [self.note, shape]))
+        count, stages = number_of(self.pipelines.value, "pipeline"), number_of(self.stages.value, "stage")
+        return " · ".join(filter(None, [self.note, f"{count} of {stages} each, simulated"]))
 
     def _export(self) -> Export:
         with self._lock:
