@@ -96,12 +96,14 @@ def test_simulate_tells_paces_and_merges(planned, files, tmp_path, capsys):
     assert code == 0
     assert told["replication"]["rule"] == "partial-reduce" and told["stragglers"] == "slow:rank=0,factor=3"
     assert sum(one["minibatches"] for one in told["replication"]["pipelines"]) == 60
-    assert told["samples_per_second"] == pytest.approx(told["own_pace"], rel=0.02)
+    assert told["sum_of_paces"] == pytest.approx(told["own_pace"], rel=0.02)
     assert sum(told["replication"]["group_sizes"].values()) > 0 and told["replication"]["bytes"] > 0
     assert {event["tid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 1, 2, 3}
     waiting = run("simulate", planned, *files, *given, "--replication", "all-reduce", "--json", capsys=capsys)
     slower = json.loads(waiting[1])
     assert slower["replication"]["rule"] == "all-reduce" and slower["samples_per_second"] < told["samples_per_second"]
+    paces = [one["samples_per_second"] for one in told["replication"]["pipelines"]]
+    assert told["sum_of_paces"] == pytest.approx(sum(paces)) != pytest.approx(told["samples_per_second"])
     code, out, _ = run("simulate", planned, *files, *given, "--replication", "all-reduce", capsys=capsys)
     assert code == 0 and "waited for pipeline" in out and "rank 0 is 3 times as slow" in out
 

@@ -113,9 +113,9 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     count = ("--minibatches", len(shown.sizes))
     told = printed(capsys, "simulate", out, *given, *count, "--straggler", "slow:rank=0,factor=3")
     free = printed(capsys, "simulate", out, *given, *count)
-    assert shown.forecast.samples_per_second == told["samples_per_second"]
-    assert tile(explorer, "together") == f"{pace(told['samples_per_second'])} samples/s"
-    assert tile(explorer, "while nobody is slow") == f"{pace(free['samples_per_second'])} samples/s"
+    assert shown.forecast.sum_of_paces == told["sum_of_paces"]
+    assert tile(explorer, "together") == f"{pace(told['sum_of_paces'])} samples/s"
+    assert tile(explorer, "while nobody is slow") == f"{pace(free['sum_of_paces'])} samples/s"
     replication = told["replication"]
     assert tile(explorer, "group size") == f"{replication['mean_group_size']:.1f} pipelines"
     assert tile(explorer, "staleness") == f"{replication['mean_staleness']:.1f} updates"
@@ -141,7 +141,7 @@ def test_each_pipeline_is_drawn_with_its_own_stages_and_ranks(explorer):
     assert [int(count) for count, _ in shown] == [one.minibatches for one in forecast.pipelines]
     paces = [float(part.replace(",", "")) for _, part in shown]
     assert paces == pytest.approx([one.samples_per_second for one in forecast.pipelines], abs=0.05)
-    assert sum(paces) == pytest.approx(forecast.samples_per_second, abs=0.1), "165 and 224 were 390 together"
+    assert sum(paces) == pytest.approx(forecast.sum_of_paces, abs=0.1), "165 and 224 were 390 together"
     assert sum(row["slowest"] for row in drawn["stages"]) == 2
     lanes = [lane for k in range(2) for lane in (f"pipeline {k}", *explorer.plan.ranks_of(k))]
     assert drawn["ranks"] == lanes
@@ -163,8 +163,8 @@ def test_a_straggler_costs_what_the_waiting_explorer_says(profile, rule):
             picker.kind.value, picker.pipeline.value, picker.rank.value = kind, number, number
         shown = explorer.current()
         assert str(shown.stragglers) == str(other.stragglers())
-        assert shown.forecast.samples_per_second == other.shown.samples_per_second
-        assert shown.undisturbed.samples_per_second == other.compared.undisturbed
+        assert shown.forecast.sum_of_paces == other.shown.sum_of_paces
+        assert shown.undisturbed.sum_of_paces == other.compared.undisturbed
         assert shown.forecast.group_sizes == other.shown.group_sizes
         assert explorer.waiting.told.value == other.waiting.told.value
 
@@ -263,7 +263,7 @@ def test_the_code_makes_the_pipelines_again(explorer, profile):
     assert [(one.stages, one.weights) for one in made.pipelines] == [
         (one.stages, "2bw") for one in shown.plan.pipelines
     ]
-    assert scope["told"].samples_per_second == shown.forecast.samples_per_second
+    assert scope["told"].sum_of_paces == shown.forecast.sum_of_paces
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ def forecast_text(told: PipelinesForecast) -> str:
     count = sum(one.minibatches for one in told.pipelines)
     lines = [
         f"{number_of(count, 'minibatch')} in {told.trace.makespan:.3f} s simulated, {told.samples_per_second:.2f} "
-        f"samples/s together, {_share(told.samples_per_second, told.own_pace)} of what all pipelines train alone",
+        f"samples/s; the pipelines' paces add up to {told.sum_of_paces:.2f} samples/s, "
+        f"{_share(told.sum_of_paces, told.own_pace)} of what all train alone",
         f"{rule_text(told.rule)}: {merges} merges of {told.mean_group_size:.2f} pipelines on average, "
         f"{told.forced_merges} of them forced, results taken {told.mean_staleness:.2f} updates later, "
         f"{told.bytes / 1e6:.1f} MB sent",

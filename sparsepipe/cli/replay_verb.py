@@ -56,8 +56,7 @@ def replay(options: argparse.Namespace) -> Answer:
             plan = replace(plan, replication=parse_rule(options.replication))
         together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)
         summary = waited(launch(plan, config, run_dir=folder, **given))
-        paces = [one["samples_per_second"] for one in summary["replication"]["pipelines"]]  # as they are simulated
-        return _replayed(summary, sum(paces), expected=together.minibatches_per_second)
+        return _replayed(summary, summary["samples_per_second"], expected=together.minibatches_per_second)
     if options.replan and (text := without_predictor(options.replan, "a replay")):
         progress_line(text)
     told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)

@@ -21,7 +21,7 @@ from ..schedule import check_rule
 from ..simulator import check_sizes, collector_paused
 from ..stragglers import Stragglers, held_up_fact
 from ..stragglers.restarts import RESTART_SECONDS
-from ..trace import Span, Trace
+from ..trace import WORK, Span, Trace
 from .member import Member
 from .outcome import CAUSES, PipelinePace, PipelinesForecast
 from .together import HANDED_OUT, TIME, Together
@@ -94,7 +94,20 @@ def simulate_pipelines(
         found.bytes,
         tuple(tuple(_taken(own)) for own in lives),
         pipelines.samples,
+        _done(lives),
     )
+
+
+def _done(lives: Sequence[Sequence[Member]]) -> tuple[float, float]:
+    """When the first and the last minibatch of all was done: a run counts them at their last stage's update, too."""
+    ends: dict[int, float] = {}
+    for life in (life for own in lives for life in own):
+        last = len(life.plan.stages) - 1
+        for span in life.spans():
+            if span.stage == last and span.kind in WORK and span.minibatch < len(life.numbers):
+                number = life.numbers[span.minibatch]
+                ends[number] = max(ends.get(number, 0.0), span.end)
+    return (min(ends.values()), max(ends.values())) if ends else (0.0, 0.0)
 
 
 def _taken(lives: Sequence[Member]) -> list[int]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..replication import Rule, rule_to_json
+from ..replication.paces import pace
 from ..trace import Trace
 
 CAUSES = ("group", "exchange", "bound", "straggler")
@@ -61,20 +62,27 @@ class PipelinesForecast:
     bytes: float  # sent for merges, by all ranks
     taken: tuple[tuple[int, ...], ...]  # the minibatches of each pipeline, in its order
     samples: float = 1.0  # of a minibatch
+    done: tuple[float, float] = (0.0, 0.0)  # when the first and the last minibatch of all was, in its last stage
 
     @property
     def samples_per_second(self) -> float:
-        """Of all pipelines together."""
+        """All samples by the clock, from the first minibatch that is done to the last, as a run's summary has them."""
+        count, (first, last) = sum(one.minibatches for one in self.pipelines), self.done
+        return pace(self.samples * (count - 1), last - first)
+
+    @property
+    def sum_of_paces(self) -> float:
+        """The sum of the pipelines' samples a second, each over its own seconds: it may be through before others."""
         return sum(one.samples_per_second for one in self.pipelines)
 
     @property
     def minibatches_per_second(self) -> float:
-        """Of all pipelines together."""
+        """All minibatches by the clock, as `samples_per_second`."""
         return self.samples_per_second / self.samples
 
     @property
     def own_pace(self) -> float:
-        """Samples a second that all would have together if nobody ever waited."""
+        """What the sum of paces would be if nobody ever waited."""
         return sum(one.own_pace for one in self.pipelines)
 
     @property
@@ -93,6 +101,7 @@ class PipelinesForecast:
             "makespan_seconds": self.trace.makespan,
             "minibatches_per_second": self.minibatches_per_second,
             "samples_per_second": self.samples_per_second,
+            "sum_of_paces": self.sum_of_paces,
             "own_pace": self.own_pace,
             "bubble_fraction": self.trace.bubble_fraction,
             "replication": {

@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all pipelines together."""
+        """Of all pipelines together: the sum of their paces, `sum_of_paces` of a simulation and of a run."""
         return sum(self.paces)
 
     @property

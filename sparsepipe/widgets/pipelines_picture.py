@@ -75,9 +75,9 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     rule, who = rule_text(told.rule), answer.stragglers.clause()
     run = f"{number_of(len(answer.sizes), 'minibatch')}, filling and emptying the stages included"
     how = f"simulated, by {rule}, while {who or 'nobody is slow'}: {run}"
-    found = [["together", f"{pace_text(told.samples_per_second)} samples/s", how]]
+    found = [["together", f"{pace_text(told.sum_of_paces)} samples/s", how]]
     if who:
-        paced = f"{pace_text(free.samples_per_second)} samples/s"
+        paced = f"{pace_text(free.sum_of_paces)} samples/s"
         found.append(["while nobody is slow", paced, "the same, without the straggler"])
     alone = "what the pipelines would train with this straggler if none waited for another"
     found.append(["if none waited", f"{pace_text(told.own_pace)} samples/s", alone])

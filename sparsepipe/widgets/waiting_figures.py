@@ -62,7 +62,7 @@ class Compared:
 
     def told(self) -> Html:
         """The pace, what the straggler costs, what waiting costs, and the averages, in a few sentences."""
-        pace, own = self.forecast.samples_per_second, self.forecast.own_pace
+        pace, own = self.forecast.sum_of_paces, self.forecast.own_pace
         text = Html("<b>{}</b>: {} samples/s together").format(rule_text(self.forecast.rule), pace_text(pace))
         if self.free:
             free = self.undisturbed

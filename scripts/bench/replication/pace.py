@@ -72,7 +72,7 @@ def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dic
         "straggler": spec or "nobody is slow",
         "seed": seed,
         "minibatches_per_second": pace,
-        "measured/simulated": pace / expected.minibatches_per_second,
+        "measured/simulated": pace / expected.sum_of_paces,
         "groups": size / statistics.fmean(likely),
         "groups/even": size / _mean(expected.group_sizes),
         "group_size": size,

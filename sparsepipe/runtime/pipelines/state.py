@@ -319,7 +319,10 @@ class RunState:
             }
             row |= self._work.measured.of_run()
             row |= {"train": train} if (train := self._work.tallies.latest.get("train")) else {}
-            row |= {"replication": self.replication} if self.run.rule else {}
+            if self.run.rule:
+                found = self.replication
+                row |= {"sum_of_paces": sum(one["samples_per_second"] for one in found["pipelines"])}
+                row |= {"replication": found}
         self.changes.row(METRICS, event, **row)
 
     @property
