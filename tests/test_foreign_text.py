@@ -433,6 +433,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("busy", "epochs", "classes", "reached", "verdict", "told", "name", "told[name]", "chance", "row['stage']"),
     *("minibatches", "each", "place.noted()", "baseline", "best.planner"),
     *("scaled_bytes(table.output_bytes.max())", "scaled_bytes(heaviest.parameter_bytes)"),
+    *("scaled_bytes(sent.min())", "scaled_bytes(sent.max())", "scaled_bytes(row.bytes)"),
     *("alike", "doubtful"),
     *("image_epochs", "after", "cloud_epochs", "learned", "held", "second", "part", "first"),
     # 11_moving: numbers, and names of VARIANTS, as which runs and simulations took them before
@@ -455,6 +456,7 @@ ESCAPING = (
     "ties_text(",
     "tell_pace(",
     "waiting_plans(",
+    "paces_markdown(",
 )  # give Markdown
 
 

@@ -38,6 +38,7 @@ ANSWERS = [
         "Losses differ by 8.6e-08 at most, and 2 * 3 * 4 of them.",
         "Losses differ by 8.6e-08 at most, and 2 * 3 * 4 of them.",
     ),
+    ("| strategy |\n|---|\n| one process |\n\nIt trained at **67**. More.", "It trained at 67."),
     ("**3 runs** are here: [05](05.ipynb) trains.", "3 runs are here: 05 trains."),
     ("", ""),
 ]

@@ -66,8 +66,11 @@ def shown(output: Mapping[str, Any], kind: str) -> str:
 
 
 def first_sentence(markdown: str) -> str:
-    """Return the first sentence of Markdown as plain text; a paragraph that ends in a colon brings its list along."""
-    blocks = [block for block in re.split(r"\n\s*\n", markdown.strip()) if block]
+    """Return the first sentence of Markdown as plain text; a paragraph that ends in a colon brings its list along.
+
+    A table is none: what stands below it is looked at.
+    """
+    blocks = [block for block in re.split(r"\n\s*\n", markdown.strip()) if block and not block.startswith("|")]
     if not blocks:
         return ""
     paragraph = plain(blocks[0])
