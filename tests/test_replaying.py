@@ -193,6 +193,9 @@ def test_a_slow_rank_of_several_pipelines_is_found(tmp_path, rule, rank):
             assert found.without[Part("rank", rank)] == found.even_seconds
             assert found.even_seconds * len(steps_of(trace)) == pytest.approx(healthy.makespan)
     assert what_if(healthy).culprit.startswith("no rank takes 1.1 × as long as others with the same layers; ")
+    few = tuple(span for span in healthy.spans if span.minibatch < 2)  # a step of one pipeline
+    told = what_if(replace(healthy, spans=few)).culprit
+    assert told.startswith("pipeline 0 alone trained in this trace") and "look at one of more minibatches" in told
 
 
 def as_a_run(trace):

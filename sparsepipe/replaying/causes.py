@@ -231,6 +231,12 @@ def _slowest(known: Dependencies, copies: Copies) -> str:
                 expected[node.rank] += middle
     ratios = {rank: taken[rank] / expected[rank] for rank in sorted(taken) if expected[rank] > 0}
     if not ratios:
+        at_work = {copies.copy(node.rank) for node in known.nodes if node.kind in COMPUTE}
+        if len(at_work) == 1:
+            return (
+                f"pipeline {min(at_work)} alone trained in this trace, so that no rank has another to be held against: "
+                "look at one of more minibatches"
+            )
         return "no rank has another with the same layers to be held against"
     worst = max(ratios, key=lambda rank: ratios[rank])
     if ratios[worst] < _SLOW:
