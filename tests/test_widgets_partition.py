@@ -191,6 +191,10 @@ def test_stages_are_added_and_taken_away(explorer):
     assert [len(stage.layers) for stage in explorer.plan.stages] == [6, 6]
     explorer.editor.less.click()
     assert len(explorer.plan.stages) == 1 and explorer.messages.value == ""
+    explorer.editor.less.click()  # as the page sent it before the button was disabled
+    assert "There is one stage" in explorer.messages.value and len(explorer.plan.stages) == 1
+    explorer.pin_cuts.value = False
+    assert explorer.messages.value == "" and len(explorer.plan.stages) == 1, "a traceback, of no stage"
 
 
 def test_no_device_and_too_little_memory_are_said_in_words(explorer):

@@ -82,5 +82,7 @@ def one_more(
 
 
 def one_less(ends: Sequence[int], groups: Sequence[Group]) -> tuple[list[int], list[dict[str, int]]]:
-    """Return them with one stage less: the last joins its neighbour."""
+    """Return them with one stage less: the last joins its neighbour. Raises InputError where there is one stage."""
+    if len(groups) < 2:
+        raise InputError("there is one stage: no plan has less")
     return list(ends[:-1]), [dict(group) for group in groups[:-1]]
