@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from sparsepipe.engines.native import convolution, direct, machine_code
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.kernel_map import KernelMap
 from sparsepipe.io.files import sealed, unsealed
+from sparsepipe.io.told import tell
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 pytestmark = pytest.mark.skipif(machine_code.lanes() == 0, reason="no machine code for this processor, or no llvmlite")
@@ -224,6 +226,7 @@ import torch
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.kernel_map import KernelMap
 from sparsepipe.io.files import sealed, unsealed
+from sparsepipe.io.told import tell
 
 libc = ctypes.CDLL(None)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -382,3 +385,13 @@ def test_without_code_torch_convolves_and_it_is_said_once(
 def test_auto_is_native_where_it_has_machine_code(capsys: pytest.CaptureFixture) -> None:
     assert engine("auto").name == "native"
     assert capsys.readouterr().err == "engine: native (it has machine code for this processor)\n"
+
+
+def test_what_is_told_in_a_cell_is_no_error(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook showed "engine: native …" in a red box."""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    tell("engine: native")
+    assert tuple(capsys.readouterr()) == ("engine: native\n", "")
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    tell("engine: native")
+    assert tuple(capsys.readouterr()) == ("", "engine: native\n")

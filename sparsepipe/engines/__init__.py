@@ -66,7 +66,7 @@ ENGINES: dict[str, Callable[[], "Engine"]] = {
 
 
 def engine(name: str) -> "Engine":
-    """Return an engine by name; "auto" says on stderr which it is, and why.
+    """Return an engine by name; "auto" says which it is, and why.
 
     It is native where that has machine code for the processor; else minkowski, which is then the faster one, where it
     imports; else native.

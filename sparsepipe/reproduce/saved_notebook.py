@@ -16,7 +16,7 @@ def after_save(model: Any, os_path: str, contents_manager: Any, **_: Any) -> thr
     """Let git look at a saved notebook, beside the server's work; returns the thread that does."""
     if not isinstance(model, dict) or model.get("type") != "notebook":
         return None
-    thread = threading.Thread(target=look_again, args=(Path(os_path),), name="git", daemon=True)
+    thread = threading.Thread(target=look_again, args=(Path(os_path),), name="git")  # a server that ends waits for it
     thread.start()
     return thread
 
