@@ -4,7 +4,8 @@ import re
 
 from .markup import Html, joined
 
-WHOLE = Html("<span style='display:inline-block;max-width:100%;overflow-wrap:anywhere'>{}</span>")
+# Its line may begin beside the mark of a message, which is 10 pixels wide.
+WHOLE = Html("<span style='display:inline-block;max-width:calc(100% - 10px);overflow-wrap:anywhere'>{}</span>")
 _HYPHENS = re.compile(r"([^\s-]+(?:-[^\s-]+)+)")  # a name with hyphens within it
 _TAG_OR_NAME = re.compile(r"<[^>]*>|[^\s<>-]+(?:-[^\s<>-]+)+")
 

@@ -3,4 +3,4 @@
 
 const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 const whole = (text) => escape(text).replace(/[^\s-]+(?:-[^\s-]+)+/g,
-  (name) => `<span style="display:inline-block;max-width:100%;overflow-wrap:anywhere">${name}</span>`);
+  (name) => `<span style="display:inline-block;max-width:calc(100% - 10px);overflow-wrap:anywhere">${name}</span>`);
