@@ -98,7 +98,10 @@ def test_models_counts_those_of_modules_when_asked(capsys):
     code, out, _ = run("models", "bert-small", "--parameters", "--classes", 2, "--json", capsys=capsys)
     assert code == 0 and json.loads(out)["models"][0]["parameters"] > 1_000_000
     code, _, err = run("models", "resnot", capsys=capsys)
-    assert (code, err) == (2, "sparsepipe: no model's name contains 'resnot'; sparsepipe models lists all\n")
+    assert (code, err) == (
+        2,
+        "sparsepipe: no model's name contains 'resnot'; sparsepipe models lists all; did you mean resnet50?\n",
+    )
 
 
 def test_profile_writes_what_plan_reads(tmp_path, capsys):
@@ -317,6 +320,20 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2), "different graph"),
         (("simulate", "none.json", "--profile", "{profile}", "--devices", 2), "none.json: no such plan"),
         (
+            ("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--trace", "t.jsn"),
+            "t.jsn: expected a name that ends in .json",
+        ),
+        (("plan", "--profile", "minkvgg", "--devices", 2), "minkvgg: no such profile; check the path, or name one of"),
+        (("cluster", "show", "two-core"), "two-core: no such cluster file; check the path, or name one of"),
+        (("profile", "--model", "m", "--data", "d", "--out", "x.json"), "no batch size: give --batch-size"),
+        (
+            ("profile", "--model", "m", "--data", "d", "--batch-size", 2, "--out", "{folder}"),
+            "is a folder, expected a file's name",
+        ),
+        (("models", "resnt"), "no model's name contains 'resnt'; sparsepipe models lists all; did you mean resnet"),
+        (("data", "fetch", "digit"), "or a folder's path; did you mean 'digits'?"),
+        (("runs", "show", "{other}"), "other.json: is a file, expected a run's folder"),
+        (
             ("plan", "--profile", "{profile}", "--devices", 9, "--cluster", "{nodes}"),
             "--cluster and --devices: each says which devices there are",
         ),
@@ -343,7 +360,8 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, profile, capsys, arguments, message):
     other = Plan((Stage(("x", "y"), (0,)),)).save(tmp_path / "other.json")
     (nodes := tmp_path / "nodes.toml").write_text(Cluster.uniform(2, device_type="cpu").to_toml())
-    given = [str(item).format(profile=profile, other=other, nodes=nodes) for item in arguments]
+    facts = {"profile": profile, "other": other, "nodes": nodes, "folder": tmp_path}
+    given = [str(item).format(**facts) for item in arguments]
     try:
         code = main(given)
     except SystemExit as stopped:  # argparse leaves by itself
@@ -359,7 +377,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, profile, capsys, argume
     "words",
     [
         "plan --profile {profile} --devices 2 --out {out}",
-        "simulate {plan} --profile {profile} --devices 2 --trace {out}",
+        "simulate {plan} --profile {profile} --devices 2 --trace {out}.json",
         "export {plan} --out {out}",
     ],
 )
@@ -449,8 +467,10 @@ def test_what_is_shipped_goes_by_its_name(tmp_path, capsys, monkeypatch):
     assert "give each its own to run there" in run("cluster", "show", "mixed-cores", capsys=capsys)[1]
     (tmp_path / "two-cores").write_text("gpu1 slots=4\n")
     assert "4 devices" in run("cluster", "show", "two-cores", capsys=capsys)[1]
-    code, _, told = run("cluster", "show", "three-cores", capsys=capsys)
-    assert code == 2 and "three-cores: no such cluster file" in told
+    with pytest.raises(SystemExit):
+        main(["cluster", "show", "three-cores"])
+    told = capsys.readouterr().err
+    assert "three-cores: no such cluster file; check the path, or name one of mixed-cores" in told
 
 
 def test_every_option_says_what_it_is():

@@ -200,7 +200,7 @@ def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tm
     assert json.loads(out)["latency_seconds"] == told["latency_seconds"]
     code, out, _ = sparsepipe("run", "--resume", tmp_path / "run")
     recorded = RunRecord.load(tmp_path / "run").metrics("summary")[0]
-    assert code == 0 and f"nothing was left to train, all {recorded['minibatches']} minibatches are done, at " in out
+    assert code == 0 and f"nothing was left to train after {recorded['minibatches']} minibatches, at " in out
     for more, expected in (
         (["--resume", tmp_path / "run"], "leave out --resume"),
         (["--replan", "live"], "leave out --replan"),
@@ -259,6 +259,11 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path):
         assert "nothing: not a run" in errors[0]
     code, _, errors = sparsepipe("runs", "export", "nothing", "--chrome", "t.txt", folder=tmp_path)
     assert code == 2 and "t.txt: expected a name that ends in .json" in errors[0]
+
+
+def test_a_folder_without_runs_is_told(tmp_path):
+    code, out, errors = sparsepipe("runs", "list", "--folder", tmp_path, "--json")
+    assert (code, json.loads(out)) == (0, []) and errors[0].startswith(f"no runs in {tmp_path}: `sparsepipe run`")
 
 
 def test_a_runs_name_is_taken_wherever_a_run_is(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..data.manifests import shipped
 from ..errors import InputError
+from ..formats.clusters import IN_SLURM
 from ..io.fields import shown
 from ..io.quantities import Quantity
 
@@ -70,7 +71,12 @@ def chrome_file(text: str) -> Path:
 
 def cluster_file(text: str) -> Path:
     """Read the path of a cluster's file, or the name of one in data_manifests/clusters."""
-    return shipped(text, "clusters", ".toml")
+    if text == IN_SLURM:
+        return Path(text)
+    try:
+        return shipped(text, "clusters", ".toml")
+    except InputError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def names(text: str) -> tuple[str, ...]:

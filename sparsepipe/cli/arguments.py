@@ -145,7 +145,7 @@ def _simulate(verb: Parser) -> None:
         metavar="S",
         help=f"from a kill until its pipeline trains again (default: {RESTART_SECONDS:g})",
     )
-    verb.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
+    verb.add_argument("--trace", type=chrome_file, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
 
 def _sweep(verb: Parser) -> None:

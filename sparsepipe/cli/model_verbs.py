@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import InputError
+from ..io.keywords import meant
 from ..models import MODULE_NETWORKS
 from ..models.catalogue import Entry, catalogue, table_parameters
 from .output import Answer, table
@@ -23,7 +24,8 @@ _HOW = (
 def models(options: argparse.Namespace) -> Answer:
     found = catalogue(options.text)
     if not found:
-        raise InputError(f"no model's name contains {options.text!r}; sparsepipe models lists all")
+        near = f"; did you mean {one}?" if (one := meant(options.text, [row.name for row in catalogue("")])) else ""
+        raise InputError(f"no model's name contains {options.text!r}; sparsepipe models lists all{near}")
     rows = [{**asdict(entry), "parameters": _parameters(entry, options)} for entry in found]
     columns = ("name", "kind", "takes", "parameters", "summary")
     lines = [columns, *([_cell(row[column]) for column in columns] for row in rows)]

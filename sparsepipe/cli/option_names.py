@@ -3,7 +3,7 @@
 voxel_size                --voxel-size
 profile=…                 --profile [TYPE=]FILE
 planner='optimal'         --planner optimal
-num_microbatches, in run  plan --num-microbatches: another verb's option
+num_microbatches, in run  plan --num-microbatches: what the plan was made with
 """
 
 import argparse
@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+_OF_PLANS, _PLAN = ("run", "replay", "simulate"), "plan"  # verbs that take a plan, and the one that makes it
 # Parameters that are options of another name.
 _CALLED = {"stragglers": "straggler", "num_pipelines": "pipelines"}
-_VALUE = r"=(?P<value>'[^']*'|…|[\w.]+)"
+_VALUE = r"=(?P<value>'[^']*'|…|True|False)"
 _COMMAND = r"`[^`]*`"  # is one already
 _NAMED = re.compile(
     rf"{_COMMAND}|(?<![\w./,:;'\"`-])(?:(?P<set>[a-z]\w*){_VALUE}|(?P<name>[a-z]+(?:_[a-z]+)+))(?![\w/'\"`(])"
@@ -24,7 +25,7 @@ Verbs = Mapping[str, argparse.ArgumentParser]
 
 
 def as_options(text: str, verb: str, verbs: Verbs) -> str:
-    """Return a message with the parameters that are options of the verb, or of another one, written as these.
+    """Return a message with the parameters that are options of the verb, or of `plan`, written as these.
 
     What is said of a file's content has the file's own names: such a message begins with its path, and stays.
     """
@@ -45,12 +46,12 @@ def _is_of_a_file(text: str) -> bool:
 
 
 def _option(name: str, value: str | None, verb: str, verbs: Verbs) -> str | None:
-    """An option as it is typed, with its value where one is said; None where no verb has it."""
+    """An option as it is typed, with its value where one is said; None where the verb has none of that name."""
     flag = f"--{_CALLED.get(name, name).replace('_', '-')}"
-    having = [one for one, parser in verbs.items() if flag in parser._option_string_actions]
-    if not having or (verb not in having and "_" not in name):
+    asked = (verb, *([_PLAN] if verb in _OF_PLANS and "_" in name else []))
+    where = next((one for one in asked if flag in verbs[one]._option_string_actions), None)
+    if where is None:
         return None
-    where = verb if verb in having else having[0]
     action = verbs[where]._option_string_actions[flag]
     typed = flag if where == verb else f"{where} {flag}"
     if value is None or action.nargs == 0:

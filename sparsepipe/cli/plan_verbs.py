@@ -23,7 +23,7 @@ from ..models import is_table, network
 from ..pipeline_simulator import RESTART_SECONDS, simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
-from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipelines, planner_for
+from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipelines, planner_for, planners_with
 from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
 from ..replication import parse_rule
@@ -43,11 +43,14 @@ _CLASSES = 10  # of a network whose stages are written, where nobody says
 def profile(options: argparse.Namespace) -> Answer:
     for name in ("model", "data", "batch_size"):
         if getattr(options, name) is None:
-            raise InputError(f"no {name}: give --{name.replace('_', '-')}")
+            raise InputError(f"no {name.replace('_', ' ')}: give --{name.replace('_', '-')}")
     of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args")}
     warn(of_other_data(of_data, options.data))
     if options.model_args is not None and is_table(options.model):
         warn(["--model-args has no effect: they are of torch modules, and the model is a table"])
+    if options.out.is_dir():  # told before anything is measured
+        raise InputError(f"--out {options.out}: is a folder, expected a file's name, such as profile.json in it")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     # Before torch comes in with the profiler: the workers of a run get the same.
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
     from ..profiler import profile_model
@@ -194,7 +197,11 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
     known = {name: {field.name for field in fields(PLANNERS[name])} for name in names}
     for key in given:
         if not any(key in fields_ for fields_ in known.values()):
-            raise InputError(f"--{key.replace('_', '-')} means nothing to planner {', '.join(names)}: leave it out")
+            having = " or ".join(planners_with(key))
+            raise InputError(
+                f"--{key.replace('_', '-')} means nothing to planner {', '.join(names)}: leave it out, or give "
+                f"--planner {having}"
+            )
     return [(name, {key: value for key, value in given.items() if key in known[name]}) for name in names]
 
 

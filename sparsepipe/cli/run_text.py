@@ -33,7 +33,7 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     told = f"{number_of(summary['minibatches'], 'minibatch')} at {pace:.1f} samples/s"
     if nothing_left:
         recorded = f", at {pace:.1f} samples/s by the record" if pace else ""
-        told = f"nothing was left to train, all {number_of(summary['minibatches'], 'minibatch')} are done{recorded}"
+        told = f"nothing was left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
     return f"{one_line(summary['run_dir'])}: {told}{accuracy}" + _of_inference(summary)
 
 

@@ -169,6 +169,10 @@ def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None
 def runs_list(options: argparse.Namespace) -> Answer:
     folders = sorted(path.parent for path in Path(options.folder).glob("*/plan.json"))
     columns = ("run", "state", "model", "schedule", "stages", "samples_per_second", "accuracy")
+    if not folders:
+        progress_line(
+            f"no runs in {options.folder}: `sparsepipe run` makes them in {RUNS}, unless --run-dir says where"
+        )
     return _side_by_side([_row_or_damage(RunRecord(folder)) for folder in folders], columns)
 
 

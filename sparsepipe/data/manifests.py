@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from ..errors import InputError
 from ..io.fields import shown
+from ..io.keywords import meant
 from ..io.yaml_files import read_yaml
 
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
@@ -19,6 +20,7 @@ _SCHEMES = ("https", "http", "file")
 CLOUDS = "clouds"
 LEARNED = (CLOUDS, "images", "translation", "text")  # what the samples are of data that a network learns from
 KINDS = (*LEARNED, "traces", "graphs", "times")  # of times: measurements
+_SHIPPED = {"clusters": "cluster file", "profiles": "profile"}  # folders of data_manifests: what is in them
 _MOST_BYTES = 10**15  # of a file, and samples: a larger count is a slip of the hand
 _MOST_NAME_BYTES = 255  # of a file's or folder's name: what file systems take
 
@@ -111,15 +113,22 @@ def _paths_by_name(manifests: Path | None) -> dict[str, Path]:
 
 
 def _unknown(name: str, known: Sequence[str]) -> InputError:
-    return InputError(f"no data set {name!r}, expected one of {', '.join(known)}, or a folder's path")
+    near = f"; did you mean {one!r}?" if (one := meant(name, known)) else ""
+    return InputError(f"no data set {name!r}, expected one of {', '.join(known)}, or a folder's path{near}")
 
 
 def shipped(text: str, folder: str, ending: str) -> Path:
-    """Return a file's path; where there is no such file, that of data_manifests/FOLDER which has this name."""
+    """Return a file's path; where there is no such file, that of data_manifests/FOLDER which has this name.
+
+    Raises InputError, which lists the names there are, for a name that is neither.
+    """
     path = Path(text)
     if text.isprintable() and path.name == text and not path.suffix and not path.exists():
         named = manifests_folder().parent / folder / f"{text}{ending}"
-        return named if named.is_file() else path
+        if not named.is_file():
+            known = sorted(one.stem for one in named.parent.glob(f"*{ending}"))
+            raise InputError(f"{text}: no such {_SHIPPED[folder]}; check the path, or name one of {', '.join(known)}")
+        return named
     return path
 
 

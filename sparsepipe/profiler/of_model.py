@@ -94,6 +94,10 @@ def profile_model(
     typical = [dataset.batch(indices) for indices in order]
     reading = (time.perf_counter() - start) / len(order)
     count = min(batch_size, len(dataset))
+    if count < batch_size and progress:
+        progress(
+            f"batch size {batch_size}: the training split has {count} samples, so minibatches of {count} are measured"
+        )
     if isinstance(typical[0], PointBatch):
         batches = spread_batches(typical, batch_size=count)
     else:

@@ -123,6 +123,8 @@ class RunRecord:
     def load(cls, folder: Path | str) -> "RunRecord":
         """Open a record. Raises InputError where the folder holds none."""
         folder = Path(folder)
+        if folder.is_file():
+            raise InputError(f"{folder}: is a file, expected a run's folder")
         if not (folder / "plan.json").exists():
             raise InputError(f"{folder}: not a run (no plan.json); `sparsepipe runs list` names those there are")
         return cls(folder)

@@ -14,6 +14,7 @@ from ..data.sources import find
 from ..errors import InputError
 from ..functions import is_function
 from ..io.files import read_json, write_json
+from ..io.keywords import meant
 from ..record import NO_PICTURES, NOTEBOOK, PAPER
 from . import catalogue
 from .notebook_processes import NotebookProcesses
@@ -85,7 +86,8 @@ class NotebookJob:
         for name in names:
             if name not in catalogue.NOTEBOOKS and name not in by_figure:
                 known = ", ".join([*catalogue.NOTEBOOKS, *by_figure])
-                raise InputError(f"no notebook or figure {name!r}, expected one of {known}")
+                near = f"; did you mean {one!r}?" if (one := meant(name, [*catalogue.NOTEBOOKS, *by_figure])) else ""
+                raise InputError(f"no notebook or figure {name!r}, expected one of {known}{near}")
         wanted = {by_figure.get(name, name) for name in names}
         return [name for name in catalogue.NOTEBOOKS if name in wanted]
 
@@ -96,7 +98,8 @@ class NotebookJob:
         for parameter in given:
             having = [name for name, parameters in known.items() if parameter in parameters]
             if not having:
-                raise InputError(f"no notebook has a parameter {parameter!r}, expected one of {', '.join(every)}")
+                near = f"; did you mean {one!r}?" if (one := meant(parameter, every)) else ""
+                raise InputError(f"no notebook has a parameter {parameter!r}, expected one of {', '.join(every)}{near}")
             if not {*having}.intersection(names):
                 none = f"{names[0]} has no" if len(names) == 1 else "none of these notebooks has a"
                 raise InputError(f"{none} parameter {parameter!r}: leave it out, or run one of {', '.join(having)}")

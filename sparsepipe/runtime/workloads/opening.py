@@ -114,7 +114,10 @@ def _module_task(
     batch = training.batch(first_samples(training))
     if isinstance(batch, data.PointBatch) != chosen.takes_points:
         has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"
-        raise InputError(f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}")
+        raise InputError(
+            f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}; `sparsepipe models` says "
+            "what each network takes"
+        )
     name, num_classes = short_name(config.model), facts.get("num_classes", 0)
     if isinstance(batch, data.PointBatch) and (changed := chosen.correct(module)):  # type: ignore[attr-defined]
         tell(f"{name}: {', '.join(changed)} pools in the mode that keeps samples apart, unlike the library's default")
