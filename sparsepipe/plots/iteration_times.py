@@ -42,7 +42,7 @@ def iteration_times_table(series: Series, marks: Marks | None = None) -> pd.Data
 
 
 def iteration_times(series: Series, marks: Marks | None = None, *, title: str = "", note: str = "") -> go.Figure:
-    """Draw every variant's seconds by iteration below each other, on the same axes; upright lines are marks.
+    """Draw every variant's seconds by iteration below each other, on the same axes; vertical lines are marks.
 
     Nothing is smoothed or left out. Seconds beyond 1.5 times what 99 of 100 iterations take are drawn as those: what
     they are is said where the mouse rests, and by the table. What marks say stands above all lines.
@@ -78,7 +78,7 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
     figure.update_xaxes(title_text="iteration", row=len(names), col=1)
     figure.update_layout(margin_r=_RIGHT)
     said = {text for of_one in (marks or {}).values() for _, text in of_one}
-    told = "upright lines: layers of each stage of a new plan" if any(map(_tells_layers, said)) else ""
+    told = "vertical lines: layers of each stage of a new plan" if any(map(_tells_layers, said)) else ""
     return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=_AROUND + whole)
 
 
@@ -140,7 +140,7 @@ def _in_lanes(marks: Sequence[tuple[int, str]], span: float) -> list[_Label]:
 
 
 def _mark(figure: go.Figure, row: int, marks: Sequence[tuple[int, str]], labels: Sequence[_Label], top: float) -> None:
-    """An upright line for each mark, up to its words where it has some of its own."""
+    """A vertical line for each mark, up to its words where it has some of its own."""
     lane_of = {label.at: label.lane + 1 for label in sorted(labels, key=lambda label: label.lane)}
     axes = {"xref": _axis("x", row), "yref": _axis("y", row)}
     lane = top * _LANE / _CURVES  # seconds that a lane is high
