@@ -11,7 +11,7 @@ from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.cli.option_names import as_options
 from sparsepipe.cli.parser import parser
-from sparsepipe.cli.tasks import EXAMPLES, FIRST_STEPS, TASKS
+from sparsepipe.cli.tasks import EXAMPLES, FIRST_STEPS, TASKS, WORDS
 
 
 def said(*words, capsys):
@@ -33,6 +33,14 @@ def test_an_example_is_taken_by_the_parser(line):
     options = parser().parse_args(shlex.split(line))
     assert options.verb in OPTIONS
     assert line in (*EXAMPLES.get(options.verb, ()), *FIRST_STEPS)
+
+
+def test_the_words_of_an_answer_are_explained_in_the_verbs_help(capsys):
+    """`simulate` said "bubble 7.3% (imbalance 3.8%, dependency 3.5%, …)", and nothing what these are."""
+    for verb, words in WORDS.items():
+        out = " ".join(said(*verb.split(), "--help", capsys=capsys)[1].split())
+        assert all(f"{word}: {told}" in out for word, told in words.items()), verb
+    assert {"bubble", "imbalance", "dependency", "communication"} <= set(WORDS["simulate"])
 
 
 def test_examples_stand_below_the_verbs_own_help(capsys):

@@ -2,13 +2,14 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any, NoReturn
 
 from .. import __version__
 from ..io.keywords import meant
 from .arguments import GROUPS, OPTIONS
-from .tasks import EXAMPLES, FIRST_STEPS, TASKS
+from .tasks import EXAMPLES, FIRST_STEPS, TASKS, WORDS
 
 _HEAD = "Plan, simulate and run pipeline-parallel training."
 _TAIL = "sparsepipe VERB --help says more of a verb; every verb takes --json."
@@ -27,7 +28,7 @@ def parser() -> "VerbsParser":
             name.split()[-1],
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=_examples(EXAMPLES.get(name, ())),
+            epilog="\n\n".join(filter(None, [_words(WORDS.get(name, {})), _examples(EXAMPLES.get(name, ()))])),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         verb.set_defaults(verb=name)
@@ -95,6 +96,13 @@ class VerbsParser(_OneLineParser):
 
 def _verbs_of(parser: argparse.ArgumentParser) -> Any:
     return parser.add_subparsers(required=True, metavar="VERB", parser_class=_OneLineParser)
+
+
+def _words(explained: Mapping[str, str]) -> str:
+    """What the words of a verb's answer mean, each below the other."""
+    wide = {"width": 78, "initial_indent": "  ", "subsequent_indent": "    "}
+    lines = [fill(f"{word}: {told}", **wide) for word, told in explained.items()]
+    return "\n".join(["what the words mean:", *lines]) if lines else ""
 
 
 def _examples(lines: Sequence[str]) -> str:

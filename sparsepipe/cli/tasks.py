@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from ..display.words import OF_PLANS, OF_RUNS
+
 # What one wants to do: the verbs for it. Those that are named nowhere come last, under "more".
 TASKS: Mapping[str, tuple[str, ...]] = {
     "see what there is": ("models", "data list", "data info", "data check"),
@@ -22,6 +24,14 @@ FIRST_STEPS = (
     "run work/plan.json --model minkvgg11bn-narrow --data work/shapes --voxel-size 0.05 --batch-size 16 --epochs 2",
     "reproduce 01_data 02_profile 03_layer_graph 04_partition 05_launch 06_figures",
 )
+_TIMES = ("work", "dependency", "imbalance", "averaging", "communication", "bubble")
+_PLAN = ("stage", "time per minibatch", "lower bound", "gap to the bound", "averaging", "transfer")
+# verb: the words of what it answers, which its help explains
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "plan": {word: OF_PLANS[word] for word in _PLAN},
+    "simulate": {word: OF_RUNS[word] for word in _TIMES},
+    "trace show": {word: OF_RUNS[word] for word in _TIMES[:-1]},
+}
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "models": ("models", "models resnet --parameters --classes 10"),
     "data fetch": ("data fetch digits", "data fetch mnist-5k --out data"),

@@ -155,7 +155,18 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
         config.parts["optimizer"]                                   # OptimizerConfig(learning_rate=0.1)
         config.replace(OptimizerConfig(optimizer="adam"), seed=1)   # another optimizer with its defaults, and a seed
 
-    With a flush schedule `batch_size` samples make a microbatch and the plan's `num_microbatches` of them a step.
+    - `voxel_size`: the edge of a voxel, as a share of a cloud's longest side (metres where the data say so)
+    - `batch_size`: samples per minibatch; with a flush schedule per microbatch, of which `num_microbatches` of the plan
+      make a step
+    - `epochs`, or `minibatches` in all; `decay_epochs` and `checkpoint_every` are epochs, `warmup_minibatches`
+      minibatches, `timeout_seconds` seconds
+    - `optimizer`: "sgd", "adam", "adamw" or "lamb"; `learning_rate_schedule`: "constant", "step", "exponential",
+      "polynomial" or "cosine"
+    - `engine`: "auto", "native", "minkowski" or "torch"; `device`: "cpu" or "cuda"; `threads`: cores of each process
+    - `precision`: "float32", "bfloat16" or "float16"; `compression` of what crosses boundaries: "none", "zeros",
+      "lossless" (both exact), "bfloat16", "float16" or "int8"
+    - `balance`: None, "voxels" or "classes"; `last_minibatch`: "merge", "keep" or "drop"
+
     Raises InputError for a setting outside its range.
     """
 

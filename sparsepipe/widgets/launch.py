@@ -12,6 +12,7 @@ import ipywidgets
 from .. import plots
 from ..cluster import Cluster
 from ..display.counting import number_of
+from ..display.words import OF_RUNS
 from ..errors import DamagedRecord, InputError
 from ..launchers import Job, attach, launch
 from ..launchers.lock import is_held
@@ -35,7 +36,7 @@ from .responsive import responsive
 from .run_settings import RunSettings
 from .shown import Shown
 from .tips import with_tips
-from .words import OF_RUNS, explained
+from .words import explained
 
 _SECONDS = 0.5  # between two looks at the jobs
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train

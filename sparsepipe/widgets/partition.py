@@ -11,6 +11,7 @@ import ipywidgets
 from ..cluster import Cluster
 from ..display.counting import number_of
 from ..display.markup import Html
+from ..display.words import OF_PIPELINES, OF_PLANS
 from ..errors import InputError
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -52,7 +53,7 @@ from .stages_per_device import StagesPerDevice
 from .stop_slider import StopSlider
 from .tips import with_tips
 from .waiting_figures import WaitingFigures
-from .words import OF_PIPELINES, OF_PLANS, explained
+from .words import explained
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
