@@ -94,7 +94,7 @@ DAMAGES = (
 )
 
 
-@pytest.mark.filterwarnings("ignore:.*are no rows")
+@pytest.mark.filterwarnings("ignore:.*passed over, as no row")
 @pytest.mark.parametrize("what", DAMAGES)
 def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> None:
     """The follower met an exception, and nobody ever said that the job had ended."""
@@ -128,7 +128,7 @@ def test_lines_that_are_no_rows_are_told_of_once(record) -> None:
     record.write_status("finished")
     job = FollowedJob(record, guard := Held())  # now: it reads on from where it was, whatever is put before that
     guard.stop()
-    with pytest.warns(UserWarning, match=r"metrics.jsonl: 2 lines are no rows and were passed over"):
+    with pytest.warns(UserWarning, match=r"metrics.jsonl: passed over, as no row: 2 lines"):
         assert job.wait(timeout=ENOUGH) == SUMMARY
 
 

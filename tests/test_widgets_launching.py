@@ -316,3 +316,20 @@ def test_where_nothing_runs_there_is_no_plan_to_change(board, plans):
     for name, told in ((None, "no job is running: launch one"), ("pipeline", "pipeline is not running: launch it")):
         with pytest.raises(InputError, match=told):
             board.replan(name, plans["pipeline"])
+
+
+def test_a_damaged_record_is_told_in_its_line_and_the_others_go_on(tmp_path, plans, profile, cluster):
+    """One of them kept the board from finding the others, and their lines from being refreshed."""
+    plans = {"broken": plans["pipeline"], "other": partition(profile, cluster, planner="data-parallel")}
+    ran(tmp_path / "runs" / "net-broken-001", plans["broken"], speed=80.0)
+    ran(tmp_path / "runs" / "net-other-001", plans["other"], speed=80.0)
+    (tmp_path / "runs" / "net-broken-001" / "config.json").write_text("[]")
+    board = LaunchBoard(plans, CONFIG, runs=tmp_path / "runs", profile=profile, cluster=cluster)
+    board._thread.join(ENOUGH)
+    states = {name: line.state.value for name, line in board._lines.items()}
+    assert "config.json: expected a run" in states["broken"] and "measured 80 samples/s" in states["other"]
+    assert not board._lines["broken"].start.disabled and "Traceback" not in board.messages.value
+    (tmp_path / "runs" / "net-other-001" / "plan.json").unlink()  # while the board shows it
+    board.details.job.value = ""
+    board.update()
+    assert "plan.json" in board._lines["other"].state.value and "Traceback" not in board.messages.value

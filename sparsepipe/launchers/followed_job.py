@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
+from ..display.counting import number_of
 from ..errors import InputError, RunFailed
 from ..host.limits import limit_met
 from ..plan import Plan
@@ -118,7 +119,7 @@ class FollowedJob:
         status = self._status
         if self._tail.damaged:
             where = self.record.folder / "metrics.jsonl"
-            warnings.warn(f"{where}: {self._tail.damaged} lines are no rows and were passed over", stacklevel=3)
+            warnings.warn(f"{where}: passed over, as no row: {number_of(self._tail.damaged, 'line')}", stacklevel=3)
         if status["state"] in ("finished", "stopped"):
             if summary := self._rows.last("summary"):
                 return summary

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from ..display.counting import number_of
 from ..display.html import counted
 from ..display.markup import Html
-from ..errors import InputError, RunFailed
+from ..errors import DamagedRecord, InputError, RunFailed
 from ..launchers import Job
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -19,6 +19,7 @@ from .messages import Messages
 from .promised import samples_per_second
 from .view_model import devices
 
+_BAD = Html("<span style='border-left:4px solid #D55E00;padding-left:6px'>{}</span>")
 _MOST_STAGES = 6  # that are named one by one
 
 
@@ -114,10 +115,21 @@ class JobLine:
     def _offer(self, *, running: bool) -> None:
         self.start.disabled, self.stop.disabled = running, not running
 
-    def show(self, job: Job, rows: Any) -> None:
-        if not self.is_of(job):
-            self.never_ran(job.record.name)
-            return
+    def show(self, job: Job, rows: Any) -> bool:
+        """Show how a job stands, or what is damaged of its record; return whether that tells how fast the plan is."""
+        try:
+            if not self.is_of(job):
+                self.never_ran(job.record.name)
+                return False
+            self._show(job, rows)
+        except DamagedRecord as error:
+            folder = str(job.record.folder)
+            self._offer(running=job.running)
+            self.state.value = _BAD.format(error if folder in str(error) else f"{folder}: {error}")
+            return False
+        return True
+
+    def _show(self, job: Job, rows: Any) -> None:
         told, done, total = phase(rows, self.plan, running=job.running)
         self.progress.max, self.progress.value = max(total, done, 1), done
         self.progress.description = f"{done / total:.0%}" if total else ""
@@ -174,7 +186,7 @@ def _ended(job: Job) -> Html | str:
     try:
         summary = job.wait(timeout=1)
     except (InputError, RunFailed) as error:
-        return Html("<span style='border-left:4px solid #D55E00;padding-left:6px'>{}</span>").format(error)
+        return _BAD.format(error)
     accuracy = (summary.get("validation") or {}).get("accuracy")
     told = f", validation accuracy {accuracy:.1%}" if accuracy is not None else ""
     ended = (

@@ -79,6 +79,7 @@ class LaunchBoard(Shown):
         self.question = _Question(self.messages)
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._following = False  # whether that looks at the jobs again
         self._drawn: tuple[float, tuple[tuple[str, int], ...]] = (0.0, ())
         self.details = JobDetails(self.messages, self.jobs, self.made_for)
         self._lines = {name: JobLine(self, name, plan) for name, plan in self.plans.items()}
@@ -108,8 +109,7 @@ class LaunchBoard(Shown):
         devices. A run of it that is in `runs` is shown. Raises InputError while a job of that name runs.
         """
         with self._lock:
-            if name in self.jobs and self.jobs[name].running:
-                raise InputError(f"{name} is running already: cancel it first, or wait")
+            self._check_idle(name)
             self.plans[name] = plan
             self.jobs.pop(name, None)  # of the plan that was called so before; found again where it is this one
             self._made_for[name] = made_for or MadeFor(0, None, self.profile, self.cluster)
@@ -137,14 +137,17 @@ class LaunchBoard(Shown):
     def launch(self, name: str) -> Job:
         """Launch one plan in a new run folder. Raises InputError where it runs already or cannot."""
         with self._lock:
-            if name in self.jobs and self.jobs[name].running:
-                raise InputError(f"{name} is running already: cancel it first, or wait")
+            self._check_idle(name)
             run_dir = new_folder(self.runs, self._called(name))
             plan, config = self.prepared(name)
             held_against = self.made_for(name).held_against(plan)
             self.jobs[name] = launch(plan, config, run_dir=run_dir, detach=self.detach.value, **held_against)
             self._begin(name)
             return self.jobs[name]
+
+    def _check_idle(self, name: str) -> None:
+        if name in self.jobs and self.jobs[name].running:
+            raise InputError(f"job {name} is running already: cancel it first, or wait")
 
     def at_work(self) -> list[str]:
         """The runs of this board's folder that are at work now, on the cores of this machine."""
@@ -221,8 +224,10 @@ class LaunchBoard(Shown):
         if name in running or name is None and len(running) == 1:
             return name or running[0]
         if name is not None:
-            raise InputError(f"{name} is not running: launch it first")
-        told = f"{', '.join(running)} are running: choose one" if running else "no job is running: launch one first"
+            raise InputError(f"job {name} is not running: launch it first")
+        told = (
+            f"jobs {', '.join(running)} are running: choose one" if running else "no job is running: launch one first"
+        )
         raise InputError(told)
 
     def _await_plan(self, name: str, plan: Plan | Pipelines, called: str, asked: Requested) -> None:
@@ -239,11 +244,11 @@ class LaunchBoard(Shown):
         with self._lock:
             self.change.offer([name for name, job in self.jobs.items() if job.running], list(self.plans))
             rows = {name: job.rows for name, job in self.jobs.items()}
+            told = [name for name, job in self.jobs.items() if self._lines[name].show(job, rows[name])]
             for name, job in self.jobs.items():
-                self._lines[name].show(job, rows[name])
                 self.details.drift.look(name, job)
+            self._draw({name: rows[name] for name in told})
             self.details.show(rows)
-            self._draw({name: own for name, own in rows.items() if self._lines[name].is_of(self.jobs[name])})
 
     def _begun(self) -> None:
         self._tell()
@@ -267,17 +272,22 @@ class LaunchBoard(Shown):
 
     def _begin(self, name: str, *, select: bool = True) -> None:
         self.details.add(name, select=select)
-        if self._thread is None or not self._thread.is_alive():
+        if not self._following:
+            self._following = True
             self._thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
             self._thread.start()
 
     def _follow(self) -> None:
         pause = threading.Event()
         look = self.messages.watched(self.update)  # a refusal stays to be read while jobs go on
-        while any(job.running for job in list(self.jobs.values())):
+        while True:
+            with self._lock:  # a job that is begun from here on has a thread of its own
+                self._following = any(job.running for job in self.jobs.values())
+                last = not self._following
             look()
+            if last:
+                return
             pause.wait(_SECONDS)
-        look()
 
     def _called(self, name: str) -> str:
         return f"{self.config.model}-{name}"

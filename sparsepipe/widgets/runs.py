@@ -27,7 +27,7 @@ from .plot_view import PlotView
 from .responsive import responsive
 from .run_labels import RunLabels
 from .runs_list import RunsList
-from .runs_rows import LABELS, METRICS, SETTINGS, ordered, runs_table
+from .runs_rows import LABELS, METRICS, SETTINGS, Kept, ordered, runs_table
 from .shown import Shown
 from .tips import with_tips
 
@@ -70,6 +70,7 @@ class RunsTable(Shown):
         self.keep = _button("keep", "times", "delete nothing")
         self.question = HtmlView()
         self.asked = looks.HBox([self.question, self.sure, self.keep], layout={"display": "none"})
+        self._rows: Kept = {}
         self._compared: tuple[str, ...] = ()  # the runs of the figures on screen
         self._to_delete: tuple[str, ...] = ()  # what the question on screen is about
         self.throughput, self.accuracy = PlotView(), PlotView()
@@ -114,7 +115,7 @@ class RunsTable(Shown):
 
     def update(self) -> None:
         """Read the folder again, apply the filter, and sort."""
-        table = runs_table(self.folder, more=tuple(self.columns.value))
+        table = runs_table(self.folder, more=tuple(self.columns.value), kept=self._rows)
         table = ordered(table, self.marks.sort["column"], descending=self.marks.sort["descending"])
         words = self.filter.value.lower().split()
         text = [" ".join(map(str, row)).lower() for row in table.itertuples(index=False)]
@@ -182,7 +183,7 @@ class RunsTable(Shown):
     def _ask(self) -> None:
         records = self.chosen
         if running := [record.name for record in records if is_held(record.folder)]:
-            raise InputError(f"{running[0]} is running: cancel it first")
+            raise InputError(f"run {running[0]} is running: cancel it first")
         self._to_delete = tuple(record.name for record in records)
         links = [record.name for record in records if record.folder.is_symlink()]
         kept = f" Of {', '.join(links)}, a link, the link alone goes: the run that it leads to stays." if links else ""

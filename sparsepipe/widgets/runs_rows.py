@@ -1,15 +1,18 @@
 """The rows of the table of runs: what each record says of its run, settings and metrics by column."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ..errors import InputError
+from ..launchers.supervisor import GOING_ON
 from ..plots.table import strategy
 from ..plots.throughput import pace_of
 from ..record import RunRecord
 from ..record.labels import Labels
+from ..record.record_files import STATES
 
 COLUMNS = (
     *("run", "state", "strategy", "samples/s", "accuracy", "epochs"),
@@ -31,12 +34,19 @@ METRICS = (
 )
 
 
-def runs_table(folder: Path | str, *, more: tuple[str, ...] = ()) -> pd.DataFrame:
+_ENDED = set(STATES) - set(GOING_ON)
+
+Stamp = tuple[Any, ...]  # of a run's files
+Kept = dict[Path, tuple[Stamp, dict[str, Any]]]
+
+
+def runs_table(folder: Path | str, *, more: tuple[str, ...] = (), kept: Kept | None = None) -> pd.DataFrame:
     """One row for each run below `folder`, the newest first; a record that cannot be read says why in `state`.
 
-    `more`: other columns, of SETTINGS and METRICS. The pace of a run that did not end is that of what it did.
+    `more`: other columns, of SETTINGS and METRICS. The pace of a run that did not end is that of what it did. `kept`
+    has the rows of runs that have ended from call to call: they are read again when one of their files changed.
     """
-    rows = [_row(path.parent, more) for path in Path(folder).glob("*/plan.json")]
+    rows = [_row_or_kept(path.parent, more, {} if kept is None else kept) for path in Path(folder).glob("*/plan.json")]
     table = pd.DataFrame(rows, columns=[*COLUMNS, *more])
     return table.sort_values(["started", "run"], ascending=False, ignore_index=True)
 
@@ -58,12 +68,31 @@ def _key(cell: Any) -> tuple[bool, float, str]:
         return True, 0.0, str(cell)
 
 
+def _row_or_kept(folder: Path, more: tuple[str, ...], kept: Kept) -> dict[str, Any]:
+    stamp = (more, *_stamp(folder))
+    if folder in kept and kept[folder][0] == stamp:
+        return kept[folder][1]
+    row = _row(folder, more)
+    if row["state"] in _ENDED:
+        kept[folder] = stamp, row
+    return row
+
+
+def _stamp(folder: Path) -> Stamp:
+    """When each file of a run was written last, and how long it is."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries]
+    except OSError:
+        return (object(),)  # like no other
+    return tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in found))
+
+
 def _row(folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys((*COLUMNS, *more), "")
     row["run"] = folder.name
     try:
-        labels = Labels.of(folder)
-        row |= {"tags": " ".join(labels.tags), "note": labels.note}
+        row |= _labels(folder)
         record = RunRecord.load(folder)
         row |= {"state": record.status["state"], "strategy": strategy(record.plan)}
         row |= {"model": record.model, "data": record.origin.get("facts", {}).get("data", "")}
@@ -81,6 +110,15 @@ def _row(folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
     except (InputError, OSError) as error:
         row["state"] = f"cannot be read: {error}"
     return row
+
+
+def _labels(folder: Path) -> dict[str, str]:
+    """Tags and note; why they cannot be read in the note's place, which says nothing of the run."""
+    try:
+        labels = Labels.of(folder)
+    except InputError as error:
+        return {"note": f"cannot be read: {error}"}
+    return {"tags": " ".join(labels.tags), "note": labels.note}
 
 
 def _asked(record: RunRecord, epochs: list[dict[str, Any]], more: tuple[str, ...]) -> dict[str, Any]:
