@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from textwrap import fill
+from textwrap import TextWrapper
 from typing import Any, NoReturn
 
 from .. import __version__
@@ -100,8 +100,8 @@ def _verbs_of(parser: argparse.ArgumentParser) -> Any:
 
 def _words(explained: Mapping[str, str]) -> str:
     """What the words of a verb's answer mean, each below the other."""
-    wide = {"width": 78, "initial_indent": "  ", "subsequent_indent": "    "}
-    lines = [fill(f"{word}: {told}", **wide) for word, told in explained.items()]
+    wrapper = TextWrapper(78, initial_indent="  ", subsequent_indent="    ")
+    lines = [wrapper.fill(f"{word}: {told}") for word, told in explained.items()]
     return "\n".join(["what the words mean:", *lines]) if lines else ""
 
 
