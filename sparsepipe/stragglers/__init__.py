@@ -107,7 +107,7 @@ class Stragglers:
         for _, alike in groupby(self.parts, key=_but_for_rank):
             first, *others = alike
             if isinstance(first, Slow):
-                told.append(first.note(*(part.rank for part in others)))
+                told.append(first.note(*(part.rank for part in others if isinstance(part, Slow))))
             else:
                 told += [part.note() for part in (first, *others)]
         return told
