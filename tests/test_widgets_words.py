@@ -4,8 +4,10 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
+import ipywidgets
 import pytest
 
 from sparsepipe import (
@@ -28,6 +30,7 @@ from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplore
 from sparsepipe.widgets.html_view import HtmlView
 from sparsepipe.widgets.messages import Messages
 from sparsepipe.widgets.sentences import sentence
+from sparsepipe.widgets.stop_slider import StopSlider
 
 
 def profile_of(types=("fast", "slow"), num_layers=8):
@@ -72,6 +75,30 @@ def test_hints_begin_with_capitals(all_widgets):
         hints += re.findall("<dd[^>]*>([^<]*)</dd>", explorer.widget.children[1].children[-1].value)
     assert len(hints) > 100
     assert not [text for text in hints if re.match("[a-z]+[ ,;:.]", text) and text.split()[0] not in PLANNERS]
+
+
+CONTROLS = (
+    *(ipywidgets.Button, ipywidgets.ToggleButton, ipywidgets.Dropdown, ipywidgets.Text, ipywidgets.SelectMultiple),
+    *(ipywidgets.Checkbox, ipywidgets.FloatText, ipywidgets.BoundedIntText, ipywidgets.IntProgress, StopSlider),
+)
+
+
+def called(control):
+    """A control by its name; a field of many of its name, as tips.js calls it."""
+    of = [name.removeprefix("sp-of-") for name in control._dom_classes if name.startswith("sp-of-")]
+    return ", ".join([control.description or control.tooltip, *of])
+
+
+def test_every_control_has_a_name_of_its_own_and_says_what_it_is_for(all_widgets):
+    """The fields of all stages were called after the device type alone, and explained as its slider is."""
+    for shown in all_widgets:
+        controls = [part for part in parts_of(shown.widget) if isinstance(part, CONTROLS)]
+        names = Counter(map(called, controls))
+        assert len(controls) > 2 and all(names) and not [name for name, count in names.items() if count > 1]
+        told = [control.tooltip or control._dom_classes for control in controls]  # by its class tips.js explains it
+        assert all(told)
+        texts = [text for control in controls if isinstance(control, StopSlider) for _, text in control.stops]
+        assert all(texts), "every value has words"
 
 
 @pytest.mark.parametrize(

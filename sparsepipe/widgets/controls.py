@@ -22,7 +22,7 @@ _LATENCIES = [0.0, *(float(f"{m}e{e}") for e in range(-7, -1) for m in (1, 2, 3,
 Named = Mapping[Any, tuple[str, float]]
 
 
-def count_slider(name: str, value: int, *, low: int, high: int, most: int, tip: str = "") -> StopSlider:
+def count_slider(name: str, value: int, *, low: int, high: int, most: int, tip: str) -> StopSlider:
     """Whole numbers from `low` to `high`; one up to `most` may be typed, and the slider then goes so far."""
     return StopSlider(
         name,

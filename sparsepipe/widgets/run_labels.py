@@ -22,9 +22,11 @@ class RunLabels:
         self.tags = looks.Text(
             description="tags", placeholder="words to find a run by", layout={"width": "240px"}, style=_NAMES
         )
+        self.tags.tooltip = "words with spaces or commas between, which the filter finds"
         self.note = looks.Text(
             description="note", placeholder="a sentence on it", layout={"width": "360px"}, style=_NAMES
         )
+        self.note.tooltip = "stands beside the run in the list, and is kept in its folder"
         self.button = looks.Button(
             description="write labels", icon="tag", tooltip="keep tags and note beside the marked runs"
         )

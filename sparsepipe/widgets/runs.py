@@ -47,11 +47,13 @@ class RunsTable(Shown):
         self.filter = looks.Text(
             description="filter",
             placeholder="words that a row must have",
+            tooltip="lists the runs that have all these words in their row",
             layout={"width": "300px"},
             style={"description_width": "initial"},
         )
         self.columns = looks.SelectMultiple(
             description="more columns",
+            tooltip="settings and metrics that the list shows besides",
             options=[*SETTINGS, *METRICS],
             rows=3,
             layout={"width": "330px"},

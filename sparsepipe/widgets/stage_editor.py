@@ -50,6 +50,7 @@ class StageEditor:
         for name in self.types:
             layout, style = {"width": f"{wide + 54}px"}, {"description_width": f"{wide}px"}
             box = looks.BoundedIntText(min=0, max=99, description=name, layout=layout, style=style)
+            box.add_class(f"sp-of-stage-{k}")  # by which tips.js calls it, as there are as many of its name as stages
             box.observe(lambda change, name=name: self._set(k, name, change["new"]), names="value")
             boxes.append(box)
         label = looks.Label(f"stage {k}", layout={"width": "52px"})

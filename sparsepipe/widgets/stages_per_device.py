@@ -12,6 +12,7 @@ from .sentences import sentence
 
 _MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
 
+_TIP = "how many stages of the pipeline each device has, between which it takes turns"
 _SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")
 
 
@@ -22,7 +23,7 @@ class StagesPerDevice:
 
     def __init__(self, *, num_layers: int, num_devices: int) -> None:
         high = max(2, min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices))
-        self.slider = count_slider("stages per device", 1, low=1, high=high, most=high)
+        self.slider = count_slider("stages per device", 1, low=1, high=high, most=high, tip=_TIP)
         self.note = HtmlView(layout={"width": "330px"})
         self._allowed: tuple[int, int | None] = (1, 1)
         self._schedule = ""  # that the planner was last looked at for
