@@ -92,6 +92,8 @@ def test_a_shell_completes_verbs_options_and_choices(tmp_path):
         ("run", "x is 2 (give profile=… and cluster=…)", "x is 2 (give --profile [TYPE=]FILE and --cluster FILE)"),
         ("run", "choose a multiple for num_microbatches", "choose a multiple for plan --num-microbatches"),
         ("run", "slow:rank=1, or seed=NUMBER; outer_learning_rate", "slow:rank=1, or seed=NUMBER; outer_learning_rate"),
+        ("run", "momentum is 2.0, expected a number", "--momentum is 2.0, expected a number"),
+        ("run", "rank is 2, expected a number", "rank is 2, expected a number"),
         ("reproduce", "expected one of voxel_size, batch_size", "expected one of voxel_size, batch_size"),
         ("run", "`make voxel_size` of my_voxel_size/run_dir", "`make voxel_size` of my_voxel_size/run_dir"),
         ("runs show", "planner='optimal'", "planner='optimal'"),

@@ -138,6 +138,18 @@ def test_a_port_in_use_is_refused_before_anything_starts(plan, shapes, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
+def test_what_a_run_would_do_without_in_silence_is_refused(plan, shapes, tmp_path):
+    """Samples were not kept, which workers' logs alone told; a job of Slurm ended as the run within it was detached."""
+    (tmp_path / "file").write_text("")
+    for words, told in (
+        (["--cache", tmp_path / "file" / "under"], "file/under: Not a directory; choose another path"),
+        (["--launcher", "slurm", "--detach"], "--detach with --launcher slurm, whose jobs outlive a terminal"),
+    ):
+        code, out, errors = sparsepipe(*run(plan, shapes, tmp_path / "run", *words))
+        assert (code, out) == (2, "") and told in errors[-1]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_plan_with_more_stages_than_layers_is_refused(shapes, tmp_path):
     stages = (Stage(IDS, (0,)), Stage((), (1,)))
     plan = Plan(stages).save(tmp_path / "plan.json")

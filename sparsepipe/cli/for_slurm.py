@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..cluster import Cluster
+from ..errors import InputError
 from ..launchers.slurm import sbatch_script, submit
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -17,6 +18,8 @@ def for_slurm(
 
     Raises InputError for what Slurm cannot give.
     """
+    if options.detach:
+        raise InputError("--detach with --launcher slurm, whose jobs outlive a terminal by themselves: leave it out")
     script = sbatch_script(options.words, run_dir=run_dir, num_ranks=len(plan.ranks), cluster=cluster, gpus=gpus)
     document = {"script": script, "run_dir": str(run_dir)}
     if not options.submit:

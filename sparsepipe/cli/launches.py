@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..data.cache import NO_CACHE
 from ..display.markup import one_line
 from ..errors import InputError
 from ..formats.plan_files import load_plan
@@ -43,6 +44,9 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
     on_lost_host = getattr(options, "on_lost_host", None)
     if on_lost_host and launcher == RAY and not (options.ray_address or os.environ.get("RAY_ADDRESS")):
         raise InputError("--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out")
+    cache = getattr(options, "cache", None)
+    if launcher == LOCAL and cache not in (None, NO_CACHE):
+        Path(cache).mkdir(parents=True, exist_ok=True)  # else workers would go on without, which their logs alone tell
     given = {"--encrypt": options.encrypt, "--on-lost-host": on_lost_host}
     if launcher == LOCAL and (named := [name for name, value in given.items() if value]):
         raise InputError(f"{named[0]} goes with hosts beyond this one: name them, --cluster FILE, or leave it out")

@@ -20,6 +20,7 @@ _COMMAND = r"`[^`]*`"  # is one already
 _NAMED = re.compile(
     rf"{_COMMAND}|(?<![\w./,:;'\"`-])(?:(?P<set>[a-z]\w*){_VALUE}|(?P<name>[a-z]+(?:_[a-z]+)+))(?![\w/'\"`(])"
 )
+_SETTING = re.compile(r"[a-z_]+(?= (?:is|are) )")  # what a message begins with that is of a setting
 
 Verbs = Mapping[str, argparse.ArgumentParser]
 
@@ -36,6 +37,8 @@ def as_options(text: str, verb: str, verbs: Verbs) -> str:
         name = found["set"] or found["name"]
         return (_option(name, found["value"], verb, verbs) if name else None) or found[0]
 
+    if (found := _SETTING.match(text)) and (option := _option(found[0], None, verb, verbs)):
+        text = option + text[found.end() :]
     return _NAMED.sub(written, text)
 
 
