@@ -43,19 +43,19 @@ def _rows(record: RunRecord, event: str) -> list[dict]:
 
 @slow
 def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_path) -> None:
-    plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.03)
-    config = config.replace(minibatches=500, max_restarts=1)
+    plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.08)
+    config = config.replace(minibatches=250, max_restarts=1)
     job = launch(
         plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster, stragglers="kill:rank=1,at=40"
     )
     summary = job.wait(timeout=ENOUGH)
-    assert job.state == "finished" and summary["minibatches"] == 500
-    _trained_once(job.record, 500)
+    assert job.state == "finished" and summary["minibatches"] == 250
+    _trained_once(job.record, 250)
     joined = [(row["pipeline"], row["attempt"]) for row in _rows(job.record, "joined")]
     assert joined[-1] == (0, 1) and sorted(joined) == [(0, 0), (0, 1), (1, 0)]
     (told,) = job.record.status["went_on"]
     assert re.fullmatch(
-        r"pipeline 0: died \d+\.\d s after .* from \d+\.\d s on; the others did \d+ minibatches .*", told
+        r"pipeline 0: died \d+\.\d s after .* from \d+\.\d s on; the others did \d+ minibatch(es)? .*", told
     )
     taken = Counter(m for row in _rows(job.record, "taken") for m in row["minibatches"])
     back = {m for row in _rows(job.record, "put back") for m in row["minibatches"]}
@@ -64,12 +64,13 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
     # Each takes its share as in a simulation in which the pipeline is gone for as long, in minibatches of the other.
     died = next(row["seconds"] for row in _rows(job.record, "left") if row["pipeline"] == 0)
     back = next(row["seconds"] for row in _rows(job.record, "joined") if row["attempt"] == 1)
-    gone = (back - died) * summary["replication"]["pipelines"][1]["samples_per_second"] * 0.06
+    meanwhile = [row for row in _rows(job.record, "done") if row["pipeline"] == 1 and died < row["seconds"] < back]
+    gone = 0.16 * sum(len(row["minibatches"]) for row in meanwhile)  # whatever the machine's own pace is
     facts = {"stragglers": Stragglers.parse("kill:rank=1,at=40"), "restart_seconds": gone}
-    simulated = simulate_pipelines(plan, profile, cluster, [1.0] * 500, **facts)
+    simulated = simulate_pipelines(plan, profile, cluster, [1.0] * 250, **facts)
     for k, own in enumerate(simulated.pipelines):
         done = sum(len(row["minibatches"]) for row in _rows(job.record, "done") if row["pipeline"] == k)
-        assert done == pytest.approx(own.minibatches, abs=25)
+        assert done == pytest.approx(own.minibatches, abs=12)
     until(lambda: not processes_of(tmp_path / "run"), "end of all processes")
 
 
