@@ -106,7 +106,7 @@ def test_what_is_told_of_a_pipeline_that_came_back_is_what_the_others_did_meanwh
 
 
 def test_the_end_says_which_pipeline_the_others_went_on_without(tmp_path) -> None:
-    """Half of a run's pipelines died, and all that was said of it were its fewer samples a second."""
+    """Half of a run's pipelines died, and all that was said of it were its fewer samples per second."""
     plan, config, profile, cluster = replayed_pipelines((1, 1), rule="all-reduce", seconds=0.01)
     config = config.replace(minibatches=40, stragglers="kill:rank=0,at=5")
     job = launch(plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)

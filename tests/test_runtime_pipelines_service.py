@@ -397,7 +397,7 @@ def test_a_run_that_goes_on_keeps_rows_of_what_its_checkpoint_has(tmp_path, left
 
 
 def test_a_run_with_nothing_left_to_do_has_the_pace_that_was_recorded(tmp_path) -> None:
-    """It was summed up at 0 samples a second."""
+    """It was summed up at 0 samples per second."""
     assert recorded_pace(tmp_path) == 0
     rows = [{"event": "step", "epoch": 0, "minibatch": 0, "seconds": 1.0}]
     rows += [{"event": "summary", "seconds": 2.0, "samples_per_second": pace} for pace in (40.0, 50.0, 0.0)]

@@ -67,7 +67,7 @@ def replay(options: argparse.Namespace) -> Answer:
 
 
 def _replayed(summary: dict[str, Any], pace: float, *, expected: float) -> Answer:
-    """What a replay says at its end, of minibatches of one sample, beside what the simulator expects a second."""
+    """What a replay says at its end, of minibatches of one sample, beside what the simulator expects per second."""
     document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
     text = (
         f"{one_line(summary['run_dir'])}: {number_of(summary['minibatches'], 'minibatch')} replayed at {pace:.2f} "

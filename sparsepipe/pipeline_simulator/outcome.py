@@ -18,7 +18,7 @@ class PipelinePace:
     minibatches: int
     seconds: float  # from its start until the last of them was done, and no bound kept it from the next
     samples_per_second: float  # over all of these seconds (replication/paces.py)
-    # Samples a second of the same minibatches with the same stragglers and no other pipeline, all known beforehand:
+    # Samples per second of the same minibatches with the same stragglers and no other pipeline, all known beforehand:
     # beside others a stage may stand at a forward that does not come, until the last minibatch is taken.
     own_pace: float
     # Seconds by cause. "group": at its last stage, until others were ready or time was up; "exchange": there, until the
@@ -72,7 +72,7 @@ class PipelinesForecast:
 
     @property
     def sum_of_paces(self) -> float:
-        """The sum of the pipelines' samples a second, each over its own seconds: it may be through before others."""
+        """The sum of the pipelines' samples per second, each over its own seconds: it may be through before others."""
         return sum(one.samples_per_second for one in self.pipelines)
 
     @property

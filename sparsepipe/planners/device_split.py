@@ -105,7 +105,7 @@ def _together(units: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 class Worths:
-    """What each part is worth, in minibatches a second, and the best split by it."""
+    """What each part is worth, in minibatches per second, and the best split by it."""
 
     def __init__(self, units: Units, num_parts: int) -> None:
         self.units, self.num_parts = units, num_parts

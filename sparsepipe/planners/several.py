@@ -1,4 +1,4 @@
-"""Several pipelines for unlike devices: split them so that together they train most minibatches a second.
+"""Several pipelines for unlike devices: split them so that together they train most minibatches per second.
 
 Each part of a split is planned by itself. A part that has not been planned yet is worth at most what its devices could
 do with no second of theirs lost; the split that may be worth most has its parts planned, until the best one is of
@@ -18,7 +18,7 @@ from .base import Problem
 from .device_split import Part, Units, Worths
 
 MOST_PLANS = 256  # parts that are planned; each takes up to a second or so
-UNKNOWN = 1e100  # minibatches a second: more than any part is worth
+UNKNOWN = 1e100  # minibatches per second: more than any part is worth
 PlanOf = Callable[[Cluster], Plan]
 
 
@@ -108,7 +108,7 @@ class _Search:
         return found
 
     def _most(self, part: Part) -> float:
-        """Minibatches a second that the devices of a part cannot exceed: each layer on whichever is cheapest.
+        """Minibatches per second that the devices of a part cannot exceed: each layer on whichever is cheapest.
 
         Seconds of a device have a price, in proportion to its speed over the whole network: what the devices offer in a
         second, over what a minibatch costs at least.

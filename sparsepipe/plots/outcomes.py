@@ -24,7 +24,7 @@ _COLORS = dict(zip(RULES, chain([GREY], cycle(_HUES)), strict=False))
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule made of some pipelines while something held ranks up. Paces are samples a second, one a pipeline."""
+    """What a rule made of some pipelines while something held ranks up. Paces: samples per second, of each pipeline."""
 
     rule: str  # as the command line takes it
     straggler: str  # in a few words; empty: nothing held anybody up

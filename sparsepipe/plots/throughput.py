@@ -1,4 +1,4 @@
-"""How fast each strategy trains: samples a second, predicted (hatched) beside measured (solid)."""
+"""How fast each strategy trains: samples per second, predicted (hatched) beside measured (solid)."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -49,7 +49,7 @@ def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] =
 
 
 def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *, note: str = "") -> go.Figure:
-    """Draw simulated samples a second over the memory of the fullest device, both growing.
+    """Draw simulated samples per second over the memory of the fullest device, both growing.
 
     A planner has its colour, a schedule its mark; what does not fit is a faint outline. The line joins the `best`.
     """

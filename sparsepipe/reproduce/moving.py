@@ -210,7 +210,7 @@ def moving_told(
 
 
 def samples_per_second(record: RunRecord) -> float:
-    """Samples a second from the first minibatch's end to the last one's: with changes of the plan, not validations."""
+    """Samples per second from the first minibatch's end to the last: with changes of the plan, not validations."""
     first, *rest = _trained(record)
     return sum(row["samples"] for row in rest) / (rest[-1]["seconds"] - first["seconds"]) if rest else 0.0
 

@@ -39,7 +39,7 @@ def has_rows_of(run_dir: Path, progress: Mapping[str, Any]) -> bool:
 
 
 def recorded_pace(run_dir: Path) -> float:
-    """Return the samples a second that the run's newest summary has, for one that has nothing left to do; 0 without."""
+    """Return the samples per second of the newest summary, for a run that has nothing left to do; 0 without."""
     path = run_dir / METRICS
     cut_torn_row(path)
     paces = [row["samples_per_second"] for row in read_metrics(path, "summary")] if path.exists() else []

@@ -54,7 +54,7 @@ class RunOfPipelines:
     progress: Mapping[str, Any] | None = None  # what an earlier run left to do
     closed: tuple[int, ...] = ()  # epochs that it closed
     sums: Mapping[int, Sums] = field(default_factory=dict)  # of what it did of others
-    pace: float = 0.0  # samples a second that it was recorded with; 0 where no record says
+    pace: float = 0.0  # samples per second that it was recorded with; 0 where no record says
 
 
 class RunState:

@@ -36,7 +36,7 @@ class Sums:
 
     @property
     def pace(self) -> float:
-        """Samples a second, from the first minibatch that was done to the last; 0 where there is but one."""
+        """Samples per second, from the first minibatch that was done to the last; 0 where there is but one."""
         if self.first is None or self.last <= self.first:
             return 0.0
         return (self.samples - self.first_samples) / (self.last - self.first)
@@ -74,7 +74,7 @@ class Tallies:
 
     @property
     def pace(self) -> float:
-        """Samples a second of the run."""
+        """Samples per second of the run."""
         return self._run.pace
 
 

@@ -32,7 +32,7 @@ def steady_window(times: Sequence[float], plan: Plan) -> tuple[int, int] | None:
 
 
 def pace(times: Sequence[float], samples: Sequence[float], window: tuple[int, int] | None, started: float) -> float:
-    """Return samples a second in the window; over the whole epoch where there is none."""
+    """Return samples per second in the window; over the whole epoch where there is none."""
     if window is None:
         return sum(samples) / max(max(times) - started, 1e-9)
     first, last = window
@@ -40,7 +40,7 @@ def pace(times: Sequence[float], samples: Sequence[float], window: tuple[int, in
 
 
 def pace_of(trace: Trace, plan: Plan) -> float:
-    """Return the minibatches a second of a trace of one epoch, simulated or not, while its pipeline is full."""
+    """Return the minibatches per second of a trace of one epoch, simulated or not, while its pipeline is full."""
     last = len(plan.stages) - 1
     ends = {span.minibatch: span.end for span in trace.spans if (span.stage, span.kind) == (last, "backward")}
     times = [ends[m] for m in range(len(ends))]

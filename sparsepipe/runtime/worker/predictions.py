@@ -104,8 +104,8 @@ class Clock:
         self.table = torch.zeros(count, 2, dtype=torch.float64)
 
     def report(self, samples: int) -> dict[str, Any]:
-        """Return samples a second from the first beginning to the last end, and minibatches' latencies in seconds, from
-        the beginning in the first stage to the end in the last."""
+        """Return samples per second from the first beginning to the last end, and minibatches' latencies in seconds,
+        from the beginning in the first stage to the end in the last."""
         began, done = self.table.unbind(dim=1)
         latency = (done - began).numpy()
         median, late = np.percentile(latency, [50, 95])
