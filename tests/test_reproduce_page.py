@@ -39,6 +39,7 @@ ANSWERS = [
         "Losses differ by 8.6e-08 at most, and 2 * 3 * 4 of them.",
     ),
     ("| strategy |\n|---|\n| one process |\n\nIt trained at **67**. More.", "It trained at 67."),
+    ("Factors are **1.12 &#40;RTX&#41;**. (Of one device.) More.", "Factors are 1.12 (RTX)."),
     ("**3 runs** are here: [05](05.ipynb) trains.", "3 runs are here: 05 trains."),
     ("", ""),
 ]

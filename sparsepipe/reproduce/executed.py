@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..io.files import read_json
 
 _LONGEST = 320  # characters of an answer in one line
-_SENTENCE_ENDS = re.compile(r"(?<=[^A-Z\s][.!?])\s+(?=[A-Z0-9\"“])")
+_SENTENCE_ENDS = re.compile(r"(?<=[^A-Z\s][.!?])\s+(?=[A-Z0-9\"“(])")
 
 
 @dataclass(frozen=True)
