@@ -71,12 +71,16 @@ def chrome_file(text: str) -> Path:
 
 def cluster_file(text: str) -> Path:
     """Read the path of a cluster's file, or the name of one in data_manifests/clusters."""
-    if text == IN_SLURM:
-        return Path(text)
     try:
         return shipped(text, "clusters", ".toml")
-    except InputError as error:
-        raise ArgumentTypeError(str(error)) from None
+    except InputError:
+        return Path(text)  # told by `known_cluster` where it is opened: what is wrong with other options comes first
+
+
+def known_cluster(path: Path) -> Path:
+    """Return the path that `cluster_file` read. Raises InputError, which lists the names there are, where there is no
+    such file."""
+    return path if str(path) == IN_SLURM else shipped(str(path), "clusters", ".toml")
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -15,12 +15,13 @@ from ..display.markup import one_line
 from ..formats.clusters import load_cluster, load_cluster_file
 from ..host.addresses import is_loopback
 from ..io.files import write_atomic
+from .argument_types import known_cluster
 from .output import Answer, table
 
 
 def show(options: argparse.Namespace) -> Answer:
     """The hosts and devices of a cluster's file."""
-    found = load_cluster_file(options.file)
+    found = load_cluster_file(known_cluster(options.file))
     cluster = found.cluster
     heading = (
         f"{one_line(options.file)}: {found.kind}, {number_of(len(cluster.devices), 'device')} on "
@@ -36,7 +37,7 @@ def show(options: argparse.Namespace) -> Answer:
 
 def check(options: argparse.Namespace) -> Answer:
     """Whether the hosts of a cluster's file can work together."""
-    report = check_cluster(load_cluster(options.file))
+    report = check_cluster(load_cluster(known_cluster(options.file)))
     rows: list[tuple[str, ...]] = [("host", "python", "torch", "devices", "memory", "disk free", "clock")]
     rows += [_facts_row(one) for one in report.hosts]
     document = {"hosts": [asdict(one) for one in report.hosts], "problems": list(report.problems)}

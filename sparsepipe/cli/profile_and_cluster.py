@@ -15,6 +15,7 @@ from ..io.fields import MOST_LIKE_DEVICES
 from ..io.files import read_json
 from ..plan import Plan
 from ..profile import Profile
+from .argument_types import known_cluster
 from .output import progress_line, warn
 
 
@@ -113,14 +114,15 @@ def _with_its_devices(given: list[str]) -> PartitioningFile | None:
 
 def _cluster_file(options: argparse.Namespace, found: Profile) -> Cluster:
     """A cluster file of any kind; where it tells no device types, its devices are of the profile's."""
+    path = known_cluster(options.cluster)
     kinds = found.device_types
-    if len(kinds) > 1 and not tells_types(options.cluster):
+    if len(kinds) > 1 and not tells_types(path):
         raise InputError(
             f"{options.cluster}: tells no device types, and the profile has {', '.join(kinds)}: write a cluster TOML"
         )
     names = ("link", "network")  # inside a node, between nodes
     links = {name: Link(bandwidth) for name, bandwidth in zip(names, options.bandwidth or (), strict=False)}
-    return load_cluster(options.cluster, device_type=kinds[0], memory_bytes=options.memory or float("inf"), **links)
+    return load_cluster(path, device_type=kinds[0], memory_bytes=options.memory or float("inf"), **links)
 
 
 def beyond_profile(plan: Plan, found: Profile) -> list[str]:

@@ -32,6 +32,7 @@ from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
+from .argument_types import known_cluster
 from .drift import drift_answer
 from .driver_run import filled
 from .follow_run import Forgiving, RunFollower
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> Answer:
     if driver:
         options = filled(options, driver)
     of_driver = driver.cluster() if driver else None
-    cluster = load_cluster(named) if (named := _cluster_file(options)) else of_driver
+    cluster = load_cluster(known_cluster(named)) if (named := _cluster_file(options)) else of_driver
     launcher = options.launcher or default_launcher(cluster)
     record: RunRecord | None
     if options.resume:
@@ -305,7 +306,7 @@ def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster
         raise InputError(
             f"--{'bandwidth' if options.bandwidth else 'memory'} goes with --profile: give that, or leave it out"
         )
-    return None, load_cluster(options.cluster) if options.cluster else None
+    return None, load_cluster(known_cluster(options.cluster)) if options.cluster else None
 
 
 def _sinks(options: argparse.Namespace) -> list[Sink]:
