@@ -220,6 +220,15 @@ def test_a_doubtful_profile_is_told_once_by_all_that_rests_on_it(planner, tmp_pa
     assert code == 0 and (out + said).count(sums) == 1
 
 
+def test_throughput_is_told_in_samples_where_the_profile_knows_them(profile, capsys):
+    """Of one plan the explorer told samples/s, `plan` and `simulate` minibatches/s."""
+    known = Profile.load(profile)
+    known = replace(known, origin={**known.origin, "batch_size": 16}).save(profile.parent / "known.json")
+    planners = ("--planner", "optimal", "--planner", "data-parallel")
+    code, out, _ = run("plan", "--profile", known, "--devices", 2, *planners, capsys=capsys)
+    assert code == 0 and re.search(r"^throughput +[\d,.]+ samples/s +[\d,.]+ samples/s$", out, flags=re.MULTILINE)
+
+
 def test_several_planners_side_by_side(profile, capsys):
     planners = ("--planner", "optimal", "--planner", "data-parallel")
     code, out, _ = run("plan", "--profile", profile, "--devices", 2, *planners, "--json", capsys=capsys)
@@ -232,7 +241,14 @@ def test_several_planners_side_by_side(profile, capsys):
     assert document["differences"][0]["planners"] == ["optimal", "data-parallel"]
     code, out, _ = run("plan", "--profile", profile, "--devices", 2, *planners, capsys=capsys)
     assert code == 0
-    rows = ("time per minibatch", "gap to the bound", "fullest device", "sent per minibatch", "optimal → data-parallel")
+    rows = (
+        "time per minibatch",
+        "throughput",
+        "gap to the bound",
+        "fullest device",
+        "sent per minibatch",
+        "optimal → data-parallel",
+    )
     for row in rows:
         assert any(line.startswith(row) for line in out.splitlines()), row
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from ..plan import Estimate, Plan
+from ..profile import Profile
 
 
 def _slowest(plan: Plan, estimate: Estimate) -> str:
@@ -21,7 +22,6 @@ def _slowest(plan: Plan, estimate: Estimate) -> str:
 Cell = Callable[[Plan, Estimate], str]
 ROWS: tuple[tuple[str, Cell], ...] = (
     ("time per minibatch", lambda plan, e: _milliseconds(e.period_seconds)),
-    ("minibatches/s", lambda plan, e: f"{1 / e.period_seconds:.2f}" if e.period_seconds else "–"),
     ("over one device", lambda plan, e: _times(e.single_device_seconds, e.period_seconds)),
     ("over data parallelism", lambda plan, e: _times(e.data_parallel_seconds, e.period_seconds)),
     ("lower bound", lambda plan, e: _milliseconds(e.lower_bound_seconds)),
@@ -39,12 +39,25 @@ ROWS: tuple[tuple[str, Cell], ...] = (
 )
 
 
-def side_by_side(plans: Sequence[Plan]) -> str:
+def throughput(minibatches_per_second: float, profile: Profile) -> str:
+    """Return a throughput in samples/s; in minibatches/s where the profile does not say how many samples one has."""
+    samples = profile.origin.get("batch_size")
+    if isinstance(samples, int) and samples > 0:
+        return f"{samples * minibatches_per_second:,.1f} samples/s"
+    return f"{minibatches_per_second:,.2f} minibatches/s"
+
+
+def side_by_side(plans: Sequence[Plan], profile: Profile) -> str:
     """Compare plans that have estimates of one cost model, as `planners.comparable` gives them."""
-    columns = [["", *(name for name, _ in ROWS)]]
+
+    def pace(plan: Plan, estimate: Estimate) -> str:
+        return throughput(1 / estimate.period_seconds, profile) if estimate.period_seconds else "–"
+
+    rows: list[tuple[str, Cell]] = [ROWS[0], ("throughput", pace), *ROWS[1:]]
+    columns = [["", *(name for name, _ in rows)]]
     for plan in plans:
         assert plan.estimate is not None
-        columns.append([plan.planner, *(cell(plan, plan.estimate) for _, cell in ROWS)])
+        columns.append([plan.planner, *(cell(plan, plan.estimate) for _, cell in rows)])
     widths = [max(map(len, column)) for column in columns]
     lines = [
         "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))])

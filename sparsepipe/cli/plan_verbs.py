@@ -32,7 +32,7 @@ from ..stragglers import Stragglers
 from ..trace import Trace
 from .output import Answer, progress_line, warn
 from .pipelines_text import forecast_text
-from .plan_table import side_by_side
+from .plan_table import side_by_side, throughput
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
 from .without_effect import of_other_data
@@ -134,7 +134,7 @@ def plan(options: argparse.Namespace) -> Answer:
         "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
         "differences": [judged[0].diff(other).to_json() for other in judged[1:]],
     }
-    text = "\n".join([side_by_side(judged), "", *told])
+    text = "\n".join([side_by_side(judged, found), "", *told])
     return Answer(document, text)
 
 
@@ -247,7 +247,7 @@ def simulate(options: argparse.Namespace) -> Answer:
     causes = ", ".join(f"{cause} {share:.1%}" for cause, share in bubble if told.restart or cause != "restart")
     text = (
         f"{number_of(options.minibatches, 'minibatch')} in {makespan:.3f} s simulated, "
-        f"{told.minibatches_per_second:.2f} minibatches/s when steady, bubble {told.trace.bubble_fraction:.1%} "
+        f"{throughput(told.minibatches_per_second, found)} when steady, bubble {told.trace.bubble_fraction:.1%} "
         f"({causes})"
     )
     restart = told.restart.note() if told.restart else ""
