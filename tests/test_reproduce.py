@@ -255,6 +255,10 @@ def test_data_that_are_not_there_are_told_before_a_notebook_begins(data, told):
 def test_figures_are_found_by_name():
     job = NotebookJob.prepare(out="figures", notebooks=None, data=None, parameters={})
     assert job.chosen(["throughput", "01_data", "accuracy"]) == ["01_data", "06_figures"]
+    assert job.chosen(["12_gaps", "figures/4_accuracy"]) == ["figures/4_accuracy", "figures/12_gaps"]
+    assert len({Path(name).name for name in NOTEBOOKS} - {name for own in job.exports.values() for name in own}) == len(
+        NOTEBOOKS
+    )
     assert job.exports["06_figures"] == ("throughput", "accuracy")
 
 

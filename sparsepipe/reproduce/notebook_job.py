@@ -79,16 +79,20 @@ class NotebookJob:
         return cls(folder, out, out.parent / "runs" / "notebooks", told, exports, pictures, paper)
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
-        """Notebooks by their own or their figures' names, in order; all of them without names."""
+        """Notebooks by their own or their figures' names, in order; all of them without names.
+
+        The folder may be left out: "12_gaps" is figures/12_gaps.
+        """
         if not names:
             return list(catalogue.NOTEBOOKS)
         by_figure = {figure: name for name, figures in self.exports.items() for figure in figures}
+        short = {name.rpartition("/")[2]: name for name in catalogue.NOTEBOOKS}
         for name in names:
-            if name not in catalogue.NOTEBOOKS and name not in by_figure:
+            if name not in catalogue.NOTEBOOKS and name not in by_figure and name not in short:
                 known = ", ".join([*catalogue.NOTEBOOKS, *by_figure])
                 near = f"; did you mean {one!r}?" if (one := meant(name, [*catalogue.NOTEBOOKS, *by_figure])) else ""
                 raise InputError(f"no notebook or figure {name!r}, expected one of {known}{near}")
-        wanted = {by_figure.get(name, name) for name in names}
+        wanted = {short.get(name) or by_figure.get(name, name) for name in names}
         return [name for name in catalogue.NOTEBOOKS if name in wanted]
 
     def check_parameters(self, names: Sequence[str], given: Mapping[str, Any]) -> None:
