@@ -299,6 +299,9 @@ def test_runs_of_one_name_are_a_mean_in_a_band(records):
     shows(figure, table.mean() * 100)
     shows(figure, [*table.max() * 100, *table.min()[::-1] * 100])
     assert "means of 2 runs" in figure.layout.title.text
+    named = plots.accuracy(*records, title="Accuracy by engine"), plots.throughput(*records, title="As predicted")
+    assert "Accuracy by engine" in named[0].layout.title.text and "As predicted" in named[1].layout.title.text
+    assert "Accuracy by epoch and by time" not in named[0].layout.title.text
     assert sum(trace.showlegend is not False for trace in figure.data) == 1
 
 

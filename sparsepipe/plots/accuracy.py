@@ -62,6 +62,7 @@ def accuracy(
     *records: RunRecord,
     names: Sequence[str] | None = None,
     level: tuple[str, float] | None = None,
+    title: str = "Accuracy by epoch and by time",
     note: str = "",
     among: Sequence[RunRecord] = (),
 ) -> go.Figure:
@@ -125,7 +126,7 @@ def accuracy(
     bands = f"means of {several} runs, from the lowest to the highest" if several > 1 else ""
     without = f"no {what} accuracy of {', '.join(untold)}" if untold else ""
     note = " · ".join(filter(None, [text, when(records), bands, without, left_out]))
-    figure = finished(figure, "Accuracy by epoch and by time", note=note, height=420)
+    figure = finished(figure, title, note=note, height=420)
     return resting_on(figure, Provenance.of(runs=records))
 
 

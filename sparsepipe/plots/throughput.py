@@ -86,7 +86,11 @@ def _period_seconds(plan: Plan | Pipelines) -> float | None:
 
 
 def throughput(
-    *records: RunRecord, note: str = "", partial: bool = False, among: Sequence[RunRecord] = ()
+    *records: RunRecord,
+    title: str = "Training throughput by strategy",
+    note: str = "",
+    partial: bool = False,
+    among: Sequence[RunRecord] = (),
 ) -> go.Figure:
     """Draw samples/s of each run beside what its plan predicts; `partial`: of runs that did not finish, too.
 
@@ -134,7 +138,7 @@ def throughput(
     figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
     text = noted_of(note, records)
     note = " · ".join(filter(None, [text, when(records), left_out]))
-    figure = finished(figure, "Training throughput by strategy", note=note, width=width)
+    figure = finished(figure, title, note=note, width=width)
     return resting_on(figure, Provenance.of(runs=records))
 
 
