@@ -238,9 +238,16 @@ def test_staleness_sizes_and_paces_are_counted() -> None:
     assert merge.members == (0, 1) and merge.weights == (0.5, 0.5)
     asks(state, "merged", 0, merge=merge.number, facts={"update": 3, "waited": 0.25, "bytes": 100}, now=2.0)
     asks(state, "merged", 1, merge=merge.number, facts={"update": 1, "applied": False}, now=2.0)
+    part = {"stages": [], "load": {}, "trained": 1, "sent_bytes": 0, "run": {"stages": [], "load": {}, "engine": "e"}}
+    asks(state, "measured", 0, task=0, row=part | {"straggler_seconds": 0.5}, now=2.0)
     told = state.replication
     assert told["rule"] == "partial-reduce" and told["group_sizes"] == {"2": 1} and told["staleness"] == {"2": 1}
-    lost = {"group": 0.25, "exchange": 0.0, "bound": 0.0}  # it had waited for half a second when it was decided
+    lost = {
+        "group": 0.25,
+        "exchange": 0.0,
+        "bound": 0.0,
+        "straggler": 0.5,
+    }  # it had waited for half a second when it was decided
     paces = {"minibatches": 1, "samples_per_second": 8.0, "own_pace": 8 / 0.75}
     assert told["pipelines"][0] == {**paces, "lost_seconds": lost}
     paces = {"minibatches": 1, "samples_per_second": 8 / 1.5, "own_pace": 8 / 1.5}

@@ -33,9 +33,13 @@ def test_a_replay_hands_minibatches_out_as_its_simulation_does(tmp_path) -> None
     cluster = Cluster.uniform(2, device_type="fast", link=Link(1.2e6, 0.001))
     given, told = {"profile": profile, "cluster": cluster}, "stop:rank=0,at=0,seconds=4"
     job = launch(plan, config.replace(minibatches=10), run_dir=tmp_path / "run", stragglers=told, **given)
-    job.wait(timeout=ENOUGH)
+    summary = job.wait(timeout=ENOUGH)
+    found = [one["lost_seconds"]["straggler"] for one in summary["replication"]["pipelines"]]
+    assert found == pytest.approx([4, 0]), "as in a simulation: what it slept"
     taken = {m: row["pipeline"] for row in _rows(tmp_path / "run", "minibatches", "taken") for m in row["minibatches"]}
-    simulated = simulate_pipelines(plan, **given, sizes=[1.0] * 10, stragglers=Stragglers.parse(told)).taken
+    expected = simulate_pipelines(plan, **given, sizes=[1.0] * 10, stragglers=Stragglers.parse(told))
+    assert [one.lost_seconds["straggler"] for one in expected.pipelines] == pytest.approx([4, 0])
+    simulated = expected.taken
     assert Counter(taken.values()) == {k: len(own) for k, own in enumerate(simulated)} == {0: 5, 1: 5}
     assert {m: k for k, own in enumerate(simulated) for m in own if m >= 8} == {8: 0, 9: 0}
     assert taken[8] == taken[9] == 0

@@ -45,6 +45,8 @@ class Member:
     held_up_seconds: float = 0.0
     lost_since: float | None = None  # it died, and has not trained since: when the latest that was not lost was done
     dead_seconds: float = 0.0  # of earlier deaths, each until it trained again
+    # Attempt → by how much stragglers held up its rank that they held up longest, until its latest task that ended.
+    straggler_seconds: dict[int, float] = field(default_factory=dict)
 
     def die(self, *, now: float) -> None:
         """An attempt ends. Should another train, the pipeline's seconds went on: what it had begun is lost.
@@ -106,8 +108,8 @@ class Member:
     def facts(self, *, waited: float, for_others: float) -> dict[str, Any]:
         """Return its part of a run's summary. Its own pace leaves out the seconds that it `waited`, some `for_others`.
 
-        Seconds are lost to the same causes as in a simulation (pipeline_simulator/outcome.py), save for stragglers: a
-        run does not know how fast they would have been. Deaths are no cause there; its own pace leaves them out too.
+        Seconds are lost to the same causes as in a simulation (pipeline_simulator/outcome.py). Deaths are no cause
+        there; its own pace leaves them out too.
         """
         busy = self.busy_seconds + self.busy_until - self.busy_since
         alone = busy - waited - self.held_up_seconds
@@ -115,5 +117,10 @@ class Member:
             "minibatches": self.minibatches,
             "samples_per_second": pace(self.samples, busy + self.dead_seconds),
             "own_pace": pace(self.samples, alone),
-            "lost_seconds": {"group": for_others, "exchange": waited - for_others, "bound": self.held_up_seconds},
+            "lost_seconds": {
+                "group": for_others,
+                "exchange": waited - for_others,
+                "bound": self.held_up_seconds,
+                "straggler": sum(self.straggler_seconds.values()),
+            },
         }

@@ -44,7 +44,8 @@ def _holder(value: Any, what: str) -> Holder:
 
 
 _MEASURED = {"stages": each(_object), "load": _object}
-_PART = fields({**_MEASURED, "trained": _count, "sent_bytes": number, "run": fields({**_MEASURED, "engine": text})})
+_COUNTED = {"trained": _count, "sent_bytes": number, "straggler_seconds": number}
+_PART = fields({**_MEASURED, **_COUNTED, "run": fields({**_MEASURED, "engine": text})})
 _GIVEN: Mapping[str, Mapping[str, Check]] = {
     "begin": {
         **dict.fromkeys(("whole", "epoch_minibatches", "total_minibatches"), _positive),

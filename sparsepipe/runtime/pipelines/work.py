@@ -209,6 +209,7 @@ class Work:
         if number > member.last_measured:
             member.last_measured = number
             self.measured.add(member.number, task.epoch, row)
+            member.straggler_seconds[member.attempt] = row.get("straggler_seconds", 0.0)
             self._changes.note()
 
     def close_epoch(self, member: Member, epoch: int, row: Mapping[str, Any]) -> None:

@@ -189,9 +189,18 @@ class PipelineWorker(Worker):
                 self.of_epoch = {epoch: row}
             self.epochs.append(row)
             self._tell("epoch", epoch, self.trained, row)
+            held_up = self._held_up_seconds()
             if self.context.writes_metrics:
-                self.coordinator.measured(task.number, self._measured(row))
+                self.coordinator.measured(task.number, self._measured(row) | {"straggler_seconds": held_up})
         self.recorder.flush()
+
+    def _held_up_seconds(self) -> float:
+        """By how much stragglers held up the rank of this pipeline that they held up longest, in this attempt."""
+        if not self.config.stragglers:
+            return 0.0
+        slept = torch.zeros(self.process.world_size, dtype=torch.float64)
+        slept[self.rank] = self.context.straggler.slept if self.context.straggler else 0.0
+        return float(self.process.sum(slept, what="stragglers of a task").max())
 
     def _close_epoch(self, task: Task) -> None:
         """Checkpoint an epoch where that is due, and validate, for all pipelines."""

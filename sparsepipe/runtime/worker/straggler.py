@@ -22,6 +22,7 @@ class Straggler:
     _met: set[int] = field(
         default_factory=set, repr=False
     )  # minibatches in work, whose sleeps of fixed length are done
+    _slept: list[float] = field(default_factory=lambda: [0.0], repr=False)  # seconds, all together
 
     @classmethod
     def of(cls, config: RunConfig, identity: Identity) -> "Straggler | None":
@@ -48,4 +49,10 @@ class Straggler:
         if len(self._met) > _MOST_IN_WORK:
             self._met.remove(min(self._met))
         if extra > 0:
+            self._slept[0] += extra
             time.sleep(extra)
+
+    @property
+    def slept(self) -> float:
+        """By how many seconds this rank was held up so far."""
+        return self._slept[0]
