@@ -119,6 +119,7 @@ def test_what_no_data_folder_holds_is_left_out_aloud(tmp_path, monkeypatch, caps
     said = capsys.readouterr().out
     assert said.startswith("no real shapes: modelnet10-sample: not in ")
     assert "the sweep is left out" in said and "the room is left out" in said
+    assert said.count("put them into a folder scans/ of one that SPARSEPIPE_DATA names") == 2
     (tmp_path / "data" / "modelnet10-sample").mkdir(parents=True)
     assert real_shapes() == str(tmp_path / "data" / "modelnet10-sample")
 

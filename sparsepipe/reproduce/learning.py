@@ -79,6 +79,12 @@ def commonest_share(config: RunConfig) -> float:
     return most_frequent_share([dataset.batch(range(len(dataset))).labels])
 
 
+_WHERE = (
+    "MMDetection3D has a KITTI sweep and a ScanNet room in its demo/data: put them into a folder scans/ of one that "
+    "SPARSEPIPE_DATA names"
+)
+
+
 def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Path, str]]:
     """Label the first KITTI sweep and the first ScanNet room of the data folders' scans/: a data set, its held split.
 
@@ -94,7 +100,8 @@ def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Pa
         if paths:
             found[name] = label(paths[0], folder / f"labelled-{name}{of}", held_out=held_out), split
         else:
-            print(f"no {pattern} in {', '.join(map(str, data_folders()))}: the {name} is left out", flush=True)
+            where = ", ".join(map(str, data_folders()))
+            print(f"no {pattern} in {where}: the {name} is left out. {_WHERE}", flush=True)
     return found
 
 
