@@ -1,6 +1,7 @@
 """Widgets in a real JupyterLab, driven by Chromium: sliders dragged, jobs launched and cancelled, loopback alone."""
 
 import json
+import re
 import subprocess
 from functools import partial
 
@@ -143,7 +144,8 @@ def test_stages_per_device_are_dragged(explorer):
     until(lambda: explorer.evaluate(RANKS) == 4, "as many devices, each with several stages")
     names = explorer.locator(".sp-stages title", has_text="conv").all_text_contents
     own = ", ".join(str(4 * lap) for lap in range(value))
-    until(lambda: names()[0].startswith(f"{own} · gpu: conv0 … "), "the stages of a device, with the layers of each")
+    layers = re.compile(rf"{own} · gpu: conv0(, | … conv\d+ \(\d+ layers\), )")  # of one layer its name alone
+    until(lambda: layers.match(names()[0]), "the stages of a device, with the layers of each")
     explorer.wait_for_selector("text=not known")
     until(button(explorer, "pin cuts").is_disabled, "no cuts to pin")
     code = explorer.locator(".sp-code pre")

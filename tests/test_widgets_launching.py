@@ -114,10 +114,13 @@ def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
     assert (plan.schedule, plan.weights, plan.num_microbatches) == ("gpipe", "flush", 4)
     assert plan.estimate.period_seconds > period and "gpipe, weights flush" in line.promise.value
     settings.learning_rate.value = -1.0
-    assert "learning_rate" in board.messages.value and "Traceback" not in board.messages.value
-    with pytest.raises(InputError, match="learning_rate"):
+    assert "Learning rate is -1.0" in board.messages.value, "by the name that the control has"
+    with pytest.raises(InputError, match="learning rate"):
         board.launch("pipeline")
+    assert not board.runs.exists(), "no folder of a run that never began"
     board.config = CONFIG.replace(epochs=7)
+    with pytest.raises(InputError, match="no plan is called 'pipelin': the board has pipeline"):
+        board.launch("pipelin")
     assert settings.epochs.value == 7 and settings.learning_rate.value == CONFIG.learning_rate
 
 

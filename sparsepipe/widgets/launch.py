@@ -14,6 +14,7 @@ from ..cluster import Cluster
 from ..display.counting import number_of
 from ..display.words import OF_RUNS
 from ..errors import DamagedRecord, InputError
+from ..io.fields import shown
 from ..launchers import Job, attach, launch
 from ..launchers.lock import is_held
 from ..launchers.replan import Requested, replanned, request_replan
@@ -126,7 +127,12 @@ class LaunchBoard(Shown):
         return self._made_for.get(name, own)
 
     def planned(self, name: str) -> Plan | Pipelines:
-        """The plan of this name under the schedule chosen, whatever is expected of it."""
+        """The plan of this name under the schedule chosen, whatever is expected of it.
+
+        Raises InputError where no plan of the board is called so.
+        """
+        if name not in self.plans:
+            raise InputError(f"no plan is called {shown(name)}: the board has {', '.join(self.plans) or 'none'}")
         return self.settings.scheduled(self.plans[name])
 
     def prepared(self, name: str) -> tuple[Plan | Pipelines, RunConfig]:
@@ -138,8 +144,8 @@ class LaunchBoard(Shown):
         """Launch one plan in a new run folder. Raises InputError where it runs already or cannot."""
         with self._lock:
             self._check_idle(name)
-            run_dir = new_folder(self.runs, self._called(name))
             plan, config = self.prepared(name)
+            run_dir = new_folder(self.runs, self._called(name))
             held_against = self.made_for(name).held_against(plan)
             self.jobs[name] = launch(plan, config, run_dir=run_dir, detach=self.detach.value, **held_against)
             self._begin(name)

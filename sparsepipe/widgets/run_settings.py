@@ -7,6 +7,7 @@ from typing import Any
 import ipywidgets
 
 from ..display.counting import number_of
+from ..errors import InputError
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime.config import RunConfig
@@ -49,7 +50,10 @@ class RunSettings:
             for name in ("epochs", "learning_rate", "batch_size")
             if getattr(self, name).value != getattr(self._given, name)
         }
-        return self._given.replace(**changes) if changes else self._given
+        try:
+            return self._given.replace(**changes) if changes else self._given
+        except InputError as error:
+            raise InputError(_as_called(str(error))) from None
 
     @config.setter
     def config(self, config: RunConfig) -> None:
@@ -74,6 +78,11 @@ class RunSettings:
         if isinstance(plan, Plan):
             return changed[0]
         return replace(plan, pipelines=tuple(changed), lower_bound_seconds=None, data_parallel_seconds=None)
+
+
+def _as_called(text: str) -> str:
+    """A refusal with the names that the controls have on screen."""
+    return text.replace("learning_rate", "learning rate").replace("batch_size", "batch size")
 
 
 def _told(name: str) -> str:
