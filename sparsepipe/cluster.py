@@ -16,7 +16,7 @@ from .errors import InputError
 from .host.addresses import is_loopback
 from .io.fields import MOST, MOST_DEVICES, given_integer, given_number, integer, shown, text
 from .io.files import read_text
-from .io.keywords import knows_its_keywords
+from .io.keywords import knows_its_keywords, meant
 
 # A host's name or address; what begins with a dash, ssh would take for an option.
 _HOST = re.compile(r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}")
@@ -358,4 +358,5 @@ def _number(entry: dict[str, Any], key: str, default: float) -> float:
 def _only(entry: dict[str, Any], known: set[str], where: str) -> None:
     for key in entry:
         if key not in known:
-            raise InputError(f"{where} has {shown(key)}: expected only {', '.join(sorted(known))}")
+            near = f"; did you mean {one!r}?" if (one := meant(key, sorted(known))) else ""
+            raise InputError(f"{where} has {shown(key)}: expected only {', '.join(sorted(known))}{near}")

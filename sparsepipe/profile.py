@@ -226,7 +226,7 @@ class Profile:
         if device_type not in self.costs:
             raise InputError(
                 f"no profile for device type {device_type!r}; this one has {', '.join(sorted(self.costs))}: "
-                "profile the model on it, or pass TYPE=FILE"
+                f"profile the model on it, or give a profile its name (--profile {device_type}=FILE, in Python renamed)"
             )
         return self.costs[device_type]
 

@@ -148,6 +148,8 @@ def test_plan_for_inference(profile, capsys):
     document = json.loads(out)
     assert code == 0 and document["gap"] == 0
     assert document["latency_seconds"] == document["latency_lower_bound_seconds"] > 0
+    _, _, told = run("plan", *machines, "--objective", "latency", "--schedule", "gpipe", capsys=capsys)
+    assert "--schedule has no effect: with --objective latency forwards alone are planned" in told
     pace = document["latency_seconds"] / 2
     words = ("plan", *machines, "--objective", "latency", "--period-at-most")
     code, out, _ = run(*words, pace, "--json", capsys=capsys)
@@ -332,6 +334,10 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
             "quick means nothing to cost model 'dnn-partitioning'",
         ),
         (("export", "{other}", "--classes", 2, "--out", "out"), "--classes goes with --model"),
+        (
+            ("plan", "--profile", "{profile}", "--cluster", "mixed-cores"),
+            "give a profile its name (--profile native-2t=FILE",
+        ),
         (("reproduce", "01_data", "--no-pictures", "--width", 3), "are of pictures: leave them out"),
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2), "different graph"),
         (("simulate", "none.json", "--profile", "{profile}", "--devices", 2), "none.json: no such plan"),

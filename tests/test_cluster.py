@@ -119,7 +119,10 @@ def test_transfer_takes_latency_and_bytes():
         (FILE.replace("1.25e9", "nan"), "bandwidth nan"),
         (FILE.replace("50e-6", "-1"), "latency -1.0"),
         (FILE.replace('"beta"', '"alpha"'), "'alpha' is used twice"),
-        (FILE.replace("memory_bytes", "memory"), "has 'memory': expected only memory_bytes, name"),
+        (
+            FILE.replace("memory_bytes", "memory"),
+            "has 'memory': expected only memory_bytes, name.*; did you mean 'memory_bytes'",
+        ),
         (FILE.replace("24e9", '"24 GB"'), "expected a number"),
         (FILE.replace("24e9", "0"), "0.0 bytes of memory"),
         (FILE.replace("9e-9", "-9e-9"), "'big' has -9e-09 network_seconds_per_byte: expected 0 or more"),

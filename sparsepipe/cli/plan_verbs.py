@@ -37,6 +37,7 @@ from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
 from .without_effect import of_other_data
 
+_SCHEDULE = "1f1b"  # where nobody says
 _CLASSES = 10  # of a network whose stages are written, where nobody says
 
 
@@ -111,6 +112,8 @@ def plan(options: argparse.Namespace) -> Answer:
         raise InputError("--replication goes with several pipelines that average: give --pipelines P, 2 or more")
     if several:
         return _pipelines(options, found, cluster, settings)
+    if options.objective == LATENCY and options.schedule != _SCHEDULE:
+        warn([f"--schedule has no effect: with --objective {LATENCY} forwards alone are planned"])
     if options.objective == LATENCY and len(options.planner or ()) > 1:
         raise InputError(
             f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal"
@@ -302,6 +305,10 @@ def export(options: argparse.Namespace) -> Answer:
     if options.model and not is_table(options.model):
         raise InputError(
             f"--model {options.model}: its stages are parts of a torch module, which export cannot write out"
+        )
+    if holds_pipelines(options.plan):
+        raise InputError(
+            f"{options.plan}: the plan of several pipelines, for which PipeDream has no files; give one of one"
         )
     chosen = Plan.load(options.plan)
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
