@@ -28,6 +28,7 @@ from .chromium import NoPicture, browser, drawn
 from .dark import dark_style
 from .paper import INCHES, Paper
 from .pdf_facts import with_facts
+from .pdf_repeats import without_repeats
 from .theme import doubted, doubts_of, heading_of, with_held_up
 
 FORMATS = ("pdf", "svg", "png")
@@ -75,7 +76,7 @@ def export(
             for path in paths[2:] if stale else ():
                 path.unlink(missing_ok=True)  # it would show numbers that are not those of the table beside it
             raise NoPicture(f"{stem}: only the table and its origin were written: {error}") from None
-        pictures["pdf"] = with_facts(pictures["pdf"], _of_pdf(facts))
+        pictures["pdf"] = with_facts(without_repeats(pictures["pdf"]), _of_pdf(facts))
         pictures["svg"] = _for_dark_pages_too(pictures["svg"])
         for path, suffix in zip(paths[2:], FORMATS, strict=True):
             write_atomic(path, pictures[suffix])
