@@ -457,7 +457,8 @@ ESCAPING = (
     "tell_pace(",
     "waiting_plans(",
     "paces_markdown(",
-)  # give Markdown
+    "number_of(",
+)  # give Markdown, or a number and a word of the notebook's own
 
 
 def test_answers_that_notebooks_share_escape_names():
