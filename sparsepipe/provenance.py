@@ -3,7 +3,7 @@
 Digests name values (see digests.py): two figures with the same digest of a cluster were planned for the same links.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -60,17 +60,20 @@ class Provenance:
         load: Any = None,
         warnings: Iterable[str] = (),
         data: Any = None,
+        *,
+        timed: bool = True,
     ) -> "Provenance":
         """Describe values. `profile` and `cluster` may be several; `settings` is a mapping or a dataclass.
 
         Warnings of the profiles, the plans, the runs and the load (its "warning") come along; `warnings` adds others
         that make the numbers doubtful. Where no `campaign` is named, it is the one that all runs have in common.
+        `timed=False`: the numbers are no times or speeds, so that nothing is doubtful about them for what disturbed
+        the profiles and the runs, or for the hours between these.
         """
         profiles, runs, plans = _several(profile), list(runs), list(plans)
         used = {device.type.name for one in _several(cluster) for device in one.devices}
-        doubtful = [text for one in profiles for text in _doubts_of(one, used)]
-        doubtful += [f"{run.name}: {text}" for run in runs for text in load_warnings(run.background_load)]
-        doubtful += [*_warnings_of_load(load), *warnings, *differences(runs)]
+        doubtful = [*_of_times(profiles, used, runs, load)] if timed else []
+        doubtful += warnings
         campaigns = {run.campaign for run in runs}
         return cls(
             profiles=_distinct(map(_of_profile, profiles)),
@@ -243,6 +246,16 @@ def _warnings_of_load(load: Any) -> list[str]:
     if isinstance(load, Mapping):
         return [load["warning"]] if isinstance(load.get("warning"), str) else []
     return [text for part in load for text in _warnings_of_load(part)] if isinstance(load, list | tuple) else []
+
+
+def _of_times(profiles: Iterable[Profile], used: set[str], runs: Sequence[RunRecord], load: Any) -> Iterator[str]:
+    """What makes times and speeds doubtful: what else was at work, and runs that should not be compared."""
+    for one in profiles:
+        yield from _doubts_of(one, used)
+    for run in runs:
+        yield from (f"{run.name}: {text}" for text in load_warnings(run.background_load))
+    yield from _warnings_of_load(load)
+    yield from differences(runs)
 
 
 def _doubts_of(profile: Profile, used: set[str]) -> tuple[str, ...]:

@@ -117,6 +117,18 @@ def test_a_run_under_other_load_makes_doubtful_what_shows_it(tmp_path):
     assert found.runs[0]["load"]["other_cpu_share"] == 0.34
 
 
+def test_numbers_that_are_no_times_are_not_doubtful_for_a_busy_machine(tmp_path):
+    """Bytes and accuracies of figure 7 stood under "its threads waited for a processor", "different campaigns"."""
+    runs = [record(tmp_path, "r-001", campaign="a"), record(tmp_path, "r-002", campaign="b")]
+    row = {"event": "summary", "seconds": 60.0, "load": {"other_cpu_share": 0.34, "steal_share": None}}
+    (runs[0].folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    load = {"warning": "a busy machine"}
+    found = Provenance.of(profile(0.506), CLUSTER, runs=runs, load=load, warnings=["half of the data"], timed=False)
+    assert found.doubts == found.warnings == ("half of the data",)
+    assert found.runs[0]["load"]["other_cpu_share"] == 0.34, "what was at work stays known"
+    assert len(Provenance.of(profile(0.506), CLUSTER, runs=runs, load=load).doubts) == 4
+
+
 def test_two_provenances_join():
     a, b = Provenance.of(profile(), CLUSTER), Provenance.of(profile(0.5), CLUSTER, campaign="x")
     joined = a | b

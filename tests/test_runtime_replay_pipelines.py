@@ -29,7 +29,7 @@ def _rows(folder: Path, name: str, event: str) -> list[Mapping]:
 def test_a_replay_hands_minibatches_out_as_its_simulation_does(tmp_path) -> None:
     """Pipeline 0 stops at its first minibatch, and has two more by then. The other may be two waves ahead: it has five
     when its bound keeps it from more. The last two are pipeline 0's: until it has made three updates."""
-    plan, config, profile, _ = replayed_pipelines((1, 1), rule="wsp:every=1,bound=2", seconds=0.1)
+    plan, config, profile, _ = replayed_pipelines((1, 1), rule="wsp:every=1,bound=2", seconds=0.2)
     cluster = Cluster.uniform(2, device_type="fast", link=Link(1.2e6, 0.001))
     given, told = {"profile": profile, "cluster": cluster}, "stop:rank=0,at=0,seconds=4"
     job = launch(plan, config.replace(minibatches=10), run_dir=tmp_path / "run", stragglers=told, **given)

@@ -166,12 +166,16 @@ class Workplace:
         voxel_size: float,
         num_points: int | None = 1024,
         seed: int = 0,
+        timed: bool = True,
         **settings: Any,
     ) -> Provenance:
-        """What a figure rests on: values, the data as these settings make it, and further `settings`."""
+        """What a figure rests on: values, the data as these settings make it, and further `settings`.
+
+        `timed=False`: of a figure without times and speeds, which are all that a busy machine makes doubtful.
+        """
         made = {"voxel_size": voxel_size, "num_points": num_points, "seed": seed}
         facts = data.load(self.source, split="train", **made).origin
-        return Provenance.of(profile, cluster, plans, made | settings, runs, data=facts)
+        return Provenance.of(profile, cluster, plans, made | settings, runs, data=facts, timed=timed)
 
     def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: Any) -> go.Figure:
         """Write a figure and all that belongs to it below `figures`; returns it as a cell shows it.
