@@ -37,6 +37,20 @@ def plans(folder):
     return found
 
 
+def test_files_that_are_links_are_read_as_those_they_lead_to(folder, plans, tmp_path):
+    """One of a folder of links was "not in the subpath", with a traceback, as its link was followed."""
+    for path in folder.rglob("*.json"):
+        (tmp_path / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path.relative_to(folder)).symlink_to(path)
+    linked = SailorFiles.load(tmp_path)
+    assert [one.name for one in linked.plans()] == [one.name for one in plans]
+    (tmp_path / "folder").symlink_to(folder)
+    by_link = next((tmp_path / "folder" / PLANS).rglob("plan_config_*.json"))
+    assert SailorFiles.load(folder).plan(by_link).name in {one.name for one in plans}
+    with pytest.raises(InputError, match="expected a plan below"):
+        linked.plan(next((folder / PLANS).rglob("plan_config_*.json")))
+
+
 def mean_errors(plans, predicted, *, sound=False):
     """(time, memory): means of how far predictions are off, either way; `sound`: of what does not contradict itself."""
     errors = [(one, *predicted(one).errors(one)) for one in plans]

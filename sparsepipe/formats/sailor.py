@@ -10,8 +10,10 @@ read as one faster device on a node of its own. Source: "Sailor: Automating Dist
 Heterogeneous, and Geo-distributed Clusters" (SOSP 2025), eth-easl/sailor.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import log2
 from pathlib import Path
@@ -164,8 +166,15 @@ class SailorFiles:
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
+    def _folders(self, path: Path) -> tuple[str, ...]:
+        """The folders that a plan lies in, below those of all plans: by its own path first, which may be a link."""
+        for of in (os.path.abspath, os.path.realpath):
+            with suppress(ValueError):
+                return Path(of(path)).relative_to(of(self.folder / PLANS)).parts[:-1]
+        raise InputError(f"expected a plan below {self.folder / PLANS}, whose folders name its model")
+
     def _plan(self, content: Mapping[str, Any], path: Path) -> MeasuredPlan:
-        folders = path.resolve().relative_to((self.folder / PLANS).resolve()).parts[:-1]
+        folders = self._folders(path)
         name = "/".join((*folders, path.stem.removeprefix("plan_config_")))
         model = self._model(folders)
         samples = integer(_at(content, "", "mbs"), "mbs", least=1)
