@@ -326,7 +326,8 @@ def test_a_run_has_its_colour_in_every_figure_of_a_comparison(records):
 
 def test_few_epochs_have_a_tick_each_and_a_users_network_its_files_name(records, tmp_path):
     """Three epochs had the ticks 1 2 2 3 3, and the second line a folder of this machine."""
-    assert plots.accuracy(*records).layout.xaxis.dtick == 1
+    epochs = plots.accuracy(*records).layout.xaxis
+    assert epochs.dtick == 1 and epochs.range[0] == 0, "its tick at 0 stood beside the axis' line"
     shutil.copytree(records[0].folder, tmp_path / "own")
     settings = json.loads((tmp_path / "own" / "config.json").read_text()) | {"model": "/some/where/net.py:build"}
     (tmp_path / "own" / "config.json").write_text(json.dumps(settings))

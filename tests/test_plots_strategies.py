@@ -68,6 +68,10 @@ def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_mea
     assert [bar.marker.pattern.shape for bar in bars] == ["-", ""], "simulated is hatched, measured solid"
     table = plots.scaling_table([*POINTS[:6], replay], here)
     assert set(table.run) == {"", "replay-1", "a-001"}
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles[1].endswith("measured (solid)<br>optimal in 2 processes"), "and one device is one"
+    bound = next(trace for trace in figure.data if trace.name.startswith("proven bound"))
+    assert bound.line.dash == "dot" and figure.layout.legend.itemwidth > 2 * 16, "seen beside the tick in its key"
 
 
 def test_speedups_are_over_one_device_of_the_same_network():
@@ -81,8 +85,17 @@ def test_speedups_are_over_one_device_of_the_same_network():
     assert [bar.name for bar in bars] == list(STRATEGIES[1:]) and list(bars[0].y) == pytest.approx([2, 2])
     (circles,) = [trace for trace in figure.data if trace.type == "scatter"]
     assert list(circles.y) == [4.5] and circles.x[0] == bars[-1].x[0], "on its plan's bar"
+    assert figure.layout.meta["notes"] == [], "nothing is faster than the optimal plan"
     with pytest.raises(InputError, match="4 a: no point of one device to hold others against"):
         plots.speedups(POINTS[:6] + POINTS[7:])
+
+
+def test_speedups_say_where_another_strategy_is_faster_than_the_optimal_planners_plan():
+    """Data parallelism stood above "optimal" in a figure, and nothing said why."""
+    quick = [replace(p, samples_per_second=660.0) if p.strategy == "data parallel" else p for p in POINTS[:6]]
+    (note,) = plots.speedups([*quick, *POINTS[6:]], note="4 devices").layout.meta["notes"]
+    found = "data parallel is 1.10 × as fast as optimal for"
+    assert note == f"4 devices · optimal is the best plan that its search found: {found} {POINTS[0].cluster}"
 
 
 def test_traffic_stacks_what_is_sent():

@@ -55,6 +55,8 @@ def test_seeds_are_a_mean_and_an_interval(outcomes):
     assert bar.y[0] == pytest.approx(sum(paces) / 3)
     assert bar.y[0] + bar.error_y.array[0] == pytest.approx(max(paces))
     assert bar.y[0] - bar.error_y.arrayminus[0] == pytest.approx(min(paces))
+    assert "thin lines: least to most of the seeds" in plots.waiting(several).layout.meta["notes"][0]
+    assert "thin lines" not in plots.waiting(several[:1]).layout.title.text
     alone = plots.waiting(several[:1]).data[0]
     assert math.isnan(alone.error_y.array[0])
 

@@ -18,6 +18,7 @@ from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names
 from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished, resting_on, whole_ticks
 
+_ROOM = 1.04  # of the last epoch: its marker is whole
 _MOST_MARKERS = 30  # of a line: more would hide it
 
 
@@ -119,7 +120,8 @@ def accuracy(
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=label, line=line), row=1, col=1)
     figure.update_yaxes(title_text=f"{what} accuracy (%)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
-    figure.update_xaxes(title_text="epochs", dtick=whole_ticks(table.epoch.max()), tick0=0, row=1, col=1)
+    epochs = {"dtick": whole_ticks(table.epoch.max()), "tick0": 0, "range": [0, _ROOM * table.epoch.max()]}
+    figure.update_xaxes(title_text="epochs", **epochs, row=1, col=1)  # both axes of time begin at 0, with their lines
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
     text = noted_of(note, records)

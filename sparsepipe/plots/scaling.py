@@ -6,6 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.counting import number_of
 from ..display.markup import Html
 from .bar_numbers import SHORTER, fitted
 from .points import Point, looks, points_table
@@ -13,6 +14,7 @@ from .theme import INK, SMALL, finished, hatch
 
 _WIDTH, _AXES = 900, 640  # pixels: of the figure, and of both axes together, about
 _HERE = 0.4  # of these: the bars of this machine
+_TOP = 98  # pixels above the axes: a panel's title has two lines
 _PAIR = 0.75  # of the distance between two strategies is taken by their bars
 
 
@@ -30,7 +32,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
     """
     table = scaling_table(points, here)
     lines = table[table.panel == "devices"]
-    titles = ["simulated (lines) and replayed (circles)", "this machine: predicted (hatched), measured (solid)"]
+    titles = ["simulated (lines) and replayed (circles)", _of_here(here)]
     figure = make_subplots(
         rows=1,
         cols=2 if here else 1,
@@ -67,7 +69,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             y=bound.bound_samples_per_second,
             mode="lines+markers",  # a tick is wider than the mark of a plan that reaches it
             name="proven bound: no plan is faster",
-            line={"color": INK, "width": 1, "dash": "dot"},
+            line={"color": INK, "width": 1.5, "dash": "dot"},
             marker={"symbol": "line-ew", "size": 18, "line": {"color": INK, "width": 2}},
             hovertemplate="proven bound, %{x} devices: %{y:.0f} samples/s<extra></extra>",
         )
@@ -94,6 +96,20 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
     if here:
         figure.update_xaxes(title_text="strategy", ticks="", tickfont_size=SMALL, row=1, col=2)
     figure.update_annotations(font_size=SMALL)
-    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
-    figure.update_layout(barmode="group", bargap=1 - _PAIR, legend=legend, margin={"b": 130, "t": 84})
-    return finished(figure, "Throughput against the number of devices", note=note, width=_WIDTH, height=480)
+    # A key is as wide as shows the dots of the bound at both sides of its tick.
+    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "itemwidth": 46}
+    figure.update_layout(barmode="group", bargap=1 - _PAIR, legend=legend, margin={"b": 130, "t": _TOP})
+    return finished(figure, "Throughput against the number of devices", note=note, width=_WIDTH, height=480 + _TOP - 84)
+
+
+def _of_here(points: Sequence[Point]) -> Html:
+    """What the bars are, and which of them are of several processes: a device here is a process."""
+    by_count: dict[int, dict[str, None]] = {}
+    for point in points:
+        by_count.setdefault(point.devices, {})[point.strategy] = None
+    told = [
+        f"{' and '.join(names)} in {number_of(count, 'process')}"
+        for count, names in sorted(by_count.items())
+        if count > 1
+    ]
+    return Html("<br>").join(["this machine: predicted (hatched), measured (solid)", *filter(None, ["; ".join(told)])])

@@ -73,7 +73,9 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 130})
     title = "What waiting costs: throughput by replication rule and straggler"
-    return finished(figure, title, note=held_up(outcomes, note), height=460)
+    spread = "thin lines: least to most of the seeds" if (seeds["max"] > seeds["min"]).any() else ""
+    told = " · ".join(filter(None, [note, spread]))
+    return finished(figure, title, note=held_up(outcomes, told), height=460)
 
 
 def _marker(source: str, color: str) -> dict:
