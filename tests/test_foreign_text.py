@@ -434,7 +434,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("minibatches", "each", "place.noted()", "baseline", "best.planner"),
     *("scaled_bytes(table.output_bytes.max())", "scaled_bytes(heaviest.parameter_bytes)"),
     *("scaled_bytes(sent.min())", "scaled_bytes(sent.max())", "scaled_bytes(row.bytes)"),
-    *("alike", "doubtful"),
+    *("alike", "doubtful", "few"),
     *("image_epochs", "after", "cloud_epochs", "learned", "held", "second", "part", "first"),
     # 11_moving: numbers, and names of VARIANTS, as which runs and simulations took them before
     *(
@@ -458,6 +458,7 @@ ESCAPING = (
     "waiting_plans(",
     "paces_markdown(",
     "number_of(",
+    "powered(",
 )  # give Markdown, or a number and a word of the notebook's own
 
 

@@ -241,7 +241,7 @@ def test_04_opens_on_the_mixed_cluster_that_profiles_are_kept_for():
 
 
 def test_a_planner_that_cannot_plan_for_a_cluster_is_left_out_with_its_reason(capsys):
-    """A cluster of one's own ended 04 at PipeDream's planner, which wants as many devices in each machine."""
+    """A cluster of one's own ended 04 at PipeDream's planner, which wants the same number of devices on every node."""
     profile, cluster = unlike_devices("minkvgg16bn")
     given = {"sp": sparsepipe, "PLANNERS": PLANNERS, "comparable": comparable, "profile": profile, "schedule": "1f1b"}
     given |= {"devices": one_more(cluster, "native-1t"), "replace": replace}
@@ -313,10 +313,11 @@ def test_both_engines_learn_real_shapes_at_least_as_well_as_a_nearest_neighbour(
     baseline = max(nearest_neighbour_accuracy(train, test, cells) for cells in (4, 6, 8, 12))
     assert baseline > 0.75 and "on 400 shapes of 10 classes" in answer and "of 200\ntest shapes" in answer
     assert reached and min(reached) >= baseline
-    assert f"**no less than** the nearest neighbour's {baseline:.1%}" in answer
+    told = "more than" if min(reached) > baseline else "no less than"
+    assert f"**{told}** the nearest neighbour's {baseline:.1%}" in answer
     if len(reached) == 2:
         assert "**the same curve within noise**" in answer
-        assert float(re.search(r"losses differ by (\S+) at", answer.replace("\n", " "))[1]) < 1e-4
+        assert re.search(r"losses differ by at most (0|[\d.]+ × 10⁻([⁵-⁹]|¹.)) of their value", answer)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from processes import ENOUGH
 from test_plots import plan
 
 from sparsepipe import plots
-from sparsepipe.display.numbers import alike, as_given
+from sparsepipe.display.numbers import alike, as_given, powered
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted, short
 from sparsepipe.plots.chromium import drawn
@@ -83,6 +83,17 @@ def figures(records):
     yield plots.traffic(strategies(1500.0)[:6])
     for count in (5, 14, 40):
         yield plots.system_bars(systems(count), unit="s", title=f"{count} systems")
+
+
+def test_numbers_far_from_one_are_written_as_powers():
+    """An answer said 8.6e-08."""
+    assert [powered(value) for value in (8.6e-8, -1.234e12, 0.0, 0.05, 123.4)] == [
+        "8.6 × 10⁻⁸",
+        "-1.2 × 10¹²",
+        "0",
+        "0.05",
+        "123",
+    ]
 
 
 @given(st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=9), st.floats(4, 200))

@@ -58,7 +58,8 @@ def test_their_settings_are_those_of_a_run():
         config = task.config(seed=3, minibatches=7)
         assert (config.seed, config.minibatches, config.threads) == (3, 7, 1)
         assert config.model in MODULE_NETWORKS and config.data == task.data
-        rule = f"{config.optimizer} at a rate of{TIE}{config.learning_rate:g}"  # no line of a note ends there
+        optimizer = {"sgd": "SGD", "adam": "Adam"}[config.optimizer]
+        rule = f"{optimizer}, learning rate{TIE}{config.learning_rate:g}"  # no line of a note ends there
         assert task.told == f"{task.name}: {task.model} on {task.data}, {rule}"
 
 

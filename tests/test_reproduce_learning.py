@@ -6,6 +6,7 @@ import pytest
 from sparsepipe import InputError, data
 from sparsepipe.data import make_shapes
 from sparsepipe.reproduce.learning import (
+    beside_level,
     commonest_share,
     gap_and_noise,
     labelled_room,
@@ -55,6 +56,12 @@ def test_a_histogram_holds_the_share_of_voxels_in_each_cell(shapes):
 def test_the_nearest_neighbour_of_a_sample_is_itself(shapes):
     dataset = loaded(shapes, "train")
     assert nearest_neighbour_accuracy(dataset, dataset, 10) == 1.0
+
+
+def test_accuracies_are_told_beside_a_level_as_they_are():
+    """Two accuracies above a nearest neighbour's were "no less than" it."""
+    assert beside_level([0.88, 0.885], 0.805) == "more than" and beside_level([0.8, 0.9], 0.8) == "no less than"
+    assert beside_level([0.7, 0.9], 0.8) == "not always as much as" and beside_level([0.7], 0.8) == "less than"
 
 
 def test_scans_are_told_in_words():

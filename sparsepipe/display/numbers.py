@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from math import floor, log10
 
 Form = Callable[[float], str]
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def as_given(value: float) -> str:
@@ -22,3 +23,11 @@ def alike(values: Iterable[float], digits: int) -> Form:
         return f"{value:.1g}" if small else f"{value:,.{places}f}"
 
     return form
+
+
+def powered(value: float, digits: int = 2) -> str:
+    """Return a number far from 1 as people write it, "8.6 × 10⁻⁸"; as it is from 0.001 to 1000, and 0."""
+    if not value or 1e-3 <= abs(value) < 1e3:
+        return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+    mantissa, power = f"{value:.{digits - 1}e}".split("e")
+    return f"{mantissa} × 10{str(int(power)).translate(_RAISED)}"

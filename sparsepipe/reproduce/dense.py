@@ -18,6 +18,7 @@ from .workplace import digest
 
 _DIGITS = "sparsepipe.reproduce.digit_images:digits"
 _AT_ONCE = 64  # samples that are counted
+_RULES = {"sgd": "SGD", "adam": "Adam"}  # optimizers of the tasks, as people write them
 _FAR = 1.5  # times as fast as predicted, or as slow: more than having the machine alone explains
 
 
@@ -36,8 +37,9 @@ class Task:
     @property
     def told(self) -> str:
         """What it is and how it learns, for the note of a figure."""
-        rule = self.learning.get("optimizer", "sgd")
-        return f"{self.name}: {self.model} on {self.data}, {rule} at a rate of{TIE}{self.learning['learning_rate']:g}"
+        rule = _RULES[self.learning.get("optimizer", "sgd")]
+        rate = f"learning rate{TIE}{self.learning['learning_rate']:g}"
+        return f"{self.name}: {self.model} on {self.data}, {rule}, {rate}"
 
     @property
     def workload(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Does it learn? Runs of one process each, side by side, and baselines to compare their accuracy with."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,14 @@ def gap_and_noise(one: Sequence[float], other: Sequence[float], num_samples: int
     a, b = np.asarray(one), np.asarray(other)
     p = (a + b) / 2
     return float(np.sqrt(np.mean((a - b) ** 2))), float(2 * np.sqrt(np.mean(2 * p * (1 - p) / num_samples)))
+
+
+def beside_level(accuracies: Iterable[float], level: float) -> str:
+    """Say how all of some accuracies stand to a level: "more than", "no less than" where one just reaches it, …"""
+    accuracies = [*accuracies]
+    if min(accuracies) >= level:
+        return "more than" if min(accuracies) > level else "no less than"
+    return "less than" if max(accuracies) < level else "not always as much as"
 
 
 def voxel_histograms(dataset: VoxelDataset, cells: int) -> np.ndarray:
