@@ -180,3 +180,34 @@ SEEN = {"color-contrast", "button-name", "label", "select-name", "aria-input-fie
 def test_no_widget_violates_wcag_2_1_aa(widgets, theme):
     set_theme(widgets, theme)
     until(lambda: not violations(widgets), lambda: "\n".join(violations(widgets)))
+
+
+# For each slider the better contrast of its knob's rim and fill with what lies behind it (WCAG 1.4.11); and the lists'
+# arrows as they are drawn.
+KNOBS_AND_ARROWS = """() => {
+  const rgb = (color) => color.match(/[\\d.]+/g).map(Number);
+  const linear = (c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  const luminance = (color) => { const [r, g, b] = rgb(color).map(linear);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const ratio = (a, b) => { const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);
+    return (high + 0.05) / (low + 0.05); };
+  const ground = (one) => { const own = getComputedStyle(one).backgroundColor;
+    return rgb(own)[3] === 0 ? ground(one.parentElement) : own; };
+  const panels = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea-output";
+  return {
+    knobs: [...document.querySelectorAll(`${panels} .noUi-handle`)].map((one) => {
+      const own = getComputedStyle(one), behind = ground(one.closest(".jupyter-widgets"));
+      return Math.max(ratio(own.borderTopColor, behind), ratio(own.backgroundColor, behind)); }),
+    arrows: [...document.querySelectorAll(`${panels} .widget-dropdown > select`)].map((one) =>
+      decodeURIComponent(getComputedStyle(one).backgroundImage).includes("fill='#e0e0e0'")),
+  };
+}"""
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_knobs_of_sliders_and_arrows_of_lists_are_seen(widgets, theme):
+    """Knobs were white on white, and arrows black on black."""
+    set_theme(widgets, theme)
+    found = widgets.evaluate(KNOBS_AND_ARROWS)
+    assert len(found["knobs"]) > 10 and min(found["knobs"]) >= 3, found
+    assert len(found["arrows"]) > 5 and set(found["arrows"]) == {theme == "JupyterLab Dark"}, found

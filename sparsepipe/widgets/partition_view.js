@@ -9,6 +9,7 @@ const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, i
 const EM = 0.58;                     // of a font's size a letter is wide, on average
 const READ = 10;                     // pixels of the smallest letters
 const OLD = "#8883";                 // stripes behind a picture that is old: what it says is read as before
+const GROUND = "var(--jp-layout-color0,#fff)";
 const THIN = new Set(["send"]);
 
 const STYLE = `
@@ -47,6 +48,10 @@ const STYLE = `
 .sp-pending .sp-stale{position:absolute;right:0;top:0;z-index:4;margin:0;border-left-color:#56B4E9;background:var(--jp-layout-color1,#fff)}
 .sp-old>:not(.sp-stale):not(.sp-code){filter:grayscale(1);pointer-events:none}
 .sp-old{background:repeating-linear-gradient(135deg,transparent 0 14px,${OLD} 14px 17px)}
+.sp-old :is(.sp-tile,.sp-why,.sp-part,.sp-name,.sp-change,.sp-code){background:${GROUND}}  /* no stripe runs through words */
+.sp-old svg text:not([style*=fill]){paint-order:stroke;stroke:${GROUND};stroke-width:5px}
+.sp-copy{color:var(--jp-ui-font-color1,#222);background:var(--jp-layout-color2,#eee);border:1px solid var(--jp-border-color1,#bbb)}
+.sp-copy:disabled{color:var(--jp-ui-font-color2,#666);background:${GROUND}}
 .sp-old:not(.sp-pending) .sp-part::before{content:"old · "}
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;

@@ -1,9 +1,17 @@
 // What ipywidgets' own controls do not show where they have a name: their tooltips, to the pointer and screen readers.
 // And what they show where they have no tooltip: "null". A field of the class sp-of-stage-1 is one of many of its name,
-// and called after what it is of.
+// and called after what it is of. And what their own style does not show: knobs of sliders that are white on white, and
+// arrows of lists that are black on black.
+
+const ARROW = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'><path fill='#e0e0e0' d='M5.2,5.9L9,9.7l3.8-3.8l1.2,1.2l-4.9,5l-4.9-5L5.2,5.9z'/></svg>";
+const STYLE = `
+.sp-panel .widget-slider .noUi-handle{border-color:#616161}
+body[data-jp-theme-light="false"] .sp-panel{--jp-widgets-dropdown-arrow:url("data:image/svg+xml,${encodeURIComponent(ARROW)}")}
+`;
 
 function render({ model, el }) {
   el.style.display = "none";
+  el.innerHTML = `<style>${STYLE}</style>`;
   const put = () => {
     const tips = model.get("tips"), root = el.closest(".jp-OutputArea-output") || document.body;
     for (const one of root.querySelectorAll('[title="null"]')) one.removeAttribute("title");

@@ -1,4 +1,4 @@
-"""Tooltips of ipywidgets' pickers and fields, which it shows for controls without a name alone."""
+"""What ipywidgets' controls do not show by themselves: tooltips of those with a name, knobs, arrows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,8 @@ class Tips(looks.Shares, anywidget.AnyWidget):
 
 
 def with_tips(root: ipywidgets.Box) -> ipywidgets.Box:
-    """Return `root`, whose named controls now show their tooltips in the page."""
+    """Return `root`, a whole panel, whose named controls now show their tooltips, and its sliders their knobs."""
+    root.add_class("sp-panel")
     root.children = (*root.children, Tips(tips=dict(_told(root))))
     return root
 
