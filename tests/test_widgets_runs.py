@@ -145,6 +145,20 @@ def test_numbers_of_a_column_have_as_many_decimals():
     assert column_cells([693.0, 433.8, None]) == ["693.0", "433.8", "–"], "and in a terminal"
 
 
+def test_a_pace_is_rounded_once_and_a_time_says_its_zone(table, tmp_path):
+    """743.473 was 744 beside 1,234: 743.5, and that again."""
+    for name, pace in (("pipe-001", 743.473), ("one-001", 1234.0)):
+        row = {"event": "summary", "seconds": 2.0, "samples_per_second": pace, "engine": "native"}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    path = tmp_path / "pipe-001" / "origin.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"created": "2026-11-27T19:18:29+02:00"}))
+    table.again.click()
+    shown = json.loads(table.marks.document)
+    column = dict(zip(shown["columns"], zip(*shown["rows"], strict=True), strict=True))
+    assert column["run"] == ("pipe-001", "one-001") and column["samples/s"] == ("743", "1,234")
+    assert column["started"] == ("2026-11-27 17:18:29 UTC", "2026-01-01"), "a day stays one"
+
+
 def test_a_run_has_the_colour_that_it_has_in_figures_of_its_campaign(tmp_path):
     """Marked alone or in another order, a run had the colour of another one in the exported figures."""
     made = {name: record(tmp_path, name, ranks=ranks) for ranks, name in enumerate(("one", "two", "three"), 1)}

@@ -1,6 +1,7 @@
 """The rows of the table of runs: what each record says of its run, settings and metrics by column."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -96,20 +97,28 @@ def _row(folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
         record = RunRecord.load(folder)
         row |= {"state": record.status["state"], "strategy": strategy(record.plan)}
         row |= {"model": record.model, "data": record.origin.get("facts", {}).get("data", "")}
-        created = str(record.origin.get("created", ""))[:19].replace("T", " ")
-        row |= {"engine": record.config.get("engine", ""), "started": created}
+        row |= {"engine": record.config.get("engine", ""), "started": _started(str(record.origin.get("created", "")))}
         epochs, summary = record.metrics("epoch"), record.metrics("summary")
         row["epochs"] = len(epochs)
         if summary:
             row["engine"] = summary[-1].get("engine", "")
         if (pace := pace_of(record)) is not None:
-            row["samples/s"] = round(pace, 1)
+            row["samples/s"] = float(pace)  # rounded where it is shown, once
         accuracy = (epochs[-1].get("validation") or {}).get("accuracy") if epochs else None
         row["accuracy"] = "" if accuracy is None else f"{accuracy:.1%}"
         row |= _asked(record, epochs, more)
     except (InputError, OSError) as error:
         row["state"] = f"cannot be read: {error}"
     return row
+
+
+def _started(created: str) -> str:
+    """ "2026-11-27 17:18:29 UTC"; a day, or what is no time, as it was written."""
+    try:
+        time = datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    return created if time.tzinfo is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _labels(folder: Path) -> dict[str, str]:
@@ -130,7 +139,7 @@ def _asked(record: RunRecord, epochs: list[dict[str, Any]], more: tuple[str, ...
         train, validation = last.get("train") or {}, last.get("validation") or {}
         steps = record.metrics("step")
         told |= {
-            "predicted samples/s": None if predicted is None else round(predicted, 1),
+            "predicted samples/s": predicted,
             "minibatches": max((row["minibatch"] + 1 for row in steps), default=None),
             "train loss": train.get("loss"),
             "validation loss": validation.get("loss"),
