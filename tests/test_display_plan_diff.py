@@ -28,6 +28,9 @@ def test_layers_and_ranks_that_move_are_named():
         "2: stage 1 → no stage",
         "3: no stage → stage 1",
     ]
+    assert found.moves()[0] == "layers l2 … l3 (2): stage 1 → stage 0" and found.moves()[1].startswith("rank 1: ")
+    single = before.diff(Plan(stages(("l0 l1 l2", (0,)), ("l3 l4 l5", (1, 2)))))
+    assert single.moves() == ["layer l2: stage 1 → stage 0"], "one, not layers"
     assert not found.same
     assert found.speedup is None
 

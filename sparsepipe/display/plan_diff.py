@@ -87,8 +87,12 @@ class PlanDiff:
             rows.append((str(k), *cells))
         widths = [max(len(row[column]) for row in rows) for column in range(6)]
         table = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        moves = [f"layers {move}" for move in self.layers] + [f"rank {move}" for move in self.ranks]
-        return "\n".join([self._headline(), *table, *(moves or ["the same layers on the same ranks"])])
+        return "\n".join([self._headline(), *table, *(self.moves() or ["the same layers on the same ranks"])])
+
+    def moves(self) -> list[str]:
+        """Which layers and ranks are in another stage, a line for each row of them: "layer l2: stage 1 → stage 0"."""
+        named = [("layer", move) for move in self.layers] + [("rank", move) for move in self.ranks]
+        return [f"{what}{'s' if len(move.items) > 1 else ''} {move}" for what, move in named]
 
     def _headline(self) -> str:
         text = f"{self.planners[0]} → {self.planners[1]}: "

@@ -17,7 +17,7 @@ from .explorer_export import in_lines
 from .exporter import Export, Figures
 from .pipelines_planning import PipelinesAnswer
 from .several import MINIBATCHES
-from .view_model import CLOSE, bottleneck, fullest_device, stages, timeline
+from .view_model import CLOSE, bottleneck, fullest_device, stages, timeline, with_words
 from .waiting_figures import Compared, pace_text, part_text
 
 _HINT = "a strip for each pipeline, layers in order, as high as their time"
@@ -33,7 +33,7 @@ def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
         "notes": [*pipelines.all_warnings, *([note] if note else [])],
         "layers": drawn[0],
         "pipelines": [{"name": _name(answer, k), "layers": layers} for k, layers in enumerate(drawn)],
-        "stages": [row for k in range(len(plans)) for row in _stages(answer, k)],
+        "stages": with_words(row for k in range(len(plans)) for row in _stages(answer, k)),
         "period": pipelines.period_seconds,
         "bound": None,  # of all together: no line among the stages of one
         "before": None,
@@ -117,7 +117,7 @@ def _why(answer: PipelinesAnswer, k: int) -> str:
         "averaging": "averaging its gradients takes",
         "transfer": "its transfers take",
     }
-    return f"Pipeline {k}: {name} sets the pace, {what[cause]} {milliseconds(seconds)} per minibatch."
+    return f"Pipeline {k}: {name} sets the pace: {what[cause]} {milliseconds(seconds)} per minibatch."
 
 
 def _name(answer: PipelinesAnswer, k: int) -> str:

@@ -8,6 +8,7 @@ from ..cluster import Cluster
 from ..display.colors import STAGE_COLORS, mixed
 from ..display.counting import number_of
 from ..display.html import counted
+from ..display.numbers import alike
 from ..plan import Plan, PositionEstimate
 from ..planners import Problem, estimate
 from ..planners.estimate import port_seconds
@@ -38,7 +39,7 @@ def scene(
         "why": why(plan, problem),
         "notes": list(plan.warnings),
         "layers": [[graph.layers[k].id, float(seconds[k]), place[graph.layers[k].id]] for k in problem.layers],
-        "stages": stages(plan, problem),
+        "stages": with_words(stages(plan, problem)),
         "period": _period(plan),
         "bound": bound,
         "before": None if before is None else _before(before, plan, problem),
@@ -146,11 +147,20 @@ def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
                 "transfer": moved[k],
                 "memory": position.memory_bytes,
                 "limit": limit if limit < float("inf") else None,
-                "words": [milliseconds(position.busy_seconds), scaled_bytes(position.memory_bytes)],
                 "slowest": k == slowest,
             }
         )
     return rows
+
+
+def with_words(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of one picture with their numbers as text, the times with as many decimals each."""
+    rows = list(rows)
+    busy = [1e3 * (row["compute"] + row["averaging"]) for row in rows]
+    form = alike(busy, 3)
+    return [
+        {**row, "words": [f"{form(own)} ms", scaled_bytes(row["memory"])]} for row, own in zip(rows, busy, strict=True)
+    ]
 
 
 def timeline(trace: Trace, lanes: Sequence[int | str] = ()) -> dict[str, Any]:
@@ -185,7 +195,7 @@ def changes(before: Plan, after: Plan) -> list[str]:
         lines.append(f"stages per device: {before.stages_per_rank} → {after.stages_per_rank}")
     if before.schedule != after.schedule or before.weights != after.weights:
         lines.append(f"schedule: {before.schedule} ({before.weights}) → {after.schedule} ({after.weights})")
-    lines += [f"layers {move}" for move in found.layers] + [f"rank {move}" for move in found.ranks]
+    lines += found.moves()
     return lines if not found.same else [*lines, "the same layers on the same devices"]
 
 
