@@ -199,7 +199,7 @@ TIE = "\N{NO-BREAK SPACE}"
 def tied(text: str) -> str:
     """The text with numbers tied to their units, and names to their counts ("parallel × 2"): no line ends there."""
     counted = re.sub(r" ?× ?", lambda found: found[0].replace(" ", TIE), text)
-    return re.sub(r"(?<=\d) (?=(?:%|ms|s|[kMG]?B|[kMG]B/s|[kMG]bit/s|more|times)(?![\w/]))", TIE, counted)
+    return re.sub(r"(?<=\d) (?=(?:%|[mµ]?s|[kMG]?B|[kMG]B/s|[kMG]bit/s|more|times)(?![\w/]))", TIE, counted)
 
 
 def _in_lines(notes: Iterable[str], width: float) -> list[str]:
