@@ -37,7 +37,7 @@ def test_what_is_there_is_listed(tmp_path):
     graph = LayerGraph.chain([Layer("a", "a", 4)])
     cost = LayerCost((CostSample(100, 0.01, 0.02, 4000),))
     profiles = tmp_path / "work" / "profiles"
-    origin = {"model": "<b>mine", "threads": 2, "batch_size": 16, "data": {"voxel_size": 1 / 128}}
+    origin = {"model": "<b>mine", "threads": 2, "beside": 1, "batch_size": 16, "data": {"voxel_size": 1 / 128}}
     Profile(graph, {"tv": (cost,)}, (100.0,), origin).save(profiles / "mine.json")
     (profiles / "other.json").write_text("{}")
     RunRecord.create(tmp_path / "runs" / "good-001", Plan((Stage(("a",), (0,)),)), {"model": "m"}, Origin.here())
@@ -50,7 +50,9 @@ def test_what_is_there_is_listed(tmp_path):
     here = Overview.open(tmp_path)
     assert "few" in here.data._repr_html_() and "34" in here.data._repr_html_()
     assert "&lt;b&gt;mine" in here.profiles._repr_html_() and ">30<" in here.profiles._repr_html_()
-    assert ">batch size 16, voxel size 0.0078125, threads 2<" in here.profiles._repr_html_(), "not 0.007812"
+    assert ">batch size 16, voxel size 0.0078125, 2 threads, beside 1 other process<" in here.profiles._repr_html_(), (
+        "not 0.007812"
+    )
     os.utime(profiles / "other.json", (0, 0))
     assert "The newest 1 of 2 files;" in Overview.open(tmp_path, rows=1).profiles._repr_html_(), "not of 2 profiles"
     runs = here.runs._repr_html_()

@@ -43,6 +43,8 @@ def test_a_clicked_layer_shows_its_numbers_on_every_device_type(profile):
     explorer.device_type.value = "slow"
     named = next(trace for trace in drawn(explorer.view)["data"] if trace.get("text"))
     assert len(named["text"]) == NUM_LAYERS and explorer.messages.value == ""
+    named = LayerGraphExplorer(Profile(profile.graph, profile.costs, profile.sizes, {"model": "vgg-of-mine"}))
+    assert drawn(named.view)["heading"]["notes"] == ["vgg-of-mine"], "the network below the title"
 
 
 def test_a_layer_is_found_by_name_or_kind_and_brought_into_sight():

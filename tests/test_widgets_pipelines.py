@@ -272,6 +272,7 @@ def test_a_rule_brings_its_own_options(explorer):
     for name in RULES:
         choice.rule.value = name
         assert choice.options.value == "" and RULES[name].summary[1:] in html.unescape(choice.about.value)
+        assert ("=none" in choice.about.value) == ("(none: left to the rule)" in choice.about.value)
         choice.options.value = "" if choice.options.disabled else "every=2"
         assert explorer.current().plan.replication.every == (1 if choice.options.disabled else 2)
 

@@ -201,14 +201,17 @@ def _of_profile(path: Path) -> list[str] | None:
 
 
 def _asked(origin: Mapping[str, Any]) -> str:
-    """What tells profiles of one network apart: "batch size 16, voxel size 0.03, threads 2, beside 1"."""
+    """What tells profiles of one network apart: "batch size 16, voxel size 0.03, 2 threads, beside 1 other process"."""
     data = origin.get("data")
     size = data.get("voxel_size") if isinstance(data, Mapping) else None
     values = {"batch size": origin.get("batch_size"), "voxel size": size}
-    values |= {name: origin.get(name) for name in ("threads", "beside")}
-    return ", ".join(
-        f"{name} {as_given(value)}" for name, value in values.items() if isinstance(value, int | float) and value
-    )
+    told = [f"{name} {as_given(value)}" for name, value in values.items() if isinstance(value, int | float) and value]
+    threads, beside = origin.get("threads"), origin.get("beside")
+    if isinstance(threads, int) and threads:
+        told.append(number_of(threads, "thread"))
+    if isinstance(beside, int) and beside:
+        told.append(f"beside {number_of(beside, 'other process')}")
+    return ", ".join(told)
 
 
 def _breaking(name: str) -> Html:

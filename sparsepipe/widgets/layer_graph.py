@@ -24,7 +24,10 @@ from .tips import with_tips
 _AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for
 _HIGH = 560  # pixels of the figure then
 _MOST_FOUND = 200
-_HOW = "Click a layer for its numbers, or find it by name or kind. Drag to move; the buttons above the graph zoom."
+_HOW = (
+    "Click a layer for its numbers, or find it by name or kind. Drag to move; the buttons that appear above the graph, "
+    "under the pointer or with the focus, zoom."
+)
 _HEAD = (
     "device type",
     "at",
@@ -42,13 +45,15 @@ _HEAD = (
 class LayerGraphExplorer(Shown):
     """Shows `profile`'s graph, coloured by cost, with the stages of `plan` where given. `widget` is what to display.
 
+    `note`: below the figure's title; the network's name where the profile knows it, unless given.
     Raises InputError for a plan of another graph.
     """
 
     def __init__(self, profile: Profile, plan: Plan | None = None, *, note: str = "") -> None:
         if plan is not None:
             plan.check(profile.graph)
-        self.profile, self.plan, self.note = profile, plan, note
+        self.profile, self.plan = profile, plan
+        self.note = note or str(profile.origin.get("model") or "")
         self.messages = Messages()
         self.details = HtmlView(Html("<i>{}</i>").format(_HOW))
         self.view = PlotView()

@@ -77,5 +77,5 @@ def _about(name: str) -> str:
     """What a rule averages, and its options as they are by default."""
     options = option_values(parse_rule(name))
     told = ", ".join(f"{option}={written_value(value)}" for option, value in options.items())
-    summary = RULES[name].summary
-    return f"{sentence(summary)}. " + (f"Options: {told}" if told else "It has no options.")
+    summary, left = RULES[name].summary, " (none: left to the rule)" if None in options.values() else ""
+    return f"{sentence(summary)}. " + (f"Options{left}: {told}" if told else "It has no options.")
