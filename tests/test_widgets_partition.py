@@ -14,7 +14,7 @@ from sparsepipe.plots.table import scaled_bytes
 from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets.hypothetical import compressed
 from sparsepipe.widgets.stages_per_device import StagesPerDevice
-from sparsepipe.widgets.view_model import bottleneck, changes
+from sparsepipe.widgets.view_model import bottleneck, changes, with_words
 
 NUM_LAYERS = 12
 FACTS = {"batch_size": 16, "voxel_size": 0.04}
@@ -253,6 +253,12 @@ def test_changes_name_the_schedule(explorer):
     before = explorer.plan
     explorer.schedule.value = "gpipe"
     assert "schedule: 1f1b (stash) → gpipe (flush)" in changes(before, explorer.plan)
+
+
+def test_times_of_one_picture_have_as_many_decimals():
+    """ "23 ms" stood beside "21.4 ms"."""
+    rows = [{"compute": own, "averaging": 0.001, "memory": 1e6} for own in (0.0204, 0.022, 0.0702)]
+    assert [row["words"][0] for row in with_words(rows)] == ["21.4 ms", "23.0 ms", "71.2 ms"]
 
 
 def test_the_slowest_stage_is_named_with_its_cause(explorer):
