@@ -459,6 +459,7 @@ ESCAPING = (
     "paces_markdown(",
     "number_of(",
     "powered(",
+    "beside_told(",
 )  # give Markdown, or a number and a word of the notebook's own
 
 

@@ -12,7 +12,7 @@ from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.planners import comparable
 from sparsepipe.record import Origin, RunRecord
-from sparsepipe.reproduce.answers import minibatches_in_flight, paces_markdown, tell_pace, waiting_plans
+from sparsepipe.reproduce.answers import beside_told, minibatches_in_flight, paces_markdown, tell_pace, waiting_plans
 from sparsepipe.simulator import simulate
 
 
@@ -65,6 +65,18 @@ def test_paces_have_units_and_as_many_digits_as_each_other():
     speeds["validation_accuracy"] = [0.91249, float("nan")]
     *_, first, second = paces_markdown(speeds).splitlines()
     assert first.endswith("| 91.2% |") and second.endswith("| – |")
+
+
+def test_a_prediction_of_more_than_all_devices_together_is_told():
+    """Two processes were predicted 2,259 samples/s and one 1,026, and nobody said why."""
+    names = ["one process", "data parallel × 2", "pipeline × 2 (2bw)"]
+    speeds = pd.DataFrame({"strategy": names, "processes": [1, 2, 2]})
+    speeds["predicted_samples_per_second"] = [1026.0, 1900.0, 2259.0]
+    told = beside_told(speeds)
+    assert told.startswith(" For pipeline × 2")
+    assert "2,259 samples/s are predicted, more than 2 times the 1,026 of one process" in told
+    speeds["predicted_samples_per_second"] = [1026.0, 2052.0, None]
+    assert beside_told(speeds) == "" and beside_told(speeds[1:]) == ""
 
 
 def record_of(folder, *, speed, load=None, busy=0.8):

@@ -7,9 +7,10 @@ import pandas as pd
 from ..display.counting import number_of
 from ..display.markup import markdown_text
 from ..display.numbers import alike
+from ..display.ties import EXACT
 from ..plan import Plan
 from ..plots import throughput_table
-from ..plots.table import milliseconds
+from ..plots.table import ONE_PROCESS, milliseconds
 from ..plots.theme import TIE
 from ..provenance import in_few_words
 from ..record import RunRecord
@@ -73,6 +74,28 @@ def paces_markdown(speeds: pd.DataFrame) -> str:
         columns["validation accuracy"] = ("–" if share != share else f"{share:.1%}" for share in reached)
     rows = [[*columns], ["---"] * len(columns), *zip(*columns.values(), strict=True)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def beside_told(speeds: pd.DataFrame) -> str:
+    """Say which plan of a `throughput_table` is predicted more than as many times as fast as one process as it has.
+
+    No plan is by itself: its profile was measured beside other processes, that of one process alone, and they differ.
+    The plan that is farthest above is told, with both paces, in a sentence that follows others; empty where none is.
+    """
+    alone = speeds[speeds.processes == 1].predicted_samples_per_second.dropna()
+    if alone.empty:
+        return ""
+    one = float(alone.iloc[0])
+    times = speeds.predicted_samples_per_second.astype(float) / one
+    above = (times / speeds.processes).where(speeds.processes > 1)
+    if not above.max() > 1 + EXACT:
+        return ""
+    row = speeds.loc[above.idxmax()]
+    return (
+        f" For {markdown_text(row.strategy)} {row.predicted_samples_per_second:,.0f} samples/s are predicted, more "
+        f"than {row.processes} times the {one:,.0f} of {ONE_PROCESS}: layers were measured beside other processes for "
+        f"it and alone for {ONE_PROCESS}, and took less time beside others."
+    )
 
 
 def tell_pace(record: RunRecord) -> str:

@@ -44,17 +44,17 @@ def replay(
         called, samples = plan.replication.name, max(1, int(plan.samples))
     if isinstance(plan, Pipelines) or stragglers or seed:
         facts += [stragglers, seed]
+    said = called if isinstance(plan, Pipelines) or len(plan.stages) == 1 else f"{called} ({plan.schedule})"
     folder = runs / f"replay-{called}-{len(plan.ranks)}-{digest(facts)}"
     if _finished(folder):
-        print(f"replay of {called} on {number_of(len(plan.ranks), 'device')}: from runs/{folder.name}")
+        print(f"replay of {said} on {number_of(len(plan.ranks), 'device')}: from runs/{folder.name}")
         return RunRecord.load(folder)
     number = 0
     while folder.exists():  # one that did not finish stays as it is
         number += 1
         folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
     print(
-        f"replay of {called}: {number_of(len(plan.ranks), 'process')} sleep through "
-        f"{number_of(minibatches, 'minibatch')}"
+        f"replay of {said}: {number_of(len(plan.ranks), 'process')} sleep through {number_of(minibatches, 'minibatch')}"
     )
     config = RunConfig("replay", "replay", engine="replay", batch_size=samples, minibatches=minibatches, seed=seed)
     config = config.replace(stragglers=stragglers or None)
