@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
+from sparsepipe.plots import dark, theme
 from sparsepipe.plots.dark import lab_style
 from sparsepipe.plots.theme import doubted, finished, hatch
 
@@ -71,6 +73,32 @@ def test_jupyterlab_is_given_the_same_colours():
     assert kept.read_text() == lab_style(), (
         "python -c 'from sparsepipe.plots.dark import *; print(lab_style(), end=\"\")'"
     )
+
+
+def test_updates_and_averages_of_all_stages_are_seen_and_told_apart_in_both_themes():
+    """Updates were nearly black on the dark ground, and an average of stage 0 was not there."""
+    for stage in range(14):
+        update, average = theme.stage_color(stage, "update"), theme.stage_color(stage, "average")
+        assert theme.contrast(update, average) > 1.2
+        update, average = dark.LIT_SHADES[update], dark.LIT_SHADES[average]
+        assert min(theme.contrast(update, dark.GROUND), theme.contrast(average, dark.GROUND)) >= 3
+        assert theme.contrast(update, average) > 1.4
+        assert len({theme.stage_color(stage, kind) for kind in ("forward", "backward")} | {update, average}) == 4
+
+
+def test_far_points_of_clouds_are_seen_in_the_dark_and_nearer_ones_are_lighter_in_both_themes():
+    """They were navy on almost black."""
+    figure = plots.clouds({"a": np.random.default_rng(0).random((200, 3))})
+    (points,) = figure.data
+    assert set(points.marker.color) == set(dark.LIT_POINTS), "far to near, as they are drawn"
+    for shades in (dict.fromkeys(points.marker.color), map(dark.LIT_POINTS.get, dict.fromkeys(points.marker.color))):
+        lightness = [theme.contrast(shade, "#000000") for shade in shades]
+        assert lightness == sorted(lightness)
+    assert min(theme.contrast(lit, dark.GROUND) for lit in dark.LIT_POINTS.values()) >= 3
+    far, lit = next(iter(dark.LIT_POINTS.items()))
+    for style in (dark.dark_style(), dark.dark_style(drawn=f"fill: {dark._named(far)};")):
+        assert f'.scatterlayer .points path[style*="fill: {dark._named(far)}"] {{ fill: {lit} !important; }}' in style
+    assert lit not in dark.dark_style(drawn="")
 
 
 @pytest.mark.slow

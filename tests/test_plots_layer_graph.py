@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_plots import NUM_LAYERS, plan, small_profile
 
-from sparsepipe import Cluster, Layer, LayerGraph, Profile, partition, plots
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition, plots
 from sparsepipe.data.manifests import manifests_folder
 from sparsepipe.plots import theme
 from sparsepipe.plots.free_places import around, overlap
@@ -103,6 +103,21 @@ def test_words_of_cuts_cover_no_layer():
         for k, own in enumerate(words):
             assert not any(overlap(own, other) for other in [*boxes, *words[:k]])
             assert left <= own[0] and own[2] <= right and low <= own[1] and own[3] <= high, "else they are not drawn"
+
+
+@pytest.mark.parametrize("last", range(7, 14))
+def test_words_of_cuts_cover_no_edge_that_leads_to_the_next_line(last):
+    """Those of a cut behind the first layer of a line lay over the arrow to it."""
+    layers = tuple(Layer(f"n{k}", "", 1.0) for k in range(24))
+    costs = tuple(LayerCost((CostSample(1000, 0.01, 0.02, 1e5),)) for _ in layers)
+    found = Profile(LayerGraph.chain(layers), {"cpu": costs}, (1000.0,))
+    names = [layer.id for layer in layers]
+    figure = plots.layer_graph(found, Plan((Stage(tuple(names[:last]), (0,)), Stage(tuple(names[last:]), (1,)))))
+    (one,) = figure.layout.annotations
+    own = around((one.x, one.y), (6.5 * len(re.sub("<.*?>", "", one.text).strip()), 13))
+    parts = [part for route in layout(found.graph).routes for part in pairwise(route)]
+    upright = [(min(a[0], b[0]) - 1, min(a[1], b[1]), max(a[0], b[0]) + 1, max(a[1], b[1])) for a, b in parts]
+    assert not any(overlap(own, line) for line in upright)
 
 
 @pytest.fixture(scope="module", params=["minkunet14a", "densenet121", "chain"])

@@ -17,7 +17,7 @@ TYPE_COLORS = (
     *("#CCA6A6", "#B36666", "#4D9900", "#5959CC", "#80261A", "#9999CC", "#735940"),
 )
 # How a stage's colour tells the kinds of work apart: mixed with white (above 0) or black (below 0).
-WORK_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.6}
+WORK_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.75}
 _SALT = b"43747"  # with which all types of this package's profiles, clusters and manifests have colours of their own
 
 

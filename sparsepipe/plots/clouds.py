@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html, figure_text
 from ..errors import InputError
-from .theme import COST_SCALE, RUN_COLORS, SMALL, finished
+from .theme import POINT_SHADES, RUN_COLORS, SMALL, finished
 
 _AZIMUTH, _ELEVATION = radians(35), radians(25)
 _PANEL = 210  # pixels
@@ -36,6 +36,12 @@ def _projected(name: str, points: np.ndarray) -> pd.DataFrame:
     depth = away * cos(_ELEVATION) - z * sin(_ELEVATION)
     table = pd.DataFrame({"panel": name, "x": x, "y": y, "z": z, "right": right, "up": up, "depth": depth})
     return table.sort_values("depth", ascending=False, kind="stable")
+
+
+def _shades(depth: pd.Series) -> list[str]:
+    """A colour for each point by how far it is from the eye: the nearer, the lighter."""
+    near = (depth.max() - depth) / max(np.ptp(depth), 1e-9)
+    return [POINT_SHADES[place] for place in (near * len(POINT_SHADES)).astype(int).clip(upper=len(POINT_SHADES) - 1)]
 
 
 def clouds(
@@ -69,8 +75,7 @@ def clouds(
             marker={
                 "symbol": "circle" if side is None else "square",
                 "size": pixels,
-                "color": -part.depth,
-                "colorscale": COST_SCALE,
+                "color": _shades(part.depth),
                 "line": outline,
             },
             customdata=part[["x", "y", "z"]],

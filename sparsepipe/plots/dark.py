@@ -1,17 +1,37 @@
-"""A figure on a dark page: what stands for its white ground and dark ink there. Stages keep their colours.
+"""A figure on a dark page: what stands for its white ground and dark ink there. Stages keep their colours,
+but for updates and averages, whose shades are too dark there, and so are the far points of clouds.
 
 Figures are drawn on white, as they are printed: a PNG stays so on any page. Vectors change with the page that shows
 them: an exported SVG where its viewer prefers dark pages, a widget's figure with JupyterLab's theme, and so a live one
 in a JupyterLab that scripts/lab.sh opened.
 """
 
-from .theme import DARK_GREY, INK, hatch_lines
+from ..display.colors import STAGE_COLORS, mixed, work_color
+from .theme import DARK_GREY, INK, POINT_SHADES, contrast, hatch_lines, scale_shades
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
 _ZERO = "#5c5c5c"  # the line at an axis' zero: between the grid and the axis, as on white
 # Ink, and colours of lines, markers and bars that are too dark there → what stands for them.
 LIT = {INK: LIGHT_INK, "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d", "#8C6BB1": "#b39ad1"}
-LIT_LINES = {lit: hatch_lines(lit)[0] for lit in LIT.values()}  # of a hatch, which were chosen for the darker colour
+# Work that is darker than its stage's own colour on white: the first of these shades of that colour that is seen there,
+# shares of black (below 0) or white. An average is almost white, so that no update is like it.
+_LIT_WORK = {"update": (-0.35, -0.3, -0.25, 0.65), "average": (0.92,)}
+_SEEN = 3  # the least contrast with the ground, of graphics (WCAG 2.1)
+
+
+def _seen(color: str, shares: tuple[float, ...]) -> str:
+    return next(shade for share in shares if contrast(shade := mixed(color, share), GROUND) >= _SEEN)
+
+
+LIT_SHADES = {
+    work_color(stage, kind): _seen(color, shares)
+    for stage, color in enumerate(STAGE_COLORS)
+    for kind, shares in _LIT_WORK.items()
+}
+LIT_POINTS = dict(zip(POINT_SHADES, scale_shades(0.42, 1.0, len(POINT_SHADES)), strict=True))  # far ones are seen, too
+LIT_LINES = {  # of a hatch, which were chosen for the darker colour
+    lit: hatch_lines(lit)[0] for lit in (*LIT.values(), *LIT_SHADES.values())
+}
 LIT_TEXT = {"#555555": SOFT, DARK_GREY: SOFT, "#B03A2E": "#ff8f80"}  # of a note, of labels, of a doubt
 _LINES = ("#EDEDED", "#444444")  # a grid's, and plotly's own where a figure names none
 _WHOLE_WORDS = ".jp-OutputArea-output pre { word-break: normal !important; overflow-wrap: break-word; }"
@@ -19,9 +39,10 @@ _POINTS = (".scatterlayer .points", ".legendpoints", ".barlayer .points", ".boxl
 _ERROR = ".errorbar"  # its line is of plotly's own colour, like a grid's
 
 
-def dark_style(within: str = "") -> str:
+def dark_style(within: str = "", *, drawn: str | None = None) -> str:
     """Return the rules of CSS, below the selector `within`, for a figure as plotly draws it.
 
+    `drawn`: its SVG, where there is one: rules of shades that are not in it are left out.
     Text on a colour, of ink of its own (`theme.INK_ON`) or white, stays as it is with that colour.
     """
     rules = [
@@ -38,6 +59,14 @@ def dark_style(within: str = "") -> str:
         rules.append(([*filled, f'pattern rect[fill="{_named(color)}"]'], f"fill: {lit}"))
         rules.append(([f'pattern rect[fill="{_named(color)}"] + path'], f"stroke: {LIT_LINES[lit]}"))
         rules.append(([f".annotation {_painted('text', 'fill', color)}"], f"fill: {lit}"))
+    for color, lit in LIT_SHADES.items():
+        if drawn is None or _named(color) in drawn:
+            filled = [f"{part} {_painted('path', 'fill', color)}" for part in (".barlayer .points", ".legendpoints")]
+            rules.append(([*filled, f'pattern rect[fill="{_named(color)}"]'], f"fill: {lit}"))
+            rules.append(([f'pattern rect[fill="{_named(color)}"] + path'], f"stroke: {LIT_LINES[lit]}"))
+    for color, lit in LIT_POINTS.items():
+        if drawn is None or _named(color) in drawn:
+            rules.append(([f".scatterlayer .points {_painted('path', 'fill', color)}"], f"fill: {lit}"))
     rules.append(([f"{_ERROR} {_painted('path', 'stroke', color)}" for color in _LINES], f"stroke: {SOFT}"))
     for color, lit in {INK: LIGHT_INK, **LIT_TEXT}.items():
         of_markup = f'tspan[style*="fill:{color}"]'  # as a title's own markup has it

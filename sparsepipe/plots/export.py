@@ -89,7 +89,7 @@ def export(
 
 def _for_dark_pages_too(svg: bytes) -> bytes:
     """The SVG with a style for where dark pages are preferred; without one it is white in every theme, and readable."""
-    style = f"<style>@media (prefers-color-scheme: dark) {{\n{dark_style()}\n}}</style>"
+    style = f"<style>@media (prefers-color-scheme: dark) {{\n{dark_style(drawn=svg.decode())}\n}}</style>"
     return re.sub(rb"^<svg[^>]*>", lambda opened: opened[0] + style.encode(), svg, count=1)
 
 

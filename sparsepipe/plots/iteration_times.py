@@ -1,4 +1,4 @@
-"""Seconds of each iteration over a run, a panel a variant: what an intruder costs, and what is done about it."""
+"""The time of each iteration over a run, a panel a variant: what an intruder costs, and what is done about it."""
 
 import re
 from collections import Counter
@@ -17,6 +17,8 @@ Series = Mapping[str, Sequence[tuple[int, float]]]  # variant → (iteration, se
 Marks = Mapping[str, Sequence[tuple[int, str]]]  # variant → (iteration, what happened)
 _CURVES, _BETWEEN, _AROUND = 84, 16, 120  # pixels: what lines have of a panel, between panels, above and below all
 _LANE, _GLYPH = 14, 5.6  # pixels: a line of words above the lines, a character of them
+_MILLISECONDS_BELOW = 1.0  # seconds
+_LANES = 3  # of words, at most: marks whose words have no room there are lines alone
 _RIGHT = 90  # pixels for names on the right
 _WIDTH = WIDTH - 70 - _RIGHT  # pixels of an axis, about
 _APART = 0.07  # of the axis: marks of one text that are closer to each other have it once, with their number
@@ -42,43 +44,46 @@ def iteration_times_table(series: Series, marks: Marks | None = None) -> pd.Data
 
 
 def iteration_times(series: Series, marks: Marks | None = None, *, title: str = "", note: str = "") -> go.Figure:
-    """Draw every variant's seconds by iteration below each other, on the same axes; vertical lines are marks.
+    """Draw every variant's times by iteration below each other, on the same axes; vertical lines are marks.
 
-    Nothing is smoothed or left out. Seconds beyond 1.5 times what 99 of 100 iterations take are drawn as those: what
-    they are is said where the mouse rests, and by the table. What marks say stands above all lines.
+    Nothing is smoothed or left out. A time beyond 1.5 times what 99 of 100 iterations take is drawn as that: what
+    it is is said where the mouse rests, and by the table. What marks say stands above all lines, as far as there is
+    room: the table has all of it.
     """
-    title = title or "Seconds per iteration, by variant"
+    title = title or "Time per iteration, by variant"
     if not series:
         return nothing_to_draw(title, note=note)
     names, table = list(series), iteration_times_table(series)
     top, span = 1.5 * table.seconds.quantile(0.99), max(1, table.iteration.max() - table.iteration.min())
-    words = {name: _in_lanes((marks or {}).get(name, ()), span) for name in names}
-    heights = [_CURVES + _LANE * max((label.lane + 1 for label in words[name]), default=0) for name in names]
-    whole = sum(heights) + _BETWEEN * (len(names) - 1)
-    figure = make_subplots(
-        rows=len(names), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=_BETWEEN / whole
-    )
+    found = {name: _told(_texts((marks or {}).get(name, ()), span), span) for name in names}
+    words, silent = {name: labels for name, (labels, _) in found.items()}, any(left for _, left in found.values())
+    height = _CURVES + _LANE * max((label.lane + 1 for labels in words.values() for label in labels), default=0)
+    whole = height * len(names) + _BETWEEN * (len(names) - 1)
+    scale, unit = (1e3, "ms") if top < _MILLISECONDS_BELOW else (1.0, "s")
+    figure = make_subplots(rows=len(names), cols=1, shared_xaxes=True, vertical_spacing=_BETWEEN / whole)
     for row, name in enumerate(names, start=1):
         color, points = RUN_COLORS[(row - 1) % len(RUN_COLORS)], series[name]
         line = go.Scatter(
             x=[at for at, _ in points],
-            y=[min(seconds, top) for _, seconds in points],
-            customdata=[seconds for _, seconds in points],
+            y=[scale * min(seconds, top) for _, seconds in points],
+            customdata=[scale * seconds for _, seconds in points],
             mode="lines",
             name=name,
             showlegend=False,
             line={"color": color, "width": 1},
-            hovertemplate=Html("{}<br>iteration %{{x}}: %{{customdata:.3f}} s<extra></extra>").format(name),
+            hovertemplate=Html("{}<br>iteration %{{x}}: %{{customdata:.4g}} {}<extra></extra>").format(name, unit),
         )
         figure.add_trace(line, row=row, col=1)
-        seen = top * heights[row - 1] / _CURVES  # so that a second is as high in all panels
-        figure.update_yaxes(title_text="seconds", range=[0, seen], tickvals=_ticks(top), row=row, col=1)
-        _named(figure, row, name, color, top)
-        _mark(figure, row, (marks or {}).get(name, ()), words[name], top)
+        seen = scale * top * height / _CURVES
+        figure.update_yaxes(title_text=f"time ({unit})", range=[0, seen], tickvals=_ticks(scale * top), row=row, col=1)
+        _named(figure, row, name, color, scale * top)
+        _mark(figure, row, (marks or {}).get(name, ()), words[name], scale * top)
     figure.update_xaxes(title_text="iteration", row=len(names), col=1)
     figure.update_layout(margin_r=_RIGHT)
     said = {text for of_one in (marks or {}).values() for _, text in of_one}
     told = "vertical lines: layers of each stage of a new plan" if any(map(_tells_layers, said)) else ""
+    unsaid = "some have no room for words, which the table has" if silent else ""
+    told = ", ".join(filter(None, [told or ("vertical lines" if silent else ""), unsaid]))
     return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=_AROUND + whole)
 
 
@@ -112,12 +117,8 @@ def _named(figure: go.Figure, row: int, name: str, color: str, top: float) -> No
     )
 
 
-def _in_lanes(marks: Sequence[tuple[int, str]], span: float) -> list[_Label]:
-    """What marks say, each text of a group of close ones once, in lanes where no two of them meet.
-
-    From the right to the left, each as low as it can be: above those that begin where it stands, as their lines go up
-    to them from below. Its own line is on the left of all words in lower lanes.
-    """
+def _texts(marks: Sequence[tuple[int, str]], span: float) -> list[tuple[int, str]]:
+    """What marks say, each text of a group of close ones once."""
     groups: list[list[tuple[int, str]]] = []
     for at, text in sorted(marks, key=lambda mark: mark[0]):
         if groups and at - groups[-1][0][0] < _APART * span:
@@ -129,9 +130,33 @@ def _in_lanes(marks: Sequence[tuple[int, str]], span: float) -> list[_Label]:
         counts = Counter(text for _, text in group)
         first = {text: at for at, text in reversed(group)}
         found += [(first[text], text if count == 1 else f"{text} × {count}") for text, count in counts.items()]
+    return found
+
+
+def _told(texts: Sequence[tuple[int, str]], span: float) -> tuple[list[_Label], bool]:
+    """The texts that have room in so many lanes, and whether some have none: layers are left out first."""
+    labels = _in_lanes(texts, span)
+    if _fits(labels):
+        return labels, False
+    kept: list[tuple[int, str]] = []
+    for text in sorted(texts, key=lambda one: _tells_layers(one[1])):
+        kept += [text] if _fits(_in_lanes([*kept, text], span)) else []
+    return _in_lanes(kept, span), True
+
+
+def _fits(labels: Sequence[_Label]) -> bool:
+    return all(label.lane < _LANES for label in labels)
+
+
+def _in_lanes(texts: Sequence[tuple[int, str]], span: float) -> list[_Label]:
+    """Texts in lanes where no two of them meet.
+
+    From the right to the left, each as low as it can be: above those that begin where it stands, as their lines go up
+    to them from below. Its own line is on the left of all words in lower lanes.
+    """
     labels: list[_Label] = []
     begins: list[float] = []  # of the words that are farthest to the left, by lane
-    for at, text in sorted(found, key=lambda one: one[0], reverse=True):
+    for at, text in sorted(texts, key=lambda one: one[0], reverse=True):
         end = at + (_GLYPH * len(text) + _LANE) / _WIDTH * span
         lane = max((k + 1 for k, begin in enumerate(begins) if begin < end), default=0)
         begins[lane : lane + 1] = [at]
@@ -143,7 +168,7 @@ def _mark(figure: go.Figure, row: int, marks: Sequence[tuple[int, str]], labels:
     """A vertical line for each mark, up to its words where it has some of its own."""
     lane_of = {label.at: label.lane + 1 for label in sorted(labels, key=lambda label: label.lane)}
     axes = {"xref": _axis("x", row), "yref": _axis("y", row)}
-    lane = top * _LANE / _CURVES  # seconds that a lane is high
+    lane = top * _LANE / _CURVES  # of the axis that a lane is high
     for at in {at for at, _ in marks}:
         line = {"color": GREY, "width": 1, "dash": "dot"}
         figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=top + lane * lane_of.get(at, 0), line=line, **axes)

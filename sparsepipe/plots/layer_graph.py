@@ -30,6 +30,7 @@ _WORD_ENDS = re.compile(r"[_.\- ]|(?<=[a-z0-9])(?=[A-Z])")  # where a name may g
 _OUTLINE = 4  # pixels of a stage's
 _LETTER = 7.6  # pixels of a cut's words, which are bold; some more, as a narrow page makes boxes smaller, not words
 _MARK = (18.0, 18.0)  # points: width and height of a cut's mark, whichever way it is turned
+_ARROW = 7.0  # points: how wide an arrow's head is
 _STRETCH = 14.0  # points of an edge that run straight, at least, where it is marked as cut
 _BEHIND = "rgba(255,255,255,0.8)"  # a cut's words, where they lie over boxes and lines
 
@@ -283,7 +284,7 @@ def _cut_words(
     taken = [around(centre, (width, height)) for centre in placed.positions]
     lefts, lows, rights, highs = zip(*taken, strict=True)
     within = (min(lefts), min(lows), max(rights), max(highs) + 2 * height)  # there is room above the first line
-    marks = [around(point, _MARK) for points in of_cut.values() for point in points]
+    marks = [around(point, _MARK) for points in of_cut.values() for point in points] + _lines(placed)
     for cut, points in of_cut.items():
         row = cuts[cuts.after_stage == cut].iloc[0]
         told = f"cut {cut} | {cut + 1}: {scaled_bytes(row.feature_bytes + row.coordinate_bytes)}"
@@ -293,6 +294,15 @@ def _cut_words(
         words = Html(" <b>{}</b> ").format(told)
         figure.add_annotation(x=x, y=y, text=words, showarrow=False, font_size=SMALL, bgcolor=_BEHIND, borderpad=0)
     return taken[len(placed.positions) :]
+
+
+def _lines(placed: Layout) -> list[Box]:
+    """What upright and level parts of edges take, as wide as an arrow's head."""
+    parts = [part for route in placed.routes for part in pairwise(route)]
+    boxes = [((a[0] + b[0]) / 2, (a[1] + b[1]) / 2, abs(a[0] - b[0]), abs(a[1] - b[1])) for a, b in parts]
+    return [
+        around((x, y), (width + _ARROW, height + _ARROW)) for x, y, width, height in boxes if min(width, height) < 1
+    ]
 
 
 def _hover(row: dict) -> Html:

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from ..display.colors import WORK_SHADES, mixed, work_color
 from ..display.markup import Html, figure_text, joined
@@ -20,6 +21,16 @@ RUN_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 RUN_MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 FORWARD_COLOR, BACKWARD_COLOR = "#56B4E9", "#0072B2"
 COST_SCALE = "Cividis"  # even in lightness, and the same to colour-blind eyes
+
+
+def scale_shades(low: float, high: float, count: int) -> tuple[str, ...]:
+    """So many colours of `COST_SCALE` ("#rrggbb") from one share of it to another, the darker first."""
+    shares = [low + (high - low) * k / (count - 1) for k in range(count)]
+    parted = (color[4:-1].split(",") for color in sample_colorscale(COST_SCALE, shares))
+    return tuple("#" + "".join(f"{round(float(part)):02X}" for part in parts) for parts in parted)
+
+
+POINT_SHADES = scale_shades(0.0, 1.0, 16)  # of a cloud, far to near; few, so that dark pages have one for each
 GREY, LIGHT_GREY, DARK_GREY, INK = "#8C8C8C", "#D9D9D9", "#5F5F5F", "#222222"
 # Of text on a colour: it stays on a dark page, where all other ink becomes light. It is next to black: of black and
 # white one has a contrast of 4.58 on any colour, where a lighter black would leave 4.1 on some.

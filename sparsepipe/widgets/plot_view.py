@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 import traitlets
 
 from ..io.files import write_atomic
-from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_LINES, LIT_TEXT
+from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_LINES, LIT_POINTS, LIT_SHADES, LIT_TEXT
 from ..plots.theme import DOUBT, FONT, INK, MODEBAR, heading_of
 from . import looks
 from .page_code import page_code
@@ -30,7 +30,8 @@ _EXTENSION = "sparsepipe-plotly"
 
 def _page_code() -> str:
     """names.js and plot_view.js, with the colours and the font of all figures."""
-    told = {"LIT": json.dumps(LIT), "LIT_LINES": json.dumps(LIT_LINES), "LIT_TEXT": json.dumps(LIT_TEXT)}
+    lit = LIT | LIT_SHADES | LIT_POINTS
+    told = {"LIT": json.dumps(lit), "LIT_LINES": json.dumps(LIT_LINES), "LIT_TEXT": json.dumps(LIT_TEXT)}
     told |= {"LIGHT_INK": LIGHT_INK, "GRID": GRID, "INK": INK, "DOUBT": DOUBT, "FONT": FONT}
     code = page_code("names", "plot_view")
     return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, code)
