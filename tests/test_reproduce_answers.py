@@ -1,6 +1,7 @@
 """What answers say: which plans wait, and why a run is not as fast as planned."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -12,6 +13,7 @@ from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.planners import comparable
 from sparsepipe.record import Origin, RunRecord
+from sparsepipe.reproduce import replays
 from sparsepipe.reproduce.answers import beside_told, minibatches_in_flight, paces_markdown, tell_pace, waiting_plans
 from sparsepipe.simulator import simulate
 
@@ -65,6 +67,17 @@ def test_paces_have_units_and_as_many_digits_as_each_other():
     speeds["validation_accuracy"] = [0.91249, float("nan")]
     *_, first, second = paces_markdown(speeds).splitlines()
     assert first.endswith("| 91.2% |") and second.endswith("| – |")
+
+
+def test_a_line_of_a_replay_names_its_schedule(averaging, tmp_path, monkeypatch, capsys):
+    """Three schedules of one plan were three lines "replay of optimal: …", one like the other."""
+    monkeypatch.setattr(replays, "launch", lambda *plan, **how: Mock())
+    profile, cluster = averaging
+    for plan in (*plans_of(profile, cluster, {"optimal": 0}), Plan((Stage(("a", "b"), (0,)),), planner="alone")):
+        replays.replay(tmp_path, plan, profile, cluster, 2)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "replay of optimal (1f1b): 3 processes sleep through 2 minibatches"
+    assert second.startswith("replay of alone: 1 process sleeps"), "one stage: schedules do not differ"
 
 
 def test_a_prediction_of_more_than_all_devices_together_is_told():

@@ -53,8 +53,10 @@ def replay(
     while folder.exists():  # one that did not finish stays as it is
         number += 1
         folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
+    sleep = "sleeps" if len(plan.ranks) == 1 else "sleep"
     print(
-        f"replay of {said}: {number_of(len(plan.ranks), 'process')} sleep through {number_of(minibatches, 'minibatch')}"
+        f"replay of {said}: {number_of(len(plan.ranks), 'process')} {sleep} through "
+        f"{number_of(minibatches, 'minibatch')}"
     )
     config = RunConfig("replay", "replay", engine="replay", batch_size=samples, minibatches=minibatches, seed=seed)
     config = config.replace(stragglers=stragglers or None)
