@@ -131,6 +131,11 @@ class LayerTable:
             return 0.0
         return self.reading.get(device_type, 0.0)
 
+    @property
+    def is_read_again(self) -> bool:
+        """Whether a plan may have stages that read minibatches again, and reading takes time: see `reading_again`."""
+        return len(self.readers) > 1 and any(self.reading.values())
+
     def update_time(self, layers: Sequence[int], device_types: Iterable[str], *, kept: bool = False) -> float:
         """Seconds of one step of the optimizer on these layers' weights, on the slowest of some device types.
 

@@ -12,7 +12,7 @@ from ...simulator import simulate
 from ..base import Problem
 from ..cuts import Cuts
 from ..device_groups import device_classes
-from ..estimate import estimate
+from ..estimate import baseline_data_parallel, estimate
 from ..published.contiguous import contiguous_plan
 from .chain_search import Path
 from .connected_orders import paths_along_connected_stages
@@ -134,7 +134,24 @@ class Optimal:
             return least_latency(problem, self.period_at_most, self.name)
         found, bound = self._search(problem)
         found.sort(key=lambda one: one.value)
+        if self.cost_model == "default" and problem.table.is_read_again:
+            return self._with_reading(problem, found, bound)
         plans = [self._plan(problem, one, bound) for one in found[: self.rescore]]
+        return max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
+
+    def _with_reading(self, problem: Problem, found: list["Found"], bound: float) -> Plan:
+        """The best plan by estimates, which count that later stages read minibatches again: the search leaves it out.
+
+        So a plan in one stage, which reads them once, may be better than all that the search found.
+        """
+        plans = [self._plan(problem, one, bound) for one in found[:_JUDGED]]
+        together = replace(baseline_data_parallel(problem), planner=self.name)
+        expected = estimate(together, problem)
+        kinds = [problem.cluster.devices[rank].type for rank in together.ranks]
+        if all(expected.stages[0].memory_bytes <= kind.memory_bytes for kind in kinds):
+            lower = min(bound, expected.period_seconds)
+            plans.append(replace(together, estimate=replace(expected, lower_bound_seconds=lower)))
+        plans = sorted(plans, key=lambda plan: plan.estimate.period_seconds if plan.estimate else inf)[: self.rescore]
         return max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
 
     def _search(self, problem: Problem) -> tuple[list["Found"], float]:
