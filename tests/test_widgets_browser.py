@@ -94,7 +94,8 @@ def drag(page, locator, distance, steps=30):
 
 
 def test_explorer_redraws_when_a_slider_moves_and_asks_nobody_else(explorer):
-    until(lambda: explorer.get_by_text("time per minibatch", exact=True).count() == 1, "one number of that name")
+    tiles = explorer.locator(".sp-tiles")  # the words below explain it, too
+    until(lambda: tiles.get_by_text("time per minibatch", exact=True).count() == 1, "one number of that name")
     until(lambda: explorer.evaluate(RANKS) == 4, "four devices")
     slider(explorer, "gpu").focus()
     explorer.keyboard.press("ArrowRight")

@@ -48,7 +48,7 @@ const STYLE = `
 .sp-pending .sp-stale{position:absolute;right:0;top:0;z-index:4;margin:0;border-left-color:#56B4E9;background:var(--jp-layout-color1,#fff)}
 .sp-old>:not(.sp-stale):not(.sp-code){filter:grayscale(1);pointer-events:none}
 .sp-old{background:repeating-linear-gradient(135deg,transparent 0 14px,${OLD} 14px 17px)}
-.sp-old :is(.sp-tile,.sp-why,.sp-part,.sp-name,.sp-change,.sp-code){background:${GROUND}}  /* no stripe runs through words */
+.sp-old :is(.sp-stale,.sp-tile,.sp-why,.sp-part,.sp-name,.sp-change,.sp-code){background:${GROUND}}  /* no stripe runs through words */
 .sp-old svg text:not([style*=fill]){paint-order:stroke;stroke:${GROUND};stroke-width:5px}
 .sp-copy{color:var(--jp-ui-font-color1,#222);background:var(--jp-layout-color2,#eee);border:1px solid var(--jp-border-color1,#bbb)}
 .sp-copy:disabled{color:var(--jp-ui-font-color2,#666);background:${GROUND}}
