@@ -336,6 +336,19 @@ def test_few_epochs_have_a_tick_each_and_a_users_network_its_files_name(records,
     assert "/some/where" not in plots.accuracy(RunRecord(tmp_path / "own")).to_json()
 
 
+def test_runs_of_two_tasks_may_be_of_two_campaigns(records, tmp_path):
+    """Each task's runs are compared with one another, and with no other task's."""
+    runs = {}
+    for name in ("images", "words"):
+        shutil.copytree(records[0].folder, tmp_path / name)
+        origin = json.loads((tmp_path / name / "origin.json").read_text()) | {"campaign": name}
+        (tmp_path / name / "origin.json").write_text(json.dumps(origin))
+        runs[name] = [RunRecord(tmp_path / name)]
+    told = "runs of different campaigns"
+    assert told not in plots.tasks(runs).layout.title.text
+    assert told in plots.tasks({"both": [run for own in runs.values() for run in own]}).layout.title.text
+
+
 def test_tasks_have_a_column_each_with_speeds_above_and_accuracy_below(records):
     runs = {"images": records, "words": records[:1]}
     table = plots.tasks_table(runs)
