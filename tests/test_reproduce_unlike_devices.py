@@ -129,7 +129,10 @@ def test_files_of_ones_own(tmp_path, shared_reference):
         unlike_devices(MODEL, profiles={"slow": files["slow"]}, cluster=str(tmp_path / "own.toml"))
     with pytest.raises(InputError, match="no profiles of fast here"):
         unlike_devices("other", cluster=str(tmp_path / "own.toml"))
-    with pytest.raises(InputError, match="nowhere: no such file, nor one of mixed-cores, sparsepipe-mix, two-cores"):
+    with pytest.raises(
+        InputError,
+        match="nowhere: no such cluster file; check the path, or name one of mixed-cores, sparsepipe-mix, two-cores",
+    ):
         unlike_devices(MODEL, cluster="nowhere")
 
 

@@ -278,7 +278,7 @@ def test_explorer_pins_a_plan_to_compare(explorer):
     button(explorer, "pin as A").click()
     explorer.wait_for_selector("text=the same layers on the same devices")
     explorer.locator(".widget-dropdown select", has_text="data-parallel").select_option("data-parallel")
-    explorer.wait_for_selector("text=/B is [0-9.]+ × as fast as A/")
+    explorer.wait_for_selector("text=/B is [0-9.]+\\s×\\sas fast as A/")
     cells = explorer.locator(".sp-cells")
 
     def told(across, above):

@@ -52,7 +52,7 @@ def clusters(draw):
     for k in range(draw(st.integers(1, 3))):
         names = draw(st.lists(st.sampled_from(list(SPEEDS)), min_size=1, max_size=3))
         kinds = tuple(DeviceType(name, limits[name]) for name in names)
-        address = draw(st.sampled_from(["127.0.0.1", "10.0.0.7"]))
+        address = draw(st.sampled_from(["127.0.0.1", f"10.0.0.{k}"]))
         nodes.append(Node(f"n{k}", kinds, draw(links), address))
     return Cluster(tuple(nodes), draw(links))
 

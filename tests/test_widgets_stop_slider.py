@@ -100,7 +100,7 @@ def test_memory_is_typed_in_binary_units_too():
 
 def test_counts_beyond_the_slider_widen_it_up_to_a_limit_that_is_told():
     """ipywidgets' slider took a typed 12 for its maximum, 8."""
-    slider = count_slider("gpu", 2, low=0, high=8, most=64)
+    slider = count_slider("gpu", 2, low=0, high=8, most=64, tip="how many")
     page_types(slider, "12")
     assert slider.value == 12 and texts(slider) == [str(k) for k in range(13)]
     for text in ("65", "-1", "2.5", "two", ""):

@@ -109,7 +109,6 @@ def _plan(verb: Parser) -> None:
     verb.add_argument(
         "--schedule",
         choices=tuple(SCHEDULE_RULES),
-        default="1f1b",
         help="the order of forwards and backwards (default: 1f1b)",
     )
     verb.add_argument(

@@ -96,6 +96,8 @@ def profile(options: argparse.Namespace) -> Answer:
 
 def plan(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options, warn=options.json)  # else the first plan's own text does
+    names_schedule = options.schedule is not None
+    options.schedule = options.schedule or _SCHEDULE
     settings = {
         "schedule": options.schedule,
         "num_microbatches": options.num_microbatches,
@@ -112,7 +114,7 @@ def plan(options: argparse.Namespace) -> Answer:
         raise InputError("--replication goes with several pipelines that average: give --pipelines P, 2 or more")
     if several:
         return _pipelines(options, found, cluster, settings)
-    if options.objective == LATENCY and options.schedule != _SCHEDULE:
+    if options.objective == LATENCY and names_schedule:
         warn([f"--schedule has no effect: with --objective {LATENCY} forwards alone are planned"])
     if options.objective == LATENCY and len(options.planner or ()) > 1:
         raise InputError(
