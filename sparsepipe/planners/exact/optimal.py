@@ -135,12 +135,13 @@ class Optimal:
         found, bound = self._search(problem)
         found.sort(key=lambda one: one.value)
         if self.cost_model == "default" and problem.table.is_read_again:
-            return self._with_reading(problem, found, bound)
-        plans = [self._plan(problem, one, bound) for one in found[: self.rescore]]
+            plans = self._with_reading(problem, found, bound)
+        else:
+            plans = [self._plan(problem, one, bound) for one in found[: self.rescore]]
         return max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
 
-    def _with_reading(self, problem: Problem, found: list["Found"], bound: float) -> Plan:
-        """The best plan by estimates, which count that later stages read minibatches again: the search leaves it out.
+    def _with_reading(self, problem: Problem, found: list["Found"], bound: float) -> list[Plan]:
+        """The best plans by estimates, which count that later stages read minibatches again: the search leaves it out.
 
         So a plan in one stage, which reads them once, may be better than all that the search found.
         """
@@ -151,8 +152,7 @@ class Optimal:
         if all(expected.stages[0].memory_bytes <= kind.memory_bytes for kind in kinds):
             lower = min(bound, expected.period_seconds)
             plans.append(replace(together, estimate=replace(expected, lower_bound_seconds=lower)))
-        plans = sorted(plans, key=lambda plan: plan.estimate.period_seconds if plan.estimate else inf)[: self.rescore]
-        return max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
+        return sorted(plans, key=lambda plan: plan.estimate.period_seconds if plan.estimate else inf)[: self.rescore]
 
     def _search(self, problem: Problem) -> tuple[list["Found"], float]:
         """(paths found, a proven lower bound of the period)."""
