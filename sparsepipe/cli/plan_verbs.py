@@ -35,7 +35,7 @@ from .pipelines_text import forecast_text
 from .plan_table import side_by_side, throughput
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
-from .without_effect import of_other_data
+from .without_effect import OF_MODULES, no_effect, of_other_data
 
 _SCHEDULE = "1f1b"  # where nobody says
 _CLASSES = 10  # of a network whose stages are written, where nobody says
@@ -48,7 +48,7 @@ def profile(options: argparse.Namespace) -> Answer:
     of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args")}
     warn(of_other_data(of_data, options.data))
     if options.model_args is not None and is_table(options.model):
-        warn(["--model-args has no effect: they are of torch modules, and the model is a table"])
+        warn([no_effect("model_args", OF_MODULES)])
     if options.out.is_dir():  # told before anything is measured
         raise InputError(f"--out {options.out}: is a folder, expected a file's name, such as profile.json in it")
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def plan(options: argparse.Namespace) -> Answer:
     if several:
         return _pipelines(options, found, cluster, settings)
     if options.objective == LATENCY and names_schedule:
-        warn([f"--schedule has no effect: with --objective {LATENCY} forwards alone are planned"])
+        warn([no_effect("schedule", f"with --objective {LATENCY} forwards alone are planned")])
     if options.objective == LATENCY and len(options.planner or ()) > 1:
         raise InputError(
             f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal"

@@ -85,6 +85,7 @@ def _without_checkpoints(run: _Run) -> bool:
 
 
 _NOT_OF_CLOUDS = "the data are no point clouds"
+OF_MODULES = "they are of torch modules, and the model is a table"
 _NO_CHECKPOINTS = "no checkpoints are written (--checkpoint-every 0)"
 _CASES: Mapping[str, tuple[_Case, ...]] = {
     "epochs": (_Case(lambda run: run.config.minibatches is not None, "--minibatches says when the run ends"),),
@@ -112,9 +113,7 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
         _Case(lambda run: run.has_no_batch_norm, "the network has no batch norm"),
     ),
     "compression": (_Case(lambda run: run.has_no_boundaries, "the plan has one stage: no boundary is crossed"),),
-    "model_args": (
-        _Case(lambda run: is_table(run.config.model), "they are of torch modules, and the model is a table"),
-    ),
+    "model_args": (_Case(lambda run: is_table(run.config.model), OF_MODULES),),
     "data_args": (_Case(lambda run: run.data == CLOUDS, "the data are point clouds, which have none"),),
     "voxel_size": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "num_points": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
@@ -136,6 +135,11 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
 }
 
 
+def no_effect(name: str, why: str) -> str:
+    """Say that an option, named as its attribute, has no effect."""
+    return f"--{name.replace('_', '-')} has no effect: {why}"
+
+
 def without_effect(given: argparse.Namespace, config: RunConfig, plan: Plan | Pipelines) -> Iterator[str]:
     """Yield a line for each option of `run` that was given and that the run's settings and plan leave nothing to do."""
     run = _Run(config, plan)
@@ -144,7 +148,7 @@ def without_effect(given: argparse.Namespace, config: RunConfig, plan: Plan | Pi
             continue
         why = next((case.why for case in cases if case.idle(run)), None)
         if why is not None:
-            yield f"--{name.replace('_', '-')} has no effect: {why}"
+            yield no_effect(name, why)
 
 
 def of_other_data(given: Mapping[str, Any], source: str) -> Iterator[str]:
@@ -154,4 +158,4 @@ def of_other_data(given: Mapping[str, Any], source: str) -> Iterator[str]:
         is_of_clouds = name != "data_args"
         if value is not None and kind is not None and is_of_clouds != (kind == CLOUDS):
             why = _NOT_OF_CLOUDS if is_of_clouds else "the data are point clouds, which have none"
-            yield f"--{name.replace('_', '-')} has no effect: {why}"
+            yield no_effect(name, why)
