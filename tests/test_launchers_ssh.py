@@ -136,7 +136,6 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
         "name": ({"ssh": "host9"}, "no host of that name"),
         "apart": ({"address": "192.168.9.2"}, "host1: no network there leads to host2's address 192.168.9.2"),
         "networks": ({"address": "fd00::2"}, "addresses of different networks"),
-        "alike": ({"address": first.address}, "the address of more than one host"),
     }
     plan = plan_of(MODEL, [[0], [1]], **FLUSH)
     told = [desk.told(name, plan, config(), first, second, last=changes) for name, (changes, _) in wrong.items()]
@@ -148,12 +147,16 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     ((_, reason),) = desk.launch(desk.told("twice", plan, config(), first, second))
     assert "host1 and host2 are both called 'host1'" in reason
     assert second.run("hostname", "host2").returncode == 0
-    file = desk.cluster("verb", first, second, last={"ssh": "host9"})
-    words = ["run", str(desk.folder / "twice-plan.json"), "--model", MODEL, "--data", DATA, "--cluster", str(file)]
-    said = desk.network.desk.run(
-        sys.executable, "-m", "sparsepipe", *words, "--run-dir", str(desk.folder / "verb"), cwd=REPOSITORY
-    )
-    assert said.returncode == 2 and "no host of that name" in said.stderr.splitlines()[-1], said.stderr
+    for name, changes, remedy in (
+        ("verb", {"ssh": "host9"}, "no host of that name"),
+        ("alike", {"address": first.address}, "the address of more than one host (host1 and host2)"),
+    ):
+        file = desk.cluster(name, first, second, last=changes)
+        words = ["run", str(desk.folder / "twice-plan.json"), "--model", MODEL, "--data", DATA, "--cluster", str(file)]
+        said = desk.network.desk.run(
+            sys.executable, "-m", "sparsepipe", *words, "--run-dir", str(desk.folder / name), cwd=REPOSITORY
+        )
+        assert said.returncode == 2 and remedy in said.stderr.splitlines()[-1], said.stderr
     keys = second.home.parent / "keys" / "desk.pub"
     keys.write_text("")
     ((kind, reason),) = desk.launch(desk.told("key", plan, config(), first, second))
