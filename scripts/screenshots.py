@@ -17,6 +17,7 @@ from scripts.bench.widgets.cases import chain  # noqa: E402
 from scripts.lab_driver import Lab, chromium, open_page, run_notebook, set_theme  # noqa: E402
 from sparsepipe.reproduce import reproduce  # noqa: E402
 
+TALL = 2600  # pixels: all of an explorer or a board, above the status bar
 BOARD = """
 from sparsepipe import Cluster
 from sparsepipe.data.shapes import make_shapes
@@ -65,7 +66,7 @@ def few_colours(source: Path, target: Path) -> None:
 def explorer(browser: Any, lab: Lab, path: Path) -> None:
     """The explorer with a pinned plan, its cuts to be dragged."""
     lab.write("explorer.ipynb", chain(40, 6).cell)
-    page = open_page(browser, width=1280, height=1500)
+    page = open_page(browser, width=1280, height=TALL)
     run_notebook(page, lab, "explorer.ipynb")
     page.get_by_role("button", name="pin as A").click()
     page.get_by_role("button", name="pin cuts").click()
@@ -78,7 +79,7 @@ def explorer(browser: Any, lab: Lab, path: Path) -> None:
 def board(browser: Any, lab: Lab, path: Path) -> None:
     """The launch board after a run, in the dark theme."""
     lab.write("board.ipynb", BOARD)
-    page = open_page(browser, width=1280, height=2600)  # all of it, above the status bar
+    page = open_page(browser, width=1280, height=TALL)
     run_notebook(page, lab, "board.ipynb", seconds=200)
     page.locator("button.jupyter-button", has_text="launch").first.click()
     page.wait_for_selector("text=finished:", timeout=200_000)
