@@ -55,7 +55,7 @@ def cells(root):
     yield nbformat.v4.new_code_cell("display(answer)", outputs=[answer])
 
 
-TABLE = f"| planner | {'time of a minibatch, planned | ' * 7}\n{'|---' * 8}|\n| model-parallel {'| 20.2 ms ' * 7}|"
+TABLE = f"| planner | {'time per minibatch, predicted | ' * 7}\n{'|---' * 8}|\n| model-parallel {'| 20.2 ms ' * 7}|"
 TABLE += f"\n| `local-sgd:every=4` {'| 20.2 ms ' * 7}|"
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 

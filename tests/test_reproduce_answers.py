@@ -1,4 +1,4 @@
-"""What answers say: which plans wait, and why a run is not as fast as planned."""
+"""What answers say: which plans wait, and why a run is not as fast as predicted."""
 
 from dataclasses import replace
 from unittest.mock import Mock
@@ -61,7 +61,7 @@ def test_paces_have_units_and_as_many_digits_as_each_other():
     speeds = pd.DataFrame({"strategy": ["one process", "2 pipelines (a_b)"], "samples_per_second": [214.03, 1033.871]})
     speeds["predicted_samples_per_second"], speeds["speedup_over_first"] = [240.1, None], [1.0, 4.8305]
     head, _, first, second = paces_markdown(speeds).splitlines()
-    assert head == "| strategy | measured (samples/s) | planned (samples/s) | over one process |"
+    assert head == "| strategy | measured (samples/s) | predicted (samples/s) | over one process |"
     assert first == "| one process | 214 | 240 | 1.00 × |" and second.endswith("| 1,034 | – | 4.83 × |")
     assert "a_b" not in second, "names are escaped"
     speeds["validation_accuracy"] = [0.91249, float("nan")]
@@ -93,7 +93,7 @@ def test_a_prediction_of_more_than_all_devices_together_is_told():
 
 
 def record_of(folder, *, speed, load=None, busy=0.8):
-    """A finished run whose only stage was planned to take 10 ms for a minibatch of 16."""
+    """A finished run whose only stage was predicted to take 10 ms for a minibatch of 16."""
     expected = Estimate(0.01, (StageEstimate(0.01),))
     plan = Plan(
         (Stage(("a",), (0,)),), estimate=expected, warnings=("the layers' sum is 0.5 x a whole step; again", "<b>")
@@ -106,8 +106,8 @@ def record_of(folder, *, speed, load=None, busy=0.8):
     return record
 
 
-def test_a_run_that_is_slower_than_planned_says_what_its_record_knows(tmp_path):
-    """Half as fast as planned: the notebook named the speed alone."""
+def test_a_run_that_is_slower_than_predicted_says_what_its_record_knows(tmp_path):
+    """Half as fast as predicted: the notebook named the speed alone."""
     assert (
         tell_pace(record_of(tmp_path / "a", speed=1590)) == "1,590 samples/s, 99% of the 1,600 that its plan predicts"
     )

@@ -152,13 +152,13 @@ def test_a_click_asks_before_it_launches_beside_another_job(board, plans, monkey
     assert launched == ["pipeline"] * 2, "nobody is at work any more"
 
 
-def test_runs_that_ended_before_the_board_was_made_are_there_with_planned_beside_measured(board, plans):
-    planned = BATCH_SIZE / plans["pipeline"].estimate.period_seconds
-    ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=planned / 2)
+def test_runs_that_ended_before_the_board_was_made_are_there_with_predicted_beside_measured(board, plans):
+    predicted = BATCH_SIZE / plans["pipeline"].estimate.period_seconds
+    ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=predicted / 2)
     again = LaunchBoard(plans, CONFIG, runs=board.runs, profile=board.profile, cluster=board.cluster)
     again._thread.join(timeout=ENOUGH)
     line = again._lines["pipeline"]
-    assert f"finished: planned {planned:,.0f}, measured {planned / 2:,.0f} samples/s (50%)" in line.state.value
+    assert f"finished: predicted {predicted:,.0f}, measured {predicted / 2:,.0f} samples/s (50%)" in line.state.value
     assert not line.start.disabled and line.stop.disabled and "earlier plan" not in line.state.value
     assert again.details.job.label == "choose a job", "it is offered, and not in the way"
     assert "pipeline" in [value for _, value in again.details.job.options]
@@ -193,7 +193,7 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
     assert shown(third)[1].state.value == told
 
 
-def test_planned_and_measured_speed_of_each_stage_stand_side_by_side(board, plans):
+def test_predicted_and_measured_speed_of_each_stage_stand_side_by_side(board, plans):
     record = ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=99.0)
     told = speeds_table(record)
     assert "99 samples/s" in told and "stage 1 computes" in told and "50% of the time" in told
@@ -230,7 +230,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     with pytest.raises(InputError, match="pipelines that train together keep their plans"):
         board.replan("two", plan.local(0))
     board._thread.join(timeout=ENOUGH)
-    assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: planned ")
+    assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")
     assert details.rank.options == (0, 1, 2) and "rank 2, stage 0" in details.ranks.value
     assert "has nothing to report" in details.log.value or "<pre" in details.log.value
     assert details.end.layout.display == ""

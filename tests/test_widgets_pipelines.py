@@ -107,7 +107,7 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     out = tmp_path / "plan.json"
     planned = printed(capsys, "plan", *given, "--pipelines", 2, "--quick", "--replication", "all-reduce", "--out", out)
     assert [one.stages for one in Pipelines.load(out).pipelines] == [one.stages for one in shown.plan.pipelines]
-    assert tile(explorer, "as planned") == f"{pace(planned['samples_per_second'])} samples/s"
+    assert tile(explorer, "as predicted") == f"{pace(planned['samples_per_second'])} samples/s"
     over = planned["data_parallel_seconds"] / planned["period_seconds"]
     assert tile(explorer, "over data parallelism") == f"{over:.2f} ×"
     count = ("--minibatches", len(shown.sizes))

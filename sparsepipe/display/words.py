@@ -28,6 +28,6 @@ OF_RUNS: Mapping[str, str] = {
     "averaging": OF_PLANS["averaging"],
     "communication": "waiting for bytes that are on their way",
     "bubble": "the share of idle time: ranks wait, for each other or for bytes, or the pipeline fills and drains",
-    "planned, measured": "what the plan's estimate says of such minibatches, and what the run did once it was full",
+    "predicted, measured": "what the plan's estimate says of such minibatches, and what the run did once it was full",
     "detached": "the job goes on when the kernel ends, and is found again by this board",
 }

@@ -14,7 +14,7 @@ STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", "Spa
 
 @dataclass(frozen=True)
 class Point:
-    """What a strategy does on `cluster`. Sizes are of one minibatch, memory of the fullest worker."""
+    """What a strategy does on `cluster`. Sizes are of one minibatch, memory of the fullest device."""
 
     strategy: str
     cluster: str

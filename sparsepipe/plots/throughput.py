@@ -79,7 +79,7 @@ def _told(record: RunRecord, samples_per_second: float) -> dict[str, Any]:
 
 
 def _period_seconds(plan: Plan | Pipelines) -> float | None:
-    """Seconds a minibatch as planned, of several pipelines together where none waits."""
+    """Seconds a minibatch as predicted, of several pipelines together where none waits."""
     if isinstance(plan, Pipelines):
         return plan.period_seconds
     return plan.estimate.period_seconds if plan.estimate else None

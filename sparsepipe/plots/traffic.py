@@ -1,4 +1,4 @@
-"""Traffic and memory of each strategy: bytes a minibatch between devices, memory of the fullest worker."""
+"""Traffic and memory of each strategy: bytes a minibatch between devices, memory of the fullest device."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +17,7 @@ _AXIS = 330  # pixels, about
 
 
 def traffic_table(points: Sequence[Point]) -> pd.DataFrame:
-    """One row for each strategy: bytes sent as activations and as gradients, memory of the fullest worker."""
+    """One row for each strategy: bytes sent as activations and as gradients, memory of the fullest device."""
     return points_table(points)[
         ["strategy", "cluster", "devices", "activation_bytes", "gradient_bytes", "memory_bytes", "samples_per_second"]
     ]
@@ -54,7 +54,7 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
     )
     figure.add_trace(memory, row=1, col=2)
     figure.update_yaxes(title_text=f"sent per minibatch ({sent_unit})", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text=f"memory, fullest worker ({kept_unit})", rangemode="tozero", row=1, col=2)
+    figure.update_yaxes(title_text=f"memory of the fullest device ({kept_unit})", rangemode="tozero", row=1, col=2)
     figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
     legend = {"orientation": "h", "x": 0, "y": -0.34, "yanchor": "top", "traceorder": "normal"}
     figure.update_layout(barmode="stack", legend=legend, margin={"b": 130})

@@ -1,4 +1,4 @@
-"""What answers of several notebooks say of a pace that is not the one that was planned."""
+"""What answers of several notebooks say of a pace that is not the one that was predicted."""
 
 from collections.abc import Mapping, Sequence
 
@@ -57,16 +57,16 @@ def _shape(plan: Plan) -> tuple:
 
 
 def paces_markdown(speeds: pd.DataFrame) -> str:
-    """Return a `throughput_table` as a table in Markdown: paces by strategy, measured and planned, in samples/s.
+    """Return a `throughput_table` as a table in Markdown: paces by strategy, measured and predicted, in samples/s.
 
     And how many times as fast as the first each is, and the `validation_accuracy` where the table has one.
     """
-    measured, planned = speeds.samples_per_second, speeds.predicted_samples_per_second.astype(float)
-    form = alike([*measured, *planned], 3)
+    measured, predicted = speeds.samples_per_second, speeds.predicted_samples_per_second.astype(float)
+    form = alike([*measured, *predicted], 3)
     columns = {
         "strategy": map(markdown_text, speeds.strategy),
         "measured (samples/s)": map(form, measured),
-        "planned (samples/s)": ("–" if pace != pace else form(pace) for pace in planned),
+        "predicted (samples/s)": ("–" if pace != pace else form(pace) for pace in predicted),
         f"over {markdown_text(speeds.strategy.iloc[0])}": (f"{times:.2f} ×" for times in speeds.speedup_over_first),
     }
     if "validation_accuracy" in speeds:
@@ -116,7 +116,7 @@ def tell_pace(record: RunRecord) -> str:
 
 
 def _reasons(record: RunRecord, period: float) -> list[str]:
-    """What a record tells of a pace of `period` seconds a minibatch that was not planned, the largest share first."""
+    """What a record tells of a pace of `period` seconds a minibatch that was not predicted, the largest share first."""
     plan, stages = record.plan, record.metrics("summary")[-1].get("stages", ())
     assert isinstance(plan, Plan)
     reasons = []
@@ -124,11 +124,11 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
         worked = {row["stage"]: row["busy_fraction"] + row.get("average_fraction", 0.0) for row in stages}
         longest = max(worked, key=lambda stage: worked[stage])
         expected = plan.estimate.stages[longest]
-        planned, took = expected.compute_seconds + expected.averaging_seconds, worked[longest] * period
-        times = f" ({took / planned:.2f}{TIE}×)" if planned else ""
+        predicted, took = expected.compute_seconds + expected.averaging_seconds, worked[longest] * period
+        times = f" ({took / predicted:.2f}{TIE}×)" if predicted else ""
         reasons.append(
             f"stage {longest}, which works longest, takes {milliseconds(took)} per minibatch where its profile says "
-            f"{milliseconds(planned)}{times}"
+            f"{milliseconds(predicted)}{times}"
         )
         together = next(own for own in plan.positions if longest in own)  # on the same devices
         if (idle := 1 - sum(worked.get(stage, 0.0) for stage in together)) > _IDLE:

@@ -63,7 +63,7 @@ class Overview:
             for what, leaves, notebook in _LOOP
         ]
         steps = arrow.join(boxes)
-        told = "↻ 05 holds what was measured against what 04 planned: where they differ, measure and plan again"
+        told = "↻ 05 holds what was measured against what 04 predicted: where they differ, measure and plan again"
         whole = Html("<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>")
         return Shown(whole.format(steps, told))
 

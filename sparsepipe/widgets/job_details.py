@@ -1,4 +1,4 @@
-"""One job of the launch board in detail: what its ranks do, who waits for whom, logs, and planned beside measured."""
+"""One job of the launch board in detail: what its ranks do, who waits for whom, logs, and predicted beside measured."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -100,7 +100,7 @@ class JobDetails:
             looks.show(self.end, on=finished and self._compared == job.record.folder)
 
     def _compare(self, record: RunRecord) -> None:
-        """Speeds, then the last epoch as planned, above it as measured, and where the time went."""
+        """Speeds, then the last epoch as predicted, above it as measured, and where the time went."""
         looks.show(self.anatomy, on=True)
         self.speeds.value = speeds_table(record)
         last = max((row["epoch"] for row in record.metrics("step")), default=0)
@@ -157,14 +157,14 @@ _ROW = Html("<tr>{}</tr>")
 
 
 def speeds_table(record: RunRecord) -> Html:
-    """The run's speed and how busy each stage was, planned beside measured; nothing before it has a summary."""
+    """The run's speed and how busy each stage was, predicted beside measured; nothing before it has a summary."""
     summaries, plan = record.metrics("summary"), record.plan
     if not summaries:
         return Html("")
     summary = summaries[-1]
-    planned = samples_per_second(plan, record.config["batch_size"])
-    rows = [("", "planned", "measured")]
-    rows.append(("throughput", _speed(planned), _speed(summary["samples_per_second"])))
+    predicted = samples_per_second(plan, record.config["batch_size"])
+    rows = [("", "predicted", "measured")]
+    rows.append(("throughput", _speed(predicted), _speed(summary["samples_per_second"])))
     stages = _expected_stages(plan)
     for row in summary.get("stages", ()):
         name, expected, k = stages[row["stage"]]
@@ -177,7 +177,7 @@ def speeds_table(record: RunRecord) -> Html:
     head, *body = rows
     lines = [_ROW.format(joined(map(_HEAD.format, head))), *(_ROW.format(joined(map(_CELL.format, r))) for r in body)]
     table = Html("<table style='font-size:13px;text-align:left'>{}</table>").format(joined(lines))
-    return scrolled(table, "planned beside measured")
+    return scrolled(table, "predicted beside measured")
 
 
 def _expected_stages(plan: Plan | Pipelines) -> list[tuple[str, Estimate | None, int]]:

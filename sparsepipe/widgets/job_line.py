@@ -182,7 +182,7 @@ def _speed(speed: float) -> Html:
 
 
 def _ended(job: Job) -> Html | str:
-    """How a job ended: planned beside measured speed, and what it learned."""
+    """How a job ended: predicted beside measured speed, and what it learned."""
     try:
         summary = job.wait(timeout=1)
     except (InputError, RunFailed) as error:
@@ -193,6 +193,7 @@ def _ended(job: Job) -> Html | str:
         "finished" if job.state == "finished" else f"{job.state} after {number_of(summary['minibatches'], 'minibatch')}"
     )
     measured = summary["samples_per_second"]
-    planned = samples_per_second(job.record.plan, job.record.config["batch_size"])
-    beside = f"planned {planned:,.0f}, measured {measured:,.0f} samples/s ({measured / planned:.0%})" if planned else ""
+    predicted = samples_per_second(job.record.plan, job.record.config["batch_size"])
+    beside = f"predicted {predicted:,.0f}, measured {measured:,.0f} samples/s" if predicted else ""
+    beside += f" ({measured / predicted:.0%})" if predicted else ""
     return f"{ended}: {beside or f'{measured:,.0f} samples/s'}{told}"

@@ -97,7 +97,7 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
     pipelines, found = answer.plan, []
     if rate := pipelines.minibatches_per_second:
         what = f"by the default cost model where none waits: {milliseconds(1 / rate)} per minibatch of all together"
-        found.append(["as planned", f"{pace_text(rate * pipelines.samples)} samples/s", what])
+        found.append(["as predicted", f"{pace_text(rate * pipelines.samples)} samples/s", what])
         if seconds := pipelines.data_parallel_seconds:
             what = f"all layers on every device, equal shares: {milliseconds(seconds)} per minibatch"
             found.append(["over data parallelism", f"{seconds * rate:.2f} ×", what])

@@ -109,6 +109,6 @@ def check_workers(count: int) -> None:
     if count > max(_FEW_WORKERS, 4 * cores):
         warnings.warn(
             f"{count} workers share {number_of(cores, 'core')} of this machine: they take turns, and train far "
-            "slower than planned",
+            "slower than predicted",
             stacklevel=4,
         )
