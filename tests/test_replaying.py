@@ -92,7 +92,7 @@ def test_slow_downs_are_those_that_the_jobs_authors_published(explained, publish
 
 def test_culprits_are_those_that_the_jobs_authors_name(explained):
     """ST: the last stage is long. SE: sequences of unlike lengths, and a long last stage (68%): no one place."""
-    assert explained["ST"].culprit.startswith("stage 3 (the last) is 1.6 × slow in all steps")
+    assert explained["ST"].culprit.startswith("stage 3 (the last) takes 1.6 × as long as an even one in all steps")
     assert explained["SE"].culprit.startswith("no single cause") and "sizes of microbatches" in explained["SE"].culprit
     assert explained["SE"].share(Part("stage", 1)) == pytest.approx(0.68, abs=0.02)  # their M_S
     assert explained["SE"].by[Part("size")] > 1.3 > 1.01 > explained["ST"].by[Part("size")]
@@ -153,7 +153,7 @@ def test_one_slow_device_is_found():
     )
     trace = simulate(replace(plan, stages=stages), Profile(profile.graph, {"d": costs, "e": twice}), cluster, [1] * 64)
     found = what_if(trace)
-    assert found.culprit.startswith("rank 1 (stage 0 of replica 1) is 2.0 × slow in all steps: ")
+    assert found.culprit.startswith("rank 1 (stage 0 of replica 1) takes 2.0 × as long as an even one in all steps: ")
     # A step takes 16 forwards and backwards of a stage at least: twice as long here.
     assert found.measured_seconds == pytest.approx(49.0) and found.without[Part("rank", 1)] < 0.7 * 49.0
     assert found.share(Part("rank", 1)) > max(found.share(part) for part in found.without if part.category == "replica")
@@ -185,7 +185,7 @@ def test_a_slow_rank_of_several_pipelines_is_found(tmp_path, rule, rank):
     for trace in (simulated, replace(simulated, spans=tuple(spans)), Trace.load(path)):
         found = what_if(trace)
         assert found.culprit.startswith(
-            f"rank {rank} (stage {rank} of pipeline {rank // 2}) is 4.0 × slow in all steps"
+            f"rank {rank} (stage {rank} of pipeline {rank // 2}) takes 4.0 × as long as an even one in all steps"
         )
         assert found.culprit.endswith("is not told") and found.even_seconds <= found.measured_seconds * (1 + 1e-9)
         assert {part.key for part in found.without if part.category == "stage"} == set(range(8))
@@ -224,7 +224,7 @@ def test_what_lies_at_a_slow_rank_is_no_transfer(slow):
     run, simulated = as_a_run(trace), what_if(trace)
     found = what_if(run)
     assert replay(run).largest_error < 1e-9
-    assert found.culprit == simulated.culprit and f"rank {slow} (stage {slow} of" in found.culprit
+    assert found.culprit == simulated.culprit and f"rank {slow} (stage {slow}) takes" in found.culprit
     assert found.slowdown == pytest.approx(simulated.slowdown) and found.slowdown > 1.3
 
 

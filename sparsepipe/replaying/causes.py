@@ -248,7 +248,8 @@ def _slowest(known: Dependencies, copies: Copies) -> str:
 
 def _where(rank: int, known: Dependencies, copies: Copies) -> str:
     stages = sorted({copies.stage(node) for node in known.nodes if node.rank == rank and node.kind in COMPUTE})
-    return f" (stage {', '.join(map(str, stages))} of {copies.word} {copies.copy(rank)})"
+    of_copy = f" of {copies.word} {copies.copy(rank)}" if len(set(copies.of_rank.values())) > 1 else ""
+    return f" (stage {', '.join(map(str, stages))}{of_copy})"
 
 
 def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> str:
@@ -285,7 +286,7 @@ def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) ->
     if not slow:
         return ""
     when = "all steps" if slow == len(ratios) else f"{slow} of {len(ratios)} steps"
-    return f"{_name(part)}{where} is {factor:{_digits(factor)}} × slow in {when}: {cost}"
+    return f"{_name(part)}{where} takes {factor:{_digits(factor)}} × as long as an even one in {when}: {cost}"
 
 
 def _digits(factor: float) -> str:
