@@ -57,7 +57,7 @@ class ScheduleRules:
             return ""
         if most == 1:
             return "does not interleave stages"
-        return f"puts {fewest if fewest == most else f'at least {fewest}'} stages on each rank"
+        return f"puts {fewest if fewest == most else f'at least {fewest}'} stages on each device"
 
 
 WEIGHT_RULES: Mapping[str, WeightRules] = {
@@ -101,7 +101,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "interleaved-zero-bubble": ScheduleRules(
         ("flush",),
-        "several stages on each rank, weight gradients fill the waiting, weights updated once per step (ZB-H1)",
+        "several stages per device, weight gradients fill the waiting, weights updated once per step (ZB-H1)",
         "interleaved_zero_bubble",
         stages_per_rank=(2, None),
         splits_backward=True,
@@ -109,7 +109,8 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "zbv": ScheduleRules(
         ("flush",),
-        "two stages per rank, there and back, weight gradients fill the waiting, weights updated once per step (ZB-V)",
+        "two stages per device, there and back, weight gradients fill the waiting, weights updated once per step "
+        "(ZB-V)",
         "zbv",
         stages_per_rank=(2, 2),
         placement="v",
@@ -118,7 +119,7 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     ),
     "dualpipe-v": ScheduleRules(
         ("flush",),
-        "two stages per rank, there and back, one's forwards beside the other's backwards, weights updated once per "
+        "two stages per device, there and back, one's forwards beside the other's backwards, weights updated once per "
         "step (DualPipeV)",
         "dualpipe_v",
         stages_per_rank=(2, 2),

@@ -273,7 +273,7 @@ def test_stages_interleaved_on_each_device(tmp_path, profile, capsys):
     code, out, _ = run("simulate", tmp_path / "bent.json", *machines, "--json", capsys=capsys)
     assert code == 0 and json.loads(out)["busy_fraction"].keys() == {"0", "1"}
     code, _, told = run("plan", *machines, "--planner", "optimal", "--schedule", "zbv", capsys=capsys)
-    assert code == 2 and "1 stage per device: schedule 'zbv' puts 2 stages on each rank" in told
+    assert code == 2 and "1 stage per device: schedule 'zbv' puts 2 stages on each device" in told
 
 
 @pytest.mark.parametrize("schedule", ["interleaved-zero-bubble", "zbv", "dualpipe-v"])
@@ -281,7 +281,7 @@ def test_a_schedule_of_several_stages_a_device_takes_a_planner_of_them(profile, 
     words = ("plan", "--profile", profile, "--devices", 2, "--schedule", schedule, "--json")
     code, out, told = run(*words, capsys=capsys)
     asked = run(*words, "--planner", "model-parallel", capsys=capsys)[1]
-    assert code == 0 and told.count("\n") == 1 and "2 stages on each rank: planned by 'model-parallel'" in told
+    assert code == 0 and told.count("\n") == 1 and "2 stages on each device: planned by 'model-parallel'" in told
     assert json.loads(out)["stages"] == json.loads(asked)["stages"] and len(json.loads(out)["stages"]) == 4
 
 

@@ -20,7 +20,7 @@ def test_a_run_says_how_far_it_is_within_the_epoch(monkeypatch, capsys):
         "epoch 1 of 2, minibatch 2 of 4: loss 2.5000, 16 samples/s",
         "epoch 1 of 2, minibatch 3 of 4: loss 2.5000, 16 samples/s",
         "epoch 1 of 2, minibatch 4 of 4: loss 2.5000, 16 samples/s",
-        "epoch 1: loss 2.0000, 16.0 samples/s, accuracy 45.6%",
+        "epoch 1: loss 2.0000, 16.0 samples/s, validation accuracy 45.6%",
         "epoch 2 of 2, minibatch 1 of 4: loss 1.5000",
     ]
 

@@ -71,6 +71,8 @@ def test_translations_that_were_not_learnt_are_told_in_words():
 
 def test_a_profile_of_another_pace_is_told():
     kept = {("images", "one process"): 0.9, ("images", "data parallel × 2"): 0.56}
-    assert kept_told(kept) == "Measured speeds are 56% to 90% of the predicted ones."
+    assert kept_told(kept) == "Measured throughput is 56% to 90% of what was predicted."
     told = kept_told(kept | {("masked words", "one process"): 1.93, ("masked words", "data parallel × 2"): 2.02})
-    assert told.startswith("Measured speeds are 56% to 202% of the predicted ones. Of masked words one process is far")
+    assert told.startswith(
+        "Measured throughput is 56% to 202% of what was predicted. Of masked words one process is far"
+    )

@@ -198,7 +198,7 @@ def test_breadth_first_has_the_bubble_of_interleaved_stages(ranks, laps, minibat
         (
             "zbv",
             {"planner": "optimal"},
-            "1 stage per device: schedule 'zbv' puts 2 stages on each rank.*model-parallel",
+            "1 stage per device: schedule 'zbv' puts 2 stages on each device.*model-parallel",
         ),
         ("zbv", {"planner": "model-parallel", "stages_per_device": 3}, "3 stages per device: schedule 'zbv' puts 2"),
         (

@@ -475,7 +475,7 @@ def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     explorer.schedule.value = "zbv"
     assert explorer.planner.value == "model-parallel", "optimal plans one stage per device"
     assert "'model-parallel' stands in for 'optimal'" in html.unescape(choice.note.value)
-    assert choice.slider.disabled and "puts 2 stages on each rank" in html.unescape(choice.note.value)
+    assert choice.slider.disabled and "puts 2 stages on each device" in html.unescape(choice.note.value)
     assert explorer.plan.schedule == "zbv" and explorer.messages.value == ""
     assert [own[0] + own[1] for own in explorer.plan.positions] == [len(explorer.plan.stages) - 1] * 3
     assert explorer.plan == partition_again(explorer, profile)
@@ -487,7 +487,7 @@ def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
     assert explorer.planner.value == "optimal", "the planner that was chosen comes back"
     explorer.schedule.value = "zbv"
     explorer.planner.value = "optimal"
-    assert "1 stage per device: schedule 'zbv' puts 2 stages on each rank" in html.unescape(explorer.messages.value)
+    assert "1 stage per device: schedule 'zbv' puts 2 stages on each device" in html.unescape(explorer.messages.value)
 
 
 def partition_again(explorer, profile):

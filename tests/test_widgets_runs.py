@@ -192,6 +192,9 @@ def test_columns_are_added_and_sorted_by(table, tmp_path):
     assert table.table.set_index("run").loc["one-001"].learning_rate == ""
     document = json.loads(table.marks.document)
     assert document["columns"][-2:] == ["learning_rate", "train loss"] and document["numbers"][-1]
+    heads = dict(zip(document["columns"], document["heads"], strict=True))
+    assert (heads["learning_rate"], heads["train loss"]) == ("learning rate", "training loss")
+    assert heads["accuracy"] == "validation accuracy", "as figures and the launch board call it"
     assert [row[-2] for row in document["rows"] if row[0] == "pipe-001"] == ["0.5"], "as it was given"
     for descending, first in ((False, "pipe-001"), (True, "one-001")):
         table.marks.sort = {"column": "accuracy", "descending": descending}

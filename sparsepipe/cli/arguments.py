@@ -327,7 +327,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "profile": ("measure every layer of a model", _profile),
     "plan": ("choose stages, replicas and schedule", _plan),
     "simulate": ("predict the timeline of a plan", _simulate),
-    "sweep": ("plan and simulate many combinations: speed against memory, and the best edge", _sweep),
+    "sweep": ("plan and simulate many combinations: throughput against memory, and the best edge", _sweep),
     "run": ("train with a plan", run_options.run),
     "replay": ("sleep through a plan with the real runtime, on a cluster that need not be here", run_options.replay),
     "runs list": ("the runs in a folder", _runs_list),

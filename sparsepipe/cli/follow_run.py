@@ -28,7 +28,7 @@ class RunFollower:
         elif row.get("event") == "epoch" and {"epoch", "train", "samples_per_second"} <= row.keys():
             self._line.end()
             accuracy = (row.get("validation") or {}).get("accuracy")
-            told = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+            told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
             speed = row["samples_per_second"]
             speed_told = f"{speed:.1f} samples/s" if speed >= 1 else _speed(speed)
             loss = self._loss(row["train"]["loss"])

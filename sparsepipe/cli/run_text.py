@@ -8,7 +8,7 @@ from ..display.markup import one_line
 from .output import cell
 
 # What a run's row is called in text, as figures and the board call it; --json has the keys themselves.
-_NAMES = {"stages": "replicas of stages", "samples_per_second": "samples/s"}
+_NAMES = {"stages": "replicas of stages", "samples_per_second": "samples/s", "accuracy": "validation accuracy"}
 
 
 def column_name(key: str) -> str:

@@ -1,4 +1,4 @@
-"""`sparsepipe sweep`: plan and simulate many combinations, and draw speed against memory."""
+"""`sparsepipe sweep`: plan and simulate many combinations, and draw throughput against memory."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ def run_sweep(options: argparse.Namespace) -> Answer:
     text = _text(found)
     if options.out:
         document["files"] = _written(found, options, Provenance.of(list(profiles.values()), cluster))
-        text += f"\n\n{options.out / 'sweep.html'}: speed against memory; plans of the best edge beside it"
+        text += f"\n\n{options.out / 'sweep.html'}: throughput against memory; plans of the best edge beside it"
     return Answer(document, text)
 
 

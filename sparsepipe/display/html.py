@@ -41,9 +41,8 @@ def _stages(value: Any) -> tuple[Html, Html]:
         row = [_swatch(_color(k), str(k)), span, counted(kinds)]
         if value.estimate:
             expected = value.estimate.stages[k]
-            seconds = expected.compute_seconds + expected.averaging_seconds
-            transfer = seconds_text(expected.transfer_seconds) if expected.transfer_seconds else "–"
-            row += [seconds_text(seconds), transfer, _bytes(expected.memory_bytes)]
+            times = (expected.compute_seconds, expected.transfer_seconds, expected.averaging_seconds)
+            row += [*(seconds_text(seconds) if seconds else "–" for seconds in times), _bytes(expected.memory_bytes)]
         rows.append(row)
     total, left, cells = max(1, sum(len(stage.layers) for stage in value.stages)), 0.0, []
     for k, stage in enumerate(value.stages):
@@ -52,7 +51,7 @@ def _stages(value: Any) -> tuple[Html, Html]:
             _rect(left, 0, width - 1, _LANE, _color(k), title=f"stage {k}: {number_of(len(stage.layers), 'layer')}")
         )
         left += width
-    head = ["stage", "layers", "devices", *(["work", "transfer", "memory"] if value.estimate else [])]
+    head = ["stage", "layers", "devices", *(["compute", "transfer", "averaging", "memory"] if value.estimate else [])]
     return _svg(cells, _LANE, "layers by stage"), _table(head, rows)
 
 

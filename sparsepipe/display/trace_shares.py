@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-SHARES_HEAD = ("rank", "work", "idle", "average", "wait", "send")
+SHARES_HEAD = ("rank", "work", "idle", "averaging", "waiting", "sending")
 
 
 def rank_shares(trace: Any, ranks: Sequence[int]) -> list[tuple[str, ...]]:

@@ -82,7 +82,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
     ]
     for trace in (mean, *seeds):
         figure.add_trace(trace, row=1, col=2)
-    figure.update_yaxes(title_text="sent (kB per minibatch)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="sent per minibatch (kB)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="validation accuracy (%)", row=1, col=2)
     figure.update_xaxes(ticks="", showgrid=False, zeroline=False, tickangle=-30)
     figure.update_xaxes(tickvals=list(range(len(ways))), ticktext=ways, row=1, col=2)

@@ -31,5 +31,5 @@ def cut_bytes(profile: Profile, *, device_type: str | None = None, note: str = "
     figure.update_layout(barmode="stack", bargap=0.15, legend={"x": 0.99, "xanchor": "right", "y": 0.99})
     few = len(table) <= 80
     figure.update_xaxes(title_text="cut after layer", tickangle=-90, tickfont_size=SMALL - 2, dtick=1 if few else None)
-    figure.update_yaxes(title_text="bytes forward (MB)", rangemode="tozero")
+    figure.update_yaxes(title_text="sent forward per minibatch (MB)", rangemode="tozero")
     return finished(figure, "What a cut would send", note=noted(note, profile.origin), width=900)

@@ -50,13 +50,13 @@ def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
                 label = f"{name}, {source} by real processes"
                 figure.add_trace(go.Scatter(**common, mode="markers", name=label, marker=circle))
     level_line(figure, 1.0, drawn.speedup, line={"color": INK, "width": 1, "dash": "dot"})
-    figure.update_yaxes(title_text="speed, one device = 1", rangemode="tozero")
+    figure.update_yaxes(title_text="throughput, one device = 1", rangemode="tozero")
     ticks = list(range(len(networks)))
     figure.update_xaxes(tickvals=ticks, ticktext=networks, range=[-0.5, len(networks) - 0.5], ticks="", showgrid=False)
     legend = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 120})
     note = " · ".join(filter(None, [note, _faster_than_optimal(table)]))
-    return finished(figure, "Speed over one device, simulated", note=note, width=900, height=440)
+    return finished(figure, "Throughput over one device, simulated", note=note, width=900, height=440)
 
 
 def _faster_than_optimal(table: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""Speed against memory: every candidate of a sweep as a mark, and the edge that nothing beats."""
+"""Throughput against memory: every candidate of a sweep as a mark, and the edge that nothing beats."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -69,7 +69,7 @@ def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *
             figure.add_trace(_marks(part, f"{planner}, {schedule}", color, symbol))
     figure.update_xaxes(title_text="memory of the fullest device (MB)", rangemode="tozero")
     figure.update_yaxes(title_text="samples/s, simulated", rangemode="tozero")
-    return finished(figure, "Speed against memory", note=note, width=900, height=480)
+    return finished(figure, "Throughput against memory", note=note, width=900, height=480)
 
 
 def _marks(part: pd.DataFrame, name: str, color: str, symbol: str) -> go.Scatter:

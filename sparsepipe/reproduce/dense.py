@@ -146,8 +146,8 @@ def bleu_told(found: Sequence[float]) -> str:
 
 
 def kept_told(kept: Mapping[tuple[str, str], float]) -> str:
-    """Say which share of their predicted speeds runs have, by (task, strategy), and of which tasks all are far off."""
-    text = f"Measured speeds are {from_to(min(kept.values()), max(kept.values()), '.0%')} of the predicted ones."
+    """Say which share of what is predicted runs have, by (task, strategy), and of which tasks all are far off."""
+    text = f"Measured throughput is {from_to(min(kept.values()), max(kept.values()), '.0%')} of what was predicted."
     alone = {task: share for (task, strategy), share in kept.items() if strategy == ONE_PROCESS}
     far = [task for task, share in alone.items() if not 1 / _FAR <= share <= _FAR]
     if far:

@@ -85,7 +85,7 @@ class Overview:
     def runs(self) -> "Shown":
         """The runs that were launched here, the newest first."""
         folders = (path.parent for path in self.root.glob("runs/*/plan.json"))
-        head = ("run", "state", "model", "schedule", "samples/s", "accuracy", "began")
+        head = ("run", "state", "model", "schedule", "samples/s", "validation accuracy", "began")
         also = Html(", and so do <code>sparsepipe runs list</code> and the table of <a href='{}'>05</a>").format(
             "05_launch.ipynb"
         )

@@ -35,7 +35,7 @@ _HEAD = (
     "± spread",
     "backward",
     "± spread",
-    "puts out",
+    "output",
     "new coordinates",
     "kept for its backward",
     "kernel map",

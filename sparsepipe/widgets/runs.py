@@ -27,7 +27,7 @@ from .plot_view import PlotView
 from .responsive import responsive
 from .run_labels import RunLabels
 from .runs_list import RunsList
-from .runs_rows import LABELS, METRICS, SETTINGS, Kept, ordered, runs_table
+from .runs_rows import LABELS, METRICS, SETTINGS, Kept, head, ordered, runs_table
 from .shown import Shown
 from .tips import with_tips
 
@@ -54,7 +54,7 @@ class RunsTable(Shown):
         self.columns = looks.SelectMultiple(
             description="more columns",
             tooltip="settings and metrics that the list shows besides",
-            options=[*SETTINGS, *METRICS],
+            options=[(head(name), name) for name in (*SETTINGS, *METRICS)],
             rows=3,
             layout={"width": "330px"},
             style={"description_width": "initial"},

@@ -12,6 +12,7 @@ import traitlets
 from ..display.numbers import Form, alike, as_given
 from ..plots.theme import tied
 from . import looks
+from .runs_rows import head
 
 _DIGITS = 4  # of the largest number of a column
 
@@ -20,7 +21,7 @@ class RunsList(looks.Shares, anywidget.AnyWidget):
     """`options` are the runs listed, `value` those that are marked; `sort` is the column that a page's click chose."""
 
     _esm = Path(__file__).with_name("runs_list.js")
-    document = traitlets.Unicode('{"columns": [], "numbers": [], "rows": []}').tag(sync=True)  # JSON
+    document = traitlets.Unicode('{"columns": [], "heads": [], "numbers": [], "rows": []}').tag(sync=True)  # JSON
     value = traitlets.Tuple(()).tag(sync=True)
     sort = traitlets.Dict({"column": "started", "descending": True}).tag(sync=True)
     options: tuple[str, ...] = ()
@@ -35,7 +36,9 @@ class RunsList(looks.Shares, anywidget.AnyWidget):
         cells = [_shown(own, as_given if name in settings else None) for name, own in [*columns.items()][1:]]
         rows = [list(row) for row in zip(self.options, *cells, strict=True)]
         numbers = [any(map(_is_number, own)) for own in columns.values()]
-        self.document = json.dumps({"columns": list(columns), "numbers": numbers, "rows": rows})
+        self.document = json.dumps(
+            {"columns": list(columns), "heads": [*map(head, columns)], "numbers": numbers, "rows": rows}
+        )
         self.value = tuple(name for name in self.value if name in self.options)
 
     @traitlets.validate("value")

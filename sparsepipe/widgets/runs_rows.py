@@ -34,6 +34,12 @@ METRICS = (
     "campaign",
 )
 
+_HEADS = {
+    "accuracy": "validation accuracy",
+    "train loss": "training loss",
+    "train accuracy": "training accuracy",
+    "seconds": "time since launch (s)",
+}
 
 _ENDED = set(STATES) - set(GOING_ON)
 
@@ -50,6 +56,11 @@ def runs_table(folder: Path | str, *, more: tuple[str, ...] = (), kept: Kept | N
     rows = [_row_or_kept(path.parent, more, {} if kept is None else kept) for path in Path(folder).glob("*/plan.json")]
     table = pd.DataFrame(rows, columns=[*COLUMNS, *more])
     return table.sort_values(["started", "run"], ascending=False, ignore_index=True)
+
+
+def head(column: str) -> str:
+    """What a page calls a column: as figures and the launch board call it."""
+    return _HEADS.get(column, column.replace("_", " "))
 
 
 def ordered(table: pd.DataFrame, column: str, *, descending: bool) -> pd.DataFrame:
