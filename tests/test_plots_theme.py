@@ -38,7 +38,7 @@ def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
     lines = [re.sub("<[^>]*>", "", line) for line in layout["title"]["text"].split("<br>")]
     assert max(map(len, lines)) * 6.4 < theme.WIDTH
     fact = "one thread of a processor"
-    told = [["shapes"], [fact] * 4, [f"· {fact}", *[fact] * 3], [f"· {fact}", *[fact] * 3]]
+    told = [["shapes"], [*[fact] * 3, f"{fact} ·"], [*[fact] * 3, f"{fact} ·"], [fact] * 4]
     assert [line.split(" · ") for line in lines[1:5]] == told
     assert " ".join(lines[1:]) == f"shapes {note.strip(' ·')} doubtful: {doubt}".strip()
     narrow = theme.doubted(theme.finished(go.Figure(), "Costs", note=f"shapes\n{note}"), [doubt]).layout
@@ -52,7 +52,7 @@ def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
 
 
 def test_lines_of_a_note_are_filled_end_between_facts_and_keep_names_whole():
-    """ "intruder: matrix-" ended half a line, "products; …" began the next one, and dots hung at ends of lines."""
+    """ "intruder: matrix-" ended half a line, "products; …" began the next one; dots began lines that told the next fact."""
     facts = ["digits", "minkvgg11bn-narrow, two processes, intruder: matrix-products; lines from the fastest run to"]
     facts[1] += " the slowest of them, one run of each beside the light one, which came and went"
     note = " · ".join([*facts, "measured here"])
@@ -63,7 +63,10 @@ def test_lines_of_a_note_are_filled_end_between_facts_and_keep_names_whole():
     together = [f"{fact} of twenty-four letters" for fact in ("one", "two", "three", "four")]
     text = theme.finished(go.Figure(), "Costs", note=" · ".join(together)).layout.title.text
     told = [re.sub("<[^>]*>", "", line) for line in text.split("<br>")[1:]]
-    assert told == [" · ".join(together[:3]), f"· {together[3]}"], "a dot begins a line, or two facts would read as one"
+    assert told == [f"{' · '.join(together[:3])} ·", together[3]], "the dot ends the line of the fact before it"
+    for width in range(200, 1200):
+        for line in theme._wrapped(note, width):
+            assert not line.startswith("·") and line.split(" · ") != [""]
 
 
 def test_a_name_and_its_count_are_in_one_line():

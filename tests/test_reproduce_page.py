@@ -134,7 +134,7 @@ def test_a_warning_is_said_once_a_notebook_and_its_figures_refer_to_it(job):
 
 
 def test_a_caption_has_its_facts_apart_and_names_whole(job):
-    """Lines of a note ran together ("76% p3-trace"), names lost a hyphen at a line's end, dots hung at lines' ends."""
+    """Lines of a note ran together ("76% p3-trace"), names lost a hyphen at a line's end, dots began lines."""
     executed(job.copies, "05_launch")
     (job.out / "timeline.png").write_bytes(b"")
     note = f"pace 76%\np3-trace by {NAME} - all, intruder: matrix-products · 3 runs"
@@ -151,6 +151,8 @@ def test_a_caption_has_its_facts_apart_and_names_whole(job):
         "3 runs",
     ]
     assert "matrix-" not in re.sub("<span.*?</span>", "", caption) and "·" not in caption
+    links = "".join(re.findall('<p class="soft">(.*?)</p>', text))
+    assert "\u00a0· " in links and " ·" not in links, "nor does one between links"
 
 
 def test_a_page_is_there_before_anything_ran_and_where_files_are_damaged(job):

@@ -136,17 +136,19 @@ def test_names_with_hyphens_are_sent_to_a_page_in_one_piece():
     assert view.get_state()["value"] == f"<b title='1f1b-flush'>{whole.format('a-b')}</b>"
 
 
-def test_numbers_and_their_units_are_sent_to_a_page_in_one_line():
-    """ "links 4" ended a line, and "GB/s" began the next."""
-    view = HtmlView(Html("<b title='4 GB'>links {}</b>").format("4 GB/s, 20 µs of <2 × fast"))
-    assert view.get_state()["value"] == "<b title='4 GB'>links 4\u00a0GB/s, 20\u00a0µs of &lt;2\u00a0×\u00a0fast</b>"
+def test_numbers_and_their_units_and_facts_and_their_dots_are_sent_to_a_page_in_one_line():
+    """ "links 4" ended a line, and "GB/s" began the next; so did the dot between two facts."""
+    view = HtmlView(Html("<b title='4 GB'>links {}</b>").format("4 GB/s, 20 µs · <2 × fast"))
+    assert (
+        view.get_state()["value"] == "<b title='4 GB'>links 4\u00a0GB/s, 20\u00a0µs\u00a0· &lt;2\u00a0×\u00a0fast</b>"
+    )
     assert "\u00a0" not in view.value, "what was given is not changed"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_pages_put_names_as_the_kernel_does():
     """What pages draw themselves follows the same rule, and escapes as well."""
-    text = "of minkvgg11bn-narrow, under 1f1b-flush: a <b> - c; 2 × fast, links 4 GB/s, 20 µs, 1f1b 3 stages"
+    text = "of minkvgg11bn-narrow, under 1f1b-flush: a <b> - c; 2 × fast, links 4 GB/s, 20 µs · 1f1b 3 stages"
     code = (Path(widgets.__file__).parent / "names.js").read_text() + f"\nconsole.log(whole({json.dumps(text)}))"
     found = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True).stdout
     sent = HtmlView(text).get_state()["value"]

@@ -183,15 +183,15 @@ _GLYPH = 6.4  # pixels of a character below the title, on average
 def _wrapped(line: str, width: float) -> list[str]:
     """The lines that `line` becomes below the title of a figure `width` pixels wide: as few as there can be.
 
-    Each is as long as the figure is wide, or ends between two facts where that takes no further line: the dot between
-    them begins the next one, or they would read as one fact. A number stays with its unit, and a name with hyphens is
-    in one line.
+    Each is as long as the figure is wide, or ends between two facts where that takes no further line: with the dot that
+    stands between them, which says that the list goes on. A number stays with its unit, and a name with hyphens is in
+    one line.
     """
-    most, kept, lines = max(20, int(width / _GLYPH) - 4), tied(line).rstrip().removesuffix(" ·"), []
+    most, kept, lines = max(20, int(width / _GLYPH) - 4), tied(line.rstrip().removesuffix(" ·")), []
     while len(rest := _filled(kept, most)) > 1:
-        ends = [found.start() for found in re.finditer(" · ", kept) if _FULL * most <= found.start() <= most]
+        facts = (found.end() - 1 for found in re.finditer(BETWEEN, kept))
+        ends = [at for at in facts if _FULL * most <= at <= most]
         end = next((at for at in reversed(ends) if len(_filled(kept[at + 1 :], most)) < len(rest)), len(rest[0]))
-        end -= len(" ·") if kept[:end].endswith(" ·") else 0
         lines.append(kept[:end])
         kept = kept[end:].removeprefix(" ")
     return [each.replace(TIE, " ") for each in [*lines, *rest]]
@@ -205,11 +205,15 @@ def _filled(text: str, most: int) -> list[str]:
 
 
 TIE = "\N{NO-BREAK SPACE}"
+BETWEEN = f"{TIE}· "  # two facts of a list: where a line ends there, the dot ends it
 
 
 def tied(text: str) -> str:
-    """The text with numbers tied to their units, and names to their counts ("parallel × 2"): no line ends there."""
-    counted = re.sub(r" ?× ?", lambda found: found[0].replace(" ", TIE), text)
+    """The text with numbers tied to their units, and names to their counts ("parallel × 2"): no line ends there.
+
+    Nor before the dot between two facts.
+    """
+    counted = re.sub(r" ?× ?", lambda found: found[0].replace(" ", TIE), text.replace(" · ", BETWEEN))
     return re.sub(r"(?<=\d) (?=(?:%|[mµ]?s|[kMG]?B|[kMG]B/s|[kMG]bit/s|more|times)(?![\w/]))", TIE, counted)
 
 

@@ -7,7 +7,7 @@ import mistune
 
 from ..display import names
 from ..display.markup import Html, unescaped
-from ..plots.theme import tied
+from ..plots.theme import BETWEEN, tied
 
 # Whatever stands in outputs of notebooks: no script runs, and nothing is fetched but pictures that lie beside the page.
 _PAGE = Html(
@@ -20,6 +20,7 @@ _PAGE = Html(
 
 # An exported SVG is dark itself there: plots/dark.py.
 _PICTURE = Html('<picture><source media="(prefers-color-scheme: dark)" srcset="{}">{}</picture>')
+DOT = Html(BETWEEN)  # between two links
 _WHOLE = Html('<span class="name">{}</span>')
 _LINK = re.compile(r"""(href=["'][^"':]*)\.ipynb(["'#])""")
 

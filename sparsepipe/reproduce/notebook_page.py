@@ -10,7 +10,7 @@ from ..display.html import OURS
 from ..display.markup import Html, joined
 from .catalogue import exported_by
 from .executed import Executed, outputs, shown, source, text_of
-from .html_page import of_markdown, page, scrolling, with_dark, with_links_to_pages
+from .html_page import DOT, of_markdown, page, scrolling, with_dark, with_links_to_pages
 
 _PNG = "image/png"
 _SVG = "image/svg+xml"
@@ -27,10 +27,10 @@ def notebook_page(executed: Executed, *, index: str, vectors: Mapping[str, str] 
     `vectors`: the address of the SVG of each figure that was exported, which a dark page shows. Of a figure that was
     not exported the executed copy may keep one itself.
     """
-    up = Html('<p class="soft"><a href="{}">all figures</a> · executed copy of notebooks/{}.ipynb</p>')
+    up = Html('<p class="soft"><a href="{}">all figures</a>{}executed copy of notebooks/{}.ipynb</p>')
     cells = joined(_cell(cell, vectors or {}) for cell in executed.cells)
     return page(
-        executed.title, Html('<main class="notebook">{}{}</main>').format(up.format(index, executed.name), cells)
+        executed.title, Html('<main class="notebook">{}{}</main>').format(up.format(index, DOT, executed.name), cells)
     )
 
 

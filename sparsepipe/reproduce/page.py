@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..io.files import read_json, write_atomic
 from . import catalogue
 from .executed import Executed
-from .html_page import of_markdown, page, scrolling, unbroken, with_dark
+from .html_page import DOT, of_markdown, page, scrolling, unbroken, with_dark
 from .notebook_job import NotebookJob
 from .notebook_page import notebook_page
 from .report import warnings_of
@@ -66,7 +66,7 @@ def _section(job: NotebookJob, executed: Executed) -> Html:
     ended = "" if job.has_ended(name) else "It did not run to its end."
     parts = [
         Html('<section id="{}"><h2>{}</h2>').format(_anchor(name), executed.title),
-        Html('<p class="soft">{} · {} {}</p>').format(whole, raw, ended),
+        Html('<p class="soft">{} {}</p>').format(DOT.join([whole, raw]), ended),
         _answer(executed),
         _warnings(warnings, anchor),
         Html('<div class="figures">{}</div></section>').format(joined(figures)),
@@ -126,12 +126,11 @@ def _figure(folder: Path, name: str, facts: Mapping[str, Any], doubtful: Html) -
     if "png" in there:
         drawn = with_dark(_PICTURE.format(name, title), vector=f"{name}.svg" if "svg" in there else "")
         picture = _LINKED.format(name, target, drawn)
-    links = Html(" · ").join(Html('<a href="{0}.{1}">{2}</a>').format(name, end, end.upper()) for end in there)
-    return Html('<figure>{}<figcaption>{}<p class="soft">{} · {}</p>{}{}{}</figcaption></figure>').format(
+    links = DOT.join(Html('<a href="{0}.{1}">{2}</a>').format(name, end, end.upper()) for end in there)
+    return Html('<figure>{}<figcaption>{}<p class="soft">{}</p>{}{}{}</figcaption></figure>').format(
         picture,
         _caption(title),
-        name,
-        links,
+        DOT.join([name, links]),
         doubtful,
         _table(folder / f"{name}.csv", name),
         _provenance(facts),

@@ -1,7 +1,6 @@
 """What the partition explorer's export button writes: the figures on screen, and what their numbers rest on."""
 
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,6 @@ from ..provenance import Provenance
 from .exporter import Export
 from .planning import Answer
 
-_TIED = "\u00a0"  # a space that no line ends at
-
 
 def explorer_export(answer: Answer, before: Answer | None, *, profile: Profile, note: str) -> Export:
     """Return (figure, table) by name of the plan on screen, and of that which it is compared with."""
@@ -22,12 +19,12 @@ def explorer_export(answer: Answer, before: Answer | None, *, profile: Profile, 
     if before is not None:
         plans[0] = replace(plans[0], planner="A")
     own = [f"{name}{one.told()}" for name, one in zip(names, answers, strict=True)]
-    whole = in_lines([noted(note, profile.origin), *own])
+    whole = in_lines(noted(note, profile.origin), *own)
     figures = {
         "explorer_stages": (plots.stages(*plans, note=whole), plots.stages_table(*plans)),
         "explorer_layers": (plots.compare(*plans, note=whole), plots.compare_table(*plans)),
         "explorer_timeline": (
-            plots.timeline(answer.trace, note=in_lines([noted(note, profile.origin), answer.told()])),
+            plots.timeline(answer.trace, note=in_lines(noted(note, profile.origin), answer.told())),
             plots.timeline_table(answer.trace),
         ),
     }
@@ -43,8 +40,6 @@ def _provenance(answers: Sequence[Answer], profile: Profile) -> Provenance:
     return Provenance.of(profile=profile, cluster=clusters, plans=plans, settings=settings)
 
 
-def in_lines(parts: Iterable[str], width: int = 112) -> str:
-    """The note of a figure: each part that is not empty on lines of its own, which end where a setting does."""
-    whole = (part.replace(" ", _TIED).replace(f"{_TIED}·{_TIED}", f"{_TIED}· ") for part in parts)
-    lines = (line for part in whole for line in textwrap.wrap(part, width, break_on_hyphens=False))
-    return "\n".join(line.replace(_TIED, " ").removesuffix(" ·") for line in lines)
+def in_lines(*parts: str) -> str:
+    """The note of a figure: each part that is not empty begins a line."""
+    return "\n".join(filter(None, parts))

@@ -1,8 +1,8 @@
 // Names with hyphens in one line each, as display/names.py puts them, and numbers with their units, as `tied` of
-// plots/theme.py does: text becomes markup, escaped. Read together with what uses it, as one module: see page_code.py.
+// plots/theme.py does, which ends lines behind a dot: text becomes markup, escaped. Read together with what uses it, as one module: see page_code.py.
 
 const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
-const tied = (text) => text.replace(/ ?× ?/g, (found) => found.replaceAll(" ", "\u00a0"))
+const tied = (text) => text.replaceAll(" · ", "\u00a0· ").replace(/ ?× ?/g, (found) => found.replaceAll(" ", "\u00a0"))
   .replace(/(\d) (?=(?:%|[mµ]?s|[kMG]?B|[kMG]B\/s|[kMG]bit\/s|more|times)(?![\w\/]))/g, "$1\u00a0");
 const whole = (text) => escape(tied(String(text))).replace(/[^\s-]+(?:-[^\s-]+)+/g,
   (name) => `<span style="display:inline-block;max-width:calc(100% - 10px);overflow-wrap:anywhere">${name}</span>`);

@@ -55,7 +55,7 @@ def compared(answer: PipelinesAnswer, *, note: str) -> Compared:
 def pipelines_export(answer: PipelinesAnswer, *, profile: Profile, note: str) -> Export:
     """Return the figures on screen, with the stages of each pipeline, and what their numbers rest on."""
     named = [replace(plan, planner=f"pipeline {k}") for k, plan in enumerate(answer.plan.pipelines)]
-    told = in_lines([noted(note, profile.origin), answer.told()])
+    told = in_lines(noted(note, profile.origin), answer.told())
     figures: Figures = {
         **compared(answer, note=note).figures(),
         "explorer_stages": (plots.stages(*named, note=told), plots.stages_table(*named)),
