@@ -52,7 +52,7 @@ def test_a_cell_shows_a_figure_as_wide_as_the_page_and_its_own_size_stays():
 
 
 def test_lines_of_a_note_are_filled_end_between_facts_and_keep_names_whole():
-    """ "intruder: matrix-" ended half a line, "products; …" began the next one; dots began lines that told the next fact."""
+    """ "intruder: matrix-" ended half a line, "products; …" began the next one; so did the dot behind a fact."""
     facts = ["digits", "minkvgg11bn-narrow, two processes, intruder: matrix-products; lines from the fastest run to"]
     facts[1] += " the slowest of them, one run of each beside the light one, which came and went"
     note = " · ".join([*facts, "measured here"])

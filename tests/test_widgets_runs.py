@@ -432,3 +432,48 @@ def test_labels_that_are_damaged_hide_nothing_of_the_run(table, tmp_path):
     table.again.click()
     row = table.table[table.table.run == "one-001"].iloc[0]
     assert row["state"] == "finished" and row["samples/s"] and "labels.json" in row["note"]
+
+
+# The list as a page draws it, from what a kernel would send.
+DRAWN = """async ([code, document_]) => {
+  const told = { document: document_, value: [], sort: {} }, place = document.body.appendChild(document.createElement("div"));
+  const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+  widget.render({ model: { get: (name) => told[name], on() {}, off() {} }, el: place });
+}"""
+BROKEN = """() => {  // words that are in more than one line, and short cells that are
+  const found = [], lines = (range) => new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size;
+  for (const cell of document.querySelectorAll(".sp-runs td")) {
+    const nodes = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = document.createRange();
+    for (let node = nodes.nextNode(); node; node = nodes.nextNode())
+      for (const word of node.data.matchAll(cell.textContent.length > 40 ? /\\S+/g : /.+/g)) {
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        if (lines(range) > 1) found.push(word[0]);
+      }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_list_breaks_no_name_and_scrolls_sideways_by_keys(chromium, tmp_path, width):
+    """ "gnmt-small-pipeline-2bw-", "002" and "2026-11-27", "18:00:07 UTC" were in two lines each."""
+    record(tmp_path, "gnmt-small-pipeline-1f1b-flush-002")
+    record(tmp_path, "a-run-of-a-network-with-a-long-name-and-under-1f1b-flush-that-nobody-abbreviated-001", ranks=1)
+    (tmp_path / "gnmt-small-pipeline-1f1b-flush-002" / "config.json").write_text('{"model": "ne')
+    marks = RunsTable(tmp_path).marks
+    page = chromium.new_page(viewport={"width": width, "height": 600})
+    page.evaluate(DRAWN, [str(RunsList._esm), marks.document])
+    assert page.locator(".sp-runs tbody tr").count() == 2 and page.evaluate(BROKEN) == []
+    sentence = page.locator(".sp-runs td.sp-sentence", has_text="cannot be read").bounding_box()
+    assert sentence["width"] >= 280 and sentence["height"] > 30, "a sentence goes on in further lines"
+    box = page.locator(".sp-runs")
+    box.focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_function("() => document.querySelector('.sp-runs').scrollLeft > 0")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page itself is no wider"
+    name = page.locator(".sp-runs tbody tr:last-child td:nth-child(2)").bounding_box()
+    assert (name["x"] >= 0) == (width > 700), "names stay in sight where there is room for other columns"
+    page.close()

@@ -1,16 +1,31 @@
 // A table of runs: a box to mark each, headers that sort. The kernel sorts and filters; cells are text, never markup.
-// It is as wide as the page: words wrap.
+// A name, a time and a number stay in one line, and a sentence goes on in further ones: where the page is too narrow for
+// that, the table scrolls sideways within itself, by the pointer and by keys, and the runs' names stay in sight.
 
 const STYLE = `
-.sp-runs{max-height:300px;overflow:auto;font-size:12px;line-height:1.5}
+.sp-runs{container-type:inline-size;max-height:300px;overflow:auto;font-size:12px;line-height:1.5}
 .sp-runs table{border-collapse:collapse;width:100%}
-.sp-runs th,.sp-runs td{text-align:left;padding:2px 8px 2px 4px;vertical-align:top;max-width:320px;overflow-wrap:break-word}
+.sp-runs th,.sp-runs td{text-align:left;padding:2px 8px 2px 4px;vertical-align:top;white-space:nowrap}
+.sp-runs td.sp-sentence{white-space:normal;min-width:280px}
+.sp-runs td.sp-sentence span{white-space:nowrap}
 .sp-runs td.sp-number,.sp-runs th.sp-number{text-align:right}
-.sp-runs thead th{position:sticky;top:0;background:var(--jp-layout-color0,#fff)}
+.sp-runs thead th{position:sticky;top:0;z-index:1;background:var(--jp-layout-color0,#fff)}
+@container (min-width:700px){.sp-runs tr>:nth-child(2){position:sticky;left:0;background:var(--jp-layout-color0,#fff)}
+.sp-runs thead tr>:nth-child(2){z-index:2}.sp-runs tr.sp-marked>:nth-child(2){background:var(--jp-layout-color2,#eee)}}
 .sp-runs thead button{all:unset;cursor:pointer;font-weight:600}
 .sp-runs thead button:focus-visible,.sp-runs input:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
 .sp-runs tr.sp-marked{background:var(--jp-layout-color2,#eee)}
 `;
+
+const SENTENCE = 40;  // letters: what is longer and has spaces is none of a name, a time or a plan's shape
+function filled(cell, text) {  // in a sentence, too, names with hyphens are in one line each
+  const is_sentence = text.length > SENTENCE && text.includes(" ");
+  cell.classList.toggle("sp-sentence", is_sentence);
+  if (!is_sentence) return Object.assign(cell, { textContent: text });
+  for (const [k, part] of text.split(/([^\s-]+(?:-[^\s-]+)+)/).entries())
+    cell.append(k % 2 ? Object.assign(document.createElement("span"), { textContent: part }) : part);
+  return cell;
+}
 
 function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style><div class="sp-runs" tabindex="0" role="region" aria-label="runs"><table><thead></thead><tbody></tbody></table></div>`;
@@ -51,7 +66,7 @@ function render({ model, el }) {
       tick.dataset.key = `mark ${name}`;
       tick.addEventListener("change", () => marked(name, tick.checked));
       first.append(tick);
-      row.append(first, ...cells.map((text, k) => make("td", text, { className: numbers[k] ? "sp-number" : "" })));
+      row.append(first, ...cells.map((text, k) => filled(make("td", "", { className: numbers[k] ? "sp-number" : "" }), text)));
       row.addEventListener("click", (event) => { if (!event.target.closest("input")) marked(name, !value.has(name)); });
       return row;
     }));
