@@ -38,7 +38,7 @@ def test_iterations_that_are_cut_off_are_told_in_full():
     figure = plots.iteration_times({"never": [(at, 0.1) for at in range(200)] + [(200, 9.0)]})
     (line,) = figure.data
     assert max(line.y) == pytest.approx(150) and line.customdata[-1] == 9000.0
-    assert figure.layout.yaxis.title.text == "time (ms)"
+    assert figure.layout.yaxis.title.text == "time (ms)" and figure.layout.xaxis.title.text == "minibatch"
     slow = plots.iteration_times({"never": [(at, 2.0) for at in range(9)]})
     assert slow.layout.yaxis.title.text == "time (s)" and set(slow.data[0].y) == {2.0}
     assert plots.iteration_times_table({"never": [(200, 9.0)]}).seconds.tolist() == [9.0]

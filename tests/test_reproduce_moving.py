@@ -197,7 +197,7 @@ def test_whether_moving_paid_is_told_of_the_whole_run():
 
     lost = told(0.0973, 0.0624)
     assert "took **104%** of the time of `never`, with 2 changes of the plan: **moving did not pay here**." in lost
-    assert "took 97.3 ms in place of 100.0 ms, and a change 90 ms, as much as 33 such iterations save;" in lost
+    assert "took 97.3 ms in place of 100.0 ms, and a change 90 ms, as much as 33 such minibatches save;" in lost
     assert lost.endswith("Outside its visits more was lost than that.") and lost.count("**") == 4
     assert "there, too, nothing was saved" in told(0.11, 0.066)
     assert "**90%**" in (gained := told(0.05, 0.054)) and "**moving paid here**" in gained and "lost" not in gained

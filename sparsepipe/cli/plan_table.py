@@ -35,7 +35,7 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ),
     ("sent per minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
     ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
-    ("planned in", lambda plan, e: _milliseconds(e.plan_seconds)),
+    ("planning time", lambda plan, e: _milliseconds(e.plan_seconds)),
 )
 
 

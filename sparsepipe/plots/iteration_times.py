@@ -1,4 +1,4 @@
-"""The time of each iteration over a run, a panel a variant: what an intruder costs, and what is done about it."""
+"""The time of each minibatch over a run, a panel a variant: what an intruder costs, and what is done about it."""
 
 import re
 from collections import Counter
@@ -50,7 +50,7 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
     it is is said where the mouse rests, and by the table. What marks say stands above all lines, as far as there is
     room: the table has all of it.
     """
-    title = title or "Time per iteration, by variant"
+    title = title or "Time per minibatch, by variant"
     if not series:
         return nothing_to_draw(title, note=note)
     names, table = list(series), iteration_times_table(series)
@@ -71,14 +71,14 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
             name=name,
             showlegend=False,
             line={"color": color, "width": 1},
-            hovertemplate=Html("{}<br>iteration %{{x}}: %{{customdata:.4g}} {}<extra></extra>").format(name, unit),
+            hovertemplate=Html("{}<br>minibatch %{{x}}: %{{customdata:.4g}} {}<extra></extra>").format(name, unit),
         )
         figure.add_trace(line, row=row, col=1)
         seen = scale * top * height / _CURVES
         figure.update_yaxes(title_text=f"time ({unit})", range=[0, seen], tickvals=_ticks(scale * top), row=row, col=1)
         _named(figure, row, name, color, scale * top)
         _mark(figure, row, (marks or {}).get(name, ()), words[name], scale * top)
-    figure.update_xaxes(title_text="iteration", row=len(names), col=1)
+    figure.update_xaxes(title_text="minibatch", row=len(names), col=1)
     figure.update_layout(margin_r=_RIGHT)
     said = {text for of_one in (marks or {}).values() for _, text in of_one}
     told = "vertical lines: layers of each stage of a new plan" if any(map(_tells_layers, said)) else ""

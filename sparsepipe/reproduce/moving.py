@@ -192,18 +192,16 @@ def moving_told(
     if beside in still and beside in moved:
         first, then = round(still[beside] * 1e3, 1), round(moved[beside] * 1e3, 1)
         pause, saved = round(fmean(max(each, 0.0) for each in pauses) * 1e3), round(first - then, 1)
-        text += f" Beside the intruder an iteration took {then:,.1f} ms in place of {first:,.1f} ms"
+        text += f" Beside the intruder a minibatch took {then:,.1f} ms in place of {first:,.1f} ms"
         if saved > 0:
             count = max(1, round(pause / saved))
-            text += (
-                f", and a change {pause:,} ms, as much as {count:,} such iterations save; the minibatches until the "
-            )
+            text += f", and a change {pause:,} ms, as much as {count:,} such minibatches save; those until the "
             text += "intruder is found, and the change back, come on top."
             text += " Outside its visits more was lost than that." if sign > 0 else ""
         else:
             text += f": there, too, nothing was saved, and a change took {pause:,} ms." if sign > 0 else "."
     if before in still and before in moved and moved[before] > _SLOWER * still[before]:
-        text += f" Before it came, {other} took {moved[before] * 1e3:,.1f} ms per iteration in place of "
+        text += f" Before it came, {other} took {moved[before] * 1e3:,.1f} ms per minibatch in place of "
         text += f"{still[before] * 1e3:,.1f} ms: this machine's own pace"
         text += ", or the change that was made by then." if early else "."
     return text
