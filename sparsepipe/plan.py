@@ -11,6 +11,7 @@ from .cluster import Cluster
 from .display import html
 from .display.counting import number_of
 from .display.markup import one_line
+from .display.numbers import duration
 from .display.plan_diff import PlanDiff, diff, listed
 from .display.plan_text import stage_table
 from .errors import InputError
@@ -314,8 +315,8 @@ class Plan:
         text = one_line(text)
         if self.estimate:
             if self.estimate.latency_seconds is not None:
-                text += f", forward only: latency {self.estimate.latency_seconds * 1e3:.2f} ms"
-            text += f", {self.estimate.period_seconds * 1e3:.2f} ms per minibatch"
+                text += f", forward only: latency {duration(self.estimate.latency_seconds)}"
+            text += f", {duration(self.estimate.period_seconds)} per minibatch"
             if self.estimate.gap is not None:
                 text += f", gap {self.estimate.gap:.1%}"
             if self.estimate.size:

@@ -207,7 +207,7 @@ def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tm
         assert found["outputs"].shape == (6, 3) and found["sample"].tolist() == list(range(6))
     assert 0 < told["latency_seconds"]["mean"] <= max(told["latency_seconds"].values())
     code, out, _ = sparsepipe("runs", "show", tmp_path / "out")
-    assert re.search(r"latency of a minibatch, first stage to last: [\d.]+ ms \(mean\), [\d.]+ ms \(median\)", out)
+    assert re.search(r"latency of a minibatch, first stage to last: [\d.,]+ ms \(mean\), [\d.,]+ ms \(median\)", out)
     code, out, _ = sparsepipe("runs", "show", tmp_path / "out", "--json")
     assert json.loads(out)["latency_seconds"] == told["latency_seconds"]
     code, out, _ = sparsepipe("run", "--resume", tmp_path / "run")

@@ -8,6 +8,7 @@ import pytest
 import sparsepipe
 from sparsepipe import Cluster, DeviceType, Link, Node
 from sparsepipe.display.counting import number_of
+from sparsepipe.display.numbers import as_given
 
 PACKAGE = Path(sparsepipe.__file__).parent
 
@@ -25,8 +26,9 @@ PACKAGE = Path(sparsepipe.__file__).parent
         ((1, "more stage"), "1 more stage"),
         ((2, "more stage"), "2 more stages"),
         ((1200, "voxel", ","), "1,200 voxels"),
-        ((1.0, "epoch", ".3g"), "1 epoch"),
-        ((1.5, "epoch", ".3g"), "1.5 epochs"),
+        ((1.0, "epoch", as_given), "1 epoch"),
+        ((1.5, "epoch", as_given), "1.5 epochs"),
+        ((1000.5, "epoch", as_given), "1000.5 epochs"),
     ],
 )
 def test_one_is_singular(given, told):

@@ -77,7 +77,7 @@ def test_a_plan_shows_its_stages():
 
 def test_a_profile_shows_its_layers():
     text = PROFILE._repr_html_()
-    assert titles(text)[5] == "conv5 on gpu: 80 ms" and len(titles(text)) == 6
+    assert titles(text)[5] == "conv5 on gpu: 80.0 ms" and len(titles(text)) == 6
     assert "●</span> gpu</td><td>210 ms</td><td>120 ms</td><td>conv5</td>" in cells(text)
 
 

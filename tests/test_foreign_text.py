@@ -322,7 +322,7 @@ def test_markup_is_put_together_by_type():
     assert Html.escape(Html("<b>")) == "<b>" and HtmlView(Html("<b>x</b>")).value == "<b>x</b>"
     assert figure_text('layers\' "sum"') == 'layers\' "sum"', "quotes stay in figures"
     trace = Trace(TRACE.spans, "measured", {"left_out": {"minibatches": [[1, 2]] * 6, "spans": 5, "seconds": 1.0}})
-    assert left_out(trace) == "left out: 5 spans of minibatches 1–2, 1–2, 1–2, 1–2 and 2 more parts (1000 ms)"
+    assert left_out(trace) == "left out: 5 spans of minibatches 1–2, 1–2, 1–2, 1–2 and 2 more parts (1,000 ms)"
 
 
 # --- the tree -----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_many_changes_of_plan_take_three_rows_of_words_and_leave_who_comes_and_g
 def test_curves_have_the_axis_of_their_points():
     panels = {"light (validation accuracy, %)": {"live": [(0.0, 10.0), (9.0, 90.0)]}}
     figure = plots.learning_curves(panels, clock="seconds")
-    assert figure.layout.xaxis.title.text == "time (s)" and "x:.3g} s:" in figure.data[0].hovertemplate
+    assert figure.layout.xaxis.title.text == "time (s)" and "x:,.3r} s:" in figure.data[0].hovertemplate
     assert figure.layout.yaxis.title.text == "validation accuracy (%)"
     assert list(plots.learning_curves_table(panels, clock="seconds").columns) == ["task", "system", "seconds", "value"]
     assert plots.learning_curves(panels).layout.xaxis.title.text == "time (h)"

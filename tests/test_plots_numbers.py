@@ -9,7 +9,7 @@ from processes import ENOUGH
 from test_plots import plan
 
 from sparsepipe import plots
-from sparsepipe.display.numbers import alike, as_given, powered
+from sparsepipe.display.numbers import alike, as_given, as_measured, duration, powered, scaled_bytes
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted, short
 from sparsepipe.plots.chromium import drawn
@@ -96,6 +96,28 @@ def test_numbers_far_from_one_are_written_as_powers():
     ]
 
 
+def test_what_was_measured_has_three_digits():
+    """ "5.3 ms" and "23 ms" stood beside "7.22 ms", and 999.9 was "1e+03"."""
+    values = (5.3, 7.22, 23.0, 230.0, 999.9, 1234.4, 0.05, 0.0, -5.3, 4.2e-5, 1e15, float("nan"))
+    told = "5.30 7.22 23.0 230 1,000 1,234 0.0500 0 -5.30".split()
+    assert [as_measured(value) for value in values] == [*told, "4.20 × 10⁻⁵", "1.00 × 10¹⁵", "nan"]
+    times = (0.0053, 0.023, 1.034, 9.9999, 12.0, 0.0)
+    assert [*map(duration, times)] == ["5.30 ms", "23.0 ms", "1,034 ms", "10,000 ms", "12.0 s", "0 ms"]
+    assert duration(12.0, "ms") == "12,000 ms" and duration(0.5, "s") == "0.500 s"
+    assert [*map(scaled_bytes, (6e9, 2.5e6, 999.0))] == ["6.00 GB", "2.50 MB", "999 B"]
+    assert scaled_bytes(2e8, "GB") == "0.200 GB" and scaled_bytes(8e9, form=as_given) == "8 GB"
+
+
+@given(st.floats(1e-3, 9e14), st.floats(1e-3, 9e14))
+def test_what_was_measured_is_read_as_it_was_to_three_digits(value, other):
+    text = as_measured(value)
+    read, others = (float(as_measured(one).replace(",", "")) for one in (value, other))
+    assert f"{read:.2e}" == f"{value:.2e}" and "e" not in text and "×" not in text
+    assert len(text.replace(",", "").replace(".", "").lstrip("0")) >= 3, "zeros are kept"
+    assert (read <= others) if value <= other else (read >= others)
+    assert as_measured(-value) == f"-{text}"
+
+
 @given(st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=9), st.floats(4, 200))
 def test_numbers_have_room_or_are_left_out(values, room):
     for forms in (fewer_digits(values), SHORTER):
@@ -116,8 +138,9 @@ def test_numbers_of_a_figure_have_as_many_places_as_each_other():
     ):
         assert [alike(values, 3)(value) for value in values] == told
     assert [as_given(value) for value in (0.0078125, 0.03, 16.0, 1 / 3)] == ["0.0078125", "0.03", "16", "0.333"]
+    assert [as_given(value) for value in (7e-5 * 1e6, 1e6, 1234567.5)] == ["70", "1,000,000", "1,234,568"]
     assert [short(value) for value in (2417.0, 12178.0, 469.2)] == ["2.4k", "12k", "469"]
-    assert fitted([float("nan"), 2.0], 60, SHORTER).texts([float("nan"), 2.0]) == ["", "2"]
+    assert fitted([float("nan"), 2.0], 60, SHORTER).texts([float("nan"), 2.0]) == ["", "2.00"]
 
 
 @pytest.mark.slow

@@ -102,10 +102,10 @@ def test_traffic_stacks_what_is_sent():
     figure = plots.traffic(POINTS[:6])
     assert figure.layout.barmode == "stack"
     assert list(figure.data[0].y) == [0, 1, 2, 3, 4, 5] and list(figure.data[1].y) == [2] * 6
-    assert "6 GB" in texts(figure)
+    assert "6.00 GB" in texts(figure)
     less = [replace(point, memory_bytes=point.memory_bytes / 100) for point in POINTS[:6]]
     figure = plots.traffic(less)
-    assert "60 MB" in texts(figure) and max(figure.data[-1].y) == 60, "labels and axis in one unit"
+    assert "60.0 MB" in texts(figure) and max(figure.data[-1].y) == 60, "labels and axis in one unit"
     assert "(MB)" in figure.layout.yaxis2.title.text and "(MB)" in figure.layout.yaxis.title.text
 
 

@@ -115,7 +115,7 @@ def test_a_run_that_is_slower_than_predicted_says_what_its_record_knows(tmp_path
     assert told.startswith(
         "800 samples/s, 50% of the 1,600 that its plan predicts: stage 0, which works longest, takes "
     )
-    beside = "takes 16 ms per minibatch where its profile says 10 ms (1.60\N{NO-BREAK SPACE}×)"
+    beside = "takes 16.0 ms per minibatch where its profile says 10.0 ms (1.60\N{NO-BREAK SPACE}×)"
     assert f"{beside}; 20% of the time it waits" in told
     assert told.endswith("no other load was noticed while it ran; layers&#39; sum is 0.5 × a whole step; &lt;b&gt;")
     busy = tell_pace(record_of(tmp_path / "c", speed=800, load={"run_queue_wait_share": 0.25}, busy=0.95))

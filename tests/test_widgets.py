@@ -36,8 +36,8 @@ def test_a_clicked_layer_shows_its_numbers_on_every_device_type(profile):
     explorer = LayerGraphExplorer(profile)
     explorer.view.clicked = {"trace": 0, "point": 3, "data": "conv3"}
     text = explorer.details.value
-    assert "conv3" in text and "from conv2, to conv4" in text and "1 MB" in text
-    assert all(number in text for number in ("10 ms", "20 ms", "40 ms", "80 ms", "2,000 voxels"))
+    assert "conv3" in text and "from conv2, to conv4" in text and "1.00 MB" in text
+    assert all(number in text for number in ("10.0 ms", "20.0 ms", "40.0 ms", "80.0 ms", "2,000 voxels"))
     explorer.view.clicked = {"trace": 0, "point": 3, "data": None}
     assert explorer.details.value == text
     explorer.device_type.value = "slow"

@@ -4,6 +4,7 @@ import html
 import json
 import re
 import threading
+from decimal import Decimal
 
 import ipywidgets
 import pytest
@@ -11,6 +12,7 @@ from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cli import main
+from sparsepipe.display.numbers import as_measured
 from sparsepipe.pipelines import Pipelines
 from sparsepipe.replication import RULES
 from sparsepipe.widgets import LaunchBoard, PartitionExplorer, WaitingExplorer
@@ -53,10 +55,6 @@ def scene(explorer):
 
 def tile(explorer, name):
     return next(value for what, value, _ in scene(explorer)["tiles"] if what == name)
-
-
-def pace(value):
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def printed(capsys, *arguments):
@@ -107,23 +105,23 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     out = tmp_path / "plan.json"
     planned = printed(capsys, "plan", *given, "--pipelines", 2, "--quick", "--replication", "all-reduce", "--out", out)
     assert [one.stages for one in Pipelines.load(out).pipelines] == [one.stages for one in shown.plan.pipelines]
-    assert tile(explorer, "as predicted") == f"{pace(planned['samples_per_second'])} samples/s"
+    assert tile(explorer, "as predicted") == f"{as_measured(planned['samples_per_second'])} samples/s"
     over = planned["data_parallel_seconds"] / planned["period_seconds"]
     assert tile(explorer, "over data parallelism") == f"{over:.2f} ×"
     count = ("--minibatches", len(shown.sizes))
     told = printed(capsys, "simulate", out, *given, *count, "--straggler", "slow:rank=0,factor=3")
     free = printed(capsys, "simulate", out, *given, *count)
     assert shown.forecast.sum_of_paces == told["sum_of_paces"]
-    assert tile(explorer, "together") == f"{pace(told['sum_of_paces'])} samples/s"
-    assert tile(explorer, "while nobody is slow") == f"{pace(free['sum_of_paces'])} samples/s"
+    assert tile(explorer, "together") == f"{as_measured(told['sum_of_paces'])} samples/s"
+    assert tile(explorer, "while nobody is slow") == f"{as_measured(free['sum_of_paces'])} samples/s"
     replication = told["replication"]
     assert tile(explorer, "group size") == f"{replication['mean_group_size']:.1f} pipelines"
     assert tile(explorer, "staleness") == f"{replication['mean_staleness']:.1f} updates"
-    shown_paces = (float(tile(explorer, name).split()[0]) for name in ("while nobody is slow", "together"))
-    lost = next(shown_paces) - next(shown_paces)  # of what a reader sees, so that it adds up
-    assert f"the straggler costs {pace(lost)} of them" in explorer.waiting.told.value
+    slowed, paced = (tile(explorer, name).split()[0].replace(",", "") for name in ("together", "while nobody is slow"))
+    lost = Decimal(paced) - Decimal(slowed)  # of what a reader sees, so that it adds up
+    assert f"the straggler costs {lost:,} of them" in explorer.waiting.told.value
     waited = max((one["waited_for_seconds"] for one in replication["pipelines"]), key=max)
-    assert f"pipeline {waited.index(max(waited))} ({max(waited):.3g} s)" in explorer.waiting.waits.value
+    assert f"pipeline {waited.index(max(waited))} ({as_measured(max(waited))} s)" in explorer.waiting.waits.value
 
 
 def test_each_pipeline_is_drawn_with_its_own_stages_and_ranks(explorer):

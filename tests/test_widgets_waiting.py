@@ -78,8 +78,8 @@ def test_who_is_held_up_until_nothing_is_left_did_not_wait_for_time():
     pipelines, cluster = like_pipelines(2, 2, "wsp:every=1,bound=0")
     slow = Stragglers.parse("slow:rank=0,factor=10")
     found = simulate_pipelines(pipelines, network(2), cluster, [1] * 9, stragglers=slow)
-    assert "all minibatches to be taken (27 s)" in waits_table(found) and "time to be up" not in waits_table(found)
-    assert "waited for all minibatches to be taken 27 s" in forecast_text(found)
+    assert "all minibatches to be taken (27.0 s)" in waits_table(found) and "time to be up" not in waits_table(found)
+    assert "waited for all minibatches to be taken 27.0 s" in forecast_text(found)
 
 
 def test_controls_that_say_nothing_are_hidden(explorer):

@@ -10,8 +10,9 @@ from ..cluster import Cluster, Link, Node
 from ..cluster_probes import check_cluster, measure_cluster
 from ..cluster_probes.check import HostFacts
 from ..display.counting import number_of
-from ..display.html import counted
+from ..display.html import counted, link_text
 from ..display.markup import one_line
+from ..display.numbers import as_measured, duration
 from ..formats.clusters import load_cluster, load_cluster_file
 from ..host.addresses import is_loopback
 from ..io.files import write_atomic
@@ -66,7 +67,7 @@ def measure(options: argparse.Namespace) -> Answer:
         (
             node.name,
             counted(kind.name for kind in node.device_types),
-            f"{found.reference_seconds[node.name][0] * 1e3:.1f} ms",
+            duration(found.reference_seconds[node.name][0]),
             _link_text(node.link),
         )
         for node in found.cluster.nodes
@@ -102,7 +103,7 @@ def _network_time(cluster: Cluster) -> dict[str, float]:
 
 def _network_time_lines(cluster: Cluster) -> list[str]:
     return [
-        f"{name}: {seconds * 1e9:.3g} ns of its own time for each byte to or from another host"
+        f"{name}: {as_measured(seconds * 1e9)} ns of its own time for each byte to or from another host"
         for name, seconds in _network_time(cluster).items()
     ]
 
@@ -118,9 +119,7 @@ def _row(node: Node) -> tuple[str, ...]:
 
 
 def _link_text(link: Link) -> str:
-    """A link as one reads it: bytes a second, and the latency where there is one."""
-    bandwidth = f"{link.bandwidth / 1e9:.3g} GB/s" if math.isfinite(link.bandwidth) else "bandwidth not given"
-    return f"{bandwidth}, {link.latency * 1e6:.3g} µs" if link.latency else bandwidth
+    return link_text(link, unlimited="bandwidth not given")
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {

@@ -1,6 +1,7 @@
 """What a simulation of several pipelines came to, as text: a line for all, and a line for each."""
 
 from ..display.counting import number_of
+from ..display.numbers import as_measured
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
 
@@ -21,8 +22,8 @@ def forecast_text(told: PipelinesForecast) -> str:
 
 
 def _line(k: int, one: PipelinePace) -> str:
-    lost = [f"{cause} {seconds:.3g} s" for cause, seconds in one.lost_seconds.items() if seconds]
-    waited = [f"{name} {seconds:.3g} s" for name, seconds in one.waits]
+    lost = [f"{cause} {as_measured(seconds)} s" for cause, seconds in one.lost_seconds.items() if seconds]
+    waited = [f"{name} {as_measured(seconds)} s" for name, seconds in one.waits]
     return (
         f"pipeline {k}: {number_of(one.minibatches, 'minibatch')}, {one.samples_per_second:.2f} samples/s, "
         f"{_share(one.samples_per_second, one.own_pace)} of its own pace"

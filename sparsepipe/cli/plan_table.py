@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from ..display.numbers import duration_or_none
 from ..plan import Estimate, Plan
 from ..profile import Profile
 
@@ -21,10 +22,10 @@ def _slowest(plan: Plan, estimate: Estimate) -> str:
 
 Cell = Callable[[Plan, Estimate], str]
 ROWS: tuple[tuple[str, Cell], ...] = (
-    ("time per minibatch", lambda plan, e: _milliseconds(e.period_seconds)),
+    ("time per minibatch", lambda plan, e: duration_or_none(e.period_seconds)),
     ("over one device", lambda plan, e: _times(e.single_device_seconds, e.period_seconds)),
     ("over data parallelism", lambda plan, e: _times(e.data_parallel_seconds, e.period_seconds)),
-    ("lower bound", lambda plan, e: _milliseconds(e.lower_bound_seconds)),
+    ("lower bound", lambda plan, e: duration_or_none(e.lower_bound_seconds)),
     ("gap to the bound", lambda plan, e: "–" if e.gap is None else f"{e.gap:.1%}"),
     ("stages", lambda plan, e: str(len(plan.stages))),
     ("devices", lambda plan, e: str(len(plan.ranks))),
@@ -35,7 +36,7 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ),
     ("sent per minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
     ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
-    ("planning time", lambda plan, e: _milliseconds(e.plan_seconds)),
+    ("planning time", lambda plan, e: duration_or_none(e.plan_seconds)),
 )
 
 
@@ -64,10 +65,6 @@ def side_by_side(plans: Sequence[Plan], profile: Profile) -> str:
         for cells in zip(*columns, strict=True)
     ]
     return "\n\n".join(["\n".join(lines), str(plans[0]), *(str(plans[0].diff(other)) for other in plans[1:])])
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1e3:.2f} ms"
 
 
 def _megabytes(size: float) -> str:

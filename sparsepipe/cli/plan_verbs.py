@@ -11,6 +11,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..display.counting import number_of
+from ..display.numbers import duration
 from ..errors import InputError
 from ..forecast import beyond_memory, forecast, peak_bytes
 from ..formats.pipedream_conf import export_plan
@@ -88,8 +89,8 @@ def profile(options: argparse.Namespace) -> Answer:
     }
     return Answer(
         document,
-        f"{options.out}: {number_of(len(found.graph.layers), 'layer')} on {name}, forward {forward * 1e3:.1f} ms, "
-        f"backward {backward * 1e3:.1f} ms at {found.size():.0f} {found.size_unit}, update {update * 1e3:.1f} ms; "
+        f"{options.out}: {number_of(len(found.graph.layers), 'layer')} on {name}, forward {duration(forward)}, "
+        f"backward {duration(backward)} at {found.size():.0f} {found.size_unit}, update {duration(update)}; "
         f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step",
     )
 
@@ -177,7 +178,7 @@ def _takes_steps(schedule: str) -> bool:
 
 def _own_period(plan: Plan) -> str:
     assert plan.estimate is not None
-    return f"{plan.estimate.period_seconds * 1e3:.2f} ms per minibatch"
+    return f"{duration(plan.estimate.period_seconds)} per minibatch"
 
 
 def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:

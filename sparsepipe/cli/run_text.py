@@ -5,6 +5,7 @@ from typing import Any
 
 from ..display.counting import number_of
 from ..display.markup import one_line
+from ..display.numbers import duration
 from .output import cell
 
 # What a run's row is called in text, as figures and the board call it; --json has the keys themselves.
@@ -53,4 +54,4 @@ def latency_text(summary: Mapping[str, Any]) -> str:
     found = summary.get("latency_seconds")
     latency: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     known = {name: latency[key] for key, name in told.items() if isinstance(latency.get(key), int | float)}
-    return ", ".join(f"{seconds * 1e3:.1f} ms ({name})" for name, seconds in known.items())
+    return ", ".join(f"{duration(seconds)} ({name})" for name, seconds in known.items())

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from ..display.numbers import as_measured
 from ..errors import InputError
 from ..io.fields import given_number
 from .labels import IGNORED
@@ -42,7 +43,7 @@ def voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.n
     cells = np.floor(_in_voxels(points, voxel_size))
     if np.abs(cells).max() > _INT32_MAX:
         raise InputError(
-            f"voxel {np.abs(cells).max():.3g} at voxel size {voxel_size} is beyond int32; "
+            f"voxel {as_measured(np.abs(cells).max())} at voxel size {voxel_size} is beyond int32; "
             "use larger voxels or unit_cube()"
         )
     rows, index = unique_rows(cells.astype(np.int64))
@@ -62,8 +63,8 @@ def metric_voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarra
     places = _in_voxels(points, voxel_size)
     if np.abs(places).max() >= _EXACT:
         raise InputError(
-            f"voxel {np.abs(places).max():.3g} at voxel size {voxel_size} is beyond what 64-bit coordinates tell "
-            "apart; use larger voxels"
+            f"voxel {as_measured(np.abs(places).max())} at voxel size {voxel_size} is beyond what 64-bit coordinates "
+            "tell apart; use larger voxels"
         )
     whole = np.rint(places)
     on_a_side = np.abs(places - whole) <= _ROUNDING * np.maximum(np.abs(places), 1)
@@ -73,7 +74,7 @@ def metric_voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarra
         cells -= low // _FAR_STEP * _FAR_STEP
         if (high - low).max() > _INT32_MAX - _FAR_STEP:
             raise InputError(
-                f"a cloud {(high - low).max():.3g} voxels long at voxel size {voxel_size} is beyond int32; "
+                f"a cloud {as_measured((high - low).max())} voxels long at voxel size {voxel_size} is beyond int32; "
                 "use larger voxels, or cut it into pieces"
             )
     rows, index = unique_rows(cells)

@@ -1,9 +1,12 @@
 """Numbers of things in words: 1 device, 2 devices, 0 minibatches."""
 
+from collections.abc import Callable
 
-def number_of(count: float, word: str, shown: str = "") -> str:
-    """Return the count with its word, in the plural unless it is one; `shown` is how, as ","."""
-    return f"{count:{shown}} {word if count == 1 else plural(word)}"
+
+def number_of(count: float, word: str, shown: str | Callable[[float], str] = "") -> str:
+    """Return the count with its word, in the plural unless it is one; `shown` is how, as "," or `numbers.as_given`."""
+    text = f"{count:{shown}}" if isinstance(shown, str) else shown(count)
+    return f"{text} {word if count == 1 else plural(word)}"
 
 
 def plural(word: str) -> str:

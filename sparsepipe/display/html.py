@@ -10,6 +10,7 @@ from typing import Any
 from .colors import STAGE_COLORS, type_colors, work_color
 from .counting import number_of
 from .markup import Html, joined
+from .numbers import as_given, duration, duration_or_none, scaled_bytes
 from .table import html_table
 from .trace_shares import SHARES_HEAD, rank_shares
 
@@ -42,7 +43,7 @@ def _stages(value: Any) -> tuple[Html, Html]:
         if value.estimate:
             expected = value.estimate.stages[k]
             times = (expected.compute_seconds, expected.transfer_seconds, expected.averaging_seconds)
-            row += [*(seconds_text(seconds) if seconds else "–" for seconds in times), _bytes(expected.memory_bytes)]
+            row += [*map(duration_or_none, times), scaled_bytes(expected.memory_bytes)]
         rows.append(row)
     total, left, cells = max(1, sum(len(stage.layers) for stage in value.stages)), 0.0, []
     for k, stage in enumerate(value.stages):
@@ -66,11 +67,11 @@ def profile(value: Any) -> str:
         costliest = max(layers, key=found.__getitem__)
         forward, backward = value.time(layers, kind)
         name = _swatch(colors[kind], kind, _TYPE)
-        rows.append([name, seconds_text(forward), seconds_text(backward), value.graph.layers[costliest].id])
+        rows.append([name, duration(forward), duration(backward), value.graph.layers[costliest].id])
         for k in layers:
             high = found[k] / top * (height - 4)
             y = place * height + height - high
-            title = f"{value.graph.layers[k].id} on {kind}: {seconds_text(found[k])}"
+            title = f"{value.graph.layers[k].id} on {kind}: {duration(found[k])}"
             drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, colors[kind], title=title))
     picture = _svg(drawn, height * len(seconds), "time of each layer")
     table = _table(["device type", "forward", "backward", "costliest layer"], rows)
@@ -130,12 +131,12 @@ def trace(value: Any) -> str:
         if span.rank in lanes:
             x, width = (span.start - start) / until * _WIDTH, (span.end - span.start) / until * _WIDTH
             y, high = lanes[span.rank] * _LANE + 2, _LANE - 4
-            title = f"rank {span.rank}: {span.name} {span.kind}, {seconds_text(span.end - span.start)}"
+            title = f"rank {span.rank}: {span.name} {span.kind}, {duration(span.end - span.start)}"
             color = work_color(span.stage, "forward" if span.kind == "evaluate" else span.kind)
             drawn.append(_rect(x, y, width, high, color, title=title))
     told = trace_told(value)
     if len(shown) == _MOST_SPANS:
-        told += f", the first {seconds_text(until)} drawn"
+        told += f", the first {duration(until)} drawn"
     picture = _svg(drawn, _LANE * len(lanes), "what each rank did")
     return _page(told, picture, _table(SHARES_HEAD, rank_shares(value, [*lanes])), _notes([_IDLE]))
 
@@ -143,7 +144,7 @@ def trace(value: Any) -> str:
 def trace_told(trace: Any) -> str:
     """Return what a trace is, in a line: "measured trace: 120 spans of 2 ranks in 512 ms"."""
     told = f"{trace.source} trace: {number_of(len(trace.spans), 'span')} of {number_of(len(trace.ranks), 'rank')}"
-    told += f" in {seconds_text(trace.shown_seconds)}"
+    told += f" in {duration(trace.shown_seconds)}"
     return told + (f"; {left_out(trace)}" if trace.left_out else "")
 
 
@@ -152,7 +153,7 @@ def left_out(trace: Any) -> str:
     found = trace.left_out
     ranges = [f"{first}–{last}" for first, last in found["minibatches"]]
     told = ", ".join(ranges[:4]) + (f" and {len(ranges) - 4} more parts" if len(ranges) > 4 else "")
-    return f"left out: {number_of(found['spans'], 'span')} of minibatches {told} ({seconds_text(found['seconds'])})"
+    return f"left out: {number_of(found['spans'], 'span')} of minibatches {told} ({duration(found['seconds'])})"
 
 
 def record(value: Any) -> str:
@@ -167,7 +168,7 @@ def record(value: Any) -> str:
         rows += [["samples/s", f"{summary[-1]['samples_per_second']:,.1f}"]] if summary else []
         rows += [["validation accuracy", f"{accuracies[-1]:.1%}"]] if accuracies and accuracies[-1] is not None else []
         rates = [row["learning_rate"] for row in steps if "learning_rate" in row]  # older runs did not tell it
-        rows += [["learning rate", f"{rates[-1]:.3g}"]] if rates else []
+        rows += [["learning rate", as_given(rates[-1])]] if rates else []
         rows += [["held up on purpose", value.straggler_note]] if value.straggler_note else []
         rows += [["plan", value.plan.summary()], ["folder", str(value.folder)]]
         losses = [row["loss"] for row in steps if row.get("loss") is not None]
@@ -240,22 +241,12 @@ def counted(names: Iterable[str]) -> str:
     return " + ".join(name if count == 1 else f"{count} × {name}" for name, count in each)
 
 
-def link_text(link: Any) -> str:
-    if link.bandwidth == float("inf"):
-        return "free"
-    return f"{_bytes(link.bandwidth)}/s" + (f", {link.latency * 1e6:.3g} µs" if link.latency else "")
+def link_text(link: Any, unlimited: str = "free") -> str:
+    """A link as one reads it: bytes a second, and the latency where there is one."""
+    free = link.bandwidth == float("inf")
+    bandwidth = unlimited if free else f"{scaled_bytes(link.bandwidth, form=as_given)}/s"
+    return f"{bandwidth}, {as_given(link.latency * 1e6)} µs" if link.latency else bandwidth
 
 
 def limit_text(value: float) -> str:
-    return "no limit" if value == float("inf") else _bytes(value)
-
-
-def _bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
-def seconds_text(value: float) -> str:
-    return f"{value:.2f} s" if value >= 10 else f"{value * 1e3:.0f} ms" if value >= 0.1 else f"{value * 1e3:.3g} ms"
+    return "no limit" if value == float("inf") else scaled_bytes(value, form=as_given)

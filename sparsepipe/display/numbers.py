@@ -1,16 +1,33 @@
-"""Numbers for people: one that somebody gave as it was given, those of one column or figure with as many decimals."""
+"""Numbers for people: as given, measured ones in three digits, those of a figure or column with as many places each."""
 
 from collections.abc import Callable, Iterable
-from math import floor, log10
+from math import floor, isclose, isfinite, log10
 
 Form = Callable[[float], str]
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_BYTE_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+_IN_SECONDS = 10.0  # from so many on a duration is told in seconds, below in milliseconds
 
 
 def as_given(value: float) -> str:
     """Return a number as somebody wrote it, "0.0078125"; with three digits where it has more than people write."""
     short = f"{value:g}"
-    return short if float(short) == value else f"{value:.3g}"
+    written = abs(value) < 1e6 and isclose(float(short), value, rel_tol=1e-12)  # 7e-5 s are 69.99999999999999 µs
+    return short if written else as_measured(value)
+
+
+def as_measured(value: float) -> str:
+    """Return a measured or predicted number with three digits, and all that stand before the point: "5.30", "1,234".
+
+    Zeros are kept, for they are measured as the other digits are; 0 itself is "0". From 0.001 on, and below 10¹⁵, it
+    has no exponent.
+    """
+    if not value or not isfinite(value):
+        return f"{value}" if value else "0"
+    mantissa, power = f"{value:.2e}".split("e")
+    if not -3 <= int(power) < 15:
+        return powered(float(f"{mantissa}e{power}"), 3)
+    return f"{value:,.{max(0, 2 - int(power))}f}"
 
 
 def alike(values: Iterable[float], digits: int) -> Form:
@@ -31,3 +48,27 @@ def powered(value: float, digits: int = 2) -> str:
         return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
     mantissa, power = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa} × 10{str(int(power)).translate(_RAISED)}"
+
+
+def duration(seconds: float, unit: str | None = None) -> str:
+    """A measured or predicted time: "5.30 ms", "1,034 ms", and "12.3 s" from ten seconds on; in `unit`, "ms" or "s",
+    where the axis beside it has one."""
+    unit = unit or ("s" if abs(seconds) >= _IN_SECONDS else "ms")
+    return f"{as_measured(seconds if unit == 's' else seconds * 1e3)} {unit}"
+
+
+def duration_or_none(seconds: float | None) -> str:
+    """A time for a table: "–" where it is not known, or nothing is done, as by one replica that averages with none."""
+    return duration(seconds) if seconds else "–"
+
+
+def byte_unit(most: float) -> tuple[str, float]:
+    """The unit for an axis that ends at `most` bytes, and its size in bytes."""
+    return next(((unit, size) for unit, size in _BYTE_UNITS.items() if most >= size), ("B", 1.0))
+
+
+def scaled_bytes(value: float, unit: str | None = None, *, form: Form = as_measured) -> str:
+    """Bytes for people, "3.20 MB": in `unit` where an axis has one, else in the unit that suits the value; whole ones
+    that somebody gave, such as a device's memory, by `as_given`."""
+    unit = unit or byte_unit(value)[0]
+    return f"{value:,.0f} B" if unit == "B" else f"{form(value / _BYTE_UNITS[unit])} {unit}"

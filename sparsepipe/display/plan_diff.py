@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
+from .numbers import duration_or_none
 from .plan_shape import StageCosts, StageShape
-from .plan_text import milliseconds_or_none
 
 
 class _StageEstimate(StageCosts, Protocol):
@@ -149,7 +149,7 @@ def _place(stage: Place) -> str:
 def _number(value: float | None, in_bytes: bool) -> str:
     if in_bytes:
         return "–" if value is None else f"{value / 1e6:.1f} MB"
-    return milliseconds_or_none(value)
+    return duration_or_none(value)
 
 
 def listed(numbers: Iterable[int]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .markup import one_line
+from .numbers import duration_or_none
 from .plan_shape import StageCosts, StageShape
 
 _HEAD = ("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")
@@ -32,13 +33,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _expected(e: StageCosts) -> tuple[str, ...]:
     seconds = (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)
-    return (*map(milliseconds_or_none, seconds), f"{e.memory_bytes / 1e6:.1f} MB")
-
-
-def milliseconds_or_none(seconds: float | None) -> str:
-    """Return a stage's time for a table: "–" where it is not known, or where nothing is done, as by one replica that
-    averages with none."""
-    return f"{seconds * 1e3:.2f} ms" if seconds else "–"
+    return (*map(duration_or_none, seconds), f"{e.memory_bytes / 1e6:.1f} MB")
 
 
 def _span(layers: Sequence[str]) -> str:

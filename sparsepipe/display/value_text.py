@@ -6,6 +6,7 @@ from typing import Any
 from . import html
 from .counting import number_of
 from .markup import one_line
+from .numbers import duration
 from .plan_text import aligned
 from .trace_shares import SHARES_HEAD, rank_shares
 
@@ -17,7 +18,7 @@ def profile(value: Any) -> str:
     layers, rows = range(len(value.graph.layers)), []
     for kind in value.device_types:
         costliest = max(layers, key=lambda k: sum(value.time([k], kind)))
-        rows.append((kind, *map(html.seconds_text, value.time(layers, kind)), value.graph.layers[costliest].id))
+        rows.append((kind, *map(duration, value.time(layers, kind)), value.graph.layers[costliest].id))
     return _with_table(html.profile_told(value), ("device type", "forward", "backward", "costliest layer"), rows)
 
 

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..display.numbers import as_given
+
 # From which share on a measurement is doubtful.
 RUN_QUEUE_WAIT = 0.05  # times are longer by as much, half of what a profile's layers may differ from whole steps
 STEAL = 0.05  # likewise
@@ -62,8 +64,8 @@ class BackgroundLoad:
             ("the control group's quota held back {:.0%} of the processors", self.throttled_share, THROTTLED),
         )
         found = [text.format(share) for text, share, most in told if share is not None and share > most]
-        if self.crowded:
-            found.append(f"its own processes had {self.threads_per_processor:.3g} threads for each processor")
+        if (threads := self.threads_per_processor) and self.crowded:
+            found.append(f"its own processes had {as_given(threads)} threads for each processor")
         return tuple(found)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..data.minibatch_sizes import sizes
 from ..display.counting import number_of
+from ..display.numbers import as_given
 from ..errors import InputError
 from ..runtime.config import RunConfig
 from ..runtime.training_state.checkpoint import Checkpoint, latest
@@ -21,7 +22,7 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
         asked = f"epochs {config.epochs}" if config.minibatches is None else f"minibatches {config.minibatches}"
         raise InputError(
             f"{asked} would end the run after minibatch {total}, but {found.folder} has trained {done} "
-            f"({number_of(done / per_epoch, 'epoch', '.3g')}) already; ask for that many or more, or train anew in "
+            f"({number_of(done / per_epoch, 'epoch', as_given)}) already; ask for that many or more, or train anew in "
             "another folder"
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..display.numbers import Form, alike
+from ..display.numbers import Form, alike, as_measured
 from .text_room import width_of
 from .theme import SMALL
 
@@ -70,15 +70,10 @@ def fewer_digits(values: Iterable[float]) -> tuple[Form, ...]:
     return alike(known, 3), alike(known, 2)
 
 
-def whole(value: float) -> str:
-    """Three digits, and all that stand before the point: "2,417", "46.9"."""
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
-
-
 def short(value: float) -> str:
     """Few signs: "2.4k" for 2417."""
     thousands = value / 1e3
-    return f"{thousands:.{1 if thousands < 9.95 else 0}f}k" if value >= 999.5 else whole(value)
+    return f"{thousands:.{1 if thousands < 9.95 else 0}f}k" if value >= 999.5 else as_measured(value)
 
 
-SHORTER: tuple[Form, ...] = (whole, short)
+SHORTER: tuple[Form, ...] = (as_measured, short)

@@ -79,7 +79,7 @@ def clouds(
                 "line": outline,
             },
             customdata=part[["x", "y", "z"]],
-            hovertemplate="%{customdata[0]:.3g}, %{customdata[1]:.3g}, %{customdata[2]:.3g}<extra></extra>",
+            hovertemplate="%{customdata[0]:,.6~g}, %{customdata[1]:,.6~g}, %{customdata[2]:,.6~g}<extra></extra>",
             name=name,
             showlegend=False,
         )

@@ -5,9 +5,10 @@ import plotly.graph_objects as go
 
 from ..display.html import counted
 from ..display.markup import Html, figure_text
+from ..display.numbers import duration
 from ..errors import InputError
 from ..plan import Plan
-from .table import milliseconds, plan_names
+from .table import plan_names
 from .text_room import width_of
 from .theme import FONT_SIZE, INK, SMALL, finished, ink_on, stage_color
 
@@ -82,7 +83,7 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
                 figure.add_annotation(x=middle, y=place, yanchor=anchor, borderpad=1, **words)
             start += len(stage.layers)
         if plan.estimate:
-            text = Html("{}<br>predicted").format(milliseconds(plan.estimate.period_seconds))
+            text = Html("{}<br>predicted").format(duration(plan.estimate.period_seconds))
             figure.add_annotation(
                 x=1.01,
                 xref="paper",

@@ -64,7 +64,7 @@ def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
         below = ((planners - 1) / 2 - k) / planners * _SPREAD
         marker = {"color": RUN_COLORS[k % len(RUN_COLORS)], "symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 9}
         for column, field, unit in ((1, "percent", "%"), (2, "seconds", "s")):
-            hover = Html("{}<br>%{{customdata}}: %{{x:.3g}} {}<extra></extra>").format(name, unit)
+            hover = Html("{}<br>%{{customdata}}: %{{x:,.3r}} {}<extra></extra>").format(name, unit)
             trace = go.Scatter(
                 x=part[field],
                 y=[rows.index(row) + below for row in part.row],

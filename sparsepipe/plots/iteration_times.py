@@ -71,7 +71,7 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
             name=name,
             showlegend=False,
             line={"color": color, "width": 1},
-            hovertemplate=Html("{}<br>minibatch %{{x}}: %{{customdata:.4g}} {}<extra></extra>").format(name, unit),
+            hovertemplate=Html("{}<br>minibatch %{{x}}: %{{customdata:,.4r}} {}<extra></extra>").format(name, unit),
         )
         figure.add_trace(line, row=row, col=1)
         seen = scale * top * height / _CURVES

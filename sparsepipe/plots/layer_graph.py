@@ -11,12 +11,13 @@ from plotly.colors import sample_colorscale
 
 from ..costs import LayerTable
 from ..display.markup import Html, figure_text
+from ..display.numbers import duration, scaled_bytes
 from ..graph import Layer, LayerGraph
 from ..plan import Plan
 from ..profile import Profile
 from .free_places import Box, around, free_place
 from .layout import Layout, Point, layout
-from .table import crossing, noted, scaled_bytes, stage_of_layers
+from .table import crossing, noted, stage_of_layers
 from .theme import COST_SCALE, GREY, INK, SMALL, finished, ink_on, stage_color
 
 _STEPS = 24  # shades of cost: each is one trace
@@ -312,9 +313,7 @@ def _hover(row: dict) -> Html:
         f"parameters {scaled_bytes(row['parameter_bytes'])}",
     ]
     if "forward_seconds" in row:
-        lines.insert(
-            2, f"forward {row['forward_seconds'] * 1e3:.3f} ms, backward {row['backward_seconds'] * 1e3:.3f} ms"
-        )
+        lines.insert(2, f"forward {duration(row['forward_seconds'])}, backward {duration(row['backward_seconds'])}")
         lines.append(f"output {scaled_bytes(row['output_bytes'])}")
         lines.append(
             f"a cut here sends {scaled_bytes(row['crossing_feature_bytes'] + row['crossing_coordinate_bytes'])}"

@@ -78,7 +78,7 @@ def learning_curves(
                 showlegend=not any(system in panels[before] for before in tasks[:place]),
                 line={"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
                 marker={"symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 6},
-                hovertemplate=Html("{}<br>%{{x:.3g}} {}: %{{y:.4g}}<extra></extra>").format(system, unit_of_x),
+                hovertemplate=Html("{}<br>%{{x:,.3r}} {}: %{{y:,.4r}}<extra></extra>").format(system, unit_of_x),
             )
             figure.add_trace(line, row=row, col=column)
         own = task.rpartition(" (")[2].rstrip(")").replace(", %", " (%)") if " (" in task else unit

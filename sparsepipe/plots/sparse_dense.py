@@ -54,7 +54,7 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
                 marker={"symbol": RUN_MARKERS[k], "size": 8},
                 customdata=list(zip(map(_of_cells, part.voxel_size), part.voxels, strict=True)),
                 hovertemplate=Html(
-                    "{}<br>%{{customdata[0]}}, %{{customdata[1]:.0f}} voxels: %{{y:.3g}} {}<extra></extra>"
+                    "{}<br>%{{customdata[0]}}, %{{customdata[1]:.0f}} voxels: %{{y:,.3r}} {}<extra></extra>"
                 ).format(name, unit),
             )
             figure.add_trace(line, row=1, col=col)

@@ -8,9 +8,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.markup import Html, figure_text
+from ..display.numbers import duration
 from ..errors import InputError
 from ..plan import Plan
-from .table import milliseconds, plan_names
+from .table import plan_names
 from .theme import GREY, INK, LIGHT_GREY, SMALL, finished, hatch, stage_color
 
 _OVER_LINE = 6  # pixels: half a mark of a transfer, and the line
@@ -137,7 +138,7 @@ def _name_periods(figure: go.Figure, periods: pd.DataFrame) -> None:
             yanchor="bottom",
             yshift=_OVER_LINE,
             borderpad=0,
-            text=milliseconds(period),
+            text=duration(period, "ms"),
             showarrow=False,
             font={"size": SMALL, "color": INK},
             row=1,

@@ -79,7 +79,7 @@ def system_bars(
             showlegend=False,
             marker={"color": color},
             customdata=list(part.case),
-            hovertemplate=Html("{}<br>%{{customdata}}: %{{y:.4g}} {}<br>{}<extra></extra>").format(
+            hovertemplate=Html("{}<br>%{{customdata}}: %{{y:,.4r}} {}<br>{}<extra></extra>").format(
                 system, unit, _WORDS[source]
             ),
         )

@@ -34,12 +34,6 @@ def strategy(plan: Plan | Pipelines) -> str:
     return f"pipeline × {shape} ({plan.schedule})"
 
 
-def milliseconds(seconds: float) -> str:
-    """Three digits, and never an exponent: "0.82 ms", "19.6 ms", "1034 ms"."""
-    value = seconds * 1e3
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
-
-
 def distinct(names: Iterable[str]) -> list[str]:
     """Number the names that occur more than once, so that each marks one thing in a figure."""
     names = list(names)
@@ -167,18 +161,3 @@ def stage_of_layers(graph: LayerGraph, plan: Plan | None) -> list[int | None]:
     """For each layer of the graph, the stage that runs it; None where no stage does (or there is no plan)."""
     place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers} if plan else {}
     return [place.get(layer.id) for layer in graph.layers]
-
-
-_BYTE_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
-
-
-def byte_unit(most: float) -> tuple[str, float]:
-    """The unit for an axis that ends at `most` bytes, and its size in bytes."""
-    return next(((unit, size) for unit, size in _BYTE_UNITS.items() if most >= size), ("B", 1.0))
-
-
-def scaled_bytes(value: float, unit: str | None = None) -> str:
-    """Bytes for people, "3.2 MB": in `unit` where an axis has one, else in the unit that suits the value."""
-    unit = unit or byte_unit(value)[0]
-    number = value / _BYTE_UNITS[unit]
-    return f"{number:.0f} {unit}" if number >= 100 or unit == "B" else f"{number:.3g} {unit}"

@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.markup import Html
+from ..display.numbers import alike, byte_unit, scaled_bytes
 from .bar_numbers import fitted
 from .points import Point, looks, points_table
-from .table import byte_unit, scaled_bytes
 from .theme import FONT_SIZE, GREY, LIGHT_GREY, finished, hatch
 
 _AXIS = 330  # pixels, about
@@ -38,10 +38,11 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
             y=table[column] / sent_size,
             name=label,
             marker={"color": color, "pattern": hatch("simulated", color), "line": {"color": GREY, "width": 1}},
-            hovertemplate=Html("%{{x}}<br>{}: %{{y:.3g}} {}<extra></extra>").format(label, sent_unit),
+            hovertemplate=Html("%{{x}}<br>{}: %{{y:,.3r}} {}<extra></extra>").format(label, sent_unit),
         )
         figure.add_trace(bar, row=1, col=1)
-    forms = (partial(scaled_bytes, unit=kept_unit), lambda value: f"{value / kept_size:.2g}")  # the axis has the unit
+    fewer = alike(table.memory_bytes / kept_size, 2)
+    forms = (partial(scaled_bytes, unit=kept_unit), lambda value: fewer(value / kept_size))  # the axis has the unit
     numbers = fitted(table.memory_bytes, _AXIS / len(table), forms, size=FONT_SIZE)
     colors = [looks(name)["color"] for name in table.strategy]
     memory = go.Bar(

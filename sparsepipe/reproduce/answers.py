@@ -6,11 +6,11 @@ import pandas as pd
 
 from ..display.counting import number_of
 from ..display.markup import markdown_text
-from ..display.numbers import alike
+from ..display.numbers import alike, duration
 from ..display.ties import EXACT
 from ..plan import Plan
 from ..plots import throughput_table
-from ..plots.table import ONE_PROCESS, milliseconds
+from ..plots.table import ONE_PROCESS
 from ..plots.theme import TIE
 from ..provenance import in_few_words
 from ..record import RunRecord
@@ -44,8 +44,8 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
         if deeper:
             most, who = max(deeper)
             told.append(
-                f"Simulated, **{markdown_text(plan.planner)}** takes {milliseconds(seconds[plan.planner])} in place of "
-                f"{milliseconds(plan.estimate.period_seconds)}: it has at most {number_of(own, 'minibatch')} in "
+                f"Simulated, **{markdown_text(plan.planner)}** takes {duration(seconds[plan.planner])} in place of "
+                f"{duration(plan.estimate.period_seconds)}: it has at most {number_of(own, 'minibatch')} in "
                 f"flight, too few to hide averaging and transfers, where {markdown_text(who)} has {most} with the same "
                 "stages."
             )
@@ -127,8 +127,8 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
         predicted, took = expected.compute_seconds + expected.averaging_seconds, worked[longest] * period
         times = f" ({took / predicted:.2f}{TIE}×)" if predicted else ""
         reasons.append(
-            f"stage {longest}, which works longest, takes {milliseconds(took)} per minibatch where its profile says "
-            f"{milliseconds(predicted)}{times}"
+            f"stage {longest}, which works longest, takes {duration(took)} per minibatch where its profile says "
+            f"{duration(predicted)}{times}"
         )
         together = next(own for own in plan.positions if longest in own)  # on the same devices
         if (idle := 1 - sum(worked.get(stage, 0.0) for stage in together)) > _IDLE:

@@ -16,6 +16,7 @@ from .. import data
 from ..cluster import Cluster, Link
 from ..data.folder import open_folder
 from ..data.sources import find
+from ..display.html import link_text
 from ..io.fields import MOST_DEVICES, integer
 from ..io.files import write_atomic
 from ..launchers.run_folders import new_folder
@@ -147,7 +148,7 @@ class Workplace:
         else:
             told = f"from {self._shown(path)}"
         link = Cluster.load(path).network
-        _say(f"link between processes: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} µs, {told}")
+        _say(f"link between processes: {link_text(link)}, {told}")
         return link
 
     def noted(self, text: str = "") -> str:

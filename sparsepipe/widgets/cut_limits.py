@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from ..costs import MemoryNeed
+from ..io.quantities import SIZE
 from ..plan import Plan
 from ..planners import Problem
 from ..planners.cuts import Cuts
 from ..planners.estimate import stage_memory
-from ..plots.table import scaled_bytes
 
 _UNITS = (MemoryNeed(1.0, 0.0, 0.0), MemoryNeed(0.0, 1.0, 0.0), MemoryNeed(0.0, 0.0, 1.0))
 
@@ -76,4 +76,4 @@ class _Need:
         need = weight * (self.weights[last] - self.weights[first]) + saved * (self.saved[last] - self.saved[first])
         if need + incoming * self.incoming[first] <= self.limits[stage]:
             return ""
-        return f"stage {stage} would need more than the {scaled_bytes(self.limits[stage])} of a {self.kinds[stage]}"
+        return f"stage {stage} would need more than the {SIZE.shown(self.limits[stage])} of a {self.kinds[stage]}"

@@ -6,12 +6,12 @@ from typing import Any
 
 from .. import plots
 from ..display.markup import Html, joined
+from ..display.numbers import duration
 from ..errors import InputError
 from ..launchers import Job
 from ..pipelines import Pipelines
 from ..plan import Estimate, Plan
 from ..plots.epochs import working_epoch
-from ..plots.table import milliseconds
 from ..plots.theme import resting_on
 from ..provenance import Provenance
 from ..record import RunRecord
@@ -172,7 +172,7 @@ def speeds_table(record: RunRecord) -> Html:
             told = "not predicted"
         else:
             seconds = expected.stages[k].compute_seconds
-            told = f"{seconds / expected.period_seconds:.0%} ({milliseconds(seconds)} per minibatch)"
+            told = f"{seconds / expected.period_seconds:.0%} ({duration(seconds)} per minibatch)"
         rows.append((f"{name} computes", told, f"{row['busy_fraction']:.0%} of the time"))
     head, *body = rows
     lines = [_ROW.format(joined(map(_HEAD.format, head))), *(_ROW.format(joined(map(_CELL.format, r))) for r in body)]

@@ -7,10 +7,10 @@ import plotly.graph_objects as go
 
 from .. import plots
 from ..display.markup import Html, joined
+from ..display.numbers import duration_or_none, scaled_bytes
 from ..plan import Plan
 from ..plots.layer_graph import layer_name
 from ..plots.layout import layout
-from ..plots.table import milliseconds, scaled_bytes
 from ..plots.theme import INK
 from ..profile import Profile
 from . import looks
@@ -134,7 +134,7 @@ def layer_details(profile: Profile, layer: int) -> Html:
             sizes = (s.output_bytes, s.coordinate_bytes, s.saved_bytes)
             pairs = f"{s.kernel_map_pairs:,.0f} pairs of voxels" if s.kernel_map_pairs else "none"
             size = f"{s.size:,.0f} {profile.size_unit}" if s.size else "any size"
-            rows.append((kind, size, *map(_time, times), *map(scaled_bytes, sizes), pairs))
+            rows.append((kind, size, *map(duration_or_none, times), *map(scaled_bytes, sizes), pairs))
     look = "padding-right:14px;text-align:left;white-space:nowrap"
     cell, head, line = Html("<td style='{}'>{}</td>"), Html("<th style='{}'>{}</th>"), Html("<tr>{}</tr>")
     top = line.format(joined(head.format(look, word) for word in _HEAD))
@@ -142,7 +142,3 @@ def layer_details(profile: Profile, layer: int) -> Html:
     text = f"from {inputs}, to {consumers}; parameters {scaled_bytes(found.parameter_bytes)}"
     told = Html("<b>{}</b> {}<br>{}{}")
     return told.format(found.id, found.description, text, scrolled(Html("<table>{}</table>").format(table), "costs"))
-
-
-def _time(seconds: float) -> str:
-    return milliseconds(seconds) if seconds else "–"

@@ -56,9 +56,11 @@ const STYLE = `
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;
 
-const ms = (s) => { const v = s * 1e3; return v >= 100 ? `${v.toFixed(0)} ms` : `${Number(v.toPrecision(3))} ms`; };
+// Three digits and all that stand before the point, as display/numbers.py writes what was measured or predicted.
+const measured = (v) => (Math.abs(v) >= 999.5 ? Math.round(v).toLocaleString("en") : v ? v.toPrecision(3) : "0");
+const duration = (s) => (Math.abs(s) >= 10 ? `${measured(s)} s` : `${measured(s * 1e3)} ms`);
 const size = (b) => {
-  for (const [unit, n] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (b >= n) return `${Number((b / n).toPrecision(3))} ${unit}`;
+  for (const [unit, n] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (b >= n) return `${measured(b / n)} ${unit}`;
   return `${b.toFixed(0)} B`;
 };
 const rect = (x, y, w, h, fill, more = "", title = "") =>
@@ -146,7 +148,7 @@ function strips(scene, palette, width) {  // one for each of several pipelines
 function underStrip(scene, width, x, y) {  // what a place of it shows
   const own = scene.pipelines, layers = own ? own[Math.min(own.length - 1, Math.floor(y / (NAME + LOW_STRIP)))].layers : scene.layers;
   const k = Math.min(layers.length - 1, Math.max(0, Math.floor(x / width * layers.length))), [id, seconds, stage] = layers[k];
-  return scene.before && y > STRIP - NAMES - BEFORE ? `${id}, A: stage ${scene.before.places[k]}` : `${id}: ${ms(seconds)}, stage ${stage}`;
+  return scene.before && y > STRIP - NAMES - BEFORE ? `${id}, A: stage ${scene.before.places[k]}` : `${id}: ${duration(seconds)}, stage ${stage}`;
 }
 
 function several(row) {  // the memory of each stage, where a device has several
@@ -174,11 +176,11 @@ function stages(scene, palette, width) {
     let start = 0;
     for (const part of s.parts) {
       const [stage, , , , compute] = part;
-      out += rect(x(start), y + 2, x(compute) - HEAD, 15, shade(palette, stage, "backward"), `class="sp-bar" ${apart}`, `Stage ${stage}, ${layers(part)}: compute ${ms(compute)}`);
+      out += rect(x(start), y + 2, x(compute) - HEAD, 15, shade(palette, stage, "backward"), `class="sp-bar" ${apart}`, `Stage ${stage}, ${layers(part)}: compute ${duration(compute)}`);
       start += compute;
     }
-    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, s.parts[0][0], "average"), "", `Averaging ${ms(s.averaging)}`);
-    if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `Transfers ${ms(s.transfer)}, beside the computation`);
+    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, s.parts[0][0], "average"), "", `Averaging ${duration(s.averaging)}`);
+    if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `Transfers ${duration(s.transfer)}, beside the computation`);
     if (before && before.stages[k]) {
       const a = before.stages[k][0];
       out += line(x(a), y, x(a), y + 19, 'stroke-width="2" stroke-dasharray="2 2"') + text(x(a) - 3, y + 13, "A", 'text-anchor="end" class="sp-mark"');
@@ -217,7 +219,7 @@ function lanes(scene, palette, width) {
   out += shapes.markup((key) => (key.endsWith(" apart") ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.6"' : ""));
   out += `<g class="sp-numbers">${numbers}</g>`;
   const low = scene.ranks.length * LANE;
-  out += text(LEFT, low + 13, "0", 'class="sp-faint"') + text(width, low + 13, ms(scene.end), 'class="sp-faint" text-anchor="end"');
+  out += text(LEFT, low + 13, "0", 'class="sp-faint"') + text(width, low + 13, duration(scene.end), 'class="sp-faint" text-anchor="end"');
   return svg(width, low + 18, out, "simulated timeline");
 }
 function underLanes(scene, palette, width, x, y) {
@@ -226,7 +228,7 @@ function underLanes(scene, palette, width, x, y) {
     own === row && start <= at && at <= end && THIN.has(palette.kinds[code]) === low);
   if (!found) return "";
   const [, start, end, code, stage, minibatch, peer] = found;
-  return `Stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`;
+  return `Stage ${stage} ${palette.kinds[code]}${peer === undefined ? "" : ` for rank ${peer}`}, minibatch ${minibatch}: ${duration(start)} to ${duration(end)}`;
 }
 
 function network(graph, palette, width) {  // built once; the stages' colours come and go: see `coloured`

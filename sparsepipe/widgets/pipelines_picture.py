@@ -5,9 +5,10 @@ from typing import Any
 
 from .. import plots
 from ..display.counting import number_of
+from ..display.numbers import as_measured, duration
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..planners import Problem
-from ..plots.table import milliseconds, noted
+from ..plots.table import noted
 from ..profile import Profile
 from ..provenance import Provenance
 from ..replication import rule_text
@@ -18,7 +19,7 @@ from .exporter import Export, Figures
 from .pipelines_planning import PipelinesAnswer
 from .several import MINIBATCHES
 from .view_model import CLOSE, bottleneck, fullest_device, stages, timeline, with_words
-from .waiting_figures import Compared, pace_text, part_text
+from .waiting_figures import Compared, part_text
 
 _HINT = "a strip for each pipeline, layers in order, as high as their time"
 
@@ -75,12 +76,12 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     rule, who = rule_text(told.rule), answer.stragglers.clause()
     run = f"{number_of(len(answer.sizes), 'minibatch')}, filling and emptying the stages included"
     how = f"simulated, by {rule}, while {who or 'nobody is slow'}: {run}"
-    found = [["together", f"{pace_text(told.sum_of_paces)} samples/s", how]]
+    found = [["together", f"{as_measured(told.sum_of_paces)} samples/s", how]]
     if who:
-        paced = f"{pace_text(free.sum_of_paces)} samples/s"
+        paced = f"{as_measured(free.sum_of_paces)} samples/s"
         found.append(["while nobody is slow", paced, "the same, without the straggler"])
     alone = "what the pipelines would train with this straggler if none waited for another"
-    found.append(["if none waited", f"{pace_text(told.own_pace)} samples/s", alone])
+    found.append(["if none waited", f"{as_measured(told.own_pace)} samples/s", alone])
     found += _promised(answer)
     sizes = ", ".join(f"{count} of {size}" for size, count in sorted(told.group_sizes.items()))
     mean = f"{told.mean_group_size:.1f} pipelines" if sizes else "no average yet"
@@ -96,10 +97,10 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
     """What the planner expects of all together, and how far from the best split that can be."""
     pipelines, found = answer.plan, []
     if rate := pipelines.minibatches_per_second:
-        what = f"by the default cost model where none waits: {milliseconds(1 / rate)} per minibatch of all together"
-        found.append(["as predicted", f"{pace_text(rate * pipelines.samples)} samples/s", what])
+        what = f"by the default cost model where none waits: {duration(1 / rate)} per minibatch of all together"
+        found.append(["as predicted", f"{as_measured(rate * pipelines.samples)} samples/s", what])
         if seconds := pipelines.data_parallel_seconds:
-            what = f"all layers on every device, equal shares: {milliseconds(seconds)} per minibatch"
+            what = f"all layers on every device, equal shares: {duration(seconds)} per minibatch"
             found.append(["over data parallelism", f"{seconds * rate:.2f} ×", what])
     if pipelines.gap is not None:
         told = "0%: no split of the devices into so many pipelines, and no plan of any, is better"
@@ -117,7 +118,7 @@ def _why(answer: PipelinesAnswer, k: int) -> str:
         "averaging": "averaging its gradients takes",
         "transfer": "its transfers take",
     }
-    return f"Pipeline {k}: {name} sets the pace: {what[cause]} {milliseconds(seconds)} per minibatch."
+    return f"Pipeline {k}: {name} sets the pace: {what[cause]} {duration(seconds)} per minibatch."
 
 
 def _name(answer: PipelinesAnswer, k: int) -> str:

@@ -8,11 +8,11 @@ from ..cluster import Cluster
 from ..display.colors import STAGE_COLORS, mixed
 from ..display.counting import number_of
 from ..display.html import counted
-from ..display.numbers import alike
+from ..display.numbers import alike, duration, scaled_bytes
+from ..io.quantities import SIZE
 from ..plan import Plan, PositionEstimate
 from ..planners import Problem, estimate
 from ..planners.estimate import port_seconds
-from ..plots.table import milliseconds, scaled_bytes
 from ..plots.theme import GREY, LIGHT_GREY
 from ..trace import SPAN_KINDS, Trace
 
@@ -52,7 +52,7 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     expected = plan.estimate
     assert expected is not None
     period = expected.period_seconds
-    found = [["time per minibatch", milliseconds(period), "in steady state, by the default cost model"]]
+    found = [["time per minibatch", duration(period), "in steady state, by the default cost model"]]
     if batch_size:
         found.append(
             ["throughput", f"{batch_size / period:,.0f} samples/s", f"{number_of(batch_size, 'sample')} per minibatch"]
@@ -62,10 +62,10 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
         ("over data parallelism", expected.data_parallel_seconds, "all layers on every device, equal shares"),
     ):
         if seconds:
-            found.append([name, f"{seconds / period:.2f} ×", f"{what}: {milliseconds(seconds)} per minibatch"])
+            found.append([name, f"{seconds / period:.2f} ×", f"{what}: {duration(seconds)} per minibatch"])
     if bound is not None:
         gap = max(0.0, (period - bound) / period)
-        found.append(["lower bound", milliseconds(bound), "no plan for these devices is faster: it is proven"])
+        found.append(["lower bound", duration(bound), "no plan for these devices is faster: it is proven"])
         found.append(["gap to the bound", "0%" if gap < CLOSE else f"{gap:.1%}", "0%: no plan is better"])
     elif plan.stages_per_rank > 1:
         told = "bounds are proven for plans with one stage per device, which interleaved stages can be better than"
@@ -77,7 +77,7 @@ def fullest_device(plans: Iterable[Plan], cluster: Cluster) -> list[str]:
     """The tile of the device whose memory is fullest."""
     every = [pair for plan in plans for pair in _memory(plan, cluster)]
     position, limit = max(every, key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes))
-    of = f" of {scaled_bytes(limit)}" if limit < float("inf") else ""
+    of = f" of {SIZE.shown(limit)}" if limit < float("inf") else ""
     return ["fullest device", scaled_bytes(position.memory_bytes) + of, "weights, optimizer state, activations kept"]
 
 
@@ -95,8 +95,8 @@ def why(plan: Plan, problem: Problem) -> str:
     if kind == "transfer":
         sets = "boundaries of {} set the pace: their" if several else "boundary of {} sets the pace: its"
         whose = "stages'" if several else "stage's"
-        text = f"The {sets.format(where)} transfers take {milliseconds(seconds)} per minibatch, "
-        text += f"the {whose} own work {milliseconds(own.busy_seconds)}."
+        text = f"The {sets.format(where)} transfers take {duration(seconds)} per minibatch, "
+        text += f"the {whose} own work {duration(own.busy_seconds)}."
     else:
         text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
     waiting = max(0.0, 1 - seconds / period)
@@ -225,20 +225,20 @@ def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
         after = estimate(replace(plan, stages=tuple(changed)), problem)
         slower = after.period_seconds - _period(plan)
         if slower < -CLOSE * _period(plan):
-            told.append(f"Giving its {verb} layer {given} to stage {to} would save {milliseconds(-slower)}.")
+            told.append(f"Giving its {verb} layer {given} to stage {to} would save {duration(-slower)}.")
         else:
             part = after.stages[to]
             now = max(part.compute_seconds + part.averaging_seconds, part.transfer_seconds)
-            told.append(f"With its {verb} layer {given}, stage {to} would take {milliseconds(now)}.")
+            told.append(f"With its {verb} layer {given}, stage {to} would take {duration(now)}.")
     return told
 
 
 def _spent(position: PositionEstimate) -> str:
     its = "their" if len(position.stages) > 1 else "its"
-    text = f"{its} layers take {milliseconds(position.compute_seconds)} per minibatch"
+    text = f"{its} layers take {duration(position.compute_seconds)} per minibatch"
     if position.averaging_seconds:
         share = position.averaging_seconds / max(position.busy_seconds, 1e-300)
-        text += f", averaging {its} gradients {milliseconds(position.averaging_seconds)} ({share:.0%})"
+        text += f", averaging {its} gradients {duration(position.averaging_seconds)} ({share:.0%})"
     return text
 
 

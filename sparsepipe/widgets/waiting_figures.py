@@ -1,10 +1,12 @@
 """What a rule and a straggler come to: a sentence, a table of who waited for whom, and figures, of every explorer."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 from .. import plots
 from ..display.counting import number_of
 from ..display.markup import Html, joined
+from ..display.numbers import as_measured
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
 from . import looks
@@ -63,18 +65,19 @@ class Compared:
     def told(self) -> Html:
         """The pace, what the straggler costs, what waiting costs, and the averages, in a few sentences."""
         pace, own = self.forecast.sum_of_paces, self.forecast.own_pace
-        text = Html("<b>{}</b>: {} samples/s together").format(rule_text(self.forecast.rule), pace_text(pace))
+        text = Html("<b>{}</b>: {} samples/s together").format(rule_text(self.forecast.rule), as_measured(pace))
         if self.free:
             free = self.undisturbed
-            lost = as_shown(free) - as_shown(pace)  # so that a reader who subtracts finds the same
-            cost = f"{pace_text(lost)} of them ({_share(lost, free)})" if lost >= _NOTHING * free else "next to nothing"
+            lost = _as_shown(free) - _as_shown(pace)  # so that a reader who subtracts finds the same
+            share = float(lost) / free
+            cost = f"{lost:,f} of them ({share:.0%})" if share >= _NOTHING else "next to nothing"
             told = Html("{}, {} while nobody is slow: the straggler costs {}.")
-            text = told.format(text, pace_text(free), cost)
+            text = told.format(text, as_measured(free), cost)
         else:
             text = Html("{}; nobody is slow.").format(text)
         waiting = _share(own - pace, own) if own - pace >= _NOTHING * own else "next to nothing"
         said = Html("{} Waiting for one another costs {} of the {} that the pipelines would train alone; {}.")
-        whole = said.format(text, waiting, pace_text(own), _averages(self.forecast))
+        whole = said.format(text, waiting, as_measured(own), _averages(self.forecast))
         return Html("<div style='line-height:1.45;margin:6px 0'>{}</div>").format(whole)
 
 
@@ -109,19 +112,14 @@ class WaitingFigures:
         self.told.value, self.waits.value = compared.told(), waits_table(compared.forecast)
 
 
-def pace_text(value: float) -> str:
-    """A pace in three digits, or in whole numbers where it has more."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def as_shown(pace: float) -> float:
-    """The number that `pace_text` shows."""
-    return float(pace_text(pace).replace(",", ""))
+def _as_shown(pace: float) -> Decimal:
+    """The number that `as_measured` shows, with its places: a difference of two has as many."""
+    return Decimal(f"{pace:.0f}" if abs(pace) >= 1e3 else f"{pace:.2e}")
 
 
 def part_text(value: float) -> str:
     """The pace of one of several pipelines, in a digit more than that of all: rounded, they still add up to it."""
-    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
+    return f"{value:,.1f}" if value >= 10 else as_measured(value)
 
 
 def waits_table(forecast: PipelinesForecast) -> Html:
@@ -157,4 +155,4 @@ def _share(part: float, whole: float) -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value else "–"
+    return f"{as_measured(value)} s" if value else "–"

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...costs import Array
+from ...display.numbers import duration
 from ...errors import InputError
 from ...plan import Estimate, Plan, StageEstimate
 from ..base import Problem
@@ -216,7 +217,7 @@ class SparsePipe:
         idle = sorted({node.name for node in cluster.nodes} - {server for server, *_ in used})
         warnings = [
             f"the published planner leaves {', '.join(idle)} without layers but counts on them for the period that it "
-            f"expects ({1e3 * period:.4g} ms): this plan will not reach that"
+            f"expects ({duration(period)}): this plan will not reach that"
         ]
         first = cluster.devices[0].type.name
         single = sum(sum(_times(problem, k, first)) for k in problem.layers)
