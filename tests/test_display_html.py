@@ -30,10 +30,21 @@ from sparsepipe import (
     simulate,
     what_if,
 )
-from sparsepipe.display.colors import STAGE_COLORS, WORK_SHADES, type_colors, work_color
+from sparsepipe.display.colors import (
+    GROUNDS,
+    STAGE_COLORS,
+    TYPE_COLORS,
+    WORK_SHADES,
+    contrast,
+    edge_of,
+    type_colors,
+    work_color,
+)
 from sparsepipe.display.table import html_table
-from sparsepipe.plots import theme
+from sparsepipe.plots import dark, theme
 from sparsepipe.record import Origin
+from sparsepipe.trace import WORK
+from sparsepipe.widgets.view_model import COLORS, PALETTE
 
 COSTS = tuple(LayerCost((CostSample(0, 0.01 * (k + 1), 0.02, 1e6),)) for k in range(6))
 PROFILE = Profile(LayerGraph.chain(tuple(Layer(f"conv{k}", "", 2e6) for k in range(6))), {"gpu": COSTS}, (100.0,))
@@ -107,6 +118,38 @@ def test_a_type_of_devices_has_one_colour_in_every_value_of_a_page():
     for value in (profile, every):  # and in the drawing
         drawn = {node.get("fill") for node in svg(value._repr_html_()).iter("{http://www.w3.org/2000/svg}rect")}
         assert drawn - {"none"} == set(of_profile.values())
+
+
+def test_whatever_is_drawn_is_seen_on_light_pages_and_on_dark_ones():
+    """Forwards were pale on white, updates and averages black on black: neither had a line around it."""
+
+    def seen(*colors):
+        return min(max(contrast(color, ground) for color in colors) for ground in GROUNDS) >= 3
+
+    shades = {work_color(k, kind) for k in range(len(STAGE_COLORS)) for kind in WORK_SHADES}
+    known = shades | {*STAGE_COLORS, *TYPE_COLORS} | {theme.stage_color(0, kind) for kind in ("wait", "load", "send")}
+    assert all(seen(edge_of(color)) for color in known)
+    assert {color for pair in PALETTE["edges"].items() for color in pair} >= {
+        *itertools.chain(*COLORS),
+        theme.LIGHT_GREY,
+    }
+    assert all(PALETTE["edges"][color] == edge_of(color) for color in itertools.chain(*COLORS))
+    assert all(contrast(color, theme.ink_on(color).replace("white", "#FFFFFF")) >= 4.5 for color in known)
+    assert "#FFFFFF" in GROUNDS and dark.GROUND > "#111111" in GROUNDS, "and the darkest"
+
+    kinds = [*WORK, "average"]
+    spans = [Span(k, "x", float(j), j + 0.9, kind, k, j) for k in range(12) for j, kind in enumerate(kinds)]
+    spans += [Span(0, "x", 90.0, 90.001, kind, 0, 99) for kind in kinds]  # thin ones
+    stages = Plan(tuple(Stage((f"conv{k}",), (k,)) for k in range(len(STAGE_COLORS))))
+    names = [f"type {k}" for k in range(len(TYPE_COLORS))]
+    every = Cluster((Node("a", tuple(map(DeviceType, names)), Link()),), Link())
+    profile = Profile(PROFILE.graph, dict.fromkeys(names, COSTS), (100.0,))
+    for value in (Trace(tuple(spans), "measured"), stages, every, profile):
+        shown = value._repr_html_()
+        for node in svg(shown).iter("{http://www.w3.org/2000/svg}rect"):
+            assert seen(*{node.get("fill"), node.get("stroke")} - {"none"}), ElementTree.tostring(node)
+        marks = re.findall(r"stroke:1px (#\w+);color:(#\w+)'>", shown)
+        assert all(seen(*mark) for mark in marks) and ("Trace" in type(value).__name__ or len(marks) > 10)
 
 
 def test_all_types_that_this_package_comes_with_have_colours_of_their_own():

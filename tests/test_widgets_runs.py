@@ -436,7 +436,8 @@ def test_labels_that_are_damaged_hide_nothing_of_the_run(table, tmp_path):
 
 # The list as a page draws it, from what a kernel would send.
 DRAWN = """async ([code, document_]) => {
-  const told = { document: document_, value: [], sort: {} }, place = document.body.appendChild(document.createElement("div"));
+  const told = { document: document_, value: [], sort: {} };
+  const place = document.body.appendChild(document.createElement("div"));
   const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
   widget.render({ model: { get: (name) => told[name], on() {}, off() {} }, el: place });
 }"""

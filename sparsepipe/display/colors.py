@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from functools import cache
 
 # Okabe and Ito's colours, told apart with any common colour blindness ("Color Universal Design", 2008), without the
 # black, which text has, and the yellow, which white paper swallows; then, for the eighth stage and later ones, Tol's
@@ -18,6 +19,9 @@ TYPE_COLORS = (
 )
 # How a stage's colour tells the kinds of work apart: mixed with white (above 0) or black (below 0).
 WORK_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.75}
+# What a picture may lie on, on light pages and on dark ones: JupyterLab's and those of `figures/`.
+GROUNDS = ("#FFFFFF", "#111111", "#212121", "#1D232A")
+SEEN = 3.0  # the least contrast of graphics with what they lie on (WCAG 2.1)
 _SALT = b"43747"  # with which all types of this package's profiles, clusters and manifests have colours of their own
 
 
@@ -47,3 +51,26 @@ def mixed(color: str, share: float) -> str:
     target = 255 if share > 0 else 0
     parts = (int(color[k : k + 2], 16) for k in (1, 3, 5))
     return "#" + "".join(f"{round(part + (target - part) * abs(share)):02X}" for part in parts)
+
+
+@cache
+def edge_of(color: str) -> str:
+    """The line around what is filled with a colour, so that it is seen on light pages and on dark ones alike.
+
+    It is the colour itself where that is seen on all of GROUNDS, else the shade of it that is nearest.
+    """
+    shades = (mixed(color, k / 20) for k in sorted(range(-19, 20), key=abs))
+    return next(one for one in shades if min(contrast(one, ground) for ground in GROUNDS) >= SEEN)
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours ("#rrggbb"), from 1 to 21 (WCAG 2.1)."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: str) -> float:
+    """The relative luminance of "#rrggbb", from 0 (black) to 1 (white)."""
+    parts = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

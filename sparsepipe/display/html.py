@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .colors import STAGE_COLORS, type_colors, work_color
+from .colors import STAGE_COLORS, edge_of, type_colors, work_color
 from .counting import number_of
 from .markup import Html, joined
 from .numbers import as_given, duration, duration_or_none, scaled_bytes
@@ -15,7 +15,7 @@ from .table import html_table
 from .trace_shares import SHARES_HEAD, rank_shares
 
 _GREY = "#8C8C8C"
-_WIDTH, _LANE = 460, 16  # pixels
+_WIDTH, _LANE, _EDGE = 460, 16, 1  # pixels
 _MOST_SPANS, _MOST_ROWS = 600, 12
 _STAGE, _TYPE = "■", "●"  # the marks before a stage's name and before that of a type of devices
 
@@ -92,7 +92,7 @@ def cluster(value: Any) -> str:
     size = min(22.0, _WIDTH / max(len(value.devices) + len(value.nodes), 1))
     for node in value.nodes:
         width = size * len(node.device_types) + 4
-        drawn.append(_rect(left, 0, width, 26, "none", title=node.name, stroke=_GREY))
+        drawn.append(_box(left, 0, width, 26, "none", _GREY, title=node.name))
         for k, kind in enumerate(node.device_types):
             x = left + 3 + k * size
             drawn.append(_rect(x, 4, size - 3, 18, colors[kind.name], title=f"{kind.name} on {node.name}"))
@@ -208,9 +208,18 @@ def _svg(inside: Iterable[Html], height: float, label: str) -> Html:
     ).format(width=_WIDTH, height=height, label=label, inside=joined(inside))
 
 
-def _rect(x: float, y: float, width: float, height: float, color: str, *, title: str, stroke: str = "none") -> Html:
-    place = f"x='{x:.1f}' y='{y:.1f}' width='{max(width, 0.3):.1f}' height='{max(height, 0.3):.1f}'"
-    looks = f"fill='{color}' stroke='{stroke}'"
+def _rect(x: float, y: float, width: float, height: float, color: str, *, title: str) -> Html:
+    """A rectangle with an edge inside it, by which it is seen on any page; a thin one has the edge's colour alone."""
+    edge = edge_of(color)
+    if edge == color or min(width, height) < 2 * _EDGE:
+        return _box(x, y, max(width, 0.3), max(height, 0.3), edge, "none", title=title)
+    inside = x + _EDGE / 2, y + _EDGE / 2, width - _EDGE, height - _EDGE
+    return _box(*inside, color, edge, title=title)
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str, *, title: str) -> Html:
+    place = f"x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}'"
+    looks = f"fill='{fill}' stroke='{stroke}'"
     return Html("<rect {} {}><title>{}</title></rect>").format(Html(place), Html(looks), title)
 
 
@@ -231,7 +240,8 @@ def _color(k: int) -> str:
 
 
 def _swatch(color: str, name: str, mark: str = _STAGE) -> Html:
-    return Html("<span style='color:{}'>{}</span> {}").format(color, mark, name)
+    looks = "<span style='-webkit-text-stroke:{}px {};color:{}'>{}</span> {}"
+    return Html(looks).format(_EDGE, edge_of(color), color, mark, name)
 
 
 def counted(names: Iterable[str]) -> str:

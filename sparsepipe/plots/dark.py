@@ -6,8 +6,8 @@ them: an exported SVG where its viewer prefers dark pages, a widget's figure wit
 in a JupyterLab that scripts/lab.sh opened.
 """
 
-from ..display.colors import STAGE_COLORS, mixed, work_color
-from .theme import DARK_GREY, INK, POINT_SHADES, contrast, hatch_lines, scale_shades
+from ..display.colors import SEEN, STAGE_COLORS, contrast, mixed, work_color
+from .theme import DARK_GREY, INK, POINT_SHADES, hatch_lines, scale_shades
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
 _ZERO = "#5c5c5c"  # the line at an axis' zero: between the grid and the axis, as on white
@@ -16,11 +16,10 @@ LIT = {INK: LIGHT_INK, "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#
 # Work that is darker than its stage's own colour on white: the first of these shades of that colour that is seen there,
 # shares of black (below 0) or white. An average is almost white, so that no update is like it.
 _LIT_WORK = {"update": (-0.35, -0.3, -0.25, 0.65), "average": (0.92,)}
-_SEEN = 3  # the least contrast with the ground, of graphics (WCAG 2.1)
 
 
 def _seen(color: str, shares: tuple[float, ...]) -> str:
-    return next(shade for share in shares if contrast(shade := mixed(color, share), GROUND) >= _SEEN)
+    return next(shade for share in shares if contrast(shade := mixed(color, share), GROUND) >= SEEN)
 
 
 LIT_SHADES = {

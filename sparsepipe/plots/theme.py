@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from ..display.colors import WORK_SHADES, mixed, work_color
+from ..display.colors import WORK_SHADES, contrast, mixed, work_color
 from ..display.markup import Html, figure_text, joined
 from ..provenance import Provenance
 from .markup import with_text_escaped
@@ -84,19 +84,6 @@ def ink_on(color: str) -> str:
 def whisker_on(color: str) -> str:
     """The colour of the line of an interval, which stands half on a bar of `color` and half on the page."""
     return max(_WHISKERS, key=lambda line: contrast(line, color))
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours ("#rrggbb"), from 1 to 21 (WCAG 2.1)."""
-    low, high = sorted((_luminance(one), _luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(color: str) -> float:
-    """The relative luminance of "#rrggbb", from 0 (black) to 1 (white)."""
-    parts = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 # Horizontal and vertical lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.

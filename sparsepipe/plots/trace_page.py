@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from ..display.colors import STAGE_COLORS
+from ..display.colors import STAGE_COLORS, edge_of
 from ..display.html import left_out
 from ..display.markup import Html
 from ..io.files import write_atomic, write_json
 from ..trace import SPAN_KINDS, WORK, Trace
-from .theme import GREY, LIGHT_GREY, ink_on, stage_color
+from .theme import ink_on, stage_color
 
 _PAGE = Path(__file__).with_name("trace_page.html")
 
@@ -36,9 +36,8 @@ def trace_page(trace: Trace, *, title: str) -> str:
         "work": WORK,
         "spans": spans,
         "colors": colors,
+        "edges": [[edge_of(color) for color in own] for own in colors],
         "inks": [[ink_on(color) for color in own] for own in colors],
-        "wait": LIGHT_GREY,
-        "other": GREY,
     }
     # No name in it ends the script it stands in, or begins a comment: in JSON "<" may be written otherwise.
     text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")

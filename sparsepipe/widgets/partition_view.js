@@ -21,7 +21,7 @@ const STYLE = `
 .sp-view svg .sp-mark{font-weight:700;paint-order:stroke;stroke:var(--jp-layout-color0,#fff);stroke-width:3px}
 .sp-tiles{display:flex;flex-wrap:wrap;gap:6px 10px;margin:2px 0 8px}
 .sp-tile{position:relative;border-left:3px solid var(--jp-border-color1,#bbb);padding:0 10px 0 8px}
-.sp-tile:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
+.sp-tile:focus-visible{outline:2px solid var(--jp-brand-color1,#1976D2);outline-offset:1px}
 .sp-pop{display:none;position:absolute;z-index:5;top:100%;left:0;width:max-content;max-width:300px;padding:4px 8px;
   background:var(--jp-layout-color1,#fff);border:1px solid var(--jp-border-color1,#bbb);box-shadow:0 2px 8px #0003}
 .sp-tile:hover .sp-pop,.sp-tile:focus .sp-pop{display:block}
@@ -35,7 +35,7 @@ const STYLE = `
   background:none;border:0;padding:0}
 .sp-cut::before{content:"";position:absolute;left:6px;top:8px;bottom:0;border-left:2px solid currentColor}
 .sp-cut::after{content:"◆";position:absolute;left:1px;top:-6px;font-size:14px}
-.sp-cut:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
+.sp-cut:focus-visible{outline:2px solid var(--jp-brand-color1,#1976D2);outline-offset:1px}
 .sp-cut.sp-bad{color:#D55E00}
 .sp-name{height:${NAME}px;line-height:${NAME}px;font-weight:600;font-size:12px;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .sp-reason{min-height:1.5em}
@@ -45,7 +45,7 @@ const STYLE = `
 .sp-stale{display:none;margin:4px 0 8px;padding:6px 8px;border-left:4px solid #D55E00;font-weight:600}
 .sp-old .sp-stale{display:block}
 .sp-pending{position:relative}
-.sp-pending .sp-stale{position:absolute;right:0;top:0;z-index:4;margin:0;border-left-color:#56B4E9;background:var(--jp-layout-color1,#fff)}
+.sp-pending .sp-stale{position:absolute;right:0;top:0;z-index:4;margin:0;border-left-color:var(--jp-brand-color1,#1976D2);background:var(--jp-layout-color1,#fff)}
 .sp-old>:not(.sp-stale):not(.sp-code){filter:grayscale(1);pointer-events:none}
 .sp-old{background:repeating-linear-gradient(135deg,transparent 0 14px,${OLD} 14px 17px)}
 .sp-old :is(.sp-stale,.sp-tile,.sp-why,.sp-part,.sp-name,.sp-change,.sp-code){background:${GROUND}}  /* no stripe runs through words */
@@ -97,6 +97,10 @@ function shade(palette, stage, kind) {
   return kind === "wait" ? palette.wait : palette.other;
 }
 
+const EDGED = 3;                     // pixels: what is wider has an edge, by which it is seen on light pages and dark ones
+const edge = (palette, color) => palette.edges[color] || color;
+const edged = (palette, color) => (edge(palette, color) === color ? "" : `stroke="${edge(palette, color)}" stroke-width="0.8"`);
+
 function luminance(color) {  // WCAG 2: of #rrggbb
   const linear = [1, 3, 5].map((k) => parseInt(color.slice(k, k + 2), 16) / 255)
     .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
@@ -117,18 +121,19 @@ function tiles(scene, id) {  // what a number means is told on hover and to the 
 // Shapes of one colour are one path: a browser lays out and paints some dozen of them sooner than some hundred rectangles.
 // What is under the pointer is then found by its place.
 class Shapes {
-  constructor() { this.paths = new Map(); }
-  add(key, x, y, w, h) {
-    const box = `M${x.toFixed(2)} ${y.toFixed(2)}h${Math.max(w, 0).toFixed(2)}v${h.toFixed(2)}h${(-Math.max(w, 0)).toFixed(2)}z`;
-    this.paths.set(key, (this.paths.get(key) || "") + box);
+  constructor(palette) { this.palette = palette; this.paths = new Map(); }
+  add(color, x, y, w, h) {
+    const wide = Math.max(w, 0), own = Math.min(wide, h) > EDGED ? color : edge(this.palette, color);
+    const box = `M${x.toFixed(2)} ${y.toFixed(2)}h${wide.toFixed(2)}v${h.toFixed(2)}h${(-wide).toFixed(2)}z`;
+    this.paths.set(own, (this.paths.get(own) || "") + box);
   }
-  markup(more = () => "") {
-    return [...this.paths].map(([key, path]) => `<path d="${path}" fill="${key.split(" ")[0]}" ${more(key)}/>`).join("");
+  markup() {
+    return [...this.paths].map(([color, path]) => `<path d="${path}" fill="${color}" ${edged(this.palette, color)}/>`).join("");
   }
 }
 
 function strip(scene, palette, width, high = STRIP, whose = "") {
-  const layers = scene.layers, cell = width / layers.length, shapes = new Shapes();
+  const layers = scene.layers, cell = width / layers.length, shapes = new Shapes(palette);
   const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = high - (scene.before ? NAMES + BEFORE : NAMES);
   layers.forEach(([, seconds, stage], k) => {
     const h = Math.max(2, seconds / top * (floor - 14));
@@ -172,14 +177,15 @@ function stages(scene, palette, width) {
     const lines = rest.length ? [first, rest.join(" ")] : [first];
     out += named(0, y + (rest.length ? 20 : 13), lines.map((part) => shortened(part, most)), name + ": " + s.parts.map(layers).join(", "),
                  s.slowest ? 'font-weight="700"' : "");
-    const apart = s.parts.length > 1 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.8"' : "";
+    const apart = s.parts.length > 1 ? APART : 0;
+    const averaged = shade(palette, s.parts[0][0], "average");
     let start = 0;
     for (const part of s.parts) {
-      const [stage, , , , compute] = part;
-      out += rect(x(start), y + 2, x(compute) - HEAD, 15, shade(palette, stage, "backward"), `class="sp-bar" ${apart}`, `Stage ${stage}, ${layers(part)}: compute ${duration(compute)}`);
+      const [stage, , , , compute] = part, color = shade(palette, stage, "backward");
+      out += rect(x(start), y + 2, x(compute) - HEAD - apart, 15, color, `class="sp-bar" ${edged(palette, color)}`, `Stage ${stage}, ${layers(part)}: compute ${duration(compute)}`);
       start += compute;
     }
-    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, s.parts[0][0], "average"), "", `Averaging ${duration(s.averaging)}`);
+    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, averaged, edged(palette, averaged), `Averaging ${duration(s.averaging)}`);
     if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `Transfers ${duration(s.transfer)}, beside the computation`);
     if (before && before.stages[k]) {
       const a = before.stages[k][0];
@@ -202,9 +208,9 @@ function stages(scene, palette, width) {
   return svg(width, bottom + 2, out, "time and memory of each stage");
 }
 
-const LEFT = 56;  // pixels before the timeline: whose lane it is
+const LEFT = 56, APART = 1;  // pixels before the timeline, for whose lane it is, and between spans side by side
 function lanes(scene, palette, width) {
-  const room = width - LEFT - 4, scale = room / (scene.end || 1), shapes = new Shapes();
+  const room = width - LEFT - 4, scale = room / (scene.end || 1), shapes = new Shapes(palette);
   let out = "", numbers = "";
   scene.ranks.forEach((rank, k) => {
     out += typeof rank === "string" ? text(0, k * LANE + 14, rank, 'style="font-weight:600"') : text(0, k * LANE + 14, `rank ${rank}`, 'class="sp-rank"');
@@ -212,11 +218,11 @@ function lanes(scene, palette, width) {
   for (const [row, start, end, code, stage, minibatch] of scene.spans) {
     const kind = palette.kinds[code], thin = THIN.has(kind), w = (end - start) * scale;
     const color = shade(palette, stage, kind), x = LEFT + start * scale, y = row * LANE + (thin ? 16 : 2);
-    shapes.add(w > 3 ? `${color} apart` : color, x, y, w, thin ? 3 : 13);
+    shapes.add(color, x, y, w > EDGED ? w - APART : w, thin ? 3 : 13);
     if (!thin && w > 15 && (kind === "forward" || kind === "backward"))
       numbers += `<text x="${(x + w / 2).toFixed(1)}" y="${y + 10}" style="fill:${ink(color)}">${minibatch}</text>`;
   }
-  out += shapes.markup((key) => (key.endsWith(" apart") ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.6"' : ""));
+  out += shapes.markup();
   out += `<g class="sp-numbers">${numbers}</g>`;
   const low = scene.ranks.length * LANE;
   out += text(LEFT, low + 13, "0", 'class="sp-faint"') + text(width, low + 13, duration(scene.end), 'class="sp-faint" text-anchor="end"');

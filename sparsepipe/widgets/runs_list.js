@@ -13,7 +13,7 @@ const STYLE = `
 @container (min-width:700px){.sp-runs tr>:nth-child(2){position:sticky;left:0;background:var(--jp-layout-color0,#fff)}
 .sp-runs thead tr>:nth-child(2){z-index:2}.sp-runs tr.sp-marked>:nth-child(2){background:var(--jp-layout-color2,#eee)}}
 .sp-runs thead button{all:unset;cursor:pointer;font-weight:600}
-.sp-runs thead button:focus-visible,.sp-runs input:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
+.sp-runs thead button:focus-visible,.sp-runs input:focus-visible{outline:2px solid var(--jp-brand-color1,#1976D2);outline-offset:1px}
 .sp-runs tr.sp-marked{background:var(--jp-layout-color2,#eee)}
 `;
 

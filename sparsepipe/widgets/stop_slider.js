@@ -4,7 +4,7 @@
 const STYLE = `
 .sp-slider{position:relative}
 .sp-slider .noUi-handle{touch-action:none}
-.sp-slider .noUi-handle:focus-visible{outline:2px solid #56B4E9;outline-offset:2px}
+.sp-slider .noUi-handle:focus-visible{outline:2px solid var(--jp-brand-color1,#1976D2);outline-offset:2px}
 .sp-slider .noUi-given{position:absolute;top:-4px;width:2px;height:12px;margin-left:-1px;background:currentColor;opacity:.55}
 .sp-slider .widget-readout{width:84px;max-width:84px;cursor:text;border-radius:2px;outline:0}
 .sp-slider .widget-readout:focus{outline:1px solid var(--jp-brand-color1,#1976d2);text-align:left;overflow-x:auto}

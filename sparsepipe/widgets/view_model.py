@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..cluster import Cluster
-from ..display.colors import STAGE_COLORS, mixed
+from ..display.colors import STAGE_COLORS, edge_of, mixed
 from ..display.counting import number_of
 from ..display.html import counted
 from ..display.numbers import alike, duration, scaled_bytes
@@ -18,7 +18,8 @@ from ..trace import SPAN_KINDS, Trace
 
 CLOSE = 1e-9  # relative: periods that differ by less are the same
 COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
-PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(SPAN_KINDS)}
+_EDGES = {color: edge_of(color) for color in [*sum(COLORS, []), LIGHT_GREY, GREY]}  # by which it is seen on any page
+PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "edges": _EDGES, "kinds": list(SPAN_KINDS)}
 
 
 def transfers(plan: Plan, problem: Problem) -> list[float]:
