@@ -9,8 +9,7 @@ const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, i
 const EM = 0.58;                     // of a font's size a letter is wide, on average
 const READ = 10;                     // pixels of the smallest letters
 const OLD = "#8883";                 // stripes behind a picture that is old: what it says is read as before
-const GROUND = "var(--jp-layout-color0,#fff)";
-const THIN = new Set(["send"]);
+const GROUND = "var(--jp-layout-color0,#fff)", THIN = new Set(["send"]);
 
 const STYLE = `
 .sp-view{font:13px/1.45 var(--jp-ui-font-family,sans-serif);color:var(--jp-ui-font-color1,#222);min-width:0}
