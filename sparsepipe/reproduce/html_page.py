@@ -20,7 +20,7 @@ _PAGE = Html(
 
 # An exported SVG is dark itself there: plots/dark.py.
 _PICTURE = Html('<picture><source media="(prefers-color-scheme: dark)" srcset="{}">{}</picture>')
-DOT = Html(BETWEEN)  # between two links
+DOT = Html("{}").format(BETWEEN)  # between two links
 _WHOLE = Html('<span class="name">{}</span>')
 _LINK = re.compile(r"""(href=["'][^"':]*)\.ipynb(["'#])""")
 
