@@ -361,7 +361,6 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 
 # Html(…) of what is no constant: it says of its argument that it is markup already.
 KNOWN = {
-    ("display/html.py", "_rect"),  # numbers, formatted there
     ("display/names.py", "_whole"),  # a part of markup, whose names alone get a span around them
     ("plots/theme.py", "_heading"),  # a finished figure's title
     ("plots/export.py", "_title"),  # the same of another figure, to take its tags off

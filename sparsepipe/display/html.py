@@ -218,9 +218,9 @@ def _rect(x: float, y: float, width: float, height: float, color: str, *, title:
 
 
 def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str, *, title: str) -> Html:
-    place = f"x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}'"
-    looks = f"fill='{fill}' stroke='{stroke}'"
-    return Html("<rect {} {}><title>{}</title></rect>").format(Html(place), Html(looks), title)
+    return Html(
+        "<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{:.1f}' fill='{}' stroke='{}'><title>{}</title></rect>"
+    ).format(x, y, width, height, fill, stroke, title)
 
 
 def _curve(values: Sequence[float], label: str) -> Html:
@@ -240,8 +240,8 @@ def _color(k: int) -> str:
 
 
 def _swatch(color: str, name: str, mark: str = _STAGE) -> Html:
-    looks = "<span style='-webkit-text-stroke:{}px {};color:{}'>{}</span> {}"
-    return Html(looks).format(_EDGE, edge_of(color), color, mark, name)
+    marked = Html("<span style='-webkit-text-stroke:{}px {};color:{}'>{}</span> {}")
+    return marked.format(_EDGE, edge_of(color), color, mark, name)
 
 
 def counted(names: Iterable[str]) -> str:
