@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.display.numbers import scaled_bytes
+from sparsepipe.display.numbers import duration, scaled_bytes
 from sparsepipe.forecast import forecast
 from sparsepipe.planners import Problem, estimate, partition
 from sparsepipe.planners.scale import Scale
@@ -253,6 +253,30 @@ def test_changes_name_the_schedule(explorer):
     before = explorer.plan
     explorer.schedule.value = "gpipe"
     assert "schedule: 1f1b (stash) → gpipe (flush)" in changes(before, explorer.plan)
+
+
+# The picture as a page draws it, from what a kernel would send.
+DRAWN = """async ([code, told]) => {
+  const place = document.body.appendChild(document.createElement("div"));
+  const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+  widget.render({ model: { get: (name) => told[name], on() {}, off() {}, send() {} }, el: place });
+}"""
+
+
+@pytest.mark.browser
+def test_a_page_writes_numbers_as_the_kernel_does(chromium, cluster):
+    """A bar said "23 ms" and "1034 ms" where the words beside it said "23.0 ms" and "1,034 ms"."""
+    explorer = PartitionExplorer(profile_of((1.0,) + (0.001,) * (NUM_LAYERS - 1)), cluster)
+    explorer.planner.value = "model-parallel"
+    view, page = explorer.view, chromium.new_page(viewport={"width": 1100, "height": 800})
+    names = ("scene", "graph", "palette", "stale", "pending", "reason")
+    page.evaluate(DRAWN, [str(view._esm), {name: getattr(view, name) for name in names}])
+    page.locator(".sp-view title").first.wait_for(state="attached")
+    told = page.evaluate("[...document.querySelectorAll('.sp-view title')].map((one) => one.textContent)")
+    for stage in explorer.plan.estimate.stages:
+        assert any(text.endswith(f"compute {duration(stage.compute_seconds)}") for text in told), told
+        assert f"Memory {scaled_bytes(stage.memory_bytes)}" in told
+    assert page.get_by_text(duration(scene(explorer)["end"]), exact=True).count() == 1
 
 
 def test_times_of_one_picture_have_as_many_decimals():

@@ -1,7 +1,7 @@
 """What a simulation of several pipelines came to, as text: a line for all, and a line for each."""
 
 from ..display.counting import number_of
-from ..display.numbers import as_measured
+from ..display.numbers import as_measured, scaled_bytes
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
 
@@ -16,7 +16,7 @@ def forecast_text(told: PipelinesForecast) -> str:
         f"{_share(told.sum_of_paces, told.own_pace)} of what all train alone",
         f"{rule_text(told.rule)}: {merges} merges of {told.mean_group_size:.2f} pipelines on average, "
         f"{told.forced_merges} of them forced, results taken {told.mean_staleness:.2f} updates later, "
-        f"{told.bytes / 1e6:.1f} MB sent",
+        f"{scaled_bytes(told.bytes)} sent",
     ]
     return "\n".join([*lines, *(_line(k, one) for k, one in enumerate(told.pipelines))])
 

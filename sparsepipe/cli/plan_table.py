@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ..display.numbers import duration_or_none
+from ..display.numbers import duration_or_none, scaled_bytes
 from ..plan import Estimate, Plan
 from ..profile import Profile
 
@@ -32,9 +32,9 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ("slowest stage", _slowest),
     (
         "fullest device",
-        lambda plan, e: _megabytes(max(position.memory_bytes for position in plan.position_estimates)),
+        lambda plan, e: scaled_bytes(max(position.memory_bytes for position in plan.position_estimates)),
     ),
-    ("sent per minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
+    ("sent per minibatch", lambda plan, e: scaled_bytes(sum(stage.sent_bytes for stage in e.stages))),
     ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
     ("planning time", lambda plan, e: duration_or_none(e.plan_seconds)),
 )
@@ -65,10 +65,6 @@ def side_by_side(plans: Sequence[Plan], profile: Profile) -> str:
         for cells in zip(*columns, strict=True)
     ]
     return "\n\n".join(["\n".join(lines), str(plans[0]), *(str(plans[0].diff(other)) for other in plans[1:])])
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:.1f} MB"
 
 
 def _times(before: float | None, after: float) -> str:

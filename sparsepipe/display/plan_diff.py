@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from .numbers import duration_or_none
+from .numbers import duration_or_none, scaled_bytes
 from .plan_shape import StageCosts, StageShape
 
 
@@ -148,7 +148,7 @@ def _place(stage: Place) -> str:
 
 def _number(value: float | None, in_bytes: bool) -> str:
     if in_bytes:
-        return "–" if value is None else f"{value / 1e6:.1f} MB"
+        return "–" if value is None else scaled_bytes(value)
     return duration_or_none(value)
 
 

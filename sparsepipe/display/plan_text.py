@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .markup import one_line
-from .numbers import duration_or_none
+from .numbers import duration_or_none, scaled_bytes
 from .plan_shape import StageCosts, StageShape
 
 _HEAD = ("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")
@@ -33,7 +33,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _expected(e: StageCosts) -> tuple[str, ...]:
     seconds = (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)
-    return (*map(duration_or_none, seconds), f"{e.memory_bytes / 1e6:.1f} MB")
+    return (*map(duration_or_none, seconds), scaled_bytes(e.memory_bytes))
 
 
 def _span(layers: Sequence[str]) -> str:
