@@ -12,14 +12,14 @@ from PIL import Image, ImageColor
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import make_shapes
-from sparsepipe.display.colors import STAGE_COLORS, work_color
+from sparsepipe.display.colors import STAGE_COLORS, contrast, work_color
 from sparsepipe.errors import InputError
-from sparsepipe.plots.dark import GROUND, LIGHT_INK, LIT
-from sparsepipe.plots.theme import INK
+from sparsepipe.plots.dark import GROUND, LIGHT_INK, LIT, LIT_POINTS
+from sparsepipe.plots.theme import INK, POINT_SHADES
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.reproduce import NOTEBOOKS
 from sparsepipe.reproduce.overview import Overview
-from sparsepipe.reproduce.thumbnails import on_black
+from sparsepipe.reproduce.thumbnails import on_black, thumbnail
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 
@@ -80,6 +80,20 @@ def test_on_a_dark_page_a_figures_ground_is_dark_its_ink_light_and_its_stages_as
     assert all(abs(value - (0x1A + 0xD8) / 2) <= 2 for value in half)
     scale = Image.new("RGB", (1, 1), "#FFEA46")  # a colour of a scale
     assert on_black(scale).getpixel((0, 0)) == scale.getpixel((0, 0))
+
+
+def test_far_points_of_clouds_are_seen_on_a_dark_page(tmp_path):
+    """They were as dark there as the ground; a layer graph's boxes, whose names are white, keep their colours."""
+    figure = Image.new("RGB", (40, 40), "white")
+    figure.paste(POINT_SHADES[0], (0, 0, 20, 40))
+    figure.save(tmp_path / "clouds.png")
+    found = []
+    for style in (" ".join(LIT_POINTS.values()), "", None):
+        if style is not None:
+            (tmp_path / "clouds.svg").write_text(f"<svg><style>{style}</style></svg>")
+        shown = thumbnail_of(thumbnail(tmp_path / "clouds.png", "clouds"), "sp-on-black").getpixel((9, 20))
+        found.append(contrast("#" + bytes(shown).hex(), GROUND))
+    assert found[0] >= 3 > found[1] == found[2]
 
 
 def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):
