@@ -172,6 +172,25 @@ def test_data_that_cannot_be_read_names_the_file(plan, tmp_path):
     assert not list((tmp_path / "run/logs").glob("*before*")), "no restart: it would meet the same file again"
 
 
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("--loss clases", "--loss is 'clases': did you mean 'classes'?"),
+        ("--augmentation shape", "--augmentation is 'shape': did you mean 'shapes'?"),
+        ("--features ocupancy", "--features are ocupancy: no 'ocupancy', did you mean 'occupancy'?"),
+        ("--optimizer sgdd", "--optimizer: invalid choice: 'sgdd'; did you mean sgd?"),
+        ("--data modelnet11", "no data set 'modelnet11', expected one of"),
+        ("--data modelnet11", "did you mean 'modelnet10'?"),
+        ("--data ./nowhere", "./nowhere: no such folder"),
+    ],
+)
+def test_a_typo_is_told_before_a_run_is_made(plan, shapes, tmp_path, typo, meant):
+    """A worker looked the name up: the run's folder stayed, with logs and a record that had failed."""
+    code, out, errors = sparsepipe(*run(plan, shapes, tmp_path / "run"), *typo.split())
+    assert (code, out, len(errors)) == (2, "", 1) and meant in errors[0]
+    assert not (tmp_path / "run").exists()
+
+
 def test_run_offers_what_its_settings_take() -> None:
     """Choices are the library's own: a setting takes each of them and nothing else, and all of them are offered."""
     from sparsepipe.runtime import RunConfig

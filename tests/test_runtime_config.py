@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsepipe import InputError
+from sparsepipe import InputError, losses
+from sparsepipe.data.augmentation import AUGMENTATIONS
+from sparsepipe.data.examples.images import augmentation as images
+from sparsepipe.data.recipe import FEATURES
 from sparsepipe.runtime import DataConfig, OptimizerConfig, ProcessConfig, RunConfig
+from sparsepipe.runtime import config as known
 from sparsepipe.runtime.config import PARTS
 
 
@@ -48,6 +52,15 @@ def test_settings_are_read_as_they_were_written() -> None:
         ({"optimizer": []}, r"optimizer is \[\], expected one of sgd"),
         ({"features": 5}, "features are 5, expected a tuple of names"),
         ({"features": [1]}, r"features are \(1,\), expected a tuple of names"),
+        ({"features": ["ocupancy"]}, r"features are ocupancy: no 'ocupancy', did you mean 'occupancy'\?"),
+        ({"loss": "tokens_"}, r"loss is 'tokens_': did you mean 'tokens'\?, or one's own as path/loss.py:function"),
+        (
+            {"loss": "xyzzy"},
+            "loss is 'xyzzy': expected some of classes, masked-words, output, tokens, voxels, or one's",
+        ),
+        ({"loss": 3}, "loss is 3, expected text such as 'classes'"),
+        ({"augmentation": "shape"}, r"augmentation is 'shape': did you mean 'shapes'\?"),
+        ({"augmentation": "net.py:f"}, "augmentation is 'net.py:f': expected some of resized-crop"),
         ({"learning_rte": 1}, r"unknown setting 'learning_rte' of a run: did you mean 'learning_rate'\?"),
         ({"xyzzy": 1}, "unknown setting 'xyzzy' of a run: expected some of asynchronous_checkpoints, augmentation, "),
     ],
@@ -144,3 +157,11 @@ def test_settings_are_printed_by_part_and_without_defaults() -> None:
 def test_a_part_is_checked_on_its_own(part: type, setting: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         part(**setting)
+
+
+def test_settings_know_every_loss_augmentation_and_feature() -> None:
+    assert set(known.LOSSES) == set(losses.LOSSES)
+    assert set(known.AUGMENTATIONS) == {*AUGMENTATIONS, *images.AUGMENTATIONS}
+    assert set(known.FEATURES) == set(FEATURES)
+    own = RunConfig("minkvgg11bn", "x", loss="path/loss.py:function", augmentation=None)
+    assert own.loss == "path/loss.py:function" and RunConfig("minkvgg11bn", "x").loss is None

@@ -249,7 +249,6 @@ def test_a_checkpoint_has_the_names_of_the_users_module(runs):
         ({"model_args": "{"}, "no JSON"),
         ({"data_args": '{"split": "test"}'}, "data_args has 'split', which a run gives by itself"),
         ({"engine": "native"}, "engine 'native' asked, but .* is made of torch modules"),
-        ({"loss": "tokens_"}, "unknown loss 'tokens_'"),
         ({"data": f"{OWN}:text"}, "returns no data set|text"),
         ({"model": "minkvgg11"}, "takes point clouds"),
     ],

@@ -28,16 +28,28 @@ def find(source: str | Path) -> Path:
     path = Path(source)
     if path.exists() or isinstance(source, Path) or os.sep in source:
         return path
-    manifest = get_learned(source)
-    folder = place_of(manifest)
-    if folder is not None:
-        return folder
-    if manifest.generator:
-        return generator(manifest.generator)(data_folders()[-1] / manifest.folder)
-    places = ", ".join(str(folder) for folder in data_folders())
-    raise InputError(
-        f"{source}: not in {places}; run `sparsepipe data fetch {source}`, or name its folder in SPARSEPIPE_DATA"
-    )
+    manifest = _known(source)
+    return place_of(manifest) or generator(manifest.generator)(data_folders()[-1] / manifest.folder)
+
+
+def check_found(source: str) -> None:
+    """Raise InputError, as `find` and what opens its folder do, where there is no such data set; nothing is made."""
+    if Path(source).exists():
+        return
+    if os.sep in source:
+        raise InputError(f"{source}: no such folder, expected a data set's folder, its name, or path/data.py:function")
+    _known(source)
+
+
+def _known(name: str) -> Manifest:
+    """The manifest of a data set that is in a data folder, or can be made there."""
+    manifest = get_learned(name)
+    if place_of(manifest) is None and not manifest.generator:
+        places = ", ".join(str(folder) for folder in data_folders())
+        raise InputError(
+            f"{name}: not in {places}; run `sparsepipe data fetch {name}`, or name its folder in SPARSEPIPE_DATA"
+        )
+    return manifest
 
 
 def place_of(manifest: Manifest) -> Path | None:

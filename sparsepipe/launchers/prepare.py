@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
+from ..data.sources import check_found
 from ..errors import InputError
 from ..functions import UserFunction, is_function, short_name
 from ..io.files import write_atomic, write_json
@@ -75,6 +76,8 @@ def prepare(
     folder = Path(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     config = checked(plan, config, profile=profile, cluster=cluster, processes=processes)
+    if not elsewhere:
+        check_data(config)
     check_at_launch(
         [plan],
         config,
@@ -122,6 +125,15 @@ def checked(
     if config.stragglers is not None:
         config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     return config
+
+
+def check_data(config: RunConfig) -> None:
+    """Raise InputError where workers on this machine would find no data of that name; nothing of them is read.
+
+    What a function of the user's own offers is known only once it is called.
+    """
+    if workload_facts(config.engine).trains and not is_function(config.data):
+        check_found(config.data)
 
 
 def written(

@@ -23,7 +23,7 @@ from ..schedule import check_rule
 from ..stragglers import Stragglers
 from .lock import hold
 from .memory_need import check_at_launch
-from .prepare import check_name, checked, note_concurrent_runs, written
+from .prepare import check_data, check_name, checked, note_concurrent_runs, written
 
 if TYPE_CHECKING:
     from ..runtime.training_state.checkpoint import Checkpoint  # which brings torch
@@ -52,6 +52,7 @@ def prepare_pipelines(
         plan.check(profile.graph, cluster)
     configs = [_of_one(plan, k, config, profile, cluster) for k in range(len(plan.pipelines))]
     if not elsewhere:
+        check_data(config)
         configs = [_sharing_cores(own, num_ranks=len(plan.ranks)) for own in configs]
     _check_together(plan, configs[0])
     folder = Path(run_dir).resolve()

@@ -7,13 +7,17 @@ from typing import Annotated, Any
 
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
-from .settings import MANY, Choice, Flag, Names, Number, Settings, Text, WholeNumber
+from .settings import MANY, Choice, Flag, Named, Names, Number, Settings, Text, WholeNumber
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPRESSIONS = ("none", "zeros", "lossless", "bfloat16", "float16", "int8")
 BALANCES = ("voxels", "classes")
+# What workers look up in files that bring torch, or read data: a name that none of them has is refused before that.
+LOSSES = ("classes", "voxels", "tokens", "masked-words", "output")
+AUGMENTATIONS = ("shapes", "scans", "shapes-in-cube", "resized-crop", "shift", "shift-flip")  # of clouds, of images
+FEATURES = ("occupancy", "normals", "colours", "intensity")
 DEVICES = ("cpu", "cuda")
 ON_LOST_HOST = ("replan", "wait")
 _WEEK = 7 * 24 * 3600.0
@@ -28,15 +32,17 @@ class DataConfig(Settings):
     model_args: Annotated[str | None, Text("""'{"width": 64}', a JSON object""")] = None  # of a torch module's builder
     data_args: Annotated[str | None, Text("""'{"image_size": 64}', a JSON object""")] = None  # of a data set
     # by name, or 'path/loss.py:function'; None: the one that goes with the data
-    loss: Annotated[str | None, Text("'classes'")] = None
+    loss: Annotated[str | None, Named(LOSSES, "path/loss.py:function")] = None
     loss_args: Annotated[str | None, Text("""'{"label_smoothing": 0.1}', a JSON object""")] = None
     voxel_size: Annotated[float, Number(0, 1, above=True)] = 0.02
     batch_size: Annotated[int, WholeNumber(1)] = 32  # samples of a minibatch
     num_points: Annotated[int | None, WholeNumber(1)] = 1024  # None: all
     # classification or segmentation; None: what the model's name and the data say
     task: Annotated[str | None, Text("'classification'")] = None
-    features: Annotated[tuple[str, ...], Names("('occupancy',)")] = ("occupancy",)  # of each voxel: see data.recipe
-    augmentation: Annotated[str | None, Text("'shapes'")] = None  # of the training split, by name
+    features: Annotated[tuple[str, ...], Names(FEATURES, "('occupancy',)")] = (
+        "occupancy",
+    )  # of each voxel: see data.recipe
+    augmentation: Annotated[str | None, Named(AUGMENTATIONS)] = None  # of the training split, by name
     shuffle: Annotated[bool, Flag()] = True
     # minibatches of like voxel counts (so replicas get equal work) or of like class counts
     balance: Annotated[str | None, Choice(BALANCES)] = None

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, Self, get_args, get_type_hints
 
 from ..errors import InputError
+from ..functions import is_function
 from ..io.fields import shown
 from ..io.keywords import expected
 
@@ -37,14 +38,33 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Names:
-    """A tuple of strings."""
+class Named:
+    """One of `names`; where `own` is an example, a function of the user's own, too, which is known once imported."""
 
+    names: tuple[str, ...]
+    own: str = ""
+
+    def check(self, name: str, value: Any, *, optional: bool) -> None:
+        Text(f"'{self.names[0]}'").check(name, value, optional=optional)
+        if value not in self.names and not (self.own and is_function(value)):
+            also = f", or one's own as {self.own}" if self.own else ""
+            raise InputError(f"{name} is {_written(value)}: {expected(value, self.names)}{also}")
+
+
+@dataclass(frozen=True)
+class Names:
+    """A tuple of strings, each one of `names`."""
+
+    names: tuple[str, ...]
     example: str
 
     def check(self, name: str, value: Any, *, optional: bool) -> None:
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
             raise InputError(f"{name} are {_written(value)}, expected a tuple of names such as {self.example}")
+        if unknown := [item for item in value if item not in self.names]:
+            raise InputError(
+                f"{name} are {', '.join(value)}: no {shown(unknown[0])}, {expected(unknown[0], self.names)}"
+            )
 
 
 @dataclass(frozen=True)
