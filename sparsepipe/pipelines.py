@@ -12,6 +12,7 @@ from .cluster import Cluster
 from .display import html
 from .display.counting import number_of
 from .display.markup import one_line
+from .display.numbers import as_measured
 from .display.plan_text import stage_table
 from .errors import InputError
 from .graph import LayerGraph
@@ -263,7 +264,9 @@ class Pipelines:
             f"{self.replication.name}"
         )
         if rate := self.minibatches_per_second:
-            text += f", {rate:.2f} minibatches/s ({rate * self.samples:.1f} samples/s) where none waits"
+            text += (
+                f", {as_measured(rate)} minibatches/s ({as_measured(rate * self.samples)} samples/s) where none waits"
+            )
             text += ", gap not proven" if self.gap is None else f", gap {self.gap:.1%}"
         return one_line(text)
 

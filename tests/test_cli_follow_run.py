@@ -17,9 +17,9 @@ def test_a_run_says_how_far_it_is_within_the_epoch(monkeypatch, capsys):
     follow.close()
     assert capsys.readouterr().err.splitlines() == [
         "epoch 1 of 2, minibatch 1 of 4: loss 2.5000",
-        "epoch 1 of 2, minibatch 2 of 4: loss 2.5000, 16 samples/s",
-        "epoch 1 of 2, minibatch 3 of 4: loss 2.5000, 16 samples/s",
-        "epoch 1 of 2, minibatch 4 of 4: loss 2.5000, 16 samples/s",
+        "epoch 1 of 2, minibatch 2 of 4: loss 2.5000, 16.0 samples/s",
+        "epoch 1 of 2, minibatch 3 of 4: loss 2.5000, 16.0 samples/s",
+        "epoch 1 of 2, minibatch 4 of 4: loss 2.5000, 16.0 samples/s",
         "epoch 1: loss 2.0000, 16.0 samples/s, validation accuracy 45.6%",
         "epoch 2 of 2, minibatch 1 of 4: loss 1.5000",
     ]
@@ -32,4 +32,4 @@ def test_a_slow_run_has_a_speed_and_a_replay_no_loss(monkeypatch, capsys):
     for k in range(2):
         follow({"event": "step", "epoch": 0, "minibatch": k, "loss": 0.0, "seconds": 40.0 * k, "samples": 1})
     follow({"event": "epoch", "epoch": 0, "train": {"loss": 0.0}, "samples_per_second": 0.0251})
-    assert capsys.readouterr().err.splitlines() == ["epoch 1", "epoch 1: 0.025 samples/s", "epoch 1: 0.025 samples/s"]
+    assert capsys.readouterr().err.splitlines() == ["epoch 1", "epoch 1: 0.0250 samples/s", "epoch 1: 0.0251 samples/s"]

@@ -469,7 +469,7 @@ def test_an_epoch_is_told_in_a_line_and_a_step_is_not(capsys):
     tell_epoch({"event": "epoch", "epoch": 0, "samples_per_second": 12.3, "validation": {"accuracy": 0.456}})
     tell_epoch({"event": "epoch", "epoch": 1, "samples_per_second": 12.3, "validation": None})
     told = capsys.readouterr().out.splitlines()
-    assert told == ["  epoch 1: 12 samples/s, validation accuracy 45.6%", "  epoch 2: 12 samples/s"]
+    assert told == ["  epoch 1: 12.3 samples/s, validation accuracy 45.6%", "  epoch 2: 12.3 samples/s"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
+from sparsepipe.display.numbers import as_measured
 from sparsepipe.launchers.lock import hold
 from sparsepipe.pipelines import Pipelines
 from sparsepipe.record import Origin, RunRecord
@@ -90,12 +91,12 @@ def test_launch_this_opens_the_plan_on_the_board(profile, cluster, tmp_path):
     assert board.prepared(name)[0] == explorer.plan and line.widget in board._list.children
     assert board.jobs == {} and not line.start.disabled, "its settings can be changed before it is launched"
     speed = BATCH_SIZE / explorer.plan.estimate.period_seconds
-    assert f"{speed:,.0f} samples/s" in line.promise.value
+    assert f"{as_measured(speed)} samples/s" in line.promise.value
     assert "stage 0: conv0 … conv3 (4 layers) on fast" in line.promise.value
     explorer.batch_size.value = 2 * BATCH_SIZE
     explorer.saver.launch_button.click()
     told = board._lines["model-parallel-2-stages-002"].promise.value
-    assert f"{speed:,.0f} samples/s" in told, "at the run's own batch size, not at the explorer's"
+    assert f"{as_measured(speed)} samples/s" in told, "at the run's own batch size, not at the explorer's"
 
 
 def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
@@ -158,7 +159,10 @@ def test_runs_that_ended_before_the_board_was_made_are_there_with_predicted_besi
     again = LaunchBoard(plans, CONFIG, runs=board.runs, profile=board.profile, cluster=board.cluster)
     again._thread.join(timeout=ENOUGH)
     line = again._lines["pipeline"]
-    assert f"finished: predicted {predicted:,.0f}, measured {predicted / 2:,.0f} samples/s (50%)" in line.state.value
+    assert (
+        f"finished: predicted {as_measured(predicted)}, measured {as_measured(predicted / 2)} samples/s (50%)"
+        in line.state.value
+    )
     assert not line.start.disabled and line.stop.disabled and "earlier plan" not in line.state.value
     assert again.details.job.label == "choose a job", "it is offered, and not in the way"
     assert "pipeline" in [value for _, value in again.details.job.options]
@@ -196,7 +200,7 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
 def test_predicted_and_measured_speed_of_each_stage_stand_side_by_side(board, plans):
     record = ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=99.0)
     told = speeds_table(record)
-    assert "99 samples/s" in told and "stage 1 computes" in told and "50% of the time" in told
+    assert "99.0 samples/s" in told and "stage 1 computes" in told and "50% of the time" in told
     assert "100% (120 ms per minibatch)" in told
 
 
@@ -208,7 +212,7 @@ def test_of_several_pipelines_each_stage_is_beside_what_its_own_plan_expects(boa
     whole = Pipelines.alike(one, 2, rule("partial-reduce"))
     whole = replace(whole, pipelines=(whole.pipelines[0], replace(whole.pipelines[1], estimate=slow)))
     told = speeds_table(ran(board.runs / "net-pipeline-001", whole, speed=99.0))
-    assert f"{BATCH_SIZE * 1.5 / one.estimate.period_seconds:,.0f} samples/s" in told
+    assert f"{as_measured(BATCH_SIZE * 1.5 / one.estimate.period_seconds)} samples/s" in told
     rows = [row for row in told.split("<tr>") if "computes" in row]
     assert ["pipeline 0" in row and "100% (120 ms" in row for row in rows] == [True, True, False, False]
     assert ["pipeline 1" in row and "25% (60" in row for row in rows] == [False, False, True, True]
@@ -330,7 +334,7 @@ def test_a_damaged_record_is_told_in_its_line_and_the_others_go_on(tmp_path, pla
     board = LaunchBoard(plans, CONFIG, runs=tmp_path / "runs", profile=profile, cluster=cluster)
     board._thread.join(ENOUGH)
     states = {name: line.state.value for name, line in board._lines.items()}
-    assert "config.json: expected a run" in states["broken"] and "measured 80 samples/s" in states["other"]
+    assert "config.json: expected a run" in states["broken"] and "measured 80.0 samples/s" in states["other"]
     assert not board._lines["broken"].start.disabled and "Traceback" not in board.messages.value
     (tmp_path / "runs" / "net-other-001" / "plan.json").unlink()  # while the board shows it
     board.details.job.value = ""

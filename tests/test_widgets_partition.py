@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.display.numbers import duration, scaled_bytes
+from sparsepipe.display.numbers import as_measured, duration, scaled_bytes
 from sparsepipe.forecast import forecast
 from sparsepipe.planners import Problem, estimate, partition
 from sparsepipe.planners.scale import Scale
@@ -60,7 +60,7 @@ def test_it_shows_the_plan_that_the_planner_makes(explorer, profile):
     assert explorer.plan.stages == best.stages
     drawn = scene(explorer)
     assert drawn["period"] == best.estimate.period_seconds == pytest.approx(drawn["bound"])
-    assert tile(explorer, "throughput") == f"{16 / best.estimate.period_seconds:,.0f} samples/s"
+    assert tile(explorer, "throughput") == f"{as_measured(16 / best.estimate.period_seconds)} samples/s"
     assert tile(explorer, "gap to the bound") == "0%"
     assert tile(explorer, "over one device") == f"{0.36 / best.estimate.period_seconds:.2f} ×"
     assert drawn["ranks"] == sorted(best.ranks)

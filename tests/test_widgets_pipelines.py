@@ -290,7 +290,7 @@ def test_pipelines_are_saved_opened_on_the_board_and_exported(profile, cluster, 
     explorer.saver.launch_button.click()
     line = board._lines["optimal-2-pipelines-002"]
     assert board.prepared(line.name) == (shown.plan, config) and line.widget in board._list.children
-    assert f"{shown.plan.minibatches_per_second * BATCH_SIZE:,.0f} samples/s" in line.promise.value
+    assert f"{as_measured(shown.plan.minibatches_per_second * BATCH_SIZE)} samples/s" in line.promise.value
     assert "pipeline 1: " in line.promise.value and "they average by partial-reduce" in line.promise.value
     board.settings.schedule.value = "1f1b-flush"
     counts = {one.num_microbatches for one in board.prepared(line.name)[0].pipelines}

@@ -379,9 +379,9 @@ def test_phases_and_time_left():
     resumed = [*rows, start | {"seconds": 40.0}, step(20, 41.0), step(21, 43.0)]
     assert phase(resumed, plan, running=True)[0] == "epoch 3 of 3, minibatch 22 of 30, about 16 s left"
     assert phase(rows, plan, running=False)[0] == "20 of 30 minibatches done"
-    assert learned(rows) == "loss 1.000, 20 samples/s"
+    assert learned(rows) == "loss 1.000, 20.0 samples/s"
     damaged = [*rows[:-1], {"event": "step", "minibatch": 19, "loss": None}, rows[-1]]
-    assert learned(damaged) == "loss 1.000, 20 samples/s"
+    assert learned(damaged) == "loss 1.000, 20.0 samples/s"
 
 
 def test_the_log_of_a_rank_is_its_end(tmp_path):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..display.numbers import as_measured
 from ..io.fields import complaint
 from ..record.run_progress import RunProgress
 from ..sinks import Sink
@@ -29,10 +30,9 @@ class RunFollower:
             self._line.end()
             accuracy = (row.get("validation") or {}).get("accuracy")
             told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
-            speed = row["samples_per_second"]
-            speed_told = f"{speed:.1f} samples/s" if speed >= 1 else _speed(speed)
+            speed = f"{as_measured(row['samples_per_second'])} samples/s"
             loss = self._loss(row["train"]["loss"])
-            progress_line(f"epoch {row['epoch'] + 1}: " + ", ".join(filter(None, [loss, speed_told])) + told)
+            progress_line(f"epoch {row['epoch'] + 1}: " + ", ".join(filter(None, [loss, speed])) + told)
 
     def close(self) -> None:
         """Take the moving line away."""
@@ -44,17 +44,12 @@ class RunFollower:
         else:
             self._samples += row["samples"]
         passed = row["seconds"] - self._began
-        speed = _speed(self._samples / passed) if passed > 0 else ""
+        speed = f"{as_measured(self._samples / passed)} samples/s" if passed > 0 else ""
         told = ", ".join(filter(None, [self._loss(row["loss"]), speed]))
         self._line.tell(f"{self._progress.text}: {told}" if told else self._progress.text)
 
     def _loss(self, loss: float) -> str:
         return f"loss {loss:.4f}" if self._trains else ""
-
-
-def _speed(samples_per_second: float) -> str:
-    """Whole samples, or two digits of a slow run's: "118 samples/s", "0.026 samples/s"."""
-    return f"{samples_per_second:{'.0f' if samples_per_second >= 10 else '.2g'}} samples/s"
 
 
 class Forgiving:

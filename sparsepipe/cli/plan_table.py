@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ..display.numbers import duration_or_none, scaled_bytes
+from ..display.numbers import as_measured, duration_or_none, scaled_bytes
 from ..plan import Estimate, Plan
 from ..profile import Profile
 
@@ -44,8 +44,8 @@ def throughput(minibatches_per_second: float, profile: Profile) -> str:
     """Return a throughput in samples/s; in minibatches/s where the profile does not say how many samples one has."""
     samples = profile.origin.get("batch_size")
     if isinstance(samples, int) and samples > 0:
-        return f"{samples * minibatches_per_second:,.1f} samples/s"
-    return f"{minibatches_per_second:,.2f} minibatches/s"
+        return f"{as_measured(samples * minibatches_per_second)} samples/s"
+    return f"{as_measured(minibatches_per_second)} minibatches/s"
 
 
 def side_by_side(plans: Sequence[Plan], profile: Profile) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..display.counting import number_of
 from ..display.markup import one_line
-from ..display.numbers import duration
+from ..display.numbers import as_measured, duration
 from .output import cell
 
 # What a run's row is called in text, as figures and the board call it; --json has the keys themselves.
@@ -31,9 +31,9 @@ def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> s
     """The line at a run's end. `nothing_left`: it resumed with all of its minibatches trained: the pace is recorded."""
     validation, pace = summary.get("validation") or {}, summary["samples_per_second"]
     accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
-    told = f"{number_of(summary['minibatches'], 'minibatch')} at {pace:.1f} samples/s"
+    told = f"{number_of(summary['minibatches'], 'minibatch')} at {as_measured(pace)} samples/s"
     if nothing_left:
-        recorded = f", at {pace:.1f} samples/s by the record" if pace else ""
+        recorded = f", at {as_measured(pace)} samples/s by the record" if pace else ""
         told = f"nothing was left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
     return f"{one_line(summary['run_dir'])}: {told}{accuracy}" + _of_inference(summary)
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from ..display.counting import number_of
 from ..display.markup import markdown_text
-from ..display.numbers import alike, duration
+from ..display.numbers import alike, as_measured, duration
 from ..display.ties import EXACT
 from ..plan import Plan
 from ..plots import throughput_table
@@ -91,10 +91,11 @@ def beside_told(speeds: pd.DataFrame) -> str:
     if not above.max() > 1 + EXACT:
         return ""
     row = speeds.loc[above.idxmax()]
+    predicted = as_measured(row.predicted_samples_per_second)
     return (
-        f" For {markdown_text(row.strategy)} {row.predicted_samples_per_second:,.0f} samples/s are predicted, more "
-        f"than {row.processes} times the {one:,.0f} of {ONE_PROCESS}: layers were measured beside other processes for "
-        f"it and alone for {ONE_PROCESS}, and took less time beside others."
+        f" For {markdown_text(row.strategy)} {predicted} samples/s are predicted, more than {row.processes} times the "
+        f"{as_measured(one)} of {ONE_PROCESS}: layers were measured beside other processes for it and alone for "
+        f"{ONE_PROCESS}, and took less time beside others."
     )
 
 
@@ -106,10 +107,10 @@ def tell_pace(record: RunRecord) -> str:
     """
     row = throughput_table(record).iloc[0]
     measured, predicted = row.samples_per_second, row.predicted_samples_per_second
-    told = f"{measured:,.0f} samples/s"
+    told = f"{as_measured(measured)} samples/s"
     if predicted is None or predicted != predicted:
         return f"{told}; its plan predicts nothing"
-    told += f", {measured / predicted:.0%} of the {predicted:,.0f} that its plan predicts"
+    told += f", {measured / predicted:.0%} of the {as_measured(predicted)} that its plan predicts"
     if not measured or abs(measured / predicted - 1) <= _NEAR or not isinstance(record.plan, Plan):
         return told
     return f"{told}: {'; '.join(_reasons(record, record.config['batch_size'] / measured))}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import plots
 from ..display.markup import Html, joined
-from ..display.numbers import duration
+from ..display.numbers import as_measured, duration
 from ..errors import InputError
 from ..launchers import Job
 from ..pipelines import Pipelines
@@ -192,4 +192,4 @@ def _expected_stages(plan: Plan | Pipelines) -> list[tuple[str, Estimate | None,
 
 
 def _speed(value: float | None) -> str:
-    return "not predicted" if value is None else f"{value:,.0f} samples/s"
+    return "not predicted" if value is None else f"{as_measured(value)} samples/s"
