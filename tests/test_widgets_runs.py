@@ -195,6 +195,8 @@ def test_columns_are_added_and_sorted_by(table, tmp_path):
     heads = dict(zip(document["columns"], document["heads"], strict=True))
     assert (heads["learning_rate"], heads["train loss"]) == ("learning rate", "training loss")
     assert heads["accuracy"] == "validation accuracy", "as figures and the launch board call it"
+    numbers = dict(zip(document["columns"], document["numbers"], strict=True))
+    assert numbers["accuracy"] and not numbers["run"] and not numbers["strategy"], "shares are numbers, too"
     assert [row[-2] for row in document["rows"] if row[0] == "pipe-001"] == ["0.5"], "as it was given"
     for descending, first in ((False, "pipe-001"), (True, "one-001")):
         table.marks.sort = {"column": "accuracy", "descending": descending}

@@ -17,16 +17,18 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rest: str 
     A column of numbers, each with one unit at most, is set to the right; all others, and the first, to the left.
     """
     rows = [tuple(row) for row in rows]
-    sides = [_side(place, column) for place, column in enumerate(zip(*rows, strict=True))] or ["left"] * len(head)
+    columns = enumerate(zip(*rows, strict=True))
+    sides = ["right" if k and of_numbers(column) else "left" for k, column in columns] or ["left"] * len(head)
     lines = [_row("th", head, sides)] if any(head) else []
     lines += [_row("td", row, sides) for row in rows]
     lines += [_row("td", [rest], ["left"])] if rest else []
     return Html("<table>{}</table>").format(joined(lines))
 
 
-def _side(place: int, column: Sequence[str]) -> str:
+def of_numbers(column: Sequence[str]) -> bool:
+    """Whether cells are numbers, each with one unit at most ("12 ms", "95.3%"), wherever they tell anything."""
     told = [cell for cell in column if cell not in _NONE]
-    return "right" if place and told and all(map(_NUMBER.fullmatch, told)) else "left"
+    return bool(told) and all(map(_NUMBER.fullmatch, told))
 
 
 def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> Html:

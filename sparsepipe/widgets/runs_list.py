@@ -10,6 +10,7 @@ import pandas as pd
 import traitlets
 
 from ..display.numbers import Form, alike, as_given
+from ..display.table import of_numbers
 from ..plots.theme import tied
 from . import looks
 from .runs_rows import head
@@ -33,11 +34,12 @@ class RunsList(looks.Shares, anywidget.AnyWidget):
         """
         columns = {name: list(table[name]) for name in table.columns}
         self.options = tuple(next(iter(columns.values())))
-        cells = [_shown(own, as_given if name in settings else None) for name, own in [*columns.items()][1:]]
+        told = [*columns.items()][1:]
+        cells = [_shown(own, as_given if name in settings else None) for name, own in told]
         rows = [list(row) for row in zip(self.options, *cells, strict=True)]
-        numbers = [any(map(_is_number, own)) for own in columns.values()]
+        numbers = [any(map(_is_number, own)) or of_numbers(cells[k]) for k, (_, own) in enumerate(told)]
         self.document = json.dumps(
-            {"columns": list(columns), "heads": [*map(head, columns)], "numbers": numbers, "rows": rows}
+            {"columns": list(columns), "heads": [*map(head, columns)], "numbers": [False, *numbers], "rows": rows}
         )
         self.value = tuple(name for name in self.value if name in self.options)
 
