@@ -191,6 +191,12 @@ class Profile:
         return bool(self.sizes) or any(len(cost.samples) > 1 for costs in self.costs.values() for cost in costs)
 
     @property
+    def batch_size(self) -> int | None:
+        """Samples of a minibatch; None where its origin does not tell, as of most that others published."""
+        told = self.origin.get("batch_size")
+        return told if isinstance(told, int) and told > 0 else None
+
+    @property
     def typical_sizes(self) -> tuple[float, ...]:
         """The sizes of typical minibatches: one mean where none were given."""
         return self.sizes or (self.size(),)

@@ -106,11 +106,11 @@ def _simulated(
     sizes = _sizes(profile, minibatches)
     rate = steady_rate(simulate(plan, sent, cluster, sizes), plan, len(sizes))
     peaks = peak_bytes(plan, profile, cluster, sizes)
-    batch = profile.origin.get("batch_size")
-    samples = batch if isinstance(batch, int) and batch > 0 else 1
     fits = all(peak <= cluster.devices[rank].type.memory_bytes for rank, peak in peaks.items())
     planner, schedule = plan.planner, plan.schedule
-    return Candidate(variant, planner, schedule, compression, plan, rate * samples, max(peaks.values()), fits)
+    return Candidate(
+        variant, planner, schedule, compression, plan, rate * (profile.batch_size or 1), max(peaks.values()), fits
+    )
 
 
 def _sizes(profile: Profile, minibatches: int) -> Sequence[float]:

@@ -348,7 +348,7 @@ def test_what_a_plan_and_its_profile_have_to_warn_of_is_said_once(tmp_path):
 def test_a_profile_is_replayed_at_the_pace_that_is_simulated(tmp_path):
     graph = LayerGraph.chain(Layer(id) for id in "ab")
     costs = (LayerCost((CostSample(1, 0.01, 0.02, 4000),)), LayerCost((CostSample(1, 0.01, 0.01, 40),)))
-    Profile(graph, {"cpu": costs}, (1.0,)).save(tmp_path / "profile.json")
+    Profile(graph, {"cpu": costs}, (1.0,), {"batch_size": 64}).save(tmp_path / "profile.json")
     Plan((Stage(("a",), (0,)), Stage(("b",), (1,)))).save(tmp_path / "plan.json")
     machines = ["--profile", tmp_path / "profile.json", "--devices", 2, "--bandwidth", 1e9]
     words = ["replay", tmp_path / "plan.json", *machines, "--minibatches", 20, "--run-dir", tmp_path / "run", "--json"]
@@ -357,7 +357,8 @@ def test_a_profile_is_replayed_at_the_pace_that_is_simulated(tmp_path):
     assert code == 0
     assert told["minibatches"] == 20
     assert told["simulated_minibatches_per_second"] == pytest.approx(1 / 0.03, rel=0.01)
-    assert told["minibatches_per_second"] > 0
+    assert 0 < told["minibatches_per_second"] <= told["simulated_minibatches_per_second"] * 1.05
+    assert told["samples_per_second"] == pytest.approx(64 * told["minibatches_per_second"])
     trace = RunRecord.load(tmp_path / "run").trace()
     assert trace.source == "replayed" and trace.makespan > 20 * 0.03, "no faster than the profile allows"
     code, _, errors = sparsepipe("replay", tmp_path / "plan.json", "--profile", tmp_path / "profile.json")

@@ -52,7 +52,7 @@ table.widget
 CELLS = {
     "loop": "display(here.loop, here.notebooks, here.data, here.profiles)",
     "start": "display(here.runs, here.thumbnails)",
-    "values": "display(profile, cluster, plan, sp.simulate(plan, profile, cluster, [8000.0] * 8))",
+    "values": "display(profile, cluster, plan, sp.simulate(plan, profile, cluster, profile.typical_sizes[:8]))",
     "explorer": "PartitionExplorer(profile, cluster, board=board).widget",
     "explorer-compared": _COMPARED,
     "explorer-refused": _REFUSED,

@@ -42,9 +42,8 @@ ROWS: tuple[tuple[str, Cell], ...] = (
 
 def throughput(minibatches_per_second: float, profile: Profile) -> str:
     """Return a throughput in samples/s; in minibatches/s where the profile does not say how many samples one has."""
-    samples = profile.origin.get("batch_size")
-    if isinstance(samples, int) and samples > 0:
-        return f"{as_measured(samples * minibatches_per_second)} samples/s"
+    if profile.batch_size:
+        return f"{as_measured(profile.batch_size * minibatches_per_second)} samples/s"
     return f"{as_measured(minibatches_per_second)} minibatches/s"
 
 

@@ -45,7 +45,7 @@ def simulate_replanned(
     chosen = found[options.replan]
     if options.trace:
         write_json(options.trace, chosen.trace.to_chrome())
-    samples = _samples(profile)
+    samples = float(profile.batch_size or 1)
     rows = {name: _row(one, oracle, samples) for name, one in found.items()}
     notes = {name: text for name in rows if (text := without_predictor(name, "a simulation"))}
     for name, text in notes.items():
@@ -81,12 +81,6 @@ def without_predictor(name: str, what: str) -> str:
         if VARIANTS[name].needs_predictor
         else ""
     )
-
-
-def _samples(profile: Profile) -> float:
-    """Samples of a minibatch; 1 where the profile does not tell."""
-    batch = profile.origin.get("batch_size")
-    return float(batch) if isinstance(batch, int) and batch > 0 else 1.0
 
 
 def _row(one: ReplanForecast, oracle: float, samples: float) -> dict[str, Any]:

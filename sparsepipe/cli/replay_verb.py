@@ -37,7 +37,7 @@ def replay(options: argparse.Namespace) -> Answer:
         profile.origin.get("model", "profile"),
         "replay",
         engine="replay",
-        batch_size=1,
+        batch_size=profile.batch_size or 1,
         minibatches=options.minibatches,
         timeout_seconds=options.timeout_seconds or 300.0,
         stragglers=";".join(options.straggler) if options.straggler else None,
@@ -56,18 +56,19 @@ def replay(options: argparse.Namespace) -> Answer:
             plan = replace(plan, replication=parse_rule(options.replication))
         together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)
         summary = waited(launch(plan, config, run_dir=folder, **given))
-        return _replayed(summary, summary["samples_per_second"], expected=together.minibatches_per_second)
+        return _replayed(summary, config, expected=together.minibatches_per_second)
     if options.replan and (text := without_predictor(options.replan, "a replay")):
         progress_line(text)
     told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)
     if text := told.beyond_memory(cluster):
         progress_line(f"warning: {text}")
     summary = waited(launch(plan, config, run_dir=folder, **given))
-    return _replayed(summary, summary["samples_per_second"], expected=told.minibatches_per_second)
+    return _replayed(summary, config, expected=told.minibatches_per_second)
 
 
-def _replayed(summary: dict[str, Any], pace: float, *, expected: float) -> Answer:
-    """What a replay says at its end, of minibatches of one sample, beside what the simulator expects per second."""
+def _replayed(summary: dict[str, Any], config: RunConfig, *, expected: float) -> Answer:
+    """What a replay says at its end, in minibatches, beside what the simulator expects per second."""
+    pace = summary["samples_per_second"] / config.batch_size
     document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
     text = (
         f"{one_line(summary['run_dir'])}: {number_of(summary['minibatches'], 'minibatch')} replayed at {pace:.2f} "

@@ -158,13 +158,12 @@ def partition_pipelines(
         raise InputError("objective goes with a plan of one pipeline: leave out pipelines, or the objective")
     bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
     found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
-    batch = profile.origin.get("batch_size")
-    samples = float(batch) if isinstance(batch, int) and batch > 0 else None
+    samples = profile.batch_size
     unsure = "the profile does not tell how many samples a minibatch has: samples/s stand for minibatches/s"
     pipelines = Pipelines(
         found.plans,
         chosen,
-        samples or 1.0,
+        float(samples or 1),
         found.lower_bound_seconds,
         time.perf_counter() - start,
         tuple(filter(None, [found.left_out, "" if samples else unsure])),

@@ -22,11 +22,11 @@ class Scale:
         """None where the profile does not say how it was made, or its costs do not depend on voxels."""
         data = profile.origin.get("data")
         told = data if isinstance(data, Mapping) else profile.origin
-        batch_size, voxel_size = profile.origin.get("batch_size"), told.get("voxel_size")
+        batch_size, voxel_size = profile.batch_size, told.get("voxel_size")
         sparse = any(len(cost.samples) > 1 for cost in next(iter(profile.costs.values())))
         if not (sparse and batch_size and voxel_size):
             return None
-        return cls(int(batch_size), float(voxel_size), dict(measured or {}))
+        return cls(batch_size, float(voxel_size), dict(measured or {}))
 
     def factor(self, batch_size: int, voxel_size: float) -> float:
         """How many times as many voxels a minibatch has."""

@@ -19,9 +19,9 @@ def sparse_dense_table(found: Mapping[str, Measured]) -> pd.DataFrame:
     rows = []
     for network, measured in found.items():
         for voxel_size, profile in measured:
-            if not profile.origin.get("batch_size"):
+            if not profile.batch_size:
                 raise InputError(f"{network} at voxel size {voxel_size}: its profile does not say its batch size")
-            kind, batch_size = profile.device_types[0], profile.origin["batch_size"]
+            kind, batch_size = profile.device_types[0], profile.batch_size
             layers = range(len(profile.graph.layers))
             kept = sum(profile.cost(k, kind).saved_bytes + profile.cost(k, kind).coordinate_bytes for k in layers)
             rows.append(

@@ -106,7 +106,13 @@ def profile_model(
         batches = spread_batches(typical, batch_size=count)
     else:
         batches = spread_examples(dataset, [index for indices in order for index in indices], batch_size=count)
-    origin = {"data": dataset.origin, "first_reading_seconds": reading, "seed": seed, "beside": beside}
+    origin = {
+        "batch_size": count,
+        "data": dataset.origin,
+        "first_reading_seconds": reading,
+        "seed": seed,
+        "beside": beside,
+    }
     for name, value in (("model_args", config.model_args), ("loss", config.loss)):
         if value is not None:
             origin[name] = value

@@ -39,11 +39,10 @@ def replay(
     So do what holds ranks up and the seed, of one pipeline or of several.
     """
     facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
-    called, samples = plan.planner, 1
+    called, samples = plan.planner, profile.batch_size or 1
     if isinstance(plan, Pipelines):
         called, samples = plan.replication.name, max(1, int(plan.samples))
-    if isinstance(plan, Pipelines) or stragglers or seed:
-        facts += [stragglers, seed]
+    facts += [samples, stragglers, seed]
     said = called if isinstance(plan, Pipelines) or len(plan.stages) == 1 else f"{called} ({plan.schedule})"
     folder = runs / f"replay-{called}-{len(plan.ranks)}-{digest(facts)}"
     if _finished(folder):

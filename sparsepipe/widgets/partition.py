@@ -410,7 +410,7 @@ class PartitionExplorer(Shown):
             assert self.waiting is not None
             self.waiting.show(compared(answer, note=self.note))
         else:
-            batch_size = answer.settings.batch_size or self.profile.origin.get("batch_size")
+            batch_size = answer.settings.batch_size or self.profile.batch_size
             drawn = picture(answer, self._pinned, batch_size=batch_size, note=self.note)
         if self.waiting is not None:
             looks.show(self.waiting.widget, on=isinstance(answer, PipelinesAnswer))

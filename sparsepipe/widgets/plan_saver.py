@@ -116,8 +116,8 @@ class PlanSaver:
     def _made_for(self, answer: Answer | PipelinesAnswer) -> MadeFor:
         """What the estimate holds for: no run's minibatches where boundaries are taken as compressed."""
         settings = answer.settings
-        size = settings.batch_size or self.profile.origin.get("batch_size") or 0
-        batch_size = int(size) if settings.compression == 1 else 0
+        size = settings.batch_size or self.profile.batch_size or 0
+        batch_size = size if settings.compression == 1 else 0
         return MadeFor(batch_size, settings.voxel_size, self.profile, answer.cluster)
 
     def _write(self, plan: Plan | Pipelines) -> Path:
