@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsepipe.dynamics import change_point
-from sparsepipe.dynamics.change_point import AT_ONCE, LEARNT, PASSED_OVER, ChangePoint
+from sparsepipe.dynamics.change_point import AT_ONCE, LEARNED, PASSED_OVER, ChangePoint
 
 SEEDS = range(8)
 
@@ -61,18 +61,18 @@ def test_its_end_is_a_change_too():
 
 def test_a_first_level_that_nobody_expected_is_a_change_from_the_beginning():
     (change,), test = changes_in(noise(100) + math.log(2))
-    assert (change.began, change.found, change.before) == (0, PASSED_OVER + LEARNT - 1, 0.0)
+    assert (change.began, change.found, change.before) == (0, PASSED_OVER + LEARNED - 1, 0.0)
     assert not changes_in(noise(100) + math.log(1.1))[0], "a profile may be off by so much"
 
 
 @pytest.mark.parametrize("begin", range(PASSED_OVER, 36, 3))
-def test_a_change_of_which_little_was_learnt_before_is_found(begin):
+def test_a_change_of_which_little_was_learned_before_is_found(begin):
     """Once the first slow values became the median of the few before them: nobody was told of the change."""
     for seed in SEEDS:
         values = noise(60, seed=seed)
         values[begin:] += math.log(2.5)
         changes, test = changes_in(values)
-        assert changes and changes[0].found < max(begin, PASSED_OVER + LEARNT) + 10
+        assert changes and changes[0].found < max(begin, PASSED_OVER + LEARNED) + 10
         assert test.level == pytest.approx(math.log(2.5), abs=0.15)
 
 
@@ -82,7 +82,7 @@ def test_warming_up_is_no_drift():
     assert not changes_in(values)[0]
 
 
-def test_what_is_learnt_anew_is_a_change_only_where_it_is_another_level():
+def test_what_is_learned_anew_is_a_change_only_where_it_is_another_level():
     for jump, count in ((math.log(1.15), 0), (math.log(2), 1)):
         test = ChangePoint()
         found = [test.add(value) for value in noise(100)]

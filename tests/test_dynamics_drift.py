@@ -175,7 +175,7 @@ def test_what_was_done_again_after_a_crash_counts_once():
 
 
 def test_it_follows_a_new_plan():
-    """What is known of the devices stays; what is usual for other layers is learnt anew."""
+    """What is known of the devices stays; what is usual for other layers is learned anew."""
     other = Plan((Stage(tuple(LAYERS[:20]), (0,)), Stage(tuple(LAYERS[20:]), (1,))))
     slow = "slow:rank=1,factor=2"
     first, sizes = drifting(Piece(SLOW), Piece(USUAL, slow))

@@ -54,7 +54,7 @@ def test_digits_are_read(tmp_path):
 
 
 def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):
-    """Of pages of Wikipedia, in 2,000 subwords: BERT has learnt more than how often words occur."""
+    """Of pages of Wikipedia, in 2,000 subwords: BERT has learned more than how often words occur."""
     need("wikipedia-pages")
     task = TASKS["masked words"]
     held = open_examples(task.data, split="test", cache=tmp_path / PREPARED, **task.data_args)

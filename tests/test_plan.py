@@ -42,7 +42,7 @@ def test_a_table_names_neighbouring_ranks_together():
     even = Plan((Stage(("a",), ranks, device_types=kinds), Stage(("b", "c", "d"), (3,))))
     assert [line.split("  ")[-1] for line in str(even).splitlines()[2:]] == ["big 0–2, big 5, small 6", "rank 3"]
     uneven = Plan((Stage(("a",), (0, 1, 2), (2, 2, 1)),))
-    assert str(uneven).splitlines()[2].endswith("rank 0–1 ×2, rank 2 ×1")
+    assert str(uneven).splitlines()[2].endswith("rank 0–1 (2/5 each), rank 2 (1/5)")
 
 
 def test_every_violation_is_listed():

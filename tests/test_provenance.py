@@ -150,8 +150,10 @@ def test_runs_of_different_campaigns_or_hours_are_told(tmp_path):
     """A second run of 05_launch said "0.52 × one process": one of the two was an old record."""
     one = record(tmp_path, "a", campaign="m-1")
     other = record(tmp_path, "b", "2026-11-26T12:00:00+00:00", campaign="m-2")
-    dates = "2026-11-25 09:00, 2026-11-26 12:00"
+    dates = "a (2026-11-25 09:00), b (2026-11-26 12:00)"
     assert differences([one, other]) == [f"runs of different campaigns: {dates}"]
+    again = record(tmp_path, "a2", "2026-11-25T09:05:00+00:00", campaign="m-1")
+    assert differences([other, again, one]) == [f"runs of different campaigns: {dates}"], "each campaign once"
     assert Provenance.of(runs=[one, other]).doubt == f"doubtful: runs of different campaigns: {dates}"
     alone, soon = record(tmp_path, "c"), record(tmp_path, "d", "2026-11-25T09:30:00+00:00")
     late = record(tmp_path, "e", "2026-11-25T11:00:00+00:00")
@@ -167,4 +169,6 @@ def test_a_run_beside_another_job_is_told(tmp_path):
     assert differences([alone, beside]) == ["b ran beside another job: c-001"]
     together = [record(tmp_path, "d", beside=["e"]), record(tmp_path, "e", beside=["d"])]
     assert differences(together) == []
-    assert differences([alone, *together]) == ["runs under different load: d, e ran at once, the others did not"]
+    assert differences([alone, *together]) == ["runs under different load: d, e ran at once, the other did not"]
+    third = record(tmp_path, "f")
+    assert differences([alone, *together, third])[-1].endswith("d, e ran at once, the others did not")

@@ -63,9 +63,9 @@ def test_their_settings_are_those_of_a_run():
         assert task.told == f"{task.name}: {task.model} on {task.data}, {rule}"
 
 
-def test_translations_that_were_not_learnt_are_told_in_words():
+def test_translations_that_were_not_learned_are_told_in_words():
     """The answer was "BLEU of translations: 0.0 to 0.0"."""
-    assert "none has learnt to translate" in bleu_told([0.0, 0.01]) and "0.0" not in bleu_told([0.0])
+    assert "none has learned to translate" in bleu_told([0.0, 0.01]) and "0.0" not in bleu_told([0.0])
     assert bleu_told([1.0, 12.34]) == "The BLEU of translations is 1.0 to 12.3." and bleu_told([]) == ""
 
 

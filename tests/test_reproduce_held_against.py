@@ -9,6 +9,7 @@ from sparsepipe.plots import HeldAgainst, contradictions, held_against, held_aga
 from sparsepipe.reproduce.held_against import (
     known_optima,
     measured_plans,
+    of_jobs,
     planners_answers,
     replayed_steps,
     slow_downs,
@@ -105,6 +106,7 @@ def test_what_is_not_here_is_left_out_with_a_word(tmp_path, monkeypatch, capsys)
     assert not [number for found in without for number in found()] and not planners_answers("", 4)
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 6 and "sparsepipe data fetch sailor" in "".join(told)
+    assert of_jobs() == [] and len(capsys.readouterr().out.splitlines()) == 1, "once for steps and slow-downs"
 
 
 def test_a_number_is_off_by_hand():
@@ -112,6 +114,8 @@ def test_a_number_is_off_by_hand():
     numbers = [HeldAgainst("step", "a", 2.0, 2.2, others=1.6), HeldAgainst("step", "b", 2.0, 2.0, doubt="no")]
     assert contradictions(numbers) == "step, b: no" and not contradictions(numbers[:1])
     assert "outlined: one of 2 numbers is of a record that" in held_against(numbers).layout.title.text
+    told = held_against([*numbers, numbers[1]] * 500).layout.title.text
+    assert "1,000 of 1,500 numbers are of records that" in told.replace("<br>", " ")
     table = held_against_table(numbers)
     assert list(table.error) == pytest.approx([0.1, 0.0])
     assert table.others_error[0] == pytest.approx(-0.2) and table.others_error.isna()[1]

@@ -7,6 +7,7 @@ from .markup import one_line
 from .numbers import duration_or_none, scaled_bytes
 from .plan_shape import StageCosts, StageShape
 
+_SHARES = "devices (shares of minibatches)"  # the head of devices where a stage's replicas take unlike numbers
 _HEAD = ("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")
 
 
@@ -17,7 +18,8 @@ class _Stage(StageShape, Protocol):
 
 def stage_table(stages: Sequence[_Stage], estimates: Sequence[StageCosts] | None) -> list[str]:
     """Return the lines of the table, its head first; without `estimates` times and memory stay empty."""
-    rows: list[tuple[str, ...]] = [_HEAD]
+    shares = any(len(set(stage.shares)) > 1 for stage in stages)
+    rows: list[tuple[str, ...]] = [(*_HEAD[:2], _SHARES if shares else _HEAD[2], *_HEAD[3:])]
     for k, stage in enumerate(stages):
         row = (str(k), _span(stage.layers), _devices(stage), "", "", "", "")
         rows.append(row if estimates is None else (*row[:3], *_expected(estimates[k])))
@@ -41,7 +43,11 @@ def _span(layers: Sequence[str]) -> str:
 
 
 def _devices(stage: _Stage) -> str:
-    """The replicas by type and rank, neighbouring ranks of a type with the same share as one: "RTX 0–3, tv 5 ×2"."""
+    """The replicas by type and rank, neighbouring ranks of a type with the same share as one.
+
+    Where shares differ, each is told as so many of as many minibatches as the stage takes in turn: "RTX 0–3 (1/6 each),
+    tv 5 (2/6)".
+    """
     kinds = stage.device_types or ("rank",) * len(stage.ranks)
     runs: list[tuple[str, int, int, int]] = []  # type, first rank, last rank, share
     for kind, rank, share in zip(kinds, stage.ranks, stage.shares, strict=True):
@@ -49,8 +55,9 @@ def _devices(stage: _Stage) -> str:
             runs[-1] = (kind, runs[-1][1], rank, share)
         else:
             runs.append((kind, rank, rank, share))
-    uneven = len(set(stage.shares)) > 1
-    return ", ".join(
-        f"{kind} {first}" + (f"–{last}" if last > first else "") + (f" ×{share}" if uneven else "")
-        for kind, first, last, share in runs
-    )
+    uneven, whole = len(set(stage.shares)) > 1, sum(stage.shares)
+    told = []
+    for kind, first, last, share in runs:
+        part = f" ({share}/{whole}{' each' if last > first else ''})" if uneven else ""
+        told.append(f"{kind} {first}" + (f"–{last}" if last > first else "") + part)
+    return ", ".join(told)

@@ -25,7 +25,7 @@ from statistics import median
 SMALLEST = 1.3  # times as long, or as short: the smallest change that is to be found
 AT_ONCE = 6  # minibatches in a row that make a change, at the least
 PASSED_OVER = 5  # first minibatches, in which kernels and caches warm up
-LEARNT = 10  # minibatches after those, of which a first reference is taken; the test begins behind them
+LEARNED = 10  # minibatches after those, of which a first reference is taken; the test begins behind them
 SETTLED = 100  # minibatches of which the reference is the median, at the most
 OUTLIER = 1.5  # times as long as usual, and more than four times the noise: a spike
 
@@ -91,7 +91,7 @@ class ChangePoint:
     @property
     def learning(self) -> bool:
         """Whether there are too few values yet, since the beginning or since `restart`, to say anything."""
-        return len(self._sorted) < LEARNT
+        return len(self._sorted) < LEARNED
 
     def restart(self) -> None:
         """Learn the reference level anew, as another quantity is measured from now on; a jump of it is a change."""
@@ -133,7 +133,7 @@ class ChangePoint:
         before, self.level = self.level, median(self._sorted)
         if abs(self.level - before) <= _FROM_START:
             return None
-        return Change(max(0, self.count - LEARNT - PASSED_OVER), self.count - 1, before, self.level)
+        return Change(max(0, self.count - LEARNED - PASSED_OVER), self.count - 1, before, self.level)
 
     def _take_noise(self, value: float) -> None:
         if self._last is not None:

@@ -65,7 +65,7 @@ class Watch:
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
         """Go on under another plan of the same network, from a minibatch on; what is known of the devices stays.
 
-        Ranks have other layers then, of which a profile may be off otherwise: what is usual for them is learnt anew.
+        Ranks have other layers then, of which a profile may be off otherwise: what is usual for them is learned anew.
         """
         expected, before = Expected(self.profile, self.cluster, plan), self._era(first_minibatch).expected.plan
         others = {rank for rank in plan.ranks if _layers(plan, rank) != _layers(before, rank)}

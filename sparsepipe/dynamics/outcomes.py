@@ -19,7 +19,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..trace import Span
 from .alarms import Alarm
-from .change_point import LEARNT, PASSED_OVER
+from .change_point import LEARNED, PASSED_OVER
 from .factors import Factors
 from .paces import MeasuredPace, Paces
 from .words import faster_or_slower
@@ -184,7 +184,7 @@ class Outcomes:
 
     def _devices_changed(self, began: int) -> None:
         if self._open is not None:
-            if self._open.first <= began <= self._open.first + PASSED_OVER + LEARNT:
+            if self._open.first <= began <= self._open.first + PASSED_OVER + LEARNED:
                 return
             if began > self._open.first:
                 self._open = None

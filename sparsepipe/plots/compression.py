@@ -89,7 +89,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": -0.26, "yanchor": "top"})
     text = noted_of(note, records)
     fewer = [way for way, count in found["count"].items() if count < found["count"].max()]
-    alone = f"run with fewer seeds, no mean: {', '.join(fewer)}" if fewer else ""
+    alone = f"of fewer seeds, so no line for the mean: {', '.join(fewer)}" if fewer else ""
     note = " · ".join(filter(None, [text, alone, left_out]))
     figure = finished(figure, "What compression of boundaries saves and costs", note=note, height=420)
     return with_held_up(figure, Provenance.of(runs=records).held_up)

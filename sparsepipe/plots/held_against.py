@@ -58,8 +58,10 @@ def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure
         return nothing_to_draw(title, note=note)
     kinds = list(dict.fromkeys(table.kind))
     doubted = int((table.doubt != "").sum())
-    count = f"{doubted} of {len(table)} numbers are" if doubted > 1 else f"one of {len(table)} numbers is"
-    note = " · ".join(filter(None, [note, f"outlined: {count} of a record that contradicts itself" if doubted else ""]))
+    told = f"{doubted:,} of {len(table):,} numbers are of records that contradict themselves"
+    if doubted == 1:
+        told = f"one of {len(table):,} numbers is of a record that contradicts itself"
+    note = " · ".join(filter(None, [note, f"outlined: {told}" if doubted else ""]))
     columns = min(_COLUMNS, len(kinds))
     rows = -(-len(kinds) // columns)
     figure = make_subplots(

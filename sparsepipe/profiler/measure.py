@@ -84,7 +84,7 @@ def profile(
         for position, batch in enumerate(batches):
             for _ in range(warmup if position == 0 else min(warmup, 1)):
                 time_layers(subnetwork, batch, device=place)
-            done = f"{batch.size} {training.size_unit}, {position + 1} of {len(batches)}"
+            done = f"{batch.size:,} {training.size_unit}, {position + 1} of {len(batches)}"
             say(f"profile {network.name} on {engine.name}: {done}")
             taken.append(repeater.repeat(batch, whole=position == middle))
             samples.append(_samples(subnetwork, batch, taken[-1], place))

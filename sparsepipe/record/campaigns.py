@@ -62,13 +62,24 @@ def _apart(records: Sequence[RunRecord]) -> list[str]:
     times = sorted(time for record in records if (time := record.ran))
     gaps = [later[0] - earlier[1] for earlier, later in zip(times, times[1:], strict=False)]
     longest = max((gap.total_seconds() for gap in gaps), default=0.0)
-    days = list(dict.fromkeys(f"{start:%Y-%m-%d %H:%M}" for start, _ in times))
-    if len(days) < len(times) <= 3:  # within a minute
-        days = [f"{start:%Y-%m-%d %H:%M:%S}" for start, _ in times]
-    dates = ", ".join(days) if len(days) <= 3 else f"{days[0]} to {days[-1]}"
     if len(campaigns) > 1:
-        return [f"runs of different campaigns: {dates}"]
+        return [f"runs of different campaigns: {_told_apart(records)}"]
+    days = list(dict.fromkeys(f"{start:%Y-%m-%d %H:%M}" for start, _ in times))
+    dates = ", ".join(days) if len(days) <= 3 else f"{days[0]} to {days[-1]}"
     return [f"runs of different hours: {dates}"] if longest > MOST_APART else []
+
+
+def _told_apart(records: Sequence[RunRecord]) -> str:
+    """Each campaign once, by its first run and when that began: "a (2026-11-25 09:00), b (2026-11-26 12:00)".
+
+    Of more than three the first and the last; without times the runs alone. A run of no campaign is one by itself.
+    """
+    firsts: dict[str, tuple[datetime | None, RunRecord]] = {}
+    known = ((record.ran[0] if record.ran else None, record) for record in records)
+    for start, record in sorted(known, key=lambda one: (one[0] is None, one[0] or datetime.min.replace(tzinfo=UTC))):
+        firsts.setdefault(record.campaign or f"run {record.folder}", (start, record))
+    told = [f"{record.name} ({start:%Y-%m-%d %H:%M})" if start else record.name for start, record in firsts.values()]
+    return ", ".join(told) if len(told) <= 3 else f"{told[0]} to {told[-1]}, {len(told)} in all"
 
 
 def _beside(records: Sequence[RunRecord]) -> list[str]:
@@ -83,7 +94,8 @@ def _beside(records: Sequence[RunRecord]) -> list[str]:
     if len(inside) > 1:
         shared = {name: len(others & names) for name, others in concurrent.items() if others & names}
         if len(shared) < len(concurrent):
-            found.append(f"runs under different load: {', '.join(shared)} ran at once, the others did not")
+            rest = "the other" if len(concurrent) - len(shared) == 1 else "the others"
+            found.append(f"runs under different load: {', '.join(shared)} ran at once, {rest} did not")
         else:
             told = ", ".join(f"{name} beside {count}" for name, count in shared.items())
             found.append(f"runs under different load: of these, {told} others")

@@ -102,8 +102,9 @@ def beside_told(speeds: pd.DataFrame) -> str:
 def tell_pace(record: RunRecord) -> str:
     """Say how fast a run was beside what its plan predicts and, where they differ, what its record knows of why.
 
-    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Raises InputError for a run without a
-    summary.
+    As Markdown: "1,769 samples/s, 54% of the 3,279 that its plan predicts: …". Other load of the machine is told of
+    every run that had some: as a reason of one that is too slow, as a doubt of any other. Raises InputError for a run
+    without a summary.
     """
     row = throughput_table(record).iloc[0]
     measured, predicted = row.samples_per_second, row.predicted_samples_per_second
@@ -111,7 +112,11 @@ def tell_pace(record: RunRecord) -> str:
     if predicted is None or predicted != predicted:
         return f"{told}; its plan predicts nothing"
     told += f", {measured / predicted:.0%} of the {as_measured(predicted)} that its plan predicts"
-    if not measured or abs(measured / predicted - 1) <= _NEAR or not isinstance(record.plan, Plan):
+    explained = isinstance(record.plan, Plan) and measured and abs(measured / predicted - 1) > _NEAR
+    loads = record.background_load.doubts()
+    if loads and not (explained and measured < predicted):  # load explains a slow run, and makes others doubtful
+        told += f" (doubtful: while it ran {' and '.join(loads)})"
+    if not explained:
         return told
     return f"{told}: {'; '.join(_reasons(record, record.config['batch_size'] / measured))}"
 

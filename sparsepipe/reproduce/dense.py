@@ -141,7 +141,7 @@ def bleu_told(found: Sequence[float]) -> str:
         return ""
     text = from_to(min(found), max(found), ".1f")
     if text == "0.0":
-        return "The BLEU of translations is 0 in every run: none has learnt to translate so far."
+        return "The BLEU of translations is 0 in every run: none has learned to translate so far."
     return f"The BLEU of translations is {text}."
 
 

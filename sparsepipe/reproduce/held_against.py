@@ -36,6 +36,12 @@ _TRACE, _RESULT = "trace-", "result-"  # of ByteDance's files, before a job's na
 _SPLITS = {"stage": "stage", "replica": "dp_rank", "operation": "optype"}  # what is split here → their word
 
 
+def of_jobs(folder: str = "") -> list[HeldAgainst]:
+    """`replayed_steps` and `slow_downs` of ByteDance's jobs; that their folder is not there is said once."""
+    place = folder_of("straggler-analysis", folder)
+    return [*replayed_steps(str(place)), *slow_downs(str(place))] if place else []
+
+
 def replayed_steps(folder: str = "") -> list[HeldAgainst]:
     """Each step of ByteDance's jobs, replayed from its own durations; their simulator's is without launch delays.
 

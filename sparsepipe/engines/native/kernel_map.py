@@ -166,7 +166,7 @@ class KernelMap:
 
     @_built_once
     def offsets_without_pairs(self) -> tuple[int, ...]:
-        """List the offsets that pair no rows at all: what is learnt there does not change."""
+        """List the offsets that pair no rows at all: what is learned there does not change."""
         return tuple(k for k, count in enumerate(self.counts) if not count and k != self.identity)
 
     @_built_once
