@@ -444,7 +444,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
         "'---|' * len(variants)",
     ),
     *("variants[0]", "variants[-1]", "' | '.join((f'`{name}`' for name in variants))"),
-    *("' | '.join((f'{value:.2f} s' for value in simulated.loc[stay]))",),
+    *("' | '.join((f'{as_measured(value)} s' for value in simulated.loc[stay]))",),
 }
 
 
@@ -458,6 +458,8 @@ ESCAPING = (
     "paces_markdown(",
     "number_of(",
     "powered(",
+    "duration(",
+    "as_measured(",
     "beside_told(",
 )  # give Markdown, or a number and a word of the notebook's own
 

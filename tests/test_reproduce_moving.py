@@ -176,7 +176,7 @@ def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
     assert list(table.expected_gain_seconds) == [4.0] * 3 and set(table.variant) == {"live"}
     refused, _, made = changes_told({"live": record})
     assert (refused["pause"], refused["measured"], refused["expected gain"]) == ("not made", "–", "4.00 s")
-    assert (made["pause"], made["measured"], made["expected cost"]) == ("0.25 s", "not known", "0.50 s")
+    assert (made["pause"], made["measured"], made["expected cost"]) == ("0.250 s", "not known", "0.500 s")
     assert changes_markdown({"live": record}).count("\n| live | ") == 3
     rows = (
         (record.folder / DECISIONS).read_text().replace('"predicted_gain_seconds": 4.0', '"predicted_gain_seconds": 0')

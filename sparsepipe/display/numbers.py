@@ -50,6 +50,13 @@ def powered(value: float, digits: int = 2) -> str:
     return f"{mantissa} × 10{str(int(power)).translate(_RAISED)}"
 
 
+def percent(share: float) -> str:
+    """A measured share in three digits, "24.4%", "236%"; less than a thousandth of a per cent is told as less."""
+    if share and abs(share) < 1e-5:
+        return "below 0.001%"
+    return f"{as_measured(100 * share)}%"
+
+
 def duration(seconds: float, unit: str | None = None) -> str:
     """A measured or predicted time: "5.30 ms", "1,034 ms", and "12.3 s" from ten seconds on; in `unit`, "ms" or "s",
     where the axis beside it has one."""

@@ -10,6 +10,7 @@ import pandas as pd
 from ..cluster import Cluster
 from ..display.counting import number_of
 from ..display.markup import markdown_text
+from ..display.numbers import as_measured
 from ..dynamics.drift import Watch
 from ..dynamics.following import DECISIONS
 from ..dynamics.simulated import simulate_replans
@@ -157,14 +158,14 @@ def _told(change: Change) -> dict[str, str]:
     if change.changed_at is None:
         pause, measured = "not made", "–"
     else:
-        pause = "not told" if change.pause_seconds is None else f"{change.pause_seconds:.2f} s"
+        pause = "not told" if change.pause_seconds is None else f"{as_measured(change.pause_seconds)} s"
         measured = "not known" if change.measured_share is None else faster_or_slower(change.measured_share)
     gains = change.expected_gain_seconds >= _LEAST_TOLD
     return {
         "replan": change.variant,
         "before minibatch": str(change.minibatch),
-        "expected gain": f"{change.expected_gain_seconds:.2f} s" if gains else "none",
-        "expected cost": f"{change.expected_cost_seconds:.2f} s" if gains else "–",  # of what nobody wants
+        "expected gain": f"{as_measured(change.expected_gain_seconds)} s" if gains else "none",
+        "expected cost": f"{as_measured(change.expected_cost_seconds)} s" if gains else "–",  # of what nobody wants
         "pause": pause,
         "measured": measured,
         "why": change.why,
