@@ -250,7 +250,8 @@ def test_timeline_of_some_minibatches_shows_the_time_they_take():
     inside = table[table.end_seconds > table.start_seconds + 1e-9]
     assert set(inside.minibatch) == {1} and set(table.minibatch) <= {0, 1, 2}
     assert table.start_seconds.min() == 0 and table.end_seconds.max() == pytest.approx(0.1)
-    assert "the time of minibatch 1<" in plots.timeline(again, minibatches=(1, 2)).layout.title.text + "<"
+    (note,) = plots.timeline(again, minibatches=(1, 2)).layout.meta["notes"]
+    assert note == "from the first forward to the last backward of minibatch 1"
     with pytest.raises(InputError, match="no work on minibatches"):
         plots.timeline(again, minibatches=(7, 9))
 
@@ -259,8 +260,19 @@ def test_a_window_says_which_minibatches_it_is_for_and_which_are_beside_them():
     """A subtitle said minibatches 10 to 16, and bars were numbered 9 to 17."""
     spans = [Span(0, f"0F{m}", m * 1.0, m + 1.5, "forward", 0, m) for m in range(4)]
     figure = plots.timeline(Trace(tuple(spans), "measured"), minibatches=(1, 3), note="last epoch")
-    assert "last epoch · the time of minibatches 1 to 2, parts of 0 to 3 beside them" in figure.layout.title.text
-    assert "the time of" not in plots.timeline(Trace(tuple(spans), "measured")).layout.title.text
+    told = "from the first forward to the last backward of minibatches 1 to 2; parts of minibatches 0 and 3"
+    assert list(figure.layout.meta["notes"]) == [f"last epoch · {told} fall into the same time"]
+    assert not plots.timeline(Trace(tuple(spans), "measured")).layout.meta["notes"]
+
+
+def test_hatched_bars_have_a_patch_where_they_have_a_number():
+    """Of two digits numbers were hidden, as their bars were too narrow, and left boxes without lines."""
+    spans = [Span(0, f"0F{m}", m * 0.02, m * 0.02 + 0.0195, "forward", 0, m) for m in range(45)]
+    figure = plots.timeline(Trace(tuple(spans), "simulated"))
+    bars, patches = figure.data
+    assert not any(bars.text) and list(patches.text) == [*"0123456789"], "of two digits none fits"
+    wide = plots.timeline(Trace(tuple(spans[:20]), "simulated")).data[1]
+    assert list(wide.text) == [str(m) for m in range(20)]
 
 
 def test_an_update_does_not_widen_the_window_of_a_timeline():

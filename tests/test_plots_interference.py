@@ -18,7 +18,7 @@ def test_words_of_marks_cover_nothing(seed):
     words = [note for note in figure.layout.annotations if note.yanchor == "bottom"]
     assert len({note.y for note in words}) <= 3
     if sum(int(note.text.partition(" × ")[2] or 1) for note in words) < 12:
-        assert "some have no room for words, which the table has" in figure.layout.meta["notes"][0]
+        assert "some lines have no room for words: the table has them" in figure.layout.meta["notes"][0]
         assert sum(shape.yref == "y2" for shape in figure.layout.shapes) == len({at for at, _ in marks["live"]})
     assert {note.yref for note in words} == {"y2"}
     assert all(note.y >= highest for note in words) and max(note.y for note in words) < figure.layout.yaxis2.range[1]
@@ -55,6 +55,19 @@ def test_many_changes_of_plan_take_three_rows_of_words_and_leave_who_comes_and_g
     assert sum(shape.yref == "y2" for shape in figure.layout.shapes) == len(marks["measured"]), "lines stay"
     heights = {round(axis.domain[1] - axis.domain[0], 9) for axis in (figure.layout.yaxis, figure.layout.yaxis2)}
     assert len(heights) == 1 and figure.layout.height < 450
+
+
+def test_lines_are_explained():
+    """A subtitle told of layers alone, where lines were marked as restarts or had no words."""
+    series = {"live": [(at, 0.1) for at in range(500)]}
+    (note,) = plots.iteration_times(series, {"live": [(50, "5, 33"), (300, "restart")]}).layout.meta["notes"]
+    assert note == "vertical lines: what happened · numbers at them: a new plan's layers of each stage"
+    (note,) = plots.iteration_times(series, {"live": [(300, "restart"), (310, "restart")]}).layout.meta["notes"]
+    assert note == "vertical lines: what happened · × N: said once for N lines"
+    for ends, told in (((0.9, 1.2), "measured here · thin lines: least to most of the runs"), ((), "measured here")):
+        bar = plots.SystemBar("light", "live", 1.0, "ours", *ends)
+        (note,) = plots.system_bars([bar], unit="s", title="t", means_of="runs").layout.meta["notes"]
+        assert note == told
 
 
 def test_curves_have_the_axis_of_their_points():

@@ -78,7 +78,7 @@ def test_a_name_and_its_count_are_in_one_line():
             if theme.FONT_SIZE * width_of(kept) <= room:
                 assert lines[-1].endswith(kept) and " ".join(lines) == name
     assert in_room("narrow-data-parallel-002", 110, 13) == "narrow-data-<br>parallel-002"
-    for fact in ("9 more", "4 times"):
+    for fact in ("9 more", "4 times", "12 pipelines"):
         told = (theme.finished(go.Figure(), "x", note="a " * k + fact).layout.title.text for k in range(48, 60))
         assert all(fact in text for text in told), "a line ended between them"
     assert "parallel × 2" in theme.finished(go.Figure(), "x", note="a " * 54 + "data parallel × 2").layout.title.text

@@ -94,6 +94,11 @@ def test_groups_are_shares_and_large_values_are_put_together():
     sizes, late = figure.data
     assert dict(zip(sizes.x, sizes.y, strict=True)) == {2: 75, 1: 25}
     assert dict(zip(late.x, late.y, strict=True)) == {0: 25, 9: 75}
+    axes = (figure.layout.yaxis, figure.layout.yaxis2)
+    assert [axis.title.text for axis in axes] == ["share of averages (%)", "share of contributions (%)"]
+    measured = plots.Outcome("ad-psgd", "", "measured", (1.0,), (1.0,), {2: 3})
+    for found, told in (([one], "simulated (horizontal lines) · "), ([measured], "measured · "), ([one, measured], "")):
+        assert list(plots.groups(found).layout.meta["notes"]) == [told + NOBODY]
     with pytest.raises(InputError, match="no averages to draw"):
         plots.groups([plots.Outcome("diloco", "", "simulated", (1.0,), (1.0,))])
 
@@ -103,7 +108,7 @@ def test_causes_are_told_in_words_and_add_up(outcomes):
     table = plots.lost_seconds_table(outcomes)
     figure = plots.lost_seconds(outcomes)
     shows(figure, table.lost_seconds, axis="x")
-    assert "rank 0 is 4 times as slow" in figure.layout.title.text
+    assert list(figure.layout.meta["notes"]) == [f"simulated (horizontal lines) · {NOBODY} · rank 0 is 4 times as slow"]
     slow = table[(table.straggler != "") & (table.rule == "all-reduce")].set_index("cause").lost_seconds
     assert slow["group"] > slow["straggler"] > 0  # two pipelines wait for the one that is held up
     with pytest.raises(InputError, match="no lost seconds"):

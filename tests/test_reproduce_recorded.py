@@ -1,5 +1,7 @@
 """Records of machines and workers, and what pipelines train under them: simulated as the records themselves say."""
 
+import re
+
 import pytest
 
 from sparsepipe.errors import InputError
@@ -34,8 +36,8 @@ def test_pipelines_train_while_they_have_their_machines(record):
         assert one.simulated == pytest.approx(one.counted, abs=4)
         (number,) = trained_as_recorded([one])
         assert (number.measured, number.predicted, number.unit) == (one.counted, one.simulated, "minibatches")
-    told = "by hand, simulated, of the 400 minibatches of an undisturbed job: 3 pipelines by all-reduce 6"
-    assert in_words([waiting, free]).startswith(told)
+    told = r"by hand, simulated: all-reduce \(3 pipelines\) trains 6.% of an undisturbed job's 400 minibatches, "
+    assert re.fullmatch(told + r"partial-reduce \(4 pipelines\) 8.%", in_words([waiting, free]))
     with pytest.raises(InputError, match="few: never has a machine for each of 4 pipelines"):
         trained_on_spot_machines(SpotMachines("few", (0, 1), (3, 3)))
 
@@ -43,7 +45,7 @@ def test_pipelines_train_while_they_have_their_machines(record):
 def test_machines_are_drawn_as_steps(record):
     (lines,) = machines_over_time([record]).values()
     hours = [0, 40, 40, 70, 70, 80, 80, 100]
-    assert lines["there"] == [(h * UNIT / 3600, n) for h, n in zip(hours, (9, 9, 7, 7, 3, 3, 8, 8), strict=True)]
+    assert lines["available"] == [(h * UNIT / 3600, n) for h, n in zip(hours, (9, 9, 7, 7, 3, 3, 8, 8), strict=True)]
     assert [n for _, n in lines["in whole pipelines"]] == [8, 8, 6, 6, 2, 2, 8, 8]
 
 

@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html
 from ..errors import InputError
-from .outcomes import Outcome, held_up, mean_of, rule_color
+from .outcomes import Outcome, mean_of, rule_color, sourced
 from .theme import finished, hatch
 
 _MOST = 9  # of the values on an axis the last stands for all that are larger
@@ -38,9 +38,10 @@ def groups_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
-    """Draw for each outcome which share of its averages had how many members, and which came how many updates late."""
+    """Draw for each outcome which share of its averages had how many members, and how many updates later which share of
+    the contributions to them had its average: each pipeline takes an average for itself."""
     groups_table(outcomes)  # refuses what has nothing to draw
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.13)
     for k, one in enumerate(outcomes):
         for col, counts, unit in ((1, one.group_sizes, "members"), (2, one.staleness, "updates late")):
             shares = _shares(counts)
@@ -65,10 +66,11 @@ def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     else:
         figure.update_xaxes(dtick=1, row=1, col=2)
     figure.update_yaxes(title_text="share of averages (%)", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(rangemode="tozero", row=1, col=2)
+    figure.update_yaxes(title_text="share of contributions (%)", rangemode="tozero", row=1, col=2)
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="group", bargroupgap=0.06, legend=legend, margin={"b": 110})
-    return finished(figure, "Who averages with whom, and how late", note=held_up(outcomes, note), width=900, height=430)
+    title = "Who averages with whom, and how late"
+    return finished(figure, title, note=sourced(outcomes, note), width=900, height=430)
 
 
 def _shares(counts: Mapping[int, int]) -> dict[int, float]:

@@ -21,6 +21,7 @@ _MILLISECONDS_BELOW = 1.0  # seconds
 _LANES = 3  # of words, at most: marks whose words have no room there are lines alone
 _RIGHT = 90  # pixels for names on the right
 _WIDTH = WIDTH - 70 - _RIGHT  # pixels of an axis, about
+_COUNT = " × "  # between what a mark says and how often it is there
 _APART = 0.07  # of the axis: marks of one text that are closer to each other have it once, with their number
 
 
@@ -57,6 +58,7 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
     top, span = 1.5 * table.seconds.quantile(0.99), max(1, table.iteration.max() - table.iteration.min())
     found = {name: _told(_texts((marks or {}).get(name, ()), span), span) for name in names}
     words, silent = {name: labels for name, (labels, _) in found.items()}, any(left for _, left in found.values())
+    counted = any(_COUNT in label.text for labels in words.values() for label in labels)
     height = _CURVES + _LANE * max((label.lane + 1 for labels in words.values() for label in labels), default=0)
     whole = height * len(names) + _BETWEEN * (len(names) - 1)
     scale, unit = (1e3, "ms") if top < _MILLISECONDS_BELOW else (1.0, "s")
@@ -81,10 +83,13 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
     figure.update_xaxes(title_text="minibatch", row=len(names), col=1)
     figure.update_layout(margin_r=_RIGHT)
     said = {text for of_one in (marks or {}).values() for _, text in of_one}
-    told = "vertical lines: layers of each stage of a new plan" if any(map(_tells_layers, said)) else ""
-    unsaid = "some have no room for words, which the table has" if silent else ""
-    told = ", ".join(filter(None, [told or ("vertical lines" if silent else ""), unsaid]))
-    return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=_AROUND + whole)
+    told = [
+        "vertical lines: what happened" if said else "",
+        "numbers at them: a new plan's layers of each stage" if any(map(_tells_layers, said)) else "",
+        "× N: said once for N lines" if counted else "",
+        "some lines have no room for words: the table has them" if silent else "",
+    ]
+    return finished(figure, title, note=" · ".join(filter(None, [note, *told])), height=_AROUND + whole)
 
 
 def _tells_layers(mark: str) -> bool:
@@ -129,7 +134,7 @@ def _texts(marks: Sequence[tuple[int, str]], span: float) -> list[tuple[int, str
     for group in groups:
         counts = Counter(text for _, text in group)
         first = {text: at for at, text in reversed(group)}
-        found += [(first[text], text if count == 1 else f"{text} × {count}") for text, count in counts.items()]
+        found += [(first[text], text if count == 1 else f"{text}{_COUNT}{count}") for text, count in counts.items()]
     return found
 
 

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from ..display.markup import Html
 from ..errors import InputError
-from .outcomes import Outcome, held_up, in_lines
+from .outcomes import Outcome, in_lines, sourced
 from .theme import DARK_GREY, finished, hatch, hatch_shape, stage_color
 
 # What a simulation or a run counts → how a reader knows it, and its colour.
@@ -61,7 +61,7 @@ def lost_seconds(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom", "traceorder": "normal"}
     figure.update_layout(barmode="stack", legend=legend, margin={"b": 100})
     height = 230 + 30 * max(3, len(outcomes))
-    return finished(figure, "Where the seconds went", note=held_up(outcomes, note), height=height)
+    return finished(figure, "Where the seconds went", note=sourced(outcomes, note), height=height)
 
 
 def _shapes(outcomes: Sequence[Outcome]) -> list[str]:

@@ -14,7 +14,7 @@ from ..record import RunRecord
 from ..replication import RULES, rule_from_json, rule_text
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
-from .theme import GREY, TIE, tied
+from .theme import GREY, HATCHES, TIE, tied
 
 NOBODY = "nobody is slow"
 # A rule has its colour in every figure; the one that all others are held against is grey. Further rules begin again.
@@ -132,6 +132,13 @@ def held_up(outcomes: Sequence[Outcome], note: str) -> str:
     """A figure's note with what held ranks up, each once."""
     stragglers = dict.fromkeys(one.straggler or NOBODY for one in outcomes)
     return " · ".join([*filter(None, [note]), *stragglers])
+
+
+def sourced(outcomes: Sequence[Outcome], note: str) -> str:
+    """`held_up`, with where the numbers come from if all have one source: legends and names then do not say it."""
+    sources = {one.source for one in outcomes}
+    told = [f"{source} ({HATCHES[source][1]})" if source in HATCHES else source for source in sources]
+    return held_up(outcomes, " · ".join(filter(None, [note, *(told if len(told) == 1 else ())])))
 
 
 def in_lines(text: str, width: int) -> Html:

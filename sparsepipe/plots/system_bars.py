@@ -15,7 +15,7 @@ from .theme import GREY, RUN_COLORS, SMALL, finished, whisker_on
 
 _SOURCES = {"published": 0.55, "log": 0.0, "ours": -0.35}  # share of white, or of black below 0, in a system's colour
 _WORDS = {
-    "published": "as published: a number in a plotting script",
+    "published": "as published: numbers in a plotting script",
     "log": "from the published log",
     "ours": "measured here",
 }
@@ -49,9 +49,11 @@ def system_bars(
     note: str = "",
     systems_are: str = "",
     among: Sequence[str] = (),
+    means_of: str = "",
 ) -> go.Figure:
     """Draw a group of bars for each case, one a system and source; lines reach from the least to the most.
 
+    The note says so where there are lines, and of what the bars are means: `means_of`, "runs".
     `systems_are`: what tells the systems apart, in a word or two before their names in the legend. `among`: the systems
     of the figures beside this one, in the same order for all of them, by which a system has its colour.
     """
@@ -105,8 +107,10 @@ def system_bars(
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     legend |= {"title": {"text": systems_are, "font": {"size": SMALL}}} if systems_are else {}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 104})
+    apart = (table.most.astype(float) > table.least.astype(float)).any()
+    lines = f"thin lines: least to most{f' of the {means_of}' if means_of else ''}" if apart else ""
     told = "" if len(sources) > 1 else _WORDS[sources[0]]
-    return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=430)
+    return finished(figure, title, note=" · ".join(filter(None, [note, told, lines])), height=430)
 
 
 def system_places(systems: Sequence[str], among: Sequence[str] = ()) -> dict[str, int]:

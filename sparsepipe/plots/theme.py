@@ -171,10 +171,10 @@ def _wrapped(line: str, width: float) -> list[str]:
     """The lines that `line` becomes below the title of a figure `width` pixels wide: as few as there can be.
 
     Each is as long as the figure is wide, or ends between two facts where that takes no further line: with the dot that
-    stands between them, which says that the list goes on. A number stays with its unit, and a name with hyphens is in
-    one line.
+    stands between them, which says that the list goes on. A number stays with its unit or with what it counts, and a
+    name with hyphens is in one line.
     """
-    most, kept, lines = max(20, int(width / _GLYPH) - 4), tied(line.rstrip().removesuffix(" ·")), []
+    most, kept, lines = max(20, int(width / _GLYPH) - 4), _counted(tied(line.rstrip().removesuffix(" ·"))), []
     while len(rest := _filled(kept, most)) > 1:
         facts = (found.end() - 1 for found in re.finditer(BETWEEN, kept))
         ends = [at for at in facts if _FULL * most <= at <= most]
@@ -202,6 +202,11 @@ def tied(text: str) -> str:
     """
     counted = re.sub(r" ?× ?", lambda found: found[0].replace(" ", TIE), text.replace(" · ", BETWEEN))
     return re.sub(r"(?<=\d) (?=(?:%|[mµ]?s|[kMG]?B|[kMG]B/s|[kMG]bit/s|more|times)(?![\w/]))", TIE, counted)
+
+
+def _counted(text: str) -> str:
+    """The text with numbers tied to what they count: words of four letters or more."""
+    return re.sub(r"(?<=\d) (?=[a-z]{4})", TIE, text)
 
 
 def _in_lines(notes: Iterable[str], width: float) -> list[str]:

@@ -1,6 +1,6 @@
 """Timelines: what each rank does over time, simulated and replayed (hatched) above measured (solid)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -9,11 +9,15 @@ from ..display.markup import Html
 from ..errors import InputError
 from ..trace import Span, Trace
 from .numbers_in_bars import numbered
-from .theme import HATCHES, SMALL, finished, hatch, stage_color, with_held_up
+from .text_room import width_of
+from .theme import FONT_SIZE, HATCHES, SMALL, finished, hatch, stage_color, with_held_up
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
-_AXIS, _PATCH = 560, 0.42  # pixels of the axis, about; how high a patch is, of a row
+_WIDE, _PATCH = 900, 0.42  # pixels of the figure; how high a patch is, of a row
+_LEAST = SMALL - 3  # the size of a number in pixels below which it is left out
+_BESIDE_NAMES, _BESIDE_WORDS = 10, 64  # pixels beside the names of rows, and the words of the legend: keys, margins
+_TO_LAST = 1.053  # of the time up to the last end: the axis
 _OUTLINED = 0.005  # share of the width below which a bar has no outline: it would hide the bar's colour
 _THIN = ("wait",)
 _KEYS = {"load": "load data"}  # kinds that say too little by themselves
@@ -72,9 +76,10 @@ def timeline(
     figure, shown = go.Figure(), set()
     groups = table[table.end_seconds > table.start_seconds].groupby(["source", "stage", "kind"])
     # Measured first, by stage, kinds in the order of their work: the legend reads so.
+    pixel = table.end_seconds.max() * scale / _pixels(order, [_label(stage, kind) for _, stage, kind in groups.groups])
     for source, stage, kind in sorted(groups.groups, key=lambda key: (key[0], key[1], _DRAWN.index(key[2]))):
         part = groups.get_group((source, stage, kind))
-        label = f"stage {stage} {kind}" if kind in _DRAWN[:5] else _KEYS.get(kind, kind)
+        label = _label(stage, kind)
         seconds = part.end_seconds - part.start_seconds
         shares = seconds / table.end_seconds.max()
         wide = shares > _WORDED
@@ -100,17 +105,17 @@ def timeline(
         )
         shown.add(label)
         numbers = [str(m) if w and kind in _OF_A_MINIBATCH else "" for m, w in zip(part.minibatch, wide, strict=True)]
-        sizes = {"size": SMALL - 1, "high": _PATCH, "pixel": table.end_seconds.max() * scale / _AXIS}
+        sizes = {"size": SMALL - 1, "least": _LEAST, "high": _PATCH, "pixel": pixel}
         hatched = [source in HATCHES] * len(part)
         figure.add_traces(numbered(bar, numbers, hatched=hatched, begins=bar.base, **sizes))
-    smallest = {"minsize": SMALL - 3, "mode": "hide"}  # a number that fits only if it is smaller is left out
+    smallest = {"minsize": _LEAST, "mode": "hide"}  # a number that fits only if it is smaller is left out
     figure.update_layout(barmode="overlay", bargap=0.1, legend={"traceorder": "normal"}, uniformtext=smallest)
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")
     figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
     sources = list(dict.fromkeys(trace.source for trace in traces))
     note = " · ".join(filter(None, [note, _window_told(table, minibatches)]))
     title = "Timeline, " + " above ".join(f"{source} ({HATCHES.get(source, ('', 'solid'))[1]})" for source in sources)
-    whole = finished(figure, title, note=note, width=900, height=150 + 44 * max(len(order), 3))
+    whole = finished(figure, title, note=note, width=_WIDE, height=150 + 44 * max(len(order), 3))
     return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces))))
 
 
@@ -135,9 +140,28 @@ def _window_told(table: pd.DataFrame, minibatches: tuple[int, int] | None) -> st
         return ""
     work = table[table.kind.isin(_OF_A_MINIBATCH) & (table.end_seconds > table.start_seconds)].minibatch
     own = work[(work >= minibatches[0]) & (work < minibatches[1])]
-    shown = f"minibatch {own.min()}" if own.min() == own.max() else f"minibatches {own.min()} to {own.max()}"
     others = sorted({*work} - {*own})
-    return f"the time of {shown}" + (f", parts of {others[0]} to {others[-1]} beside them" if others else "")
+    sides = [[m for m in others if m < own.min()], [m for m in others if m > own.max()]]
+    beside = f"parts of {_numbered(*filter(None, sides))} fall into the same time" if others else ""
+    return "; ".join(filter(None, [f"from the first forward to the last backward of {_numbered([*own])}", beside]))
+
+
+def _numbered(*runs: Sequence[int]) -> str:
+    """Minibatches by the ends of their runs: "minibatch 3", "minibatches 3 to 5 and 9"."""
+    ends = [(min(run), max(run)) for run in runs]
+    told = " and ".join(str(low) if low == high else f"{low} to {high}" for low, high in ends)
+    return f"minibatch {told}" if told.isdigit() else f"minibatches {told}"
+
+
+def _label(stage: int, kind: str) -> str:
+    """The legend's words for what a stage does."""
+    return f"stage {stage} {kind}" if kind in _DRAWN[:5] else _KEYS.get(kind, kind)
+
+
+def _pixels(rows: Iterable[str], labels: Iterable[str]) -> float:
+    """Pixels of the axis up to the last end, about, between the names of rows and the legend; a little too few."""
+    names, words = (max(map(width_of, texts), default=0.0) for texts in (rows, labels))
+    return (_WIDE - names * FONT_SIZE - _BESIDE_NAMES - words * SMALL - _BESIDE_WORDS) / _TO_LAST
 
 
 def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:

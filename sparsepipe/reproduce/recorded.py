@@ -71,9 +71,10 @@ def _files(place: Path, *patterns: str) -> list[Path]:
 
 
 def machines_over_time(records: Sequence[SpotMachines]) -> Curves:
-    """Machines that are there, and those of whole pipelines, over hours: a panel a record."""
+    """Machines that are available, and those of them that whole pipelines have, over hours: a panel a record."""
+    sizes = {"available": lambda _: 1, "in whole pipelines": _size}
     return {
-        f"{one.name} (machines)": {"there": list(_steps(one, 1)), "in whole pipelines": list(_steps(one, _size(one)))}
+        f"{one.name} (machines)": {name: list(_steps(one, size(one))) for name, size in sizes.items()}
         for one in records
     }
 
@@ -224,7 +225,8 @@ def in_words(found: Sequence[Trained]) -> str:
     """Say for each record, in a line of its own, what of the undisturbed job is trained under each rule."""
     lines: dict[str, list[str]] = {}
     for one in found:
-        told = f"{number_of(one.pipelines, 'pipeline')} by {one.rule} {one.share:.0%}"
-        whole = number_of(one.undisturbed, "minibatch", ",")
-        lines.setdefault(f"{one.record}, simulated, of the {whole} of an undisturbed job", []).append(told)
+        own = lines.setdefault(f"{one.record}, simulated", [])
+        of = "" if own else f" of an undisturbed job's {number_of(one.undisturbed, 'minibatch', ',')}"
+        told = "trains " if not own else ""
+        own.append(f"{one.rule} ({number_of(one.pipelines, 'pipeline')}) {told}{one.share:.0%}{of}")
     return "\n".join(f"{record}: {', '.join(told)}" for record, told in lines.items())
