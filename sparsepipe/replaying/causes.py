@@ -267,7 +267,7 @@ def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> str:
                 return told
     ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
     told = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
-    return f"no single cause: of the time lost against an even step {told or 'no part accounts for any'}"
+    return f"no single cause: of the time lost against an even step, {told or 'no part accounts for any'}"
 
 
 def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) -> str:
