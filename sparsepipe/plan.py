@@ -11,7 +11,7 @@ from .cluster import Cluster
 from .display import html
 from .display.counting import number_of
 from .display.markup import one_line
-from .display.numbers import duration
+from .display.numbers import duration, gap_text
 from .display.plan_diff import PlanDiff, diff, listed
 from .display.plan_text import stage_table
 from .errors import InputError
@@ -318,7 +318,7 @@ class Plan:
                 text += f", forward only: latency {duration(self.estimate.latency_seconds)}"
             text += f", {duration(self.estimate.period_seconds)} per minibatch"
             if self.estimate.gap is not None:
-                text += f", gap {self.estimate.gap:.1%}"
+                text += f", gap {gap_text(self.estimate.gap)}"
             if self.estimate.size:
                 unit = size_words(self.estimate.size_unit)
                 text += f"; times of a minibatch of {self.estimate.size:,.0f} {unit}"

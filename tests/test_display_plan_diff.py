@@ -69,7 +69,7 @@ def test_period_gap_times_and_memory_stand_side_by_side(profile):
     assert found.stages[1][0] is None
     headline = str(found).splitlines()[0]
     assert headline.startswith("data-parallel → optimal: ")
-    assert headline.endswith("gap unknown → 0.0%")
+    assert headline.endswith("gap unknown → 0%")
     assert json.loads(json.dumps(found.to_json()))["speedup"] == found.speedup
 
 

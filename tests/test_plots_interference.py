@@ -38,9 +38,10 @@ def test_iterations_that_are_cut_off_are_told_in_full():
     figure = plots.iteration_times({"never": [(at, 0.1) for at in range(200)] + [(200, 9.0)]})
     (line,) = figure.data
     assert max(line.y) == pytest.approx(150) and line.customdata[-1] == 9000.0
-    assert figure.layout.yaxis.title.text == "time (ms)" and figure.layout.xaxis.title.text == "minibatch"
+    assert figure.layout.yaxis.title.text == "time per<br>minibatch (ms)"
+    assert figure.layout.xaxis.title.text == "minibatch"
     slow = plots.iteration_times({"never": [(at, 2.0) for at in range(9)]})
-    assert slow.layout.yaxis.title.text == "time (s)" and set(slow.data[0].y) == {2.0}
+    assert slow.layout.yaxis.title.text == "time per<br>minibatch (s)" and set(slow.data[0].y) == {2.0}
     assert plots.iteration_times_table({"never": [(200, 9.0)]}).seconds.tolist() == [9.0]
 
 
@@ -95,3 +96,15 @@ def test_numbers_stand_over_whiskers_and_beside_each_other(count):
     assert {text for trace in numbers for text in trace.text} == {"0.0351" if count < 7 else "0.035"}
     apart = (numbers[1].x[0] - numbers[0].x[0]) / 3 * (760 - 70 - 24)  # pixels
     assert all(0.6 * len(trace.text[0]) * trace.textfont.size < apart for trace in numbers)
+
+
+def test_bars_of_seconds_have_the_unit_and_the_name_of_the_curves_beside_them():
+    """Curves were in "time (ms)", bars of the same runs in "s per minibatch"; tables keep seconds."""
+    bars = [plots.SystemBar("beside", name, value, "ours") for name, value in (("never", 0.0418), ("live", 0.0305))]
+    figure = plots.system_bars(bars, unit="s", what="time per minibatch", title="t")
+    assert figure.layout.yaxis.title.text == "time per minibatch (ms)"
+    assert [list(bar.y) for bar in figure.data if bar.hovertemplate] == [[41.8], [30.5]]
+    assert all(" ms<br>" in bar.hovertemplate for bar in figure.data if bar.hovertemplate)
+    assert plots.system_bars_table(bars).value.tolist() == [0.0418, 0.0305]
+    slow = plots.system_bars([plots.SystemBar("beside", "never", 2.0)], unit="s", what="time per minibatch", title="t")
+    assert slow.layout.yaxis.title.text == "time per minibatch (s)" and list(slow.data[0].y) == [2.0]

@@ -9,7 +9,7 @@ from processes import ENOUGH
 from test_plots import plan
 
 from sparsepipe import plots
-from sparsepipe.display.numbers import alike, as_given, as_measured, duration, percent, powered, scaled_bytes
+from sparsepipe.display.numbers import alike, as_given, as_measured, duration, gap_text, percent, powered, scaled_bytes
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted, short
 from sparsepipe.plots.chromium import drawn
@@ -100,6 +100,13 @@ def test_a_measured_share_has_three_digits():
     """Figure 11 had 235.50% beside 24.44%."""
     told = [percent(share) for share in (2.355, 0.24444, 0.05, 0.000123, 1e-9, 0.0)]
     assert told == ["236%", "24.4%", "5.00%", "0.0123%", "below 0.001%", "0%"]
+
+
+def test_a_gap_has_one_form_wherever_it_is_told():
+    """A tile said "0%" and the plan's line "0.0%", which said the same of a gap that is not proven to be none."""
+    assert [gap_text(gap) for gap in (-1e-16, 0.0, 1e-12, 4e-4, 6e-4, 0.034, 0.1719)] == [
+        *("0%", "0%", "0%", "<0.1%", "0.1%", "3.4%", "17.2%")
+    ]
 
 
 def test_what_was_measured_has_three_digits():

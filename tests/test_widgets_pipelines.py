@@ -107,7 +107,11 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     assert [one.stages for one in Pipelines.load(out).pipelines] == [one.stages for one in shown.plan.pipelines]
     assert tile(explorer, "as predicted") == f"{as_measured(planned['samples_per_second'])} samples/s"
     over = planned["data_parallel_seconds"] / planned["period_seconds"]
-    assert tile(explorer, "over data parallelism") == f"{over:.2f} ×"
+    assert tile(explorer, "as predicted, over data parallelism") == f"{over:.2f} ×"
+    told = {what: told for what, _, told in scene(explorer)["tiles"]}
+    assert "over data parallelism" not in told, "as if it were of what trains together with the straggler"
+    assert told["as predicted, over data parallelism"].startswith("Both as predicted, nobody slow")
+    assert tile(explorer, "gap to the bound") == shown.plan.summary().rpartition("gap ")[2]
     count = ("--minibatches", len(shown.sizes))
     told = printed(capsys, "simulate", out, *given, *count, "--straggler", "slow:rank=0,factor=3")
     free = printed(capsys, "simulate", out, *given, *count)

@@ -7,6 +7,8 @@ Form = Callable[[float], str]
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _BYTE_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 _IN_SECONDS = 10.0  # from so many on a duration is told in seconds, below in milliseconds
+_AXIS_IN_SECONDS = 1.0  # an axis that ends below is in milliseconds
+_NO_GAP = 1e-9  # a share: what plans and bounds differ by where they are the same
 
 
 def as_given(value: float) -> str:
@@ -67,6 +69,18 @@ def duration(seconds: float, unit: str | None = None) -> str:
 def duration_or_none(seconds: float | None) -> str:
     """A time for a table: "–" where it is not known, or nothing is done, as by one replica that averages with none."""
     return duration(seconds) if seconds else "–"
+
+
+def time_unit(most: float) -> tuple[str, float]:
+    """The unit for an axis that ends at `most` seconds, and how many of it a second has: "ms" below a second."""
+    return ("ms", 1e3) if most < _AXIS_IN_SECONDS else ("s", 1.0)
+
+
+def gap_text(gap: float) -> str:
+    """How far a plan is from its bound, "3.4%": "0%" says that no plan is better, "<0.1%" that it is not proven."""
+    if gap < _NO_GAP:
+        return "0%"
+    return f"{gap:.1%}" if gap >= 0.0005 else "<0.1%"
 
 
 def byte_unit(most: float) -> tuple[str, float]:

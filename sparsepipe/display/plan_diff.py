@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from .numbers import duration_or_none, scaled_bytes
+from .numbers import duration_or_none, gap_text, scaled_bytes
 from .plan_shape import StageCosts, StageShape
 
 
@@ -100,7 +100,7 @@ class PlanDiff:
         if self.speedup is not None:
             text += f" ({self.speedup:.2f} × as fast)"
         if any(gap is not None for gap in self.gaps):
-            text += ", gap " + " → ".join("unknown" if gap is None else f"{gap:.1%}" for gap in self.gaps)
+            text += ", gap " + " → ".join("unknown" if gap is None else gap_text(gap) for gap in self.gaps)
         return text
 
 

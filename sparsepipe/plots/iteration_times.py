@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.markup import Html, figure_text
+from ..display.numbers import time_unit
 from .nothing import nothing_to_draw
 from .theme import GREY, INK, RUN_COLORS, SMALL, WIDTH, finished
 
@@ -17,7 +18,6 @@ Series = Mapping[str, Sequence[tuple[int, float]]]  # variant → (iteration, se
 Marks = Mapping[str, Sequence[tuple[int, str]]]  # variant → (iteration, what happened)
 _CURVES, _BETWEEN, _AROUND = 84, 16, 120  # pixels: what lines have of a panel, between panels, above and below all
 _LANE, _GLYPH = 14, 5.6  # pixels: a line of words above the lines, a character of them
-_MILLISECONDS_BELOW = 1.0  # seconds
 _LANES = 3  # of words, at most: marks whose words have no room there are lines alone
 _RIGHT = 90  # pixels for names on the right
 _WIDTH = WIDTH - 70 - _RIGHT  # pixels of an axis, about
@@ -61,7 +61,7 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
     counted = any(_COUNT in label.text for labels in words.values() for label in labels)
     height = _CURVES + _LANE * max((label.lane + 1 for labels in words.values() for label in labels), default=0)
     whole = height * len(names) + _BETWEEN * (len(names) - 1)
-    scale, unit = (1e3, "ms") if top < _MILLISECONDS_BELOW else (1.0, "s")
+    unit, scale = time_unit(top)
     figure = make_subplots(rows=len(names), cols=1, shared_xaxes=True, vertical_spacing=_BETWEEN / whole)
     for row, name in enumerate(names, start=1):
         color, points = RUN_COLORS[(row - 1) % len(RUN_COLORS)], series[name]
@@ -77,7 +77,8 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
         )
         figure.add_trace(line, row=row, col=1)
         seen = scale * top * height / _CURVES
-        figure.update_yaxes(title_text=f"time ({unit})", range=[0, seen], tickvals=_ticks(scale * top), row=row, col=1)
+        axis = Html("time per<br>minibatch ({})").format(unit)  # in two lines: a panel is low
+        figure.update_yaxes(title_text=axis, range=[0, seen], tickvals=_ticks(scale * top), row=row, col=1)
         _named(figure, row, name, color, scale * top)
         _mark(figure, row, (marks or {}).get(name, ()), words[name], scale * top)
     figure.update_xaxes(title_text="minibatch", row=len(names), col=1)

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from ..display.colors import mixed
 from ..display.markup import Html
+from ..display.numbers import time_unit
 from .bar_numbers import Numbers, fewer_digits, fitted
 from .nothing import nothing_to_draw
 from .outcomes import in_lines
@@ -21,6 +22,7 @@ _WORDS = {
 }
 _GROUP = 0.84  # of the distance between two cases
 _AXIS = 650  # pixels, about
+_VALUES = ["value", "least", "most"]
 _ROOM_ABOVE, _PLOT = 1.06, 250  # of the highest bar: the axis; pixels of it, about
 
 
@@ -46,6 +48,7 @@ def system_bars(
     *,
     unit: str,
     title: str,
+    what: str = "",
     note: str = "",
     systems_are: str = "",
     among: Sequence[str] = (),
@@ -54,12 +57,16 @@ def system_bars(
     """Draw a group of bars for each case, one a system and source; lines reach from the least to the most.
 
     The note says so where there are lines, and of what the bars are means: `means_of`, "runs".
-    `systems_are`: what tells the systems apart, in a word or two before their names in the legend. `among`: the systems
-    of the figures beside this one, in the same order for all of them, by which a system has its colour.
+    `unit`: of the values; those in "s" that end below a second are drawn in "ms". `what`: what the axis tells, before
+    its unit. `systems_are`: what tells the systems apart, in words before their names in the legend. `among`: the
+    systems of the figures beside this one, in the same order for all of them, by which a system has its colour.
     """
     table = system_bars_table(bars)
     if table.empty:
         return nothing_to_draw(title, note=note)
+    if unit == "s":
+        unit, scale = time_unit(_most(table))
+        table[_VALUES] = scale * table[_VALUES].astype(float)
     cases, systems = (list(dict.fromkeys(table[column])) for column in ("case", "system"))
     sources = [source for source in _SOURCES if (table.source == source).any()]
     kinds = [(system, source) for system in systems for source in sources if _any(table, system, source)]
@@ -103,7 +110,7 @@ def system_bars(
         showgrid=False,
         tickangle=0,
     )
-    figure.update_yaxes(title_text=unit, range=[0, _top(table, numbers)])
+    figure.update_yaxes(title_text=f"{what} ({unit})" if what else unit, range=[0, _top(table, numbers)])
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     legend |= {"title": {"text": systems_are, "font": {"size": SMALL}}} if systems_are else {}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 104})
@@ -120,8 +127,11 @@ def system_places(systems: Sequence[str], among: Sequence[str] = ()) -> dict[str
 
 def _top(table: pd.DataFrame, numbers: Numbers) -> float:
     """Where the axis ends: with room for the highest bar's number."""
-    most = float(table[["value", "most"]].astype(float).max().max())
-    return _ROOM_ABOVE * most * (1 + numbers.height(table.value) / _PLOT)
+    return _ROOM_ABOVE * _most(table) * (1 + numbers.height(table.value) / _PLOT)
+
+
+def _most(table: pd.DataFrame) -> float:
+    return float(table[["value", "most"]].astype(float).max().max())
 
 
 def _any(table: pd.DataFrame, system: str, source: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from .. import plots
 from ..display.counting import number_of
-from ..display.numbers import as_measured, duration
+from ..display.numbers import as_measured, duration, gap_text
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..planners import Problem
 from ..plots.table import noted
@@ -18,7 +18,7 @@ from .explorer_export import in_lines
 from .exporter import Export, Figures
 from .pipelines_planning import PipelinesAnswer
 from .several import MINIBATCHES
-from .view_model import CLOSE, bottleneck, fullest_device, stages, timeline, with_words
+from .view_model import bottleneck, fullest_device, stages, timeline, with_words
 from .waiting_figures import Compared, part_text
 
 _HINT = "a strip for each pipeline, layers in order, as high as their time"
@@ -97,14 +97,15 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
     """What the planner expects of all together, and how far from the best split that can be."""
     pipelines, found = answer.plan, []
     if rate := pipelines.minibatches_per_second:
-        what = f"by the default cost model where none waits: {duration(1 / rate)} per minibatch of all together"
+        what = f"by the default cost model, nobody slow and none waiting: {duration(1 / rate)} per minibatch of all"
         found.append(["as predicted", f"{as_measured(rate * pipelines.samples)} samples/s", what])
         if seconds := pipelines.data_parallel_seconds:
-            what = f"all layers on every device, equal shares: {duration(seconds)} per minibatch"
-            found.append(["over data parallelism", f"{seconds * rate:.2f} ×", what])
+            what = "both as predicted, nobody slow; data parallelism has all layers on every device, equal shares: "
+            what += f"{duration(seconds)} per minibatch"
+            found.append(["as predicted, over data parallelism", f"{seconds * rate:.2f} ×", what])
     if pipelines.gap is not None:
-        told = "0%: no split of the devices into so many pipelines, and no plan of any, is better"
-        found.append(["gap to the bound", "0%" if pipelines.gap < CLOSE else f"{pipelines.gap:.1%}", told])
+        told = "of what is predicted; 0%: no split of the devices into so many pipelines, and no plan of any, is better"
+        found.append(["gap to the bound", gap_text(pipelines.gap), told])
     return found
 
 

@@ -8,7 +8,7 @@ from ..cluster import Cluster
 from ..display.colors import STAGE_COLORS, edge_of, mixed
 from ..display.counting import number_of
 from ..display.html import counted
-from ..display.numbers import alike, as_measured, duration, scaled_bytes
+from ..display.numbers import alike, as_measured, duration, gap_text, scaled_bytes
 from ..io.quantities import SIZE
 from ..plan import Plan, PositionEstimate
 from ..planners import Problem, estimate
@@ -64,9 +64,8 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
         if seconds:
             found.append([name, f"{seconds / period:.2f} ×", f"{what}: {duration(seconds)} per minibatch"])
     if bound is not None:
-        gap = max(0.0, (period - bound) / period)
         found.append(["lower bound", duration(bound), "no plan for these devices is faster: it is proven"])
-        found.append(["gap to the bound", "0%" if gap < CLOSE else f"{gap:.1%}", "0%: no plan is better"])
+        found.append(["gap to the bound", gap_text((period - bound) / period), "0%: no plan is better"])
     elif plan.stages_per_rank > 1:
         told = "bounds are proven for plans with one stage per device, which interleaved stages can be better than"
         found.append(["lower bound", "not known", told])
