@@ -49,6 +49,7 @@ def test_what_is_there_is_listed(tmp_path):
     (tmp_path / "figures" / "timeline.csv").write_text("")
     here = Overview.open(tmp_path)
     assert "few" in here.data._repr_html_() and "34" in here.data._repr_html_()
+    assert ">started</th>" in here.runs._repr_html_(), "as the table of runs says"
     assert "&lt;b&gt;mine" in here.profiles._repr_html_() and ">30<" in here.profiles._repr_html_()
     assert ">batch size 16, voxel size 0.0078125, 2 threads, beside 1 other process<" in here.profiles._repr_html_(), (
         "not 0.007812"
@@ -107,6 +108,33 @@ def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):
         assert told.count("<tr>") == 4 and "newest" not in told
     with pytest.raises(InputError, match="rows"):
         Overview.open(tmp_path, rows=-1)
+
+
+BROKEN = """() => [...document.querySelectorAll("td")].filter((cell) => {  // no sentences, in several lines
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+  return cell.textContent.length <= 40 && lines.size > 1;
+}).map((cell) => cell.textContent)"""
+
+
+@pytest.mark.browser
+def test_a_list_breaks_no_name_or_time_and_scrolls_sideways_by_keys(chromium, tmp_path):
+    """ "minkunet14a-segmentation-narrow-sweep-", "001" and "2026-11-27 19:59", "UTC" were in two lines each."""
+    long = {"model": "minkunet14a-segmentation-narrow"}
+    for name in ("minkunet14a-segmentation-narrow-sweep-001", "bad-001"):
+        RunRecord.create(tmp_path / "runs" / name, Plan((Stage(("a",), (0,)),)), long, Origin.here())
+    (tmp_path / "runs" / "bad-001" / "plan.json").write_text("{")
+    page = chromium.new_page(viewport={"width": 560, "height": 400})
+    page.set_content("<style>td,th{white-space:normal}</style>" + Overview.open(tmp_path).runs._repr_html_())
+    assert page.locator("td").count() == 14 and page.evaluate(BROKEN) == []
+    damaged = page.locator("td", has_text="bad-001/plan.json").bounding_box()
+    assert damaged["height"] > 30, "a sentence goes on in further lines"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 560, "the page itself is no wider"
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("() => document.querySelector('table').parentElement.scrollLeft > 0")
+    page.close()
 
 
 def links(path):

@@ -1,4 +1,8 @@
-"""Tables of values in HTML: words begin where their column begins, numbers end where it ends."""
+"""Tables of values in HTML: words begin where their column begins, numbers end where it ends.
+
+A name, a time and a number stay in one line, and a sentence goes on in further ones: where the page is too narrow for
+that, the table scrolls sideways within itself, by the pointer and by keys (browsers let keys reach what scrolls).
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,7 +10,11 @@ from collections.abc import Iterable, Sequence
 from .markup import Html, joined
 
 # JupyterLab's own style puts all cells of a table to the right, so that each cell says where it stands.
-_CELL = Html("<{0} style='text-align:{1}'>{2}</{0}>")
+_CELL = Html("<{0} style='text-align:{1}{2}'>{3}</{0}>")
+_ONE_LINE, _LINES = Html(";white-space:nowrap"), Html(";min-width:20em")
+_SENTENCE = 40  # letters: what is longer and has spaces is none of a name, a time or a plan's shape
+_HYPHENED = re.compile(r"([^\s-]+(?:-[^\s-]+)+)")
+_WHOLE = Html("<span style='white-space:nowrap'>{}</span>")
 _NUMBER = re.compile(r"[<≈-]?[\d.,]+( ?[^\s\d]+)?")  # with one unit at most
 _NONE = ("", "–")
 
@@ -22,7 +30,7 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rest: str 
     lines = [_row("th", head, sides)] if any(head) else []
     lines += [_row("td", row, sides) for row in rows]
     lines += [_row("td", [rest], ["left"])] if rest else []
-    return Html("<table>{}</table>").format(joined(lines))
+    return Html("<div style='overflow-x:auto'><table>{}</table></div>").format(joined(lines))
 
 
 def of_numbers(column: Sequence[str]) -> bool:
@@ -32,5 +40,17 @@ def of_numbers(column: Sequence[str]) -> bool:
 
 
 def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> Html:
-    made = (_CELL.format(tag, side, cell) for cell, side in zip(cells, sides, strict=True))
+    made = (_CELL.format(tag, side, *_in_lines(tag, cell)) for cell, side in zip(cells, sides, strict=True))
     return Html("<tr>{}</tr>").format(joined(made))
+
+
+def _in_lines(tag: str, cell: str) -> tuple[Html, Html]:
+    """How a cell is broken into lines, and what it says: names with hyphens are in one line in sentences, too."""
+    if tag == "th":  # the words of a column's name stand below each other where its values are narrow
+        return Html(""), Html.escape(cell)
+    text = cell.striptags() if isinstance(cell, Html) else cell
+    if len(text) <= _SENTENCE or " " not in text:
+        return _ONE_LINE, Html.escape(cell)
+    if isinstance(cell, Html):
+        return _LINES, cell
+    return _LINES, joined(_WHOLE.format(part) if k % 2 else part for k, part in enumerate(_HYPHENED.split(cell)))

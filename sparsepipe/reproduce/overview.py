@@ -85,7 +85,7 @@ class Overview:
     def runs(self) -> "Shown":
         """The runs that were launched here, the newest first."""
         folders = (path.parent for path in self.root.glob("runs/*/plan.json"))
-        head = ("run", "state", "model", "schedule", "samples/s", "validation accuracy", "began")
+        head = ("run", "state", "model", "schedule", "samples/s", "validation accuracy", "started")
         also = Html(", and so do <code>sparsepipe runs list</code> and the table of <a href='{}'>05</a>").format(
             "05_launch.ipynb"
         )
@@ -182,7 +182,7 @@ def _of_data(path: Path) -> list[str]:
     try:
         folder = open_folder(path)
         to_train = sum(file.split == "train" for file in folder.files)
-        return [folder.name, str(len(folder.classes) or "of voxels"), f"{to_train:,}", path.name]
+        return [folder.name, str(len(folder.classes or folder.parts)), f"{to_train:,}", path.name]
     except InputError as error:
         return [path.name, "", "", str(error)]
 
