@@ -602,3 +602,43 @@ def test_a_pinned_plan_is_compared_device_by_device(explorer):
         [position.busy_seconds, position.memory_bytes] for position in straight.position_estimates
     ]
     assert before["stages"][0][0] == pytest.approx(0.03 * sum(place in (0, 3) for place in before["places"]))
+
+
+# The picture as a page draws it, from what a kernel would send.
+DRAWN = """async ([code, told]) => {
+  const place = document.body.appendChild(document.createElement("div"));
+  const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+  widget.render({ model: { get: (name) => told[name], on() {}, off() {}, set() {}, send() {} }, el: place });
+}"""
+# Of the words of the stages' bars, of the names and lines of plan A, and of the bound: which lie on each other.
+MET = """() => {
+  const found = document.querySelectorAll(".sp-stages :is(.sp-busy, .sp-mark, .sp-before, .sp-bound)");
+  const boxes = [...found].map((one) => {
+    const { left, top, right, bottom } = one.getBoundingClientRect(), low = one.tagName === "text" ? 3 : 0;
+    return [left, top + low, right, bottom - low, one.textContent || "line"];  // without what letters leave free
+  });
+  const met = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+  return boxes.flatMap((a, k) => boxes.slice(k + 1).filter((b) => met(a, b)).map((b) => [a[4], b[4]]));
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("share", [None, 0.98, 0.2, 0.05])
+def test_plan_a_is_marked_beside_the_words_of_the_bars(explorer, chromium, share):
+    """ "515 ms ◀ slowest" had the marker "A" over its end, or a line through it."""
+    explorer.planner.value = "model-parallel"
+    explorer.pin.click()
+    explorer.pin_cuts.value = True
+    explorer._cut_moved(0, 1)
+    shown = scene(explorer)
+    count = len(shown["before"]["stages"])
+    if share is not None:
+        slowest = next(row for row in shown["stages"] if row["slowest"])
+        for stage in shown["before"]["stages"]:
+            stage[0] = share * (slowest["compute"] + slowest["averaging"])
+    told = {name: getattr(explorer.view, name) for name in ("palette", "graph", "stale", "reason", "pending")}
+    page = chromium.new_page(viewport={"width": 520, "height": 900})
+    page.evaluate(DRAWN, [str(explorer.view._esm), told | {"scene": json.dumps(shown)}])
+    page.wait_for_selector(".sp-stages svg")
+    assert page.locator(".sp-stages .sp-mark").count() == count > 1 and page.evaluate(MET) == []
+    page.close()

@@ -166,6 +166,7 @@ function stages(scene, palette, width) {
   const room = width - HEAD - TAIL - 20, x = (seconds) => HEAD + seconds / most * room;
   const space = TAIL - 86, full = Math.max(...rows.map((s) => Math.max(s.memory, s.limit || 0)), 1);
   let out = "", low = 16;
+  const covered = [];  // rows whose words stand where the bound is
   rows.forEach((s, k) => {
     if (s.head) for (const part of inLines(s.head, width)) { out += text(0, low + 13, part, 'style="font-weight:600"'); low += NAME; }
     const y = low;
@@ -186,14 +187,18 @@ function stages(scene, palette, width) {
     }
     if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, averaged, edged(palette, averaged), `Averaging ${duration(s.averaging)}`);
     if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `Transfers ${duration(s.transfer)}, beside the computation`);
-    if (before && before.stages[k]) {
-      const a = before.stages[k][0];
-      out += line(x(a), y, x(a), y + 19, 'stroke-width="2" stroke-dasharray="2 2"') + text(x(a) - 3, y + 13, "A", 'text-anchor="end" class="sp-mark"');
-    }
     const end = Math.max(x(s.compute + s.averaging), x(s.transfer));
     const inside = end > HEAD + room - 66;
     const whole = s.words[0] + (s.slowest ? " ◀ slowest" : ""), long = inside && inLines(whole, end - HEAD - 10).length > 1;
-    out += text(inside ? HEAD + 6 : end + 5, y + 13, long ? s.words[0] + (s.slowest ? " ◀" : "") : whole,
+    const words = long ? s.words[0] + (s.slowest ? " ◀" : "") : whole, begin = inside ? HEAD + 6 : end + 5;
+    const crossed = (at) => at > begin - 3 && at < begin + ruler.measureText(words).width + 6;  // no line goes through words
+    if (scene.bound && crossed(x(scene.bound))) covered.push(y);
+    if (before && before.stages[k]) {
+      const at = x(before.stages[k][0]), bound = x(scene.bound || 0) - at, left = bound > 0 || bound < -14;
+      out += line(at, crossed(at) ? y + 18 : y, at, y + 29, 'stroke-width="2" stroke-dasharray="2 2" class="sp-before"') +
+        text(left ? at - 3 : at + 3, y + 29, "A", `text-anchor="${left ? "end" : "start"}" class="sp-mark"`);
+    }
+    out += text(begin, y + 13, words, 'class="sp-busy" ' +
                 (s.slowest ? 'font-weight="700" ' : "") + (inside ? `style="fill:${ink(shade(palette, s.parts[0][0], "backward"))}"` : ""));
     const left = width - TAIL, over = s.limit !== null && s.memory > s.limit;
     out += rect(left, y + 4, s.memory / full * space, 11, over ? "#D55E00" : palette.other, "", `Memory ${size(s.memory)}${several(s)}`);
@@ -201,8 +206,11 @@ function stages(scene, palette, width) {
     out += text(width, y + 13, s.words[1] + (over ? " ✕" : ""), 'text-anchor="end"' + (over ? ' font-weight="700"' : ""));
   });
   const bottom = low + 2;
-  if (scene.bound) out += line(x(scene.bound), 10, x(scene.bound), bottom, 'stroke-dasharray="5 4"') +
-      text(x(scene.bound), 9, "bound", `class="sp-faint" text-anchor="${x(scene.bound) > width - TAIL - 60 ? "end" : "middle"}"`);
+  if (scene.bound) {
+    const at = x(scene.bound), parts = [10, ...covered.flatMap((y) => [y + 2, y + 17]), bottom];
+    for (let k = 0; k < parts.length; k += 2) out += line(at, parts[k], at, parts[k + 1], 'stroke-dasharray="5 4" class="sp-bound"');
+    out += text(at, 9, "bound", `class="sp-faint" text-anchor="${at > width - TAIL - 60 ? "end" : "middle"}"`);
+  }
   out += text(width - TAIL, 9, rows.some((s) => s.limit !== null) ? "memory, │ its limit" : "memory", 'class="sp-faint"');
   return svg(width, bottom + 2, out, "time and memory of each stage");
 }
