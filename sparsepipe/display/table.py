@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from .markup import Html, joined
+from .names import unbroken
 
 # JupyterLab's own style puts all cells of a table to the right, so that each cell says where it stands.
 _CELL = Html("<{0} style='text-align:{1}{2}'>{3}</{0}>")
 _ONE_LINE, _LINES = Html(";white-space:nowrap"), Html(";min-width:20em")
 _SENTENCE = 40  # letters: what is longer and has spaces is none of a name, a time or a plan's shape
-_HYPHENED = re.compile(r"([^\s-]+(?:-[^\s-]+)+)")
 _WHOLE = Html("<span style='white-space:nowrap'>{}</span>")
 _NUMBER = re.compile(r"[<≈-]?[\d.,]+( ?[^\s\d]+)?")  # with one unit at most
 _NONE = ("", "–")
@@ -53,4 +53,4 @@ def _in_lines(tag: str, cell: str) -> tuple[Html, Html]:
         return _ONE_LINE, Html.escape(cell)
     if isinstance(cell, Html):
         return _LINES, cell
-    return _LINES, joined(_WHOLE.format(part) if k % 2 else part for k, part in enumerate(_HYPHENED.split(cell)))
+    return _LINES, unbroken(cell, _WHOLE)
