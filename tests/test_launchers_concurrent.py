@@ -14,7 +14,7 @@ MODEL = "minkvgg11bn-narrow"
 
 def prepared(folder, campaign=None):
     layers = tuple(layer.id for layer in network(MODEL, num_classes=2).graph().layers)
-    plan, config = Plan((Stage(layers, (0,)),)), RunConfig(MODEL, "shapes")
+    plan, config = Plan((Stage(layers, (0,)),)), RunConfig(MODEL, "digits")
     return prepare(plan, config, run_dir=folder, resume=False, campaign=campaign)
 
 

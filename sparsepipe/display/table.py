@@ -1,7 +1,7 @@
 """Tables of values in HTML: words begin where their column begins, numbers end where it ends.
 
 A name, a time and a number stay in one line, and a sentence goes on in further ones: where the page is too narrow for
-that, the table scrolls sideways within itself, by the pointer and by keys (browsers let keys reach what scrolls).
+that, the table scrolls sideways within itself, by the pointer and by keys.
 """
 
 import re
@@ -17,6 +17,7 @@ _SENTENCE = 40  # letters: what is longer and has spaces is none of a name, a ti
 _WHOLE = Html("<span style='white-space:nowrap'>{}</span>")
 _NUMBER = re.compile(r"[<≈-]?[\d.,]+( ?[^\s\d]+)?")  # with one unit at most
 _NONE = ("", "–")
+_SCROLLED = Html("<div style='overflow-x:auto' tabindex='0' role='region' aria-label='table'><table>{}</table></div>")
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rest: str = "") -> Html:
@@ -30,7 +31,7 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rest: str 
     lines = [_row("th", head, sides)] if any(head) else []
     lines += [_row("td", row, sides) for row in rows]
     lines += [_row("td", [rest], ["left"])] if rest else []
-    return Html("<div style='overflow-x:auto'><table>{}</table></div>").format(joined(lines))
+    return _SCROLLED.format(joined(lines))
 
 
 def of_numbers(column: Sequence[str]) -> bool:
