@@ -28,8 +28,8 @@ def default_cluster(model: str, *, data: str, voxel_size: float, batch_size: int
     """
     kept = _profiles_of(model)
     if kept.exists() and not data:
-        origin = Profile.load(kept).origin
-        if (origin["batch_size"], origin["data"]["voxel_size"]) == (batch_size, voxel_size):
+        known = Profile.load(kept)
+        if (known.batch_size, known.origin["data"]["voxel_size"]) == (batch_size, voxel_size):
             return MIXED
     print(
         f"no profiles of {model} on other devices are kept for {data or 'synthetic shapes'}, {batch_size} a minibatch, "
