@@ -397,7 +397,7 @@ def _told_of_load(part: Mapping[str, Any]) -> list[str]:
     if not doubts:
         return []
     whose = f"profile of {', '.join(part['device_types'])}"
-    return [f"{whose}: while it was measured {' and '.join(doubts)}; profile again with nothing else at work"]
+    return [f"{whose}: while it was measured, {' and '.join(doubts)}; profile again with nothing else at work"]
 
 
 def _is_graph_text(path: Path | str) -> bool:

@@ -9,7 +9,17 @@ from processes import ENOUGH
 from test_plots import plan
 
 from sparsepipe import plots
-from sparsepipe.display.numbers import alike, as_given, as_measured, duration, gap_text, percent, powered, scaled_bytes
+from sparsepipe.display.numbers import (
+    alike,
+    as_given,
+    as_measured,
+    at_most,
+    duration,
+    gap_text,
+    percent,
+    powered,
+    scaled_bytes,
+)
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted, short
 from sparsepipe.plots.chromium import drawn
@@ -152,6 +162,8 @@ def test_numbers_of_a_figure_have_as_many_places_as_each_other():
         assert [alike(values, 3)(value) for value in values] == told
     assert [as_given(value) for value in (0.0078125, 0.03, 16.0, 1 / 3)] == ["0.0078125", "0.03", "16", "0.333"]
     assert [as_given(value) for value in (7e-5 * 1e6, 1e6, 1234567.5)] == ["70", "1,000,000", "1,234,568"]
+    assert [at_most(value) for value in (0.12341, 0.1234, -1.0, 0.0)] == [pytest.approx(0.124)] * 2 + [-1.0, 0.0]
+    assert [f"{at_most(value, places=2):.0%}" for value in (0.0766, 0.07, 0.0)] == ["8%", "7%", "0%"], "7% at most"
     assert [short(value) for value in (2417.0, 12178.0, 469.2)] == ["2.4k", "12k", "469"]
     assert fitted([float("nan"), 2.0], 60, SHORTER).texts([float("nan"), 2.0]) == ["", "2.00"]
 

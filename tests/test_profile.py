@@ -132,7 +132,7 @@ def test_a_measured_profile_says_what_else_the_machine_did_meanwhile(tmp_path):
 
     quiet, busy = under("a", run_queue_wait_share=0.02), under("b", run_queue_wait_share=0.3, other_cpu_share=0.5)
     told = (
-        "profile of b: while it was measured its threads waited for a processor 30% of the time and other processes "
+        "profile of b: while it was measured, its threads waited for a processor 30% of the time and other processes "
         "used 50% of the processors; profile again with nothing else at work"
     )
     assert quiet.warnings == () and (quiet | busy).warnings == (told,)

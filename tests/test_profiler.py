@@ -313,7 +313,7 @@ def test_passes_under_other_load_are_taken_again(busy, given, kept, again, monke
     assert (one.origin["repeats"], one.origin["repeated_again"]) == ([kept], [again])
     assert one.costs["cpu"][0].samples[0].forward == (1e-4 if busy == 99 else 1e-5)
     assert one.origin["background_load"]["run_queue_wait_share"] == pytest.approx(0.3 if busy == 99 else 0.04)
-    told = "while it was measured its threads waited for a processor 30% of the time"
+    told = "while it was measured, its threads waited for a processor 30% of the time"
     assert any(told in text for text in one.warnings) == (busy == 99)
 
 

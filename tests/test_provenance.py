@@ -113,7 +113,7 @@ def test_a_run_under_other_load_makes_doubtful_what_shows_it(tmp_path):
     row = {"event": "summary", "seconds": 60.0, "load": {"other_cpu_share": 0.34, "steal_share": None}}
     (run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     found = Provenance.of(runs=[run, record(tmp_path, "r-002")])
-    assert found.doubt == "doubtful: r-001: while it ran other processes used 34% of the processors"
+    assert found.doubt == "doubtful: r-001: while it ran, other processes used 34% of the processors"
     assert found.runs[0]["load"]["other_cpu_share"] == 0.34
 
 

@@ -123,11 +123,11 @@ def test_a_run_that_is_slower_than_predicted_says_what_its_record_knows(tmp_path
     fast = tell_pace(record_of(tmp_path / "d", speed=3200, load={"run_queue_wait_share": 0.25}))
     assert fast.startswith("3,200 samples/s, 200% of the 1,600")
     doubt, _, reasons = fast.partition("): ")
-    assert doubt.endswith("(doubtful: while it ran its threads waited for a processor 25% of the time")
+    assert doubt.endswith("(doubtful: while it ran, its threads waited for a processor 25% of the time")
     assert reasons and "waited for a processor" not in reasons, "load explains no run that is too fast"
     near = tell_pace(record_of(tmp_path / "e", speed=1590, load={"run_queue_wait_share": 0.14}))
     assert near.endswith(
-        "that its plan predicts (doubtful: while it ran its threads waited for a processor 14% of the time)"
+        "that its plan predicts (doubtful: while it ran, its threads waited for a processor 14% of the time)"
     )
     assert busy.count("waited for a processor") == 1
 

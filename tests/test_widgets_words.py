@@ -24,7 +24,9 @@ from sparsepipe import (
     widgets,
 )
 from sparsepipe.display.markup import Html
+from sparsepipe.display.names import unbroken
 from sparsepipe.planners import PLANNERS
+from sparsepipe.plots.theme import tied
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
 from sparsepipe.widgets.html_view import HtmlView
@@ -145,10 +147,23 @@ def test_numbers_and_their_units_and_facts_and_their_dots_are_sent_to_a_page_in_
     assert "\u00a0" not in view.value, "what was given is not changed"
 
 
+def test_numbers_stay_with_rates_and_brackets():
+    """ "1,397" ended a line and "samples/s" began the next, and "1.20" stood before "(minkowski-2t)"."""
+    told = tied("1,397 samples/s (4 pipelines) 64%, 1.20 (minkowski-2t), in 2 steps")
+    assert told.split(" ") == [
+        "1,397\u00a0samples/s", "(4\u00a0pipelines)", "64%,", "1.20\u00a0(minkowski-2t),", "in", "2", "steps"
+    ]  # fmt: skip
+    whole = Html("<i>{}</i>")
+    assert unbroken("1.20\u00a0(minkowski-2t), a-b\u00a0× 2", whole) == (
+        "<i>1.20\u00a0(minkowski-2t),</i> <i>a-b\u00a0×</i> 2"
+    ), "a line may end beside a box, so the number is in it"
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_pages_put_names_as_the_kernel_does():
     """What pages draw themselves follows the same rule, and escapes as well."""
     text = "of minkvgg11bn-narrow, under 1f1b-flush: a <b> - c; 2 × fast, links 4 GB/s, 20 µs · 1f1b 3 stages"
+    text += ", 1,397 samples/s (4 pipelines), 1.20 (minkowski-2t) 3"
     code = (Path(widgets.__file__).parent / "names.js").read_text() + f"\nconsole.log(whole({json.dumps(text)}))"
     found = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True).stdout
     sent = HtmlView(text).get_state()["value"]

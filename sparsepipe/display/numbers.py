@@ -1,7 +1,7 @@
 """Numbers for people: as given, measured ones in three digits, those of a figure or column with as many places each."""
 
 from collections.abc import Callable, Iterable
-from math import floor, isclose, isfinite, log10
+from math import ceil, floor, isclose, isfinite, log10
 
 Form = Callable[[float], str]
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -50,6 +50,17 @@ def powered(value: float, digits: int = 2) -> str:
         return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
     mantissa, power = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa} × 10{str(int(power)).translate(_RAISED)}"
+
+
+def at_most(value: float, digits: int = 3, *, places: int | None = None) -> float:
+    """Return a number rounded up, for "at most" to be true of what is shown: to so many digits, or `places` after the
+    point where those are fixed, as by ":.1%" (3 places). Of 0.1234 it is 0.124."""
+    if not value or not isfinite(value):
+        return value
+    if places is None:
+        places = digits - 1 - floor(log10(abs(value)))
+    step = 10.0**-places
+    return ceil(value / step - _NO_GAP) * step  # what a float adds to 0.07 is no more
 
 
 def percent(share: float) -> str:

@@ -198,10 +198,12 @@ BETWEEN = f"{TIE}· "  # two facts of a list: where a line ends there, the dot e
 def tied(text: str) -> str:
     """The text with numbers tied to their units, and names to their counts ("parallel × 2"): no line ends there.
 
-    Nor before the dot between two facts.
+    Nor before the dot between two facts, between a number and the bracket that says what it is of ("1.20 (cpu)"), and
+    within a bracket that counts ("(4 pipelines)").
     """
     counted = re.sub(r" ?× ?", lambda found: found[0].replace(" ", TIE), text.replace(" · ", BETWEEN))
-    return re.sub(r"(?<=\d) (?=(?:%|[mµ]?s|[kMG]?B|[kMG]B/s|[kMG]bit/s|more|times)(?![\w/]))", TIE, counted)
+    counted = re.sub(r"(\([\d,.]+) (?=[a-z]+\))", rf"\1{TIE}", counted)
+    return re.sub(r"(?<=\d) (?=\(|(?:%|[mµ]?s|[kMG]?B|[kMG]B/s|[kMG]bit/s|[a-z]+/s|more|times)(?![\w/]))", TIE, counted)
 
 
 def _counted(text: str) -> str:

@@ -326,7 +326,7 @@ class RunRecord:
 def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
     """Return sentences that say why a speed measured under this load is doubtful; none on a quiet machine."""
     doubts = load.doubts()
-    return (f"while it ran {' and '.join(doubts)}; its throughput is that of such a machine",) if doubts else ()
+    return (f"while it ran, {' and '.join(doubts)}; its throughput is that of such a machine",) if doubts else ()
 
 
 def _command() -> tuple[str, ...]:

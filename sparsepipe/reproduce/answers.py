@@ -115,7 +115,7 @@ def tell_pace(record: RunRecord) -> str:
     explained = isinstance(record.plan, Plan) and measured and abs(measured / predicted - 1) > _NEAR
     loads = record.background_load.doubts()
     if loads and not (explained and measured < predicted):  # load explains a slow run, and makes others doubtful
-        told += f" (doubtful: while it ran {' and '.join(loads)})"
+        told += f" (doubtful: while it ran, {' and '.join(loads)})"
     if not explained:
         return told
     return f"{told}: {'; '.join(_reasons(record, record.config['batch_size'] / measured))}"
@@ -141,5 +141,5 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
             reasons.append(f"{idle:.0%} of the time it waits, sends or loads")
     if plan.estimate is None or period > plan.estimate.period_seconds:  # load explains no run that is too fast
         loads = record.background_load.doubts()
-        reasons += [f"while it ran {' and '.join(loads)}"] if loads else ["no other load was noticed while it ran"]
+        reasons += [f"while it ran, {' and '.join(loads)}"] if loads else ["no other load was noticed while it ran"]
     return [*reasons, *(markdown_text(in_few_words(warning)) for warning in plan.warnings)]

@@ -193,18 +193,25 @@ def moving_told(
     if beside in still and beside in moved:
         first, then = round(still[beside] * 1e3, 1), round(moved[beside] * 1e3, 1)
         pause, saved = round(fmean(max(each, 0.0) for each in pauses) * 1e3), round(first - then, 1)
+        mean = " on average" if len(pauses) > 1 else ""
         text += f" Beside the intruder a minibatch took {then:,.1f} ms in place of {first:,.1f} ms"
         if saved > 0:
             count = max(1, round(pause / saved))
-            text += f", and a change {pause:,} ms, as much as {count:,} such minibatches save; those until the "
-            text += "intruder is found, and the change back, come on top."
-            text += " Outside its visits more was lost than that." if sign > 0 else ""
+            text += (
+                f". A change of the plan took {pause:,} ms{mean}, as much time as {number_of(count, 'minibatch', ',')} "
+            )
+            text += (
+                "beside the intruder save. Minibatches that are slow until the intruder is found cost time, too, and "
+            )
+            text += "so does the change back."
+            text += f" While no intruder was there, {other} lost more than it saved beside one." if sign > 0 else ""
         else:
-            text += f": there, too, nothing was saved, and a change took {pause:,} ms." if sign > 0 else "."
+            lost = f": nothing was saved there either, and a change of the plan took {pause:,} ms{mean}."
+            text += lost if sign > 0 else "."
     if before in still and before in moved and moved[before] > _SLOWER * still[before]:
-        text += f" Before it came, {other} took {moved[before] * 1e3:,.1f} ms per minibatch in place of "
-        text += f"{still[before] * 1e3:,.1f} ms: this machine's own pace"
-        text += ", or the change that was made by then." if early else "."
+        text += f" Before the intruder came, {other} took {moved[before] * 1e3:,.1f} ms per minibatch in place of "
+        text += f"{still[before] * 1e3:,.1f} ms: the machine itself was slower then"
+        text += ", or the plan was, which had been changed by then." if early else "."
     return text
 
 
