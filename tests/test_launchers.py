@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -416,6 +417,32 @@ def test_what_cannot_run_is_refused_before_anything_starts(tmp_path, clouds) -> 
 def test_data_that_is_not_there_is_one_line(tmp_path) -> None:
     with pytest.raises(InputError, match="nowhere: no such folder"):
         launch(PLAN, settings(tmp_path / "nowhere"), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"validation_split": "nope"}, "no split 'nope', expected one of train, test"),
+        ({"loss_args": '{"width": 1}'}, "loss classes has no setting 'width'; it has num_classes, auxiliary"),
+        ({"loss": "tokens", "loss_args": '{"width": 1}'}, "loss tokens has no setting 'width'; it has label_smoothing"),
+        ({"task": "parts"}, "task 'parts' asked, expected classification or segmentation"),
+        ({"augmentation": "shift"}, "no augmentation 'shift', expected one of shapes"),
+    ],
+)
+def test_what_the_data_do_not_have_is_refused_before_anything_starts(tmp_path, clouds, given, told) -> None:
+    """Workers told it, once the run had a folder."""
+    with pytest.raises(InputError, match=told):
+        launch(PLAN, settings(clouds, **{"validate": True} | given), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_without_the_usual_split_to_validate_on_are_refused_before_anything_starts(tmp_path, clouds) -> None:
+    shutil.copytree(clouds, tmp_path / "data")
+    for folder in (tmp_path / "data").glob("*/test"):
+        shutil.rmtree(folder)
+    with pytest.raises(InputError, match="no split 'test', expected one of train$"):
+        launch(PLAN, settings(tmp_path / "data", validate=True), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -53,6 +53,9 @@ def test_settings_are_read_as_they_were_written() -> None:
         ({"features": 5}, "features are 5, expected a tuple of names"),
         ({"features": [1]}, r"features are \(1,\), expected a tuple of names"),
         ({"features": ["ocupancy"]}, r"features are ocupancy: no 'ocupancy', did you mean 'occupancy'\?"),
+        ({"loss_args": "{"}, "loss_args '{': no JSON .*expected such as '{\"label_smoothing\": 0.1}'"),
+        ({"model_args": "3"}, "model_args '3': expected a JSON object, such as '{\"width\": 64}'"),
+        ({"data_args": 3}, "data_args is 3, expected text such as '{\"image_size\": 64}', a JSON object"),
         ({"loss": "tokens_"}, r"loss is 'tokens_': did you mean 'tokens'\?, or one's own as path/loss.py:function"),
         (
             {"loss": "xyzzy"},

@@ -28,28 +28,34 @@ def find(source: str | Path) -> Path:
     path = Path(source)
     if path.exists() or isinstance(source, Path) or os.sep in source:
         return path
-    manifest = _known(source)
-    return place_of(manifest) or generator(manifest.generator)(data_folders()[-1] / manifest.folder)
+    manifest, place = _known(source)
+    return place or generator(manifest.generator)(data_folders()[-1] / manifest.folder)
 
 
-def check_found(source: str) -> None:
-    """Raise InputError, as `find` and what opens its folder do, where there is no such data set; nothing is made."""
-    if Path(source).exists():
-        return
+def found(source: str) -> Path | None:
+    """Return the folder of a data set as `find` does, None where it would be made: nothing is made.
+
+    Raises InputError, as `find` and what opens its folder do, where there is no such data set.
+    """
+    path = Path(source)
+    if path.exists():
+        return path
     if os.sep in source:
         raise InputError(f"{source}: no such folder, expected a data set's folder, its name, or path/data.py:function")
-    _known(source)
+    _, place = _known(source)
+    return place
 
 
-def _known(name: str) -> Manifest:
-    """The manifest of a data set that is in a data folder, or can be made there."""
+def _known(name: str) -> tuple[Manifest, Path | None]:
+    """The manifest of a data set, and its folder in a data folder; None where it can be made there."""
     manifest = get_learned(name)
-    if place_of(manifest) is None and not manifest.generator:
+    place = place_of(manifest)
+    if place is None and not manifest.generator:
         places = ", ".join(str(folder) for folder in data_folders())
         raise InputError(
             f"{name}: not in {places}; run `sparsepipe data fetch {name}`, or name its folder in SPARSEPIPE_DATA"
         )
-    return manifest
+    return manifest, place
 
 
 def place_of(manifest: Manifest) -> Path | None:

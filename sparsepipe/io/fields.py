@@ -43,14 +43,14 @@ def given_integer(value: Any, what: str, *, least: int | None = None) -> None:
         raise InputError(f"{what} {value} given, expected at least {least}")
 
 
-def json_object(given: str | None, what: str) -> dict[str, Any]:
+def json_object(given: str | None, what: str, *, example: str = '{"width": 64}') -> dict[str, Any]:
     """Return the object that a user wrote as JSON, {} where nothing was. Raises InputError that names `what`."""
     try:
         found = json.loads(given) if given else {}
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{what} {shown(given)}: no JSON ({error}); expected such as '{{\"width\": 64}}'") from None
+        raise InputError(f"{what} {shown(given)}: no JSON ({error}); expected such as '{example}'") from None
     if not isinstance(found, dict):
-        raise InputError(f"{what} {shown(given)}: expected a JSON object, such as '{{\"width\": 64}}'")
+        raise InputError(f"{what} {shown(given)}: expected a JSON object, such as '{example}'")
     return found
 
 

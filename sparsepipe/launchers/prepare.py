@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
-from ..data.sources import check_found
 from ..errors import InputError
 from ..functions import UserFunction, is_function, short_name
 from ..io.files import write_atomic, write_json
@@ -25,6 +24,7 @@ from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
+from .data_checks import check_data
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 from .memory_need import check_at_launch
@@ -125,15 +125,6 @@ def checked(
     if config.stragglers is not None:
         config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     return config
-
-
-def check_data(config: RunConfig) -> None:
-    """Raise InputError where workers on this machine would find no data of that name; nothing of them is read.
-
-    What a function of the user's own offers is known only once it is called.
-    """
-    if workload_facts(config.engine).trains and not is_function(config.data):
-        check_found(config.data)
 
 
 def written(

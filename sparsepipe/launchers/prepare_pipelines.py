@@ -21,9 +21,10 @@ from ..runtime import RunConfig
 from ..runtime.pipelines.resuming import has_rows_of, keep_nothing
 from ..schedule import check_rule
 from ..stragglers import Stragglers
+from .data_checks import check_data
 from .lock import hold
 from .memory_need import check_at_launch
-from .prepare import check_data, check_name, checked, note_concurrent_runs, written
+from .prepare import check_name, checked, note_concurrent_runs, written
 
 if TYPE_CHECKING:
     from ..runtime.training_state.checkpoint import Checkpoint  # which brings torch

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
-from .settings import MANY, Choice, Flag, Named, Names, Number, Settings, Text, WholeNumber
+from .settings import MANY, Choice, Flag, JsonObject, Named, Names, Number, Settings, Text, WholeNumber
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
@@ -29,11 +29,11 @@ class DataConfig(Settings):
 
     model: Annotated[str, Text("'minkvgg11bn', or 'path/net.py:function'")]
     data: Annotated[str, Text("a folder, a manifest's name, or 'path/data.py:function'")]
-    model_args: Annotated[str | None, Text("""'{"width": 64}', a JSON object""")] = None  # of a torch module's builder
-    data_args: Annotated[str | None, Text("""'{"image_size": 64}', a JSON object""")] = None  # of a data set
+    model_args: Annotated[str | None, JsonObject('{"width": 64}')] = None  # of a torch module's builder
+    data_args: Annotated[str | None, JsonObject('{"image_size": 64}')] = None  # of a data set
     # by name, or 'path/loss.py:function'; None: the one that goes with the data
     loss: Annotated[str | None, Named(LOSSES, "path/loss.py:function")] = None
-    loss_args: Annotated[str | None, Text("""'{"label_smoothing": 0.1}', a JSON object""")] = None
+    loss_args: Annotated[str | None, JsonObject('{"label_smoothing": 0.1}')] = None
     voxel_size: Annotated[float, Number(0, 1, above=True)] = 0.02
     batch_size: Annotated[int, WholeNumber(1)] = 32  # samples of a minibatch
     num_points: Annotated[int | None, WholeNumber(1)] = 1024  # None: all

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, get_args, get_type_hints
 
 from ..errors import InputError
 from ..functions import is_function
-from ..io.fields import shown
+from ..io.fields import json_object, shown
 from ..io.keywords import expected
 
 MANY = 10**15  # of anything that is counted: no run gets there, and floats still tell such numbers apart
@@ -35,6 +35,17 @@ class Text:
     def check(self, name: str, value: Any, *, optional: bool) -> None:
         if not isinstance(value, str) or not value or "\0" in value:
             raise InputError(f"{name} is {_written(value)}, expected text such as {self.example}")
+
+
+@dataclass(frozen=True)
+class JsonObject:
+    """A string that is a JSON object, such as `example`."""
+
+    example: str
+
+    def check(self, name: str, value: Any, *, optional: bool) -> None:
+        Text(f"'{self.example}', a JSON object").check(name, value, optional=optional)
+        json_object(value, name, example=self.example)
 
 
 @dataclass(frozen=True)

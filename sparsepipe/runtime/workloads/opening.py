@@ -39,6 +39,28 @@ def open_task(config: DataConfig, *, engine_name: str, seed: int, module: nn.Mod
 
     Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
     """
+    training, validation = _open_splits(config, seed)
+    if module is None and is_table(config.model):
+        return _table_task(config, engine_name, training, validation)
+    return _module_task(config, engine_name, seed, training, validation, module)
+
+
+def check_settings(config: DataConfig, *, seed: int) -> None:
+    """Raise InputError, as `open_task` does, where the data are not what the settings ask of them.
+
+    Of a torch module the training split and the loss have been opened for its layers: the other split is left.
+    """
+    if not is_table(config.model):
+        if config.validate:
+            _open_data(config, config.validation_split, seed).look()
+        return
+    training, _ = _open_splits(config, seed)
+    if config.loss or config.loss_args:
+        _loss_of(config, training)
+
+
+def _open_splits(config: DataConfig, seed: int) -> tuple[Dataset, Dataset | None]:
+    """Return the split that is trained on and, where there is to be one, that for validation."""
     training = _open_data(config, "train", seed)
     validation = _open_data(config, config.validation_split, seed) if config.validate else None
     for dataset in (training, validation):
@@ -46,9 +68,7 @@ def open_task(config: DataConfig, *, engine_name: str, seed: int, module: nn.Mod
             dataset.look()
     if validation is not None and validation.classes != training.classes:
         raise InputError(f"{config.data}: the splits have different classes")
-    if module is None and is_table(config.model):
-        return _table_task(config, engine_name, training, validation)
-    return _module_task(config, engine_name, seed, training, validation, module)
+    return training, validation
 
 
 def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
