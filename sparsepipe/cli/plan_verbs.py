@@ -97,17 +97,16 @@ def profile(options: argparse.Namespace) -> Answer:
 
 def plan(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options, warn=options.json)  # else the first plan's own text does
-    names_schedule = options.schedule is not None
-    options.schedule = options.schedule or _SCHEDULE
+    schedule = options.schedule or _SCHEDULE
     settings = {
-        "schedule": options.schedule,
+        "schedule": schedule,
         "num_microbatches": options.num_microbatches,
         "recompute": options.recompute,
     }
-    if options.num_microbatches is not None and not _takes_steps(options.schedule):
+    if options.num_microbatches is not None and not _takes_steps(schedule):
         known = ", ".join(name for name in SCHEDULE_RULES if _takes_steps(name))
         raise InputError(
-            f"--num-microbatches with schedule {options.schedule}, which updates after each minibatch: leave it out, "
+            f"--num-microbatches with schedule {schedule}, which updates after each minibatch: leave it out, "
             f"or give --schedule {known}"
         )
     several = options.pipelines is not None and options.pipelines > 1
@@ -115,7 +114,7 @@ def plan(options: argparse.Namespace) -> Answer:
         raise InputError("--replication goes with several pipelines that average: give --pipelines P, 2 or more")
     if several:
         return _pipelines(options, found, cluster, settings)
-    if options.objective == LATENCY and names_schedule:
+    if options.objective == LATENCY and options.schedule:
         warn([no_effect("schedule", f"with --objective {LATENCY} forwards alone are planned")])
     if options.objective == LATENCY and len(options.planner or ()) > 1:
         raise InputError(
@@ -123,7 +122,7 @@ def plan(options: argparse.Namespace) -> Answer:
         )
     plans = [
         partition(found, cluster, planner=name, **settings, **given)
-        for name, given in _planner_options(options, _planners(options))
+        for name, given in _planner_options(options, _planners(options, schedule))
     ]
     if options.out:
         plans[0].save(options.out)
@@ -145,7 +144,7 @@ def plan(options: argparse.Namespace) -> Answer:
 
 
 def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:
-    names = _planners(options)
+    names = _planners(options, settings["schedule"])
     if len(names) > 1:
         raise InputError(f"--pipelines with {len(names)} planners: expected one; plan with each by itself to compare")
     ((name, given),) = _planner_options(options, names)
@@ -160,14 +159,14 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
     return Answer(several.to_json(), str(several))
 
 
-def _planners(options: argparse.Namespace) -> list[str]:
+def _planners(options: argparse.Namespace, schedule: str) -> list[str]:
     """The planners asked for, else one that knows the schedule; told where that is not the default."""
     if options.planner:
         return list(options.planner)
-    name = planner_for(options.schedule)
+    name = planner_for(schedule)
     if name != DEFAULT:
-        puts = SCHEDULE_RULES[options.schedule].check_stages_per_rank(1)
-        progress_line(f"schedule {options.schedule!r} {puts}: planned by {name!r}")
+        puts = SCHEDULE_RULES[schedule].check_stages_per_rank(1)
+        progress_line(f"schedule {schedule!r} {puts}: planned by {name!r}")
     return [name]
 
 

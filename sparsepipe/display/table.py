@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from .markup import Html, joined
 from .names import unbroken
+from .scrolling import scrolling
 
 # JupyterLab's own style puts all cells of a table to the right, so that each cell says where it stands.
 _CELL = Html("<{0} style='text-align:{1}{2}'>{3}</{0}>")
@@ -17,7 +18,7 @@ _SENTENCE = 40  # letters: what is longer and has spaces is none of a name, a ti
 _WHOLE = Html("<span style='white-space:nowrap'>{}</span>")
 _NUMBER = re.compile(r"[<≈-]?[\d.,]+( ?[^\s\d]+)?")  # with one unit at most
 _NONE = ("", "–")
-_SCROLLED = Html("<div style='overflow-x:auto' tabindex='0' role='region' aria-label='table'><table>{}</table></div>")
+_TABLE = Html("<table>{}</table>")
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rest: str = "") -> Html:
@@ -31,7 +32,7 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rest: str 
     lines = [_row("th", head, sides)] if any(head) else []
     lines += [_row("td", row, sides) for row in rows]
     lines += [_row("td", [rest], ["left"])] if rest else []
-    return _SCROLLED.format(joined(lines))
+    return scrolling(_TABLE.format(joined(lines)), label="table")
 
 
 def of_numbers(column: Sequence[str]) -> bool:

@@ -55,12 +55,6 @@ def with_links_to_pages(markup: Html) -> Html:
     return Html(_LINK.sub(r"\1.html\2", str(markup)))
 
 
-def scrolling(markup: Html, *, kind: str, label: str) -> Html:
-    """Return HTML in a box that scrolls where it is too wide, by keyboard too; `kind` is the class of its style."""
-    box = Html('<div class="{}" tabindex="0" role="region" aria-label="{}">{}</div>')
-    return box.format(kind, label, markup)
-
-
 def with_dark(image: Html, *, vector: str) -> Html:
     """Return an image that is drawn on white; on a dark page the exported SVG at `vector` stands in its place.
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..display.html import OURS
 from ..display.markup import Html, joined
+from ..display.scrolling import scrolling
 from .catalogue import exported_by
 from .executed import Executed, outputs, shown, source, text_of
-from .html_page import DOT, of_markdown, page, scrolling, with_dark, with_links_to_pages
+from .html_page import DOT, of_markdown, page, with_dark, with_links_to_pages
 
 _PNG = "image/png"
 _SVG = "image/svg+xml"

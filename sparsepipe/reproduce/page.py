@@ -12,11 +12,12 @@ from typing import Any
 
 from ..display.counting import number_of
 from ..display.markup import Html, joined
+from ..display.scrolling import scrolling
 from ..errors import InputError
 from ..io.files import read_json, write_atomic
 from . import catalogue
 from .executed import Executed
-from .html_page import DOT, of_markdown, page, scrolling, unbroken, with_dark
+from .html_page import DOT, of_markdown, page, unbroken, with_dark
 from .notebook_job import NotebookJob
 from .notebook_page import notebook_page
 from .report import warnings_of

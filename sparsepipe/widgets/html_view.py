@@ -12,18 +12,17 @@ import traitlets
 
 from ..display.markup import Html
 from ..display.names import unbroken_within
+from ..display.scrolling import SIDEWAYS, scrolling
 from ..plots.theme import tied
 from . import looks
 
 # No wider than its place, whatever its table is: a flex item would grow with it, and the page cut it off.
-_SCROLLED = Html(
-    "<div style='overflow-x:auto;width:0;min-width:100%' tabindex='0' role='region' aria-label='{}'>{}</div>"
-)
+_WITHIN = f"{SIDEWAYS};width:0;min-width:100%"
 
 
 def scrolled(table: Html, name: str) -> Html:
     """Return a table that scrolls within itself where it is wider than its place, with the pointer and with keys."""
-    return _SCROLLED.format(name, table)
+    return scrolling(table, label=name, style=_WITHIN)
 
 
 _TEXT = re.compile(r"(?:^|(?<=>))[^<>]+")  # between tags
