@@ -351,6 +351,14 @@ def test_where_nobody_tells_of_other_load_passes_count_as_they_are(monkeypatch):
     assert one.origin["background_load"]["run_queue_wait_share"] is None
 
 
+def test_a_profile_says_how_many_samples_a_minibatch_has() -> None:
+    """What training has, where that is known: of few samples that are all alike, parts of a minibatch are measured."""
+    own = measure.profile(NET, batches(60, 90, 120), engine("native"), warmup=0, repeats=1)
+    assert own.batch_size == len(batches(90)[0])
+    told = measure.Training(batch_size=12)
+    assert measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=1, training=told).batch_size == 12
+
+
 def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
     said = []
     found = of_model.profile_model(

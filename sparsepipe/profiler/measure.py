@@ -37,6 +37,7 @@ class Training:
     """What is known of the training that the minibatches are of: more than they tell."""
 
     sizes: Sequence[float] = ()  # of its typical minibatches; none: those that are measured on
+    batch_size: int | None = None  # samples of a minibatch; None: of the middle one that is measured on
     size_unit: str = "voxels"
     origin: Mapping[str, Any] = field(default_factory=dict)  # what the profile's origin says of it
     read: Callable[[int], Any] | None = None  # reads one of the data set's minibatches, by a number
@@ -99,7 +100,7 @@ def profile(
     counted = reading if crowd >= 1 else 0.0
     facts = {
         **_origin(network, engine, place),
-        "batch_size": len(batches[middle]),
+        "batch_size": training.batch_size or len(batches[middle]),
         f"measured_{training.size_unit}": counts,
         **_repeats_told(taken, middle),
         "reading_seconds": reading,

@@ -107,7 +107,6 @@ def profile_model(
     else:
         batches = spread_examples(dataset, [index for indices in order for index in indices], batch_size=count)
     origin = {
-        "batch_size": count,
         "data": dataset.origin,
         "first_reading_seconds": reading,
         "seed": seed,
@@ -121,6 +120,7 @@ def profile_model(
     likewise = {"config": config.to_json(), "engine": chosen, "seed": seed, "device": device, "threads": threads}
     training = Training(
         sizes=counts,
+        batch_size=count,
         size_unit=dataset.size_unit,
         origin=origin,
         read=lambda k: dataset.batch(order[k % len(order)], epoch=1),
