@@ -30,7 +30,7 @@ _COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
 class PartitionView(looks.Shares, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
-    _esm = page_code("names", "partition_cuts", "partition_view")
+    _esm = page_code("names", "svg_marks", "partition_cuts", "partition_view")
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
     palette = traitlets.Dict(PALETTE).tag(sync=True)
