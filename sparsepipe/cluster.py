@@ -257,12 +257,18 @@ class Cluster:
 
 
 def check_addresses(nodes: Sequence[Node]) -> None:
-    """Raise InputError where two nodes have one address: neither can be reached apart from the other."""
-    addresses = [node.address for node in nodes]
-    for address in addresses:
-        if addresses.count(address) > 1:
-            named = " and ".join(node.name for node in nodes if node.address == address)
-            raise InputError(f"{address} is the address of more than one host ({named}); give each its own")
+    """Raise InputError where two nodes have one address: neither can be reached apart from the other.
+
+    Names of hosts are the same in capitals and small letters.
+    """
+    named: dict[str, list[str]] = {}
+    for node in nodes:
+        named.setdefault(node.address.lower(), []).append(node.name)
+    for node in nodes:
+        if len(names := named[node.address.lower()]) > 1:
+            raise InputError(
+                f"{node.address} is the address of more than one host ({' and '.join(names)}); give each its own"
+            )
 
 
 def _quoted(text: str) -> str:

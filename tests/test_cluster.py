@@ -68,6 +68,9 @@ def test_hosts_of_one_address_are_refused_and_loopbacks_are_planned_for(tmp_path
         InputError, match=r"c\.toml: 10\.0\.0\.1 is the address of more than one host \(alpha and beta\)"
     ):
         Cluster.load(tmp_path / "c.toml")
+    alike = tuple(Node(name, (DeviceType("cpu"),), address=called) for name, called in (("a", "host1"), ("b", "Host1")))
+    with pytest.raises(InputError, match=r"host1 is the address of more than one host \(a and b\); give each its own"):
+        Cluster(alike)
     nodes = tuple(Node(name, (DeviceType("cpu"),)) for name in "ab")
     assert [node.address for node in Cluster(nodes).nodes] == ["127.0.0.1"] * 2
 
