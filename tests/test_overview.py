@@ -51,7 +51,7 @@ def test_what_is_there_is_listed(tmp_path):
     assert "few" in here.data._repr_html_() and "34" in here.data._repr_html_()
     assert ">started</th>" in here.runs._repr_html_(), "as the table of runs says"
     assert "&lt;b&gt;mine" in here.profiles._repr_html_() and ">30<" in here.profiles._repr_html_()
-    assert ">batch size 16, voxel size 0.0078125, 2 threads, beside 1 other process<" in here.profiles._repr_html_(), (
+    assert ">batch size 16, voxel size 1/128, 2 threads, beside 1 other process<" in here.profiles._repr_html_(), (
         "not 0.007812"
     )
     os.utime(profiles / "other.json", (0, 0))

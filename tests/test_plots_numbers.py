@@ -19,6 +19,7 @@ from sparsepipe.display.numbers import (
     percent,
     powered,
     scaled_bytes,
+    voxel_size_text,
 )
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted, short
@@ -161,6 +162,8 @@ def test_numbers_of_a_figure_have_as_many_places_as_each_other():
     ):
         assert [alike(values, 3)(value) for value in values] == told
     assert [as_given(value) for value in (0.0078125, 0.03, 16.0, 1 / 3)] == ["0.0078125", "0.03", "16", "0.333"]
+    told = [voxel_size_text(size) for size in (1 / 128, 0.0625, 0.125, 0.03, 1 / 24, 0.2, 2.0)]
+    assert told == ["1/128", "1/16", "0.125", "0.03", "1/24", "0.2", "2"], "one form in tables, notes and on axes"
     assert [as_given(value) for value in (7e-5 * 1e6, 1e6, 1234567.5)] == ["70", "1,000,000", "1,234,568"]
     assert [at_most(value) for value in (0.12341, 0.1234, -1.0, 0.0)] == [pytest.approx(0.124)] * 2 + [-1.0, 0.0]
     assert [f"{at_most(value, places=2):.0%}" for value in (0.0766, 0.07, 0.0)] == ["8%", "7%", "0%"], "7% at most"

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 
-from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
+from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, plots
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.forecast import minibatches_of_a_step, steady_rate
 from sparsepipe.io.files import write_json, write_rows
@@ -15,6 +15,7 @@ from sparsepipe.planners import comparable
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.reproduce import replays
 from sparsepipe.reproduce.answers import beside_told, minibatches_in_flight, paces_markdown, tell_pace, waiting_plans
+from sparsepipe.reproduce.waiting import alone_told
 from sparsepipe.simulator import simulate
 
 
@@ -146,3 +147,16 @@ def test_a_device_of_several_stages_waits_only_while_it_works_at_none_of_them(tm
     write_rows(other.folder / "metrics.jsonl", [row])
     assert "30% of the time it waits, sends or loads" in tell_pace(other)
     assert tell_pace(record_of(tmp_path / "none", speed=0)) == "0 samples/s, 0% of the 1,600 that its plan predicts"
+
+
+def test_averages_with_one_pipeline_are_all_or_most_as_counted():
+    """ "Most averages had one pipeline in them, another one was seldom ready" was said where no other one ever was."""
+
+    def outcome(rule, sizes):
+        return plots.Outcome(rule, "", "simulated", (1.0,), (1.0,), sizes)
+
+    every, most, half = outcome("diloco", {1: 12}), outcome("local-sgd", {1: 3, 4: 1}), outcome("quorum", {1: 1, 2: 1})
+    told = alone_told([every, most, half, outcome("ad-psgd", {})], minibatches=24)
+    assert "**diloco** all averages had one" in told and "never ready at the same time, in 24 minibatches each." in told
+    assert "**local-sgd** most averages had one" in told and "seldom ready" in told and "quorum" not in told
+    assert alone_told([half], minibatches=24) == ""

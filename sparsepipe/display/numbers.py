@@ -8,6 +8,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _BYTE_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 _IN_SECONDS = 10.0  # from so many on a duration is told in seconds, below in milliseconds
 _AXIS_IN_SECONDS = 1.0  # an axis that ends below is in milliseconds
+_MANY_CELLS = 16  # along a side: of fewer the decimal number is as short, 0.125
 _NO_GAP = 1e-9  # a share: what plans and bounds differ by where they are the same
 
 
@@ -16,6 +17,15 @@ def as_given(value: float) -> str:
     short = f"{value:g}"
     written = abs(value) < 1e6 and isclose(float(short), value, rel_tol=1e-12)  # 7e-5 s are 69.99999999999999 µs
     return short if written else as_measured(value)
+
+
+def voxel_size_text(size: float) -> str:
+    """Return a voxel size that is told, not to be typed: "1/128" of a side that was halved so often or that has no
+    short decimal number, else as given, "0.03"."""
+    cells = round(1 / size) if size > 0 else 0
+    halved = cells >= _MANY_CELLS and not cells & (cells - 1)
+    is_long = not isclose(float(f"{size:.3g}"), size, rel_tol=_NO_GAP)
+    return f"1/{cells}" if isclose(cells * size, 1, rel_tol=_NO_GAP) and (halved or is_long) else as_given(size)
 
 
 def as_measured(value: float) -> str:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.markup import Html
+from ..display.numbers import voxel_size_text
 from ..errors import InputError
 from ..profile import Profile
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished, log_ticks
@@ -52,14 +53,14 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
                 showlegend=col == 1,
                 line={"color": RUN_COLORS[k], "dash": RUN_DASHES[k], "width": 2},
                 marker={"symbol": RUN_MARKERS[k], "size": 8},
-                customdata=list(zip(map(_of_cells, part.voxel_size), part.voxels, strict=True)),
+                customdata=list(zip(map(voxel_size_text, part.voxel_size), part.voxels, strict=True)),
                 hovertemplate=Html(
                     "{}<br>%{{customdata[0]}}, %{{customdata[1]:.0f}} voxels: %{{y:,.3r}} {}<extra></extra>"
                 ).format(name, unit),
             )
             figure.add_trace(line, row=1, col=col)
     sizes = sorted(table.voxel_size.unique())
-    ticks = {"tickvals": sizes, "ticktext": [*map(_of_cells, sizes)]}
+    ticks = {"tickvals": sizes, "ticktext": [*map(voxel_size_text, sizes)]}
     told = Html("voxel size, share of the longest side<br>(log scale, finer to the right)")
     figure.update_xaxes(type="log", autorange="reversed", title_text=told, **ticks)
     for col, y in ((1, table.seconds * 1e3), (2, table.memory_bytes / 1e6)):
@@ -68,8 +69,3 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text=Html("kept for the backward pass<br>(MB per sample, log scale)"), row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.26, "yanchor": "top"}, margin={"b": 116})
     return finished(figure, "Sparse against dense convolutions", note=note, width=900, height=446)
-
-
-def _of_cells(voxel_size: float) -> str:
-    """A voxel size by how many cells lie along an axis: "1/128"."""
-    return f"1/{round(1 / voxel_size)}"

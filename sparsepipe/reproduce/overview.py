@@ -11,7 +11,7 @@ from typing import Any
 from ..data.folder import open_folder
 from ..display.counting import number_of
 from ..display.markup import Html, joined, markdown_text
-from ..display.numbers import as_given
+from ..display.numbers import as_given, voxel_size_text
 from ..display.table import html_table
 from ..errors import InputError
 from ..io.fields import integer
@@ -204,8 +204,8 @@ def _asked(origin: Mapping[str, Any]) -> str:
     """What tells profiles of one network apart: "batch size 16, voxel size 0.03, 2 threads, beside 1 other process"."""
     data = origin.get("data")
     size = data.get("voxel_size") if isinstance(data, Mapping) else None
-    values = {"batch size": origin.get("batch_size"), "voxel size": size}
-    told = [f"{name} {as_given(value)}" for name, value in values.items() if isinstance(value, int | float) and value]
+    values = {"batch size": (origin.get("batch_size"), as_given), "voxel size": (size, voxel_size_text)}
+    told = [f"{name} {form(it)}" for name, (it, form) in values.items() if isinstance(it, int | float) and it]
     threads, beside = origin.get("threads"), origin.get("beside")
     if isinstance(threads, int) and threads:
         told.append(number_of(threads, "thread"))

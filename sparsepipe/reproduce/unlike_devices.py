@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..data.manifests import manifests_folder, shipped
-from ..display.numbers import as_given
+from ..display.numbers import voxel_size_text
 from ..errors import InputError
 from ..formats.sparsepipe_servers import ServerFile
 from ..models import NETWORKS
@@ -33,7 +33,7 @@ def default_cluster(model: str, *, data: str, voxel_size: float, batch_size: int
             return MIXED
     print(
         f"no profiles of {model} on other devices are kept for {data or 'synthetic shapes'}, {batch_size} a minibatch, "
-        f"voxel size {as_given(voxel_size)}: types of this machine instead"
+        f"voxel size {voxel_size_text(voxel_size)}: types of this machine instead"
     )
     return MEASURED
 

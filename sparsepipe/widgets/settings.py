@@ -5,7 +5,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..display.html import counted
-from ..display.numbers import as_given
+from ..display.numbers import voxel_size_text
 from ..io.quantities import BANDWIDTH, SIZE, TIME
 from .several import Several
 
@@ -53,7 +53,7 @@ class Settings:
         if self.batch_size is not None:
             parts.append(f"batch size {self.batch_size}")
         if self.voxel_size is not None:
-            parts.append(f"voxel size {as_given(self.voxel_size)}")
+            parts.append(f"voxel size {voxel_size_text(self.voxel_size)}")
         if self.compression != 1:
             parts.append(f"boundaries compressed {self.compression:g} ×")
         chosen = "by hand" if self.cuts is not None or self.stage_devices is not None else self.planner

@@ -1,0 +1,29 @@
+"""What the answer about waiting says of averages that a pipeline takes with itself alone."""
+
+from collections.abc import Sequence
+
+from ..display.counting import number_of
+from ..display.ties import in_bold
+from ..plots.outcomes import Outcome
+
+_MOST = 0.5  # of the averages: fewer with one pipeline are not worth a word
+
+
+def alone_told(outcomes: Sequence[Outcome], *, minibatches: int) -> str:
+    """Say under which rules all averages, or most, had one pipeline in them, and why; empty where there is none.
+
+    `minibatches`: of each pipeline on average. As Markdown, sentences that follow others.
+    """
+    shares = {
+        one.rule: one.group_sizes.get(1, 0) / sum(one.group_sizes.values()) for one in outcomes if one.group_sizes
+    }
+    told = {
+        "all averages": ([rule for rule, share in shares.items() if share == 1], "never"),
+        "most averages": ([rule for rule, share in shares.items() if _MOST < share < 1], "seldom"),
+    }
+    return "".join(
+        f" Under {in_bold(rules)} {which} had one pipeline in them and so changed nothing: another one was {often} "
+        f"ready at the same time, in {number_of(minibatches, 'minibatch')} each."
+        for which, (rules, often) in told.items()
+        if rules
+    )
