@@ -152,6 +152,17 @@ def test_each_pipeline_is_drawn_with_its_own_stages_and_ranks(explorer):
     assert drawn["end"] == pytest.approx(explorer.trace.makespan)
 
 
+def test_stages_say_that_they_are_without_the_straggler(explorer):
+    """Bars of a pipeline whose ranks were 4 times as slow were as long as before, and nothing said why."""
+    free = scene(explorer)
+    explorer.several.straggler.kind.value = PIPELINE
+    explorer.current()
+    held = scene(explorer)
+    assert held["stages"][0]["words"] == free["stages"][0]["words"] and free["stages_are"] == ""
+    assert held["stages_are"] == "bars as planned, without the straggler; samples/s are simulated, with it"
+    assert held["why"] == f"{free['why']} These times are as planned, without the straggler."
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["all-reduce", "partial-reduce"])
 def test_a_straggler_costs_what_the_waiting_explorer_says(profile, rule):

@@ -31,6 +31,7 @@ from sparsepipe.runtime.config import RunConfig
 from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
 from sparsepipe.widgets.html_view import HtmlView
 from sparsepipe.widgets.messages import Messages
+from sparsepipe.widgets.page_code import page_code
 from sparsepipe.widgets.sentences import sentence
 from sparsepipe.widgets.stop_slider import StopSlider
 
@@ -168,3 +169,20 @@ def test_pages_put_names_as_the_kernel_does():
     found = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True).stdout
     sent = HtmlView(text).get_state()["value"]
     assert found.strip().replace('"', "'").replace("&#60;", "&lt;").replace("&#62;", "&gt;") == sent
+
+
+STRIP = """
+const layers = [...Array(63).keys()].map((k) => [k < 56 ? `c${k}` : "bn8_1_short", 1, 0]);
+const palette = { stages: [["#111111", "#222222", "#333333"]], edges: {} };
+for (const width of [1475, 1600, 2000]) console.log(strip({ layers }, palette, width).replace(/<title>[^<]*/g, ""));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_no_name_below_a_strip_is_cut_by_its_end():
+    """ "bn8_1_sho…" stood below the last layers on a wide page, where others have their whole names."""
+    page = "const document = { createElement: () => ({ getContext: () => ({}) }) };\n"
+    page += page_code("names", "partition_cuts", "partition_view") + STRIP
+    found = subprocess.run(["node", "--input-type=module", "-e", page], capture_output=True, text=True, check=True)
+    for line in found.stdout.splitlines():
+        assert ">c0<" in line and "…" not in line

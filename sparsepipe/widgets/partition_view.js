@@ -80,8 +80,11 @@ function strip(scene, palette, width, high = STRIP, whose = "") {
   if (scene.before) scene.before.places.forEach((stage, k) => shapes.add(shade(palette, stage, "backward"), k * cell, floor + 2, cell + 0.3, BEFORE - 2));
   let out = shapes.markup();
   const every = Math.max(1, Math.ceil(82 / cell));
-  for (let k = 0; k < layers.length && k * cell < width - 50; k += every)
-    out += named(k * cell, high - 1, [shortened(layers[k][0], Math.min(every * cell, width - k * cell) / LETTER)], layers[k][0], 'class="sp-faint"');
+  for (let k = 0; k < layers.length; k += every) {
+    const name = layers[k][0], room = Math.min(every * cell, width - k * cell);
+    if (room < every * cell && name.length * LETTER > room) break;  // the strip ends within the name
+    out += named(k * cell, high - 1, [shortened(name, room / LETTER)], name, 'class="sp-faint"');
+  }
   return svg(width, high, out, `layers${whose} coloured by stage, as high as their time`);
 }
 function strips(scene, palette, width) {  // one for each of several pipelines
@@ -229,7 +232,7 @@ function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-stale" role="status"></div><div class="sp-tiles"></div><div class="sp-why"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-changes"></div>
-    <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
+    <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-stages"></div>
     <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
     <div class="sp-graph-part"><div class="sp-part">Layer graph <i class="sp-of">Coloured by stage</i></div><div class="sp-graph"></div></div>
     <div class="sp-code"><button type="button" class="sp-copy">copy as code</button><details><summary>The code</summary>
@@ -282,6 +285,7 @@ function render({ model, el }) {
     put("hint", whole(scene.before ? `${scene.hint}; the thin line below is A` : scene.hint));
     put("cells", scene.pipelines ? strips(scene, palette, width) : strip(scene, palette, width));
     put("changes", changes(scene));
+    put("stages-are", whole(scene.stages_are ? `; ${scene.stages_are}` : ""));
     put("stages", stages(scene, palette, width));
     put("lanes", lanes(scene, palette, width));
     find("of").textContent = scene.pipelines ? "Coloured by the stages of pipeline 0" : "Coloured by stage";

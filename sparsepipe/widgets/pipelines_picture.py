@@ -22,6 +22,7 @@ from .view_model import bottleneck, fullest_device, stages, timeline, with_words
 from .waiting_figures import Compared, part_text
 
 _HINT = "a strip for each pipeline, layers in order, as high as their time"
+_WITHOUT = "as planned, without the straggler"
 
 
 def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
     drawn = [_layers(answer, k) for k in range(len(plans))]
     return {
         "tiles": _tiles(answer),
-        "why": " ".join(_why(answer, k) for k in range(len(plans))),
+        "why": _whys(answer),
         "notes": [*pipelines.all_warnings, *([note] if note else [])],
         "layers": drawn[0],
         "pipelines": [{"name": _name(answer, k), "layers": layers} for k, layers in enumerate(drawn)],
@@ -40,6 +41,7 @@ def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
         "before": None,
         "cuts": {"at": [], "movable": False, "blocked": [], "reasons": []},
         "hint": _HINT,
+        "stages_are": f"bars {_WITHOUT}; samples/s are simulated, with it" if answer.stragglers.parts else "",
         "code": answer.as_code(),
         **_timeline(answer.forecast, len(plans)),
     }
@@ -56,10 +58,13 @@ def compared(answer: PipelinesAnswer, *, note: str) -> Compared:
 def pipelines_export(answer: PipelinesAnswer, *, profile: Profile, note: str) -> Export:
     """Return the figures on screen, with the stages of each pipeline, and what their numbers rest on."""
     named = [replace(plan, planner=f"pipeline {k}") for k, plan in enumerate(answer.plan.pipelines)]
-    told = in_lines(noted(note, profile.origin), answer.told())
+    whole = noted(note, profile.origin)
+    told = in_lines(whole, answer.told())
+    planned = f"{answer.settings.told(answer.cluster)} · {_WITHOUT}"
+    of_stages = in_lines(whole, planned) if answer.stragglers.parts else told
     figures: Figures = {
         **compared(answer, note=note).figures(),
-        "explorer_stages": (plots.stages(*named, note=told), plots.stages_table(*named)),
+        "explorer_stages": (plots.stages(*named, note=of_stages), plots.stages_table(*named)),
         "explorer_timeline": (plots.timeline(answer.trace, note=told), plots.timeline_table(answer.trace)),
     }
     settings = answer.settings.to_json() | {"stragglers": str(answer.stragglers), "minibatches": len(answer.sizes)}
@@ -107,6 +112,11 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
         told = "of what is predicted; 0%: no split of the devices into so many pipelines, and no plan of any, is better"
         found.append(["gap to the bound", gap_text(pipelines.gap), told])
     return found
+
+
+def _whys(answer: PipelinesAnswer) -> str:
+    told = " ".join(_why(answer, k) for k in range(len(answer.plan.pipelines)))
+    return f"{told} These times are {_WITHOUT}." if answer.stragglers.parts else told
 
 
 def _why(answer: PipelinesAnswer, k: int) -> str:
