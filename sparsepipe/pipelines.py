@@ -12,7 +12,7 @@ from .cluster import Cluster
 from .display import html
 from .display.counting import number_of
 from .display.markup import one_line
-from .display.numbers import as_measured, gap_text
+from .display.numbers import gap_text, rate_text
 from .display.plan_text import stage_table
 from .errors import InputError
 from .graph import LayerGraph
@@ -264,9 +264,7 @@ class Pipelines:
             f"{self.replication.name}"
         )
         if rate := self.minibatches_per_second:
-            text += (
-                f", {as_measured(rate)} minibatches/s ({as_measured(rate * self.samples)} samples/s) where none waits"
-            )
+            text += f", {rate_text(rate, 'minibatches')} ({rate_text(rate * self.samples)}) where none waits"
             text += ", gap not proven" if self.gap is None else f", gap {gap_text(self.gap)}"
         return one_line(text)
 

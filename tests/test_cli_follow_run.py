@@ -33,3 +33,14 @@ def test_a_slow_run_has_a_speed_and_a_replay_no_loss(monkeypatch, capsys):
         follow({"event": "step", "epoch": 0, "minibatch": k, "loss": 0.0, "seconds": 40.0 * k, "samples": 1})
     follow({"event": "epoch", "epoch": 0, "train": {"loss": 0.0}, "samples_per_second": 0.0251})
     assert capsys.readouterr().err.splitlines() == ["epoch 1", "epoch 1: 0.0250 samples/s", "epoch 1: 0.0251 samples/s"]
+
+
+def test_a_run_that_knows_no_samples_is_told_in_minibatches(monkeypatch, capsys):
+    monkeypatch.setattr(output, "_EVERY_LOG", 0.0)
+    follow = RunFollower(trains=False, samples=False)
+    for minibatch in range(2):
+        row = {"epoch": 0, "minibatch": minibatch, "loss": 0.0, "seconds": 40.0 * minibatch, "samples": 1}
+        follow({"event": "step", **row})
+    follow({"event": "epoch", "epoch": 0, "train": {"loss": 0.0}, "minibatches_per_second": 0.0251})
+    _, step, epoch = capsys.readouterr().err.splitlines()
+    assert (step, epoch) == ("epoch 1: 0.0250 minibatches/s", "epoch 1: 0.0251 minibatches/s")

@@ -1,8 +1,10 @@
 """Strategies over clusters: simulated points agree with closed forms, published profiles are found or done without."""
 
+from dataclasses import replace
+
 import pytest
 
-from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage, partition
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage, partition, plots
 from sparsepipe.planners import Problem
 from sparsepipe.profiler import profile_model
 from sparsepipe.reproduce.machines import Machines, published, published_dense, slower_copies
@@ -42,6 +44,18 @@ def test_without_an_optimal_plan_there_is_no_bound():
     cluster = known().alike(2)
     (point,) = simulated({ONE: one_device(known().profile, cluster)}, known(), cluster, label="two")
     assert point.bound_samples_per_second is None and point.cluster == "two"
+
+
+def test_points_of_machines_whose_samples_nobody_knows_are_in_minibatches():
+    """The exported table of PipeDream's networks had minibatches/s in `samples_per_second`."""
+    given = replace(known(), batch_size=None)
+    cluster = given.alike(2)
+    plans = {ONE: one_device(given.profile, cluster), "optimal": partition(given.profile, cluster)}
+    points = simulated(plans, given, cluster, label="net")
+    table = plots.speedups_table(points)
+    assert "samples_per_second" not in table and table.speedup[0] == 1 < table.speedup[1]
+    assert table.minibatches_per_second[0] == pytest.approx(1 / (8 * 0.3))
+    assert "minibatches_per_second" not in plots.speedups_table(simulated(plans, known(), cluster, label="net"))
 
 
 def test_published_profiles_are_used_where_they_are(shared_reference, monkeypatch, capsys):

@@ -3,12 +3,28 @@
 import gzip
 import json
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from sparsepipe import InputError, Plan, Span, Stage, Trace, plots
+from sparsepipe import (
+    CostSample,
+    InputError,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Plan,
+    Profile,
+    Span,
+    Stage,
+    Trace,
+    plots,
+)
 from sparsepipe.cli.output import column_cells
+from sparsepipe.cli.run_verbs import runs_list, runs_show
+from sparsepipe.display.words import OF_RUNS
 from sparsepipe.launchers.lock import hold
 from sparsepipe.plots.run_places import compared_with
 from sparsepipe.record import Origin, RunRecord
@@ -138,11 +154,47 @@ def test_runs_that_did_not_finish_are_compared_by_what_they_did(table, tmp_path)
 def test_numbers_of_a_column_have_as_many_decimals():
     """ "693" stood beside "433.8", and a voxel size of 1/128 was "0.007812"."""
     shown = RunsList()
-    paces = {"run": ["a", "b", "c"], "samples/s": [693.0, 433.8, ""], "voxel_size": [1 / 128, 0.03, "auto"]}
-    shown.show(pd.DataFrame(paces), settings=("voxel_size",))
+    told = {"run": ["a", "b", "c"], "seconds": [693.0, 433.8, ""], "voxel_size": [1 / 128, 0.03, "auto"]}
+    shown.show(pd.DataFrame(told), settings=("voxel_size",))
     rows = json.loads(shown.document)["rows"]
     assert rows == [["a", "693.0", "0.0078125"], ["b", "433.8", "0.03"], ["c", "", "auto"]]
     assert column_cells([693.0, 433.8, None]) == ["693.0", "433.8", "–"], "and in a terminal"
+
+
+def test_a_slow_run_keeps_the_digits_of_its_pace_and_the_column_says_what_it_is():
+    """5.36 was "5" below 2,125.4, and one column was the median of epochs and a sum by the clock, untold."""
+    shown = RunsList()
+    table = pd.DataFrame({"run": ["a", "b", "c"], "samples/s": [5.359, 2125.4, ""]})
+    shown.show(table)
+    told = json.loads(shown.document)
+    assert told["rows"] == [["a", "5.36"], ["b", "2,125"], ["c", ""]] and told["numbers"] == [False, True]
+    assert told["meanings"] == ["", OF_RUNS["samples/s"]] and "median of its epochs" in OF_RUNS["samples/s"]
+    assert list(runs_rows.ordered(table, "samples/s", descending=True).run) == ["b", "a", "c"]
+
+
+def test_a_replay_that_knows_no_samples_has_no_samples_per_second(tmp_path):
+    """A replay of a profile of PipeDream's, at 5.36 minibatches/s, stood with 5 samples/s below runs of 2,125."""
+    cost = LayerCost((CostSample(1, 0.01, 0.02, 4000),))
+    profile = Profile(LayerGraph.chain([Layer("conv0"), Layer("conv1")]), {"gpu": (cost, cost)}, (1.0,))
+    unknown, known = record(tmp_path, "unknown-001"), record(tmp_path, "known-001", ranks=1)
+    for one, origin in ((unknown, {}), (known, {"batch_size": 1})):
+        config = {"model": "replay", "engine": "replay", "batch_size": 1}
+        (one.folder / "config.json").write_text(json.dumps(config))
+        replace(profile, origin=origin).save(one.folder / "profile.json")
+    unknown, known = (RunRecord.load(one.folder) for one in (unknown, known))
+    assert unknown.metrics("summary")[0]["minibatches_per_second"] == 8.0
+    assert "minibatches_per_second" in unknown.frame("epoch") and "samples_per_second" not in unknown.frame("epoch")
+    assert known.metrics("summary")[0]["samples_per_second"] == 8.0
+    shown = RunsTable(tmp_path).table.set_index("run")["samples/s"]
+    assert shown.to_dict() == {"unknown-001": "", "known-001": 8.0}
+    rows = {row["run"]: row for row in runs_list(SimpleNamespace(folder=tmp_path)).document}
+    assert rows["unknown-001"]["samples_per_second"] is None and rows["unknown-001"]["minibatches_per_second"] == 8.0
+    assert "minibatches/s: 8.00" in runs_show(SimpleNamespace(run=unknown.folder)).text
+    assert "8.00 minibatches/s" in unknown._repr_html_() and "8.00 samples/s" in known._repr_html_()
+    figure = plots.throughput(known, unknown)
+    assert figure.layout.yaxis.title.text == "minibatches/s" and "samples/s" not in figure.data[0].hovertemplate
+    assert list(plots.throughput_table(known, unknown).minibatches_per_second) == [8.0, 8.0]
+    assert plots.throughput(known).layout.yaxis.title.text == "samples/s"
 
 
 def test_a_pace_is_rounded_once_and_a_time_says_its_zone(table, tmp_path):

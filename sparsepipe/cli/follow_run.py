@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..display.numbers import as_measured
+from ..display.numbers import pace_text, rate_text
 from ..io.fields import complaint
 from ..record.run_progress import RunProgress
 from ..sinks import Sink
@@ -13,11 +13,13 @@ from .output import Progress, progress_line
 class RunFollower:
     """Takes a run's rows of metrics, as `Job.wait(on_row=…)` gives them. Incomplete rows are ignored.
 
-    `trains`: whether the run learns; of one that does not, as a replay, no loss is told.
+    `trains`: whether the run learns; of one that does not, as a replay, no loss is told. `samples`: whether it knows
+    how many samples a minibatch has; of one that does not, minibatches/s are told.
     """
 
-    def __init__(self, *, trains: bool = True) -> None:
+    def __init__(self, *, trains: bool = True, samples: bool = True) -> None:
         self._trains = trains
+        self._counted = "samples" if samples else "minibatches"  # each of which the rows count as a sample
         self._progress, self._line = RunProgress(), Progress()
         self._epoch: int | None = None
         self._began, self._samples = 0.0, 0  # of the steps of the epoch, the first one's time and the others' samples
@@ -26,11 +28,10 @@ class RunFollower:
         self._progress.take(row)
         if row.get("event") == "step" and {"epoch", "loss", "seconds", "samples"} <= row.keys():
             self._step(row)
-        elif row.get("event") == "epoch" and {"epoch", "train", "samples_per_second"} <= row.keys():
+        elif row.get("event") == "epoch" and {"epoch", "train"} <= row.keys() and (speed := pace_text(row)):
             self._line.end()
             accuracy = (row.get("validation") or {}).get("accuracy")
             told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
-            speed = f"{as_measured(row['samples_per_second'])} samples/s"
             loss = self._loss(row["train"]["loss"])
             progress_line(f"epoch {row['epoch'] + 1}: " + ", ".join(filter(None, [loss, speed])) + told)
 
@@ -44,7 +45,7 @@ class RunFollower:
         else:
             self._samples += row["samples"]
         passed = row["seconds"] - self._began
-        speed = f"{as_measured(self._samples / passed)} samples/s" if passed > 0 else ""
+        speed = rate_text(self._samples / passed, self._counted) if passed > 0 else ""
         told = ", ".join(filter(None, [self._loss(row["loss"]), speed]))
         self._line.tell(f"{self._progress.text}: {told}" if told else self._progress.text)
 

@@ -17,7 +17,7 @@ from ..launchers import LOCAL, RAY
 from ..launchers.going_on import went_on
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
-from ..record import load_warnings
+from ..record import RunRecord, load_warnings
 from ..sinks import Sink
 from ..workload_facts import workload_facts
 from .drift import DriftLines
@@ -52,17 +52,24 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
         raise InputError(f"{named[0]} goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
 
 
+def follower_of(record: RunRecord) -> RunFollower:
+    """What shows a run on a terminal while it is at work, in words that suit what it does."""
+    trains = workload_facts(record.config.get("engine", "")).trains
+    return RunFollower(trains=trains, samples=record.knows_samples)
+
+
 def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
     """Follow a job to its end, and return its summary; what to know of it is told on stderr."""
-    follower = RunFollower(trains=workload_facts(job.record.config.get("engine", "")).trains)
+    follower = follower_of(job.record)
     sinks = (follower, DriftLines(job.record, before=follower.close), *sinks)
 
     def take(row: dict[str, Any]) -> None:
+        row = job.record.rated(row)
         for sink in sinks:
             sink(row)
 
     try:
-        summary: dict[str, Any] = job.wait(on_row=take)
+        summary: dict[str, Any] = job.record.rated(job.wait(on_row=take))
     except KeyboardInterrupt:
         if cancel:
             job.cancel()

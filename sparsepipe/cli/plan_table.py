@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ..display.numbers import as_measured, duration_or_none, gap_text, scaled_bytes
+from ..display.numbers import duration_or_none, gap_text, rate_text, scaled_bytes
 from ..plan import Estimate, Plan
 from ..profile import Profile
 
@@ -40,11 +40,11 @@ ROWS: tuple[tuple[str, Cell], ...] = (
 )
 
 
-def throughput(minibatches_per_second: float, profile: Profile) -> str:
-    """Return a throughput in samples/s; in minibatches/s where the profile does not say how many samples one has."""
+def throughput(rate: float, profile: Profile) -> str:
+    """Return a rate of minibatches in samples/s; as it is where the profile does not say how many samples one has."""
     if profile.batch_size:
-        return f"{as_measured(profile.batch_size * minibatches_per_second)} samples/s"
-    return f"{as_measured(minibatches_per_second)} minibatches/s"
+        return rate_text(profile.batch_size * rate)
+    return rate_text(rate, "minibatches")
 
 
 def side_by_side(plans: Sequence[Plan], profile: Profile) -> str:

@@ -13,6 +13,7 @@ from ..forecast import forecast
 from ..launchers import SSH
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines
+from ..record.rates import MINIBATCHES, SAMPLES
 from ..replication import parse_rule
 from ..runtime import RunConfig
 from ..stragglers import Stragglers
@@ -68,8 +69,8 @@ def replay(options: argparse.Namespace) -> Answer:
 
 def _replayed(summary: dict[str, Any], config: RunConfig, *, expected: float) -> Answer:
     """What a replay says at its end, in minibatches, beside what the simulator expects per second."""
-    pace = summary["samples_per_second"] / config.batch_size
-    document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
+    pace = summary[SAMPLES] / config.batch_size if SAMPLES in summary else summary[MINIBATCHES]
+    document = {**summary, MINIBATCHES: pace, "simulated_minibatches_per_second": expected}
     text = (
         f"{one_line(summary['run_dir'])}: {number_of(summary['minibatches'], 'minibatch')} replayed at {pace:.2f} "
         f"minibatches/s, {expected:.2f} simulated"

@@ -5,11 +5,17 @@ from typing import Any
 
 from ..display.counting import number_of
 from ..display.markup import one_line
-from ..display.numbers import as_measured, duration
+from ..display.numbers import as_measured, duration, pace_text
 from .output import cell
 
 # What a run's row is called in text, as figures and the board call it; --json has the keys themselves.
-_NAMES = {"stages": "replicas of stages", "samples_per_second": "samples/s", "accuracy": "validation accuracy"}
+_NAMES = {
+    "stages": "replicas of stages",
+    "samples_per_second": "samples/s",
+    "minibatches_per_second": "minibatches/s",
+    "accuracy": "validation accuracy",
+}
+_PACES = ("samples_per_second", "minibatches_per_second")
 
 
 def column_name(key: str) -> str:
@@ -18,8 +24,10 @@ def column_name(key: str) -> str:
 
 
 def run_cell(key: str, value: Any) -> Any:
-    """A run's number as text has it: a share in per cent, others as they are."""
-    return f"{value:.1%}" if key == "accuracy" and value is not None else value
+    """A run's number as text has it: a share in per cent, a pace in three digits, others as they are."""
+    if value is None:
+        return value
+    return as_measured(value) if key in _PACES else f"{value:.1%}" if key == "accuracy" else value
 
 
 def run_lines(row: Mapping[str, Any]) -> list[str]:
@@ -29,11 +37,11 @@ def run_lines(row: Mapping[str, Any]) -> list[str]:
 
 def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> str:
     """The line at a run's end. `nothing_left`: it resumed with all of its minibatches trained: the pace is recorded."""
-    validation, pace = summary.get("validation") or {}, summary["samples_per_second"]
+    validation, pace = summary.get("validation") or {}, pace_text(summary)
     accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
-    told = f"{number_of(summary['minibatches'], 'minibatch')} at {as_measured(pace)} samples/s"
+    told = f"{number_of(summary['minibatches'], 'minibatch')} at {pace}"
     if nothing_left:
-        recorded = f", at {as_measured(pace)} samples/s by the record" if pace else ""
+        recorded = f", at {pace} by the record" if summary.get("samples_per_second") else ""
         told = f"nothing was left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
     return f"{one_line(summary['run_dir'])}: {told}{accuracy}" + _of_inference(summary)
 

@@ -35,10 +35,10 @@ from ..sinks import Sink, open_sink
 from .argument_types import known_cluster
 from .drift import drift_answer
 from .driver_run import filled
-from .follow_run import Forgiving, RunFollower
+from .follow_run import Forgiving
 from .for_slurm import for_slurm
 from .forward_only import check_forward_only, checkpoint_or_run, trained_by
-from .launches import check_launcher, load_any_plan, new_run_dir, waited
+from .launches import check_launcher, follower_of, load_any_plan, new_run_dir, waited
 from .output import Answer, cell, column_cells, progress_line, table, warn
 from .profile_and_cluster import check_machines, profile_and_cluster
 from .run_folders import RUNS, run_folder
@@ -234,8 +234,8 @@ def runs_stop(options: argparse.Namespace) -> Answer:
         raise InputError(f"{record.folder}: is not running, it is {state_of(record)}")
     job = attach(record.folder)
     job.stop()
-    follower = RunFollower()
-    summary = job.wait(on_row=follower)
+    follower = follower_of(record)
+    summary = job.wait(on_row=lambda row: follower(record.rated(row)))
     follower.close()
     document = {"run": record.name, "state": job.state, "minibatches": summary["minibatches"]}
     return Answer(
@@ -375,6 +375,7 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
         "schedule": ", ".join(dict.fromkeys(plan.schedule for plan in plans)),
         "stages": " + ".join("-".join(str(len(stage.ranks)) for stage in plan.stages) for plan in plans),
         "samples_per_second": summary.get("samples_per_second"),
+        **({"minibatches_per_second": pace} if (pace := summary.get("minibatches_per_second")) is not None else {}),
         "accuracy": (summary.get("validation") or {}).get("accuracy"),
     }
 

@@ -31,6 +31,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "plan": {word: OF_PLANS[word] for word in _PLAN},
     "simulate": {word: OF_RUNS[word] for word in _TIMES},
     "trace show": {word: OF_RUNS[word] for word in _TIMES[:-1]},
+    **dict.fromkeys(("runs list", "runs show", "runs compare"), {"samples/s": OF_RUNS["samples/s"]}),
 }
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "models": ("models", "models resnet --parameters --classes 10"),

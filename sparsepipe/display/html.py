@@ -10,7 +10,7 @@ from typing import Any
 from .colors import STAGE_COLORS, edge_of, type_colors, work_color
 from .counting import number_of
 from .markup import Html, joined
-from .numbers import as_given, as_measured, duration, duration_or_none, scaled_bytes
+from .numbers import as_given, duration, duration_or_none, pace_text, scaled_bytes
 from .table import html_table
 from .trace_shares import SHARES_HEAD, rank_shares
 
@@ -165,7 +165,7 @@ def record(value: Any) -> str:
         reason = f": {status['reason']}" if status.get("reason") else ""
         told = f"run {value.name}, {status['state']}{reason}"
         rows = [["minibatches", f"{len(steps)}"], ["epochs", f"{len(epochs)}"]]
-        rows += [["samples/s", as_measured(summary[-1]["samples_per_second"])]] if summary else []
+        rows += [["throughput", pace_text(summary[-1])]] if summary else []
         rows += [["validation accuracy", f"{accuracies[-1]:.1%}"]] if accuracies and accuracies[-1] is not None else []
         rates = [row["learning_rate"] for row in steps if "learning_rate" in row]  # older runs did not tell it
         rows += [["learning rate", as_given(rates[-1])]] if rates else []

@@ -1,7 +1,8 @@
 """Numbers for people: as given, measured ones in three digits, those of a figure or column with as many places each."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil, floor, isclose, isfinite, log10
+from typing import Any
 
 Form = Callable[[float], str]
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -78,6 +79,18 @@ def percent(share: float) -> str:
     if share and abs(share) < 1e-5:
         return "below 0.001%"
     return f"{as_measured(100 * share)}%"
+
+
+def rate_text(rate: float, what: str = "samples") -> str:
+    """A measured or predicted throughput: "1,397 samples/s"; of "minibatches" where nobody knows how many samples one
+    has."""
+    return f"{as_measured(rate)} {what}/s"
+
+
+def pace_text(row: Mapping[str, Any]) -> str:
+    """The throughput that a row of a run's metrics tells, in the unit that it has; empty where it tells none."""
+    rates = ((row.get(f"{what}_per_second"), what) for what in ("samples", "minibatches"))
+    return next((rate_text(rate, what) for rate, what in rates if rate is not None), "")
 
 
 def duration(seconds: float, unit: str | None = None) -> str:

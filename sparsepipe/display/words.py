@@ -28,6 +28,9 @@ OF_RUNS: Mapping[str, str] = {
     "averaging": OF_PLANS["averaging"],
     "communication": "waiting for bytes that are on their way",
     "bubble": "the share of idle time: ranks wait, for each other or for bytes, or the pipeline fills and drains",
+    "samples/s": "of one pipeline the median of its epochs, without the first where there are others, each while the "
+    "pipeline is full; of several all their samples by the clock, from the first minibatch done to the last. Empty "
+    "where nobody knows how many samples a minibatch has, as in replays of most published profiles",
     "predicted, measured": "what the plan's estimate says of such minibatches, and what the run did once it was full",
     "detached": "the job goes on when the kernel ends, and is found again by this board",
 }

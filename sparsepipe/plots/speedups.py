@@ -21,11 +21,18 @@ def speedups_table(points: Sequence[Point]) -> pd.DataFrame:
     Raises InputError for a network without such a point.
     """
     table = points_table(points)
-    one = table[(table.strategy == ONE) & (table.source == "simulated")].set_index("cluster").samples_per_second
-    if missing := sorted(set(table.cluster) - set(one.index)):
+    paces = pd.Series([_pace(point) for point in points])
+    alone = (table.strategy == ONE) & (table.source == "simulated")
+    one = dict(zip(table.cluster[alone], paces[alone], strict=True))
+    if missing := sorted(set(table.cluster) - set(one)):
         raise InputError(f"{missing[0]}: no point of one device to hold others against")
-    table["speedup"] = [row.samples_per_second / one[row.cluster] for row in table.itertuples()]
+    table["speedup"] = [pace / one[cluster] for pace, cluster in zip(paces, table.cluster, strict=True)]
     return table
+
+
+def _pace(point: Point) -> float | None:
+    """In samples where they are known: all points of a network are in one unit."""
+    return point.minibatches_per_second if point.samples_per_second is None else point.samples_per_second
 
 
 def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:

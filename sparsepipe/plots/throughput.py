@@ -7,12 +7,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..display.markup import Html
+from ..display.numbers import as_measured
 from ..errors import InputError
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
+from ..record.rates import MINIBATCHES, SAMPLES
 from .bar_numbers import SHORTER, fitted
 from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names
@@ -29,20 +31,35 @@ def throughput_table(*records: RunRecord, partial: bool = False) -> pd.DataFrame
 
     A damaged run is left out, with a warning. Raises InputError for a run without a summary: one that did not finish;
     `partial`: only where it did not even do two minibatches. Its pace is then that of what it did, and `state` says so.
+    Where the samples of a minibatch are not known of all runs, the columns have minibatches/s of all of them.
     """
     found = of_readable(records, _partial_row if partial else _row)
     names = record_names([records[place] for place, _ in found])
     table = pd.DataFrame([{"strategy": name, **row} for name, (_, row) in zip(names, found, strict=True)])
-    table["speedup_over_first"] = table.samples_per_second / table.samples_per_second.iloc[0]
+    if not all(records[place].knows_samples for place, _ in found):
+        for column in (f"predicted_{SAMPLES}", SAMPLES):
+            table[column] = table[column].astype(float) / table.batch_size
+        table = table.rename(columns={name: name.replace(SAMPLES, MINIBATCHES) for name in table.columns})
+        table["batch_size"] = [row["batch_size"] if records[place].knows_samples else None for place, row in found]
+    paces = table[SAMPLES if SAMPLES in table else MINIBATCHES]
+    table["speedup_over_first"] = paces / paces.iloc[0]
     return table
 
 
 def pace_of(record: RunRecord) -> float | None:
-    """Samples/s of a run: of its summary, else of its last epoch, else of its minibatches so far; None before two."""
+    """Samples/s of a run: of its summary, else of its last epoch, else of its minibatches so far; None before two.
+
+    None, too, of a run that does not know how many samples a minibatch has.
+    """
+    return _counted(record) if record.knows_samples else None
+
+
+def _counted(record: RunRecord) -> float | None:
+    """The pace of a run by its settings' batch size, which is 1 where nobody knows it."""
     for event in ("summary", "epoch"):
-        rows = [row for row in record.metrics(event) if row.get("samples_per_second") is not None]
+        rows = [pace for row in record.metrics(event) if (pace := row.get(SAMPLES, row.get(MINIBATCHES))) is not None]
         if rows:
-            return float(rows[-1]["samples_per_second"])
+            return float(rows[-1])
     steps = record.metrics("step")
     seconds = steps[-1]["seconds"] - steps[0]["seconds"] if steps else 0.0
     return sum(row.get("samples", 0) for row in steps[1:]) / seconds if seconds > 0 else None
@@ -51,7 +68,7 @@ def pace_of(record: RunRecord) -> float | None:
 def _partial_row(record: RunRecord) -> dict[str, Any]:
     if record.metrics("summary"):
         return _row(record) | {"state": record.status["state"]}
-    pace = pace_of(record)
+    pace = _counted(record)
     if pace is None:
         raise InputError(f"{record.folder}: did not do two minibatches ({record.status['state']}); leave it out")
     return _told(record, pace) | {"state": record.status["state"]}
@@ -63,7 +80,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
         raise InputError(
             f"{record.folder}: has no summary ({record.status['state']}); let it end (run --resume), or leave it out"
         )
-    return _told(record, summaries[-1]["samples_per_second"])
+    return _told(record, summaries[-1][SAMPLES if record.knows_samples else MINIBATCHES])
 
 
 def _told(record: RunRecord, samples_per_second: float) -> dict[str, Any]:
@@ -71,8 +88,8 @@ def _told(record: RunRecord, samples_per_second: float) -> dict[str, Any]:
     return {
         "run": record.name,
         "processes": len(record.plan.ranks),
-        "samples_per_second": samples_per_second,
-        "predicted_samples_per_second": batch_size / period if period else None,
+        SAMPLES: samples_per_second,
+        f"predicted_{SAMPLES}": batch_size / period if period else None,
         "batch_size": batch_size,
         "model": record.model,
     }
@@ -94,6 +111,8 @@ def throughput(
 ) -> go.Figure:
     """Draw samples/s of each run beside what its plan predicts; `partial`: of runs that did not finish, too.
 
+    Minibatches/s, where the samples of a minibatch are not known of all of them.
+
     `among`: the runs of figures beside this one; a run has the same colour in all of them (see `run_places`).
     """
     among = among or records
@@ -103,10 +122,8 @@ def throughput(
         ended = zip(table.strategy, table.state, strict=True)
         table["strategy"] = [name if state == "finished" else f"{name} ({state})" for name, state in ended]
     figure = go.Figure()
-    sources = (
-        ("predicted_samples_per_second", "simulated", "predicted"),
-        ("samples_per_second", "measured", "measured"),
-    )
+    pace, unit = (SAMPLES, "samples/s") if SAMPLES in table else (MINIBATCHES, "minibatches/s")
+    sources = ((f"predicted_{pace}", "simulated", "predicted"), (pace, "measured", "measured"))
     shown = [source for source in sources if table[source[0]].notna().any()]
     paces = table[[column for column, _, _ in shown]].astype(float).to_numpy().ravel()
     width = max(WIDTH, _AROUND + _LEAST * len(table))
@@ -122,7 +139,9 @@ def throughput(
                 showlegend=False,
                 marker={"color": color, "pattern": hatch(source, color)},
                 **numbers.of_bars([row[column]]),
-                hovertemplate=Html("%{{x}}<br>{} %{{y:.1f}} samples/s<extra></extra>").format(label),
+                hovertemplate=Html("%{{x}}<br>{} {} {}<extra></extra>").format(
+                    label, as_measured(row[column] or 0.0), unit
+                ),
             )
             figure.add_trace(bar)
     for _, source, label in shown:  # a legend in ink: colours stand for strategies, the hatch for the source
@@ -134,7 +153,7 @@ def throughput(
         bargroupgap=0.08,
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
     )
-    figure.update_yaxes(title_text="samples/s", rangemode="tozero")
+    figure.update_yaxes(title_text=unit, rangemode="tozero")
     figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
     text = noted_of(note, records)
     note = " · ".join(filter(None, [text, when(records), left_out]))

@@ -43,6 +43,7 @@ from ..workload_facts import workload_facts
 from .code_version import commit
 from .of_pipelines import trace_of_all
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
+from .rates import in_minibatches, knows_samples
 from .record_files import (
     CONFIG,
     ORIGIN,
@@ -235,10 +236,23 @@ class RunRecord:
     def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl, those of one `event` ("step", "epoch", "validation", …) when named.
 
-        Raises DamagedRecord that names file and row where one of them is damaged.
+        The pace of a run that does not know the samples of a minibatch is `minibatches_per_second` in its rows. Raises
+        DamagedRecord that names file and row where one of them is damaged.
         """
         path = self.folder / "metrics.jsonl"
-        return [*read_metrics(path, event)] if path.exists() else []
+        return [self.rated(row) for row in read_metrics(path, event)] if path.exists() else []
+
+    @cached_property
+    def knows_samples(self) -> bool:
+        """Whether it is known how many samples a minibatch has: not of a replay whose profile does not tell."""
+        try:
+            return knows_samples(self.folder, self.config)
+        except DamagedRecord:  # told of where the settings are asked for
+            return True
+
+    def rated(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row of metrics as its worker wrote it, its pace under the unit that the run can vouch for."""
+        return row if self.knows_samples else in_minibatches(row)
 
     def frame(self, event: str = "step") -> "pd.DataFrame":
         """Return the rows of one `event` as a flat pandas table: "step", "epoch" or "stage" (of epochs and summary).

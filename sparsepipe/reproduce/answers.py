@@ -6,7 +6,7 @@ import pandas as pd
 
 from ..display.counting import number_of
 from ..display.markup import markdown_text
-from ..display.numbers import alike, as_measured, duration
+from ..display.numbers import alike, as_measured, duration, rate_text
 from ..display.ties import EXACT
 from ..plan import Plan
 from ..plots import throughput_table
@@ -91,9 +91,9 @@ def beside_told(speeds: pd.DataFrame) -> str:
     if not above.max() > 1 + EXACT:
         return ""
     row = speeds.loc[above.idxmax()]
-    predicted = as_measured(row.predicted_samples_per_second)
+    predicted = rate_text(row.predicted_samples_per_second)
     return (
-        f" For {markdown_text(row.strategy)} {predicted} samples/s are predicted, more than {row.processes} times the "
+        f" For {markdown_text(row.strategy)} {predicted} are predicted, more than {row.processes} times the "
         f"{as_measured(one)} of {ONE_PROCESS}: layers were measured beside other processes for it and alone for "
         f"{ONE_PROCESS}, and took less time beside others."
     )
@@ -108,7 +108,7 @@ def tell_pace(record: RunRecord) -> str:
     """
     row = throughput_table(record).iloc[0]
     measured, predicted = row.samples_per_second, row.predicted_samples_per_second
-    told = f"{as_measured(measured)} samples/s"
+    told = rate_text(measured)
     if predicted is None or predicted != predicted:
         return f"{told}; its plan predicts nothing"
     told += f", {measured / predicted:.0%} of the {as_measured(predicted)} that its plan predicts"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
-from ..display.numbers import as_measured
+from ..display.numbers import pace_text
 from ..errors import InputError
 from ..launchers import Job, launch
 from ..launchers.run_folders import folders, new_folder
@@ -96,7 +96,7 @@ def tell_epoch(row: Mapping[str, Any]) -> None:
     if row.get("event") == "epoch":
         accuracy = (row.get("validation") or {}).get("accuracy")
         told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
-        print(f"  epoch {row['epoch'] + 1}: {as_measured(row['samples_per_second'])} samples/s{told}", flush=True)
+        print(f"  epoch {row['epoch'] + 1}: {pace_text(row)}{told}", flush=True)
 
 
 def _fits(record: RunRecord, plan: Plan, config: RunConfig) -> bool:

@@ -25,7 +25,7 @@ class Machines:
     """A profile on several device types, and where its numbers come from."""
 
     profile: Profile
-    batch_size: int
+    batch_size: int | None  # None: nobody knows, as of the profiles that PipeDream published
     said: str  # for a figure's note
 
     def alike(self, count: int) -> Cluster:
@@ -102,7 +102,7 @@ def published_dense(names: Sequence[str]) -> dict[str, Machines]:
             continue
         origin = {"published": f"PipeDream, {name}"}
         profile = replace(Profile.load(path, device_type="V100"), origin=origin)
-        found[name] = Machines(profile, 1, "PipeDream's published profiles")
+        found[name] = Machines(profile, None, "PipeDream's published profiles")
     return found
 
 

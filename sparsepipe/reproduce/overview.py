@@ -11,7 +11,7 @@ from typing import Any
 from ..data.folder import open_folder
 from ..display.counting import number_of
 from ..display.markup import Html, joined, markdown_text
-from ..display.numbers import as_given, voxel_size_text
+from ..display.numbers import as_given, as_measured, voxel_size_text
 from ..display.table import html_table
 from ..errors import InputError
 from ..io.fields import integer
@@ -226,7 +226,7 @@ def _of_run(folder: Path) -> list[str]:
         speed, accuracy = summary.get("samples_per_second"), (summary.get("validation") or {}).get("accuracy")
         schedule = getattr(record.plan, "schedule", "several pipelines")
         told = [record.name, str(record.status["state"]), record.model or "", schedule]
-        told += ["" if speed is None else f"{speed:,.0f}", "" if accuracy is None else f"{accuracy:.1%}"]
+        told += ["" if speed is None else as_measured(speed), "" if accuracy is None else f"{accuracy:.1%}"]
         return [*told, _when(record.folder / "plan.json")]
     except InputError as error:
         return [record.name, "damaged", "", "", "", "", str(error)]

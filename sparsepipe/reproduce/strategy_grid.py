@@ -10,6 +10,7 @@ from ..planners import Problem, estimate
 from ..plots import Point
 from ..profile import Profile
 from ..record import RunRecord
+from ..record.rates import MINIBATCHES, SAMPLES
 from ..simulator import simulate
 from .machines import Machines
 
@@ -36,7 +37,7 @@ def simulated(plans: Mapping[str, Plan], machines: Machines, cluster: Cluster, *
     """A simulated point for the plan of each strategy on `cluster`, below the bound that the optimal plan proves."""
     points = [_simulated(name, plan, machines, cluster, label) for name, plan in plans.items()]
     proven = plans["optimal"].estimate if "optimal" in plans else None
-    if proven is None or not proven.lower_bound_seconds:
+    if proven is None or not proven.lower_bound_seconds or machines.batch_size is None:
         return points
     bound = machines.batch_size / proven.lower_bound_seconds
     return [replace(point, bound_samples_per_second=bound) for point in points]
@@ -44,8 +45,9 @@ def simulated(plans: Mapping[str, Plan], machines: Machines, cluster: Cluster, *
 
 def replayed(name: str, record: RunRecord, machines: Machines, num_devices: int) -> Point:
     """The point of a strategy from a replay of its plan by real processes."""
-    rate = record.metrics("summary")[-1]["samples_per_second"] / record.config["batch_size"] * machines.batch_size
-    return Point(name, "", num_devices, rate, "replayed", run=record.name)
+    summary = record.metrics("summary")[-1]
+    rate = summary[SAMPLES] / record.config["batch_size"] if record.knows_samples else summary[MINIBATCHES]
+    return Point(name, "", num_devices, source="replayed", run=record.name, **_paces(rate, machines))
 
 
 def measured(records: Sequence[RunRecord]) -> list[Point]:
@@ -86,11 +88,17 @@ def _simulated(name: str, plan: Plan, machines: Machines, cluster: Cluster, labe
         name,
         label,
         len(cluster.devices),
-        machines.batch_size * rate,
+        **_paces(rate, machines),
         activation_bytes=crossing,
         gradient_bytes=averaged,
         memory_bytes=max(stage.memory_bytes for stage in expected.stages),
     )
+
+
+def _paces(rate: float, machines: Machines) -> dict[str, float | None]:
+    """Minibatches per second in the unit that the machines' profile has: samples where it tells of them."""
+    known = machines.batch_size
+    return {MINIBATCHES: rate, SAMPLES: None} if known is None else {SAMPLES: known * rate}
 
 
 def _steady_rate(plan: Plan, profile: Profile, cluster: Cluster, voxels: float) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import plots
 from ..display.markup import Html, joined
-from ..display.numbers import as_measured, duration
+from ..display.numbers import duration, pace_text, rate_text
 from ..errors import InputError
 from ..launchers import Job
 from ..pipelines import Pipelines
@@ -162,9 +162,10 @@ def speeds_table(record: RunRecord) -> Html:
     if not summaries:
         return Html("")
     summary = summaries[-1]
-    predicted = samples_per_second(plan, record.config["batch_size"])
+    known = record.knows_samples
+    predicted = samples_per_second(plan, record.config["batch_size"]) if known else None
     rows = [("", "predicted", "measured")]
-    rows.append(("throughput", _speed(predicted), _speed(summary["samples_per_second"])))
+    rows.append(("throughput", _speed(predicted), pace_text(summary)))
     stages = _expected_stages(plan)
     for row in summary.get("stages", ()):
         name, expected, k = stages[row["stage"]]
@@ -192,4 +193,4 @@ def _expected_stages(plan: Plan | Pipelines) -> list[tuple[str, Estimate | None,
 
 
 def _speed(value: float | None) -> str:
-    return "not predicted" if value is None else f"{as_measured(value)} samples/s"
+    return "not predicted" if value is None else rate_text(value)

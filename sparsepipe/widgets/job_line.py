@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from ..display.counting import number_of
 from ..display.html import counted
 from ..display.markup import Html
-from ..display.numbers import as_measured
+from ..display.numbers import as_measured, rate_text
 from ..errors import DamagedRecord, InputError, RunFailed
 from ..launchers import Job
 from ..pipelines import Pipelines
@@ -179,7 +179,7 @@ def _promise(plan: Plan | Pipelines, batch_size: int) -> Html:
 
 
 def _speed(speed: float) -> Html:
-    return Html(" <b>{}</b>").format(f"{as_measured(speed)} samples/s")
+    return Html(" <b>{}</b>").format(rate_text(speed))
 
 
 def _ended(job: Job) -> Html | str:
@@ -195,6 +195,6 @@ def _ended(job: Job) -> Html | str:
     )
     measured = summary["samples_per_second"]
     predicted = samples_per_second(job.record.plan, job.record.config["batch_size"])
-    beside = f"predicted {as_measured(predicted)}, measured {as_measured(measured)} samples/s" if predicted else ""
+    beside = f"predicted {as_measured(predicted)}, measured {rate_text(measured)}" if predicted else ""
     beside += f" ({measured / predicted:.0%})" if predicted else ""
-    return f"{ended}: {beside or f'{as_measured(measured)} samples/s'}{told}"
+    return f"{ended}: {beside or rate_text(measured)}{told}"

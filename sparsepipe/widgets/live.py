@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..display.markup import Html, joined
-from ..display.numbers import as_measured
+from ..display.numbers import pace_text
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
@@ -157,7 +157,7 @@ def learned(rows: Sequence[MetricsRow]) -> str:
     if epochs:
         accuracy = (epochs[-1].get("validation") or {}).get("accuracy")
         told += [f"validation accuracy {accuracy:.1%}"] if accuracy is not None else []
-        told.append(f"{as_measured(epochs[-1]['samples_per_second'])} samples/s")
+        told.append(pace_text(epochs[-1]))
     return ", ".join(told)
 
 

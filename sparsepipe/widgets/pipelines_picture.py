@@ -5,7 +5,7 @@ from typing import Any
 
 from .. import plots
 from ..display.counting import number_of
-from ..display.numbers import as_measured, duration, gap_text
+from ..display.numbers import duration, gap_text, rate_text
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..planners import Problem
 from ..plots.table import noted
@@ -81,12 +81,12 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     rule, who = rule_text(told.rule), answer.stragglers.clause()
     run = f"{number_of(len(answer.sizes), 'minibatch')}, filling and emptying the stages included"
     how = f"simulated, by {rule}, while {who or 'nobody is slow'}: {run}"
-    found = [["together", f"{as_measured(told.sum_of_paces)} samples/s", how]]
+    found = [["together", rate_text(told.sum_of_paces), how]]
     if who:
-        paced = f"{as_measured(free.sum_of_paces)} samples/s"
+        paced = rate_text(free.sum_of_paces)
         found.append(["while nobody is slow", paced, "the same, without the straggler"])
     alone = "what the pipelines would train with this straggler if none waited for another"
-    found.append(["if none waited", f"{as_measured(told.own_pace)} samples/s", alone])
+    found.append(["if none waited", rate_text(told.own_pace), alone])
     found += _promised(answer)
     sizes = ", ".join(f"{count} of {size}" for size, count in sorted(told.group_sizes.items()))
     mean = f"{told.mean_group_size:.1f} pipelines" if sizes else "no average yet"
@@ -103,7 +103,7 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
     pipelines, found = answer.plan, []
     if rate := pipelines.minibatches_per_second:
         what = f"by the default cost model, nobody slow and none waiting: {duration(1 / rate)} per minibatch of all"
-        found.append(["as predicted", f"{as_measured(rate * pipelines.samples)} samples/s", what])
+        found.append(["as predicted", rate_text(rate * pipelines.samples), what])
         if seconds := pipelines.data_parallel_seconds:
             what = "both as predicted, nobody slow; data parallelism has all layers on every device, equal shares: "
             what += f"{duration(seconds)} per minibatch"

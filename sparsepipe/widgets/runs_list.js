@@ -43,7 +43,7 @@ function render({ model, el }) {
     model.save_changes();
   };
   const draw = () => {
-    const { columns, heads, numbers, rows } = JSON.parse(model.get("document")), sort = model.get("sort"), value = new Set(model.get("value"));
+    const { columns, heads, meanings, numbers, rows } = JSON.parse(model.get("document")), sort = model.get("sort"), value = new Set(model.get("value"));
     const held = document.activeElement && box.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     box.style.display = rows.length ? "" : "none";
     const line = make("tr", "");
@@ -52,7 +52,7 @@ function render({ model, el }) {
       const cell = make("th", "", { scope: "col", className: numbers[k] ? "sp-number" : "" });
       const own = sort.column === column;
       cell.setAttribute("aria-sort", own ? (sort.descending ? "descending" : "ascending") : "none");
-      const button = make("button", heads[k] + (own ? (sort.descending ? " ▾" : " ▴") : ""), { type: "button", title: `Sort by ${heads[k]}` });
+      const button = make("button", heads[k] + (own ? (sort.descending ? " ▾" : " ▴") : ""), { type: "button", title: `Sort by ${heads[k]}` + (meanings[k] ? `: ${meanings[k]}` : "") });
       button.dataset.key = `sort ${column}`;
       button.addEventListener("click", () => sorted(column));
       cell.append(button);

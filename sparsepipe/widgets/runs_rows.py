@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..display.words import OF_RUNS
 from ..errors import InputError
 from ..launchers.supervisor import GOING_ON
 from ..plots.table import strategy
@@ -41,6 +42,9 @@ _HEADS = {
     "seconds": "time since launch (s)",
 }
 
+PACES = ("samples/s", "predicted samples/s")
+_MEANINGS = {"samples/s": OF_RUNS["samples/s"]}
+
 _ENDED = set(STATES) - set(GOING_ON)
 
 Stamp = tuple[Any, ...]  # of a run's files
@@ -61,6 +65,11 @@ def runs_table(folder: Path | str, *, more: tuple[str, ...] = (), kept: Kept | N
 def head(column: str) -> str:
     """What a page calls a column: as figures and the launch board call it."""
     return _HEADS.get(column, column.replace("_", " "))
+
+
+def meaning(column: str) -> str:
+    """What a column's numbers mean, where its name does not say it; else nothing."""
+    return _MEANINGS.get(column, "")
 
 
 def ordered(table: pd.DataFrame, column: str, *, descending: bool) -> pd.DataFrame:
@@ -146,7 +155,8 @@ def _asked(record: RunRecord, epochs: list[dict[str, Any]], more: tuple[str, ...
     told = {name: record.config.get(name) for name in more if name in SETTINGS}
     if set(more) & set(METRICS):
         last, estimate = epochs[-1] if epochs else {}, getattr(record.plan, "estimate", None)
-        predicted = record.config.get("batch_size", 0) / estimate.period_seconds if estimate else None
+        known = estimate and record.knows_samples
+        predicted = record.config.get("batch_size", 0) / estimate.period_seconds if known else None
         train, validation = last.get("train") or {}, last.get("validation") or {}
         steps = record.metrics("step")
         told |= {

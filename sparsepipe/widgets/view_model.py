@@ -8,7 +8,7 @@ from ..cluster import Cluster
 from ..display.colors import STAGE_COLORS, edge_of, mixed
 from ..display.counting import number_of
 from ..display.html import counted
-from ..display.numbers import alike, as_measured, duration, gap_text, scaled_bytes
+from ..display.numbers import alike, duration, gap_text, rate_text, scaled_bytes
 from ..io.quantities import SIZE
 from ..plan import Plan, PositionEstimate
 from ..planners import Problem, estimate
@@ -55,7 +55,7 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     period = expected.period_seconds
     found = [["time per minibatch", duration(period), "in steady state, by the default cost model"]]
     if batch_size:
-        speed = f"{as_measured(batch_size / period)} samples/s"
+        speed = rate_text(batch_size / period)
         found.append(["throughput", speed, f"{number_of(batch_size, 'sample')} per minibatch"])
     for name, seconds, what in (
         ("over one device", expected.single_device_seconds, "all layers on the fastest device type"),

@@ -6,7 +6,7 @@ from decimal import Decimal
 from .. import plots
 from ..display.counting import number_of
 from ..display.markup import Html, joined
-from ..display.numbers import as_measured
+from ..display.numbers import as_measured, rate_text
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
 from . import looks
@@ -65,7 +65,7 @@ class Compared:
     def told(self) -> Html:
         """The pace, what the straggler costs, what waiting costs, and the averages, in a few sentences."""
         pace, own = self.forecast.sum_of_paces, self.forecast.own_pace
-        text = Html("<b>{}</b>: {} samples/s together").format(rule_text(self.forecast.rule), as_measured(pace))
+        text = Html("<b>{}</b>: {} together").format(rule_text(self.forecast.rule), rate_text(pace))
         if self.free:
             free = self.undisturbed
             lost = _as_shown(free) - _as_shown(pace)  # so that a reader who subtracts finds the same
