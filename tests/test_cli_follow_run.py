@@ -37,7 +37,7 @@ def test_a_slow_run_has_a_speed_and_a_replay_no_loss(monkeypatch, capsys):
 
 def test_a_run_that_knows_no_samples_is_told_in_minibatches(monkeypatch, capsys):
     monkeypatch.setattr(output, "_EVERY_LOG", 0.0)
-    follow = RunFollower(trains=False, samples=False)
+    follow = RunFollower(trains=False, counted="minibatches")
     for minibatch in range(2):
         row = {"epoch": 0, "minibatch": minibatch, "loss": 0.0, "seconds": 40.0 * minibatch, "samples": 1}
         follow({"event": "step", **row})

@@ -1,6 +1,8 @@
 """Numbers over bars: none lies over another one or a line, however many there are, as a browser draws them."""
 
+import re
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from processes import ENOUGH
 from test_plots import plan
 
+import sparsepipe
 from sparsepipe import plots
 from sparsepipe.display.numbers import (
     alike,
@@ -16,8 +19,10 @@ from sparsepipe.display.numbers import (
     at_most,
     duration,
     gap_text,
+    pace_text,
     percent,
     powered,
+    rate_text,
     scaled_bytes,
     voxel_size_text,
 )
@@ -27,6 +32,7 @@ from sparsepipe.plots.chromium import drawn
 from sparsepipe.plots.free_places import overlap
 from sparsepipe.plots.points import STRATEGIES, Point
 from sparsepipe.plots.text_room import width_of
+from sparsepipe.plots.theme import TIE, tied
 from sparsepipe.record import Origin, RunRecord
 
 # Boxes of texts in the plot: (what is said, left, top, right, bottom); and points of the lines that texts name.
@@ -196,3 +202,14 @@ def test_no_number_lies_over_another_or_a_line(chromium, trained, tmp_path):
     finally:
         context.close()
         plots.close_browser()
+
+
+def test_a_throughput_is_written_in_one_way():
+    """A page's line ended within "1,397 / samples/s"; some dozen places put the words together themselves."""
+    assert rate_text(1397.36) == "1,397 samples/s" and rate_text(5.359, "minibatches") == "5.36 minibatches/s"
+    rows = {"samples_per_second": 0.0251}, {"minibatches_per_second": 5.359}, {"loss": 1.0}
+    assert [pace_text(row) for row in rows] == ["0.0251 samples/s", "5.36 minibatches/s", ""]
+    for unit in ("samples/s", "minibatches/s"):
+        assert tied(f"at 5.36 {unit}, and 7 more") == f"at 5.36{TIE}{unit}, and 7{TIE}more"
+    by_hand = re.compile(r"as_measured\([^{}]*\)\} (?:samples|minibatches)/s")
+    assert not [path for path in Path(sparsepipe.__file__).parent.rglob("*.py") if by_hand.search(path.read_text())]

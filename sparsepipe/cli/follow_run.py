@@ -13,13 +13,13 @@ from .output import Progress, progress_line
 class RunFollower:
     """Takes a run's rows of metrics, as `Job.wait(on_row=…)` gives them. Incomplete rows are ignored.
 
-    `trains`: whether the run learns; of one that does not, as a replay, no loss is told. `samples`: whether it knows
-    how many samples a minibatch has; of one that does not, minibatches/s are told.
+    `trains`: whether the run learns; of one that does not, as a replay, no loss is told. `counted`: what
+    its pace counts, "minibatches" where nobody knows how many samples one has.
     """
 
-    def __init__(self, *, trains: bool = True, samples: bool = True) -> None:
+    def __init__(self, *, trains: bool = True, counted: str = "samples") -> None:
         self._trains = trains
-        self._counted = "samples" if samples else "minibatches"  # each of which the rows count as a sample
+        self._counted = counted
         self._progress, self._line = RunProgress(), Progress()
         self._epoch: int | None = None
         self._began, self._samples = 0.0, 0  # of the steps of the epoch, the first one's time and the others' samples

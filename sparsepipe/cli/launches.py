@@ -55,7 +55,7 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
 def follower_of(record: RunRecord) -> RunFollower:
     """What shows a run on a terminal while it is at work, in words that suit what it does."""
     trains = workload_facts(record.config.get("engine", "")).trains
-    return RunFollower(trains=trains, samples=record.knows_samples)
+    return RunFollower(trains=trains, counted=record.counted)
 
 
 def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict[str, Any]:

@@ -250,6 +250,11 @@ class RunRecord:
         except DamagedRecord:  # told of where the settings are asked for
             return True
 
+    @property
+    def counted(self) -> str:
+        """What its pace counts: "samples", or "minibatches" where nobody knows how many samples one has."""
+        return "samples" if self.knows_samples else "minibatches"
+
     def rated(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row of metrics as its worker wrote it, its pace under the unit that the run can vouch for."""
         return row if self.knows_samples else in_minibatches(row)

@@ -162,10 +162,9 @@ def speeds_table(record: RunRecord) -> Html:
     if not summaries:
         return Html("")
     summary = summaries[-1]
-    known = record.knows_samples
-    predicted = samples_per_second(plan, record.config["batch_size"]) if known else None
+    predicted = samples_per_second(plan, record.config["batch_size"] if record.knows_samples else 1)
     rows = [("", "predicted", "measured")]
-    rows.append(("throughput", _speed(predicted), pace_text(summary)))
+    rows.append(("throughput", _speed(predicted, record.counted), pace_text(summary)))
     stages = _expected_stages(plan)
     for row in summary.get("stages", ()):
         name, expected, k = stages[row["stage"]]
@@ -192,5 +191,5 @@ def _expected_stages(plan: Plan | Pipelines) -> list[tuple[str, Estimate | None,
     ]
 
 
-def _speed(value: float | None) -> str:
-    return "not predicted" if value is None else rate_text(value)
+def _speed(value: float | None, counted: str) -> str:
+    return "not predicted" if value is None else rate_text(value, counted)

@@ -194,7 +194,8 @@ def _ended(job: Job) -> Html | str:
         "finished" if job.state == "finished" else f"{job.state} after {number_of(summary['minibatches'], 'minibatch')}"
     )
     measured = summary["samples_per_second"]
+    told_rate = rate_text(measured, job.record.counted)
     predicted = samples_per_second(job.record.plan, job.record.config["batch_size"])
-    beside = f"predicted {as_measured(predicted)}, measured {rate_text(measured)}" if predicted else ""
+    beside = f"predicted {as_measured(predicted)}, measured {told_rate}" if predicted else ""
     beside += f" ({measured / predicted:.0%})" if predicted else ""
-    return f"{ended}: {beside or rate_text(measured)}{told}"
+    return f"{ended}: {beside or told_rate}{told}"
