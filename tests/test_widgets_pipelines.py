@@ -159,7 +159,7 @@ def test_stages_say_that_they_are_without_the_straggler(explorer):
     explorer.current()
     held = scene(explorer)
     assert held["stages"][0]["words"] == free["stages"][0]["words"] and free["stages_are"] == ""
-    assert held["stages_are"] == "bars as planned, without the straggler; samples/s are simulated, with it"
+    assert held["stages_are"] == "bars without the straggler, samples/s with it"
     assert held["why"] == f"{free['why']} These times are as planned, without the straggler."
 
 

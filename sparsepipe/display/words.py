@@ -14,12 +14,13 @@ OF_PLANS: Mapping[str, str] = {
     "pin": "keep the cuts, or the devices of each stage, as they are while all else is planned anew",
 }
 OF_PIPELINES: Mapping[str, str] = {
-    "pipeline": "a copy of the network, cut into stages on devices of its own; several share minibatches out by pace",
+    "pipeline": "a copy of the network, cut into stages on devices of its own; several of them share the minibatches, "
+    "each as many as its pace allows",
     "replication rule": "how pipelines keep their copies alike: what they average, with whom, and whether they wait",
     "straggler": "whatever holds a rank up: it is slow, sleeps, stops for a while, or ends",
     "own pace": "samples/s that a pipeline would train by itself, with the same straggler",
     "group": "the pipelines whose weights, or gradients, are averaged together",
-    "staleness": "updates that a pipeline makes from its contribution to an average until it takes the average",
+    "staleness": "updates that a pipeline makes between its contribution to an average and taking that average",
 }
 OF_RUNS: Mapping[str, str] = {
     "work": "forwards, backwards and updates of the weights",

@@ -41,7 +41,7 @@ def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
         "before": None,
         "cuts": {"at": [], "movable": False, "blocked": [], "reasons": []},
         "hint": _HINT,
-        "stages_are": f"bars {_WITHOUT}; samples/s are simulated, with it" if answer.stragglers.parts else "",
+        "stages_are": "bars without the straggler, samples/s with it" if answer.stragglers.parts else "",
         "code": answer.as_code(),
         **_timeline(answer.forecast, len(plans)),
     }

@@ -76,7 +76,7 @@ class Compared:
         else:
             text = Html("{}; nobody is slow.").format(text)
         waiting = _share(own - pace, own) if own - pace >= _NOTHING * own else "next to nothing"
-        said = Html("{} Waiting for one another costs {} of the {} that the pipelines would train alone; {}.")
+        said = Html("{} Waiting for one another costs {} of the {} that they would train if none waited; {}.")
         whole = said.format(text, waiting, as_measured(own), _averages(self.forecast))
         return Html("<div style='line-height:1.45;margin:6px 0'>{}</div>").format(whole)
 
