@@ -31,7 +31,7 @@ from sparsepipe.runtime.config import RunConfig
 from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
 from sparsepipe.widgets.html_view import HtmlView
 from sparsepipe.widgets.messages import Messages
-from sparsepipe.widgets.page_code import page_code
+from sparsepipe.widgets.partition_view import PartitionView
 from sparsepipe.widgets.sentences import sentence
 from sparsepipe.widgets.stop_slider import StopSlider
 
@@ -182,7 +182,7 @@ for (const width of [1475, 1600, 2000]) console.log(strip({ layers }, palette, w
 def test_no_name_below_a_strip_is_cut_by_its_end():
     """ "bn8_1_sho…" stood below the last layers on a wide page, where others have their whole names."""
     page = "const document = { createElement: () => ({ getContext: () => ({}) }) };\n"
-    page += page_code("names", "partition_cuts", "partition_view") + STRIP
+    page += str(PartitionView._esm) + STRIP
     found = subprocess.run(["node", "--input-type=module", "-e", page], capture_output=True, text=True, check=True)
     for line in found.stdout.splitlines():
         assert ">c0<" in line and "…" not in line
