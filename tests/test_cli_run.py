@@ -279,7 +279,7 @@ def test_a_detached_run_is_listed_followed_and_cancelled(plan, shapes, tmp_path)
 def test_a_runs_numbers_are_called_in_text_as_in_figures():
     """`runs list` had "samples_per_second", an accuracy of 0.1765, and PipeDream's "2-1" under "stages"."""
     row = {"run": "first", "stages": "2-1", "samples_per_second": 94.96, "accuracy": 0.1765}
-    assert run_lines(row) == ["run: first", "replicas of stages: 2-1", "samples/s: 94.96", "validation accuracy: 17.6%"]
+    assert run_lines(row) == ["run: first", "replicas of stages: 2-1", "samples/s: 95.0", "validation accuracy: 17.6%"]
     assert run_lines({"accuracy": None}) == ["validation accuracy: –"]
 
 
