@@ -21,8 +21,9 @@ _MINIBATCHES = 48  # simulated for each
 class Candidate:
     """One combination: its plan, and what the simulator says of it.
 
-    `variant` names the profile it was planned on. `samples_per_second` are minibatches where the profile does not tell
-    how many samples one has. `memory_bytes` is the fullest device's share at its fullest; `fits`: it has that much.
+    `variant` names the profile it was planned on. `samples_per_second` are minibatches, as `counted` says, where one of
+    the profiles does not tell how many samples one has: tables and pictures call them so. `memory_bytes` is the fullest
+    device's share at its fullest; `fits`: it has that much.
     """
 
     variant: str
@@ -33,6 +34,7 @@ class Candidate:
     samples_per_second: float
     memory_bytes: float
     fits: bool
+    counted: str = "samples"  # or "minibatches"
 
     @property
     def name(self) -> str:
@@ -78,6 +80,7 @@ def sweep(
     for compression in (compressions := list(compressions)):
         if compression not in RATIOS:
             raise InputError(f"compression {compression!r} cannot be simulated, expected one of {', '.join(RATIOS)}")
+    known = all(profile.batch_size for profile in profiles.values())
     for variant, profile in profiles.items():
         for compression in compressions:
             sent = _compressed(profile, RATIOS[compression])
@@ -85,7 +88,8 @@ def sweep(
                 told = " ".join(filter(None, (variant, planner, schedule)))
                 try:
                     plan = partition(sent, cluster, planner=planner, schedule=schedule)
-                    found.append(_simulated(variant, compression, plan, profile, sent, cluster, minibatches))
+                    samples = profile.batch_size if known else None
+                    found.append(_simulated(variant, compression, plan, profile, sent, cluster, minibatches, samples))
                 except InputError as error:
                     left_out.append(f"{told}: {error}")
     if not found:
@@ -101,16 +105,15 @@ def _simulated(
     sent: Profile,
     cluster: Cluster,
     minibatches: int,
+    samples: int | None,
 ) -> Candidate:
     """Simulate with what is sent, and count memory with what is held, which is never compressed."""
     sizes = _sizes(profile, minibatches)
     rate = steady_rate(simulate(plan, sent, cluster, sizes), plan, len(sizes))
     peaks = peak_bytes(plan, profile, cluster, sizes)
     fits = all(peak <= cluster.devices[rank].type.memory_bytes for rank, peak in peaks.items())
-    planner, schedule = plan.planner, plan.schedule
-    return Candidate(
-        variant, planner, schedule, compression, plan, rate * (profile.batch_size or 1), max(peaks.values()), fits
-    )
+    pace, counted = (rate * samples, "samples") if samples else (rate, "minibatches")
+    return Candidate(variant, plan.planner, plan.schedule, compression, plan, pace, max(peaks.values()), fits, counted)
 
 
 def _sizes(profile: Profile, minibatches: int) -> Sequence[float]:

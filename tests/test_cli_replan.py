@@ -40,6 +40,8 @@ def test_variants_are_simulated_beside_an_oracle(machine, tmp_path):
     code, out, _ = sparsepipe(*words, "--replan", "never")
     assert rows["predicted"]["note"] in out.splitlines() and all("note" not in rows[name] for name in ("live", "epoch"))
     assert code == 0 and "0 changes of the plan (never)" in out and "of the oracle" in out
+    assert "minibatches/s" in out and rows["live"]["minibatches_per_second"] > 0, "its profile tells of no samples"
+    assert "samples/s" not in out and "samples_per_second" not in rows["live"]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_what_is_refused_is_left_out_with_its_reason():
 
 
 def test_the_picture_has_a_mark_for_each_and_the_edge():
-    found = sweep({"": profile()}, cluster(), compressions=["none", "int8"])
+    found = sweep({"": profile(batch_size=8)}, cluster(), compressions=["none", "int8"])
     beaten = next(one for one in found.candidates if one not in found.best)
     shown = [replace(one, fits=one != beaten) for one in found.candidates]
     figure = plots.trade_off(shown, found.best, note="two cores")
@@ -83,6 +83,19 @@ def test_the_picture_has_a_mark_for_each_and_the_edge():
     assert table.best.sum() == len(found.best) and table.samples_per_second.is_monotonic_decreasing
     with pytest.raises(InputError, match="no candidates to draw"):
         plots.trade_off([])
+
+
+def test_without_a_batch_size_a_sweep_is_in_minibatches(tmp_path, capsys):
+    """Its axis and its column said samples/s of minibatches."""
+    found = sweep({"a": profile(), "b": profile(batch_size=8)}, cluster(), planners=["model-parallel"])
+    assert {one.counted for one in found.candidates} == {"minibatches"}, "of all: else they could not be compared"
+    table = plots.trade_off_table(found.candidates, found.best)
+    assert "samples_per_second" not in table and table.minibatches_per_second.is_monotonic_decreasing
+    figure = plots.trade_off(found.candidates, found.best)
+    assert figure.layout.yaxis.title.text == "minibatches/s, simulated"
+    assert main(["sweep", "--profile", str(profile().save(tmp_path / "p.json")), "--devices", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "minibatches/s" in told and "samples/s" not in told
 
 
 def test_the_verb_writes_table_picture_and_the_plans_of_the_edge(tmp_path, capsys, monkeypatch):

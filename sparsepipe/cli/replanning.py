@@ -6,6 +6,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..display.counting import number_of
+from ..display.numbers import as_measured
 from ..dynamics.drift import Watch
 from ..dynamics.oracle import oracle_segments
 from ..dynamics.segments import seconds_of
@@ -14,8 +15,10 @@ from ..dynamics.variants import VARIANTS, variant
 from ..io.files import write_json
 from ..plan import Plan
 from ..profile import Profile
+from ..record.rates import MINIBATCHES, SAMPLES
 from ..stragglers import Stragglers
 from .output import Answer, cell, table
+from .run_text import column_name
 
 
 def simulate_replanned(
@@ -45,8 +48,8 @@ def simulate_replanned(
     chosen = found[options.replan]
     if options.trace:
         write_json(options.trace, chosen.trace.to_chrome())
-    samples = float(profile.batch_size or 1)
-    rows = {name: _row(one, oracle, samples) for name, one in found.items()}
+    pace, samples = (SAMPLES, float(profile.batch_size)) if profile.batch_size else (MINIBATCHES, 1.0)
+    rows = {name: _row(one, oracle, pace, samples) for name, one in found.items()}
     notes = {name: text for name in rows if (text := without_predictor(name, "a simulation"))}
     for name, text in notes.items():
         rows[name]["note"] = text
@@ -55,7 +58,7 @@ def simulate_replanned(
         **chosen.to_json(),
         "stragglers": str(stragglers),
         "variants": rows,
-        "oracle": {"makespan_seconds": oracle, "samples_per_second": samples * len(sizes) / oracle if oracle else None},
+        "oracle": {"makespan_seconds": oracle, pace: samples * len(sizes) / oracle if oracle else None},
         "warnings": list(profile.warnings),
     }
     lines = [
@@ -67,7 +70,7 @@ def simulate_replanned(
             f"replicas, {'-'.join(str(len(s.layers)) for s in one.decision.plan.stages)} layers; {one.decision.why}"
             for one in chosen.changes
         ),
-        _table(rows),
+        _table(rows, pace),
         *notes.values(),
     ]
     note = stragglers.note()
@@ -83,18 +86,17 @@ def without_predictor(name: str, what: str) -> str:
     )
 
 
-def _row(one: ReplanForecast, oracle: float, samples: float) -> dict[str, Any]:
+def _row(one: ReplanForecast, oracle: float, pace: str, samples: float) -> dict[str, Any]:
     return {
         "makespan_seconds": one.seconds,
-        "samples_per_second": samples * one.minibatches_per_second,
+        pace: samples * one.minibatches_per_second,
         "of_oracle": oracle / one.seconds if one.seconds else 1.0,
         "changes": len(one.changes),
     }
 
 
-def _table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+def _table(rows: Mapping[str, Mapping[str, Any]], pace: str) -> str:
     lines = [
-        (name, f"{row['samples_per_second']:.2f}", f"{row['of_oracle']:.1%}", cell(row["changes"]))
-        for name, row in rows.items()
+        (name, as_measured(row[pace]), f"{row['of_oracle']:.1%}", cell(row["changes"])) for name, row in rows.items()
     ]
-    return table([("replan", "samples/s", "of the oracle", "changes"), *lines])
+    return table([("replan", column_name(pace), "of the oracle", "changes"), *lines])

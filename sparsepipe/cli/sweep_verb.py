@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..display.numbers import as_measured
 from ..errors import InputError
 from ..profile import Profile
 from ..provenance import Provenance
@@ -41,20 +42,21 @@ def _label(profile: Profile) -> str:
 
 
 def _row(one: Candidate, found: Sweep) -> dict[str, Any]:
-    names = ("variant", "planner", "schedule", "compression", "samples_per_second", "memory_bytes", "fits")
+    row = {name: getattr(one, name) for name in ("variant", "planner", "schedule", "compression")}
+    row |= {f"{one.counted}_per_second": one.samples_per_second, "memory_bytes": one.memory_bytes, "fits": one.fits}
     stages = [len(stage.ranks) for stage in one.plan.stages]
-    return {name: getattr(one, name) for name in names} | {"replicas_of_stages": stages, "best": one in found.best}
+    return row | {"replicas_of_stages": stages, "best": one in found.best}
 
 
 def _text(found: Sweep) -> str:
     ordered = sorted(found.candidates, key=lambda each: -each.samples_per_second)
-    rows = [["", "plan", "replicas of stages", "samples/s", "fullest device", ""]]
+    rows = [["", "plan", "replicas of stages", f"{ordered[0].counted}/s", "fullest device", ""]]
     rows += [
         [
             "*" if one in found.best else "",
             one.name,
             "-".join(str(len(stage.ranks)) for stage in one.plan.stages),
-            f"{one.samples_per_second:,.1f}",
+            as_measured(one.samples_per_second),
             f"{one.memory_bytes / 1e6:,.1f} MB",
             "" if one.fits else "does not fit",
         ]

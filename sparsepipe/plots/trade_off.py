@@ -30,6 +30,9 @@ class Candidate(Protocol):
     def samples_per_second(self) -> float: ...
 
     @property
+    def counted(self) -> str: ...
+
+    @property
     def memory_bytes(self) -> float: ...
 
     @property
@@ -39,40 +42,44 @@ class Candidate(Protocol):
 def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] = ()) -> pd.DataFrame:
     """One row for each candidate, the fastest first; `best`: none is faster with as little memory.
 
+    The column is `minibatches_per_second` where nobody knows how many samples a minibatch has.
     Raises InputError without any.
     """
     if not candidates:
         raise InputError("no candidates to draw: give those of a sweep")
     columns = ("variant", "planner", "schedule", "compression", "samples_per_second", "memory_bytes", "fits")
     rows = [{name: getattr(one, name) for name in columns} | {"best": one in best} for one in candidates]
-    return pd.DataFrame(rows).sort_values("samples_per_second", ascending=False, ignore_index=True)
+    table = pd.DataFrame(rows).sort_values("samples_per_second", ascending=False, ignore_index=True)
+    return table.rename(columns={"samples_per_second": f"{candidates[0].counted}_per_second"})
 
 
 def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *, note: str = "") -> go.Figure:
-    """Draw simulated samples per second over the memory of the fullest device, both growing.
+    """Draw simulated samples (or minibatches) per second over the memory of the fullest device, both growing.
 
     A planner has its colour, a schedule its mark; what does not fit is a faint outline. The line joins the `best`.
     """
     table = trade_off_table(candidates, best)
+    counted = candidates[0].counted
+    pace = f"{counted}_per_second"
     planners, schedules = (list(dict.fromkeys(one_by_one)) for one_by_one in _in_order(candidates))
     figure = go.Figure()
     edge = table[table.best].sort_values("memory_bytes")
     if len(edge):
         line = {"color": INK, "width": 1.5, "dash": "dot", "shape": "hv"}
         common = {"mode": "lines", "name": "best edge", "line": line, "hoverinfo": "skip"}
-        figure.add_trace(go.Scatter(x=edge.memory_bytes / 1e6, y=edge.samples_per_second, **common))
+        figure.add_trace(go.Scatter(x=edge.memory_bytes / 1e6, y=edge[pace], **common))
     for planner, schedule in [(planner, schedule) for planner in planners for schedule in schedules]:
         part = table[(table.planner == planner) & (table.schedule == schedule)]
         if len(part):
             color = RUN_COLORS[planners.index(planner) % len(RUN_COLORS)]
             symbol = RUN_MARKERS[schedules.index(schedule) % len(RUN_MARKERS)]
-            figure.add_trace(_marks(part, f"{planner}, {schedule}", color, symbol))
+            figure.add_trace(_marks(part, f"{planner}, {schedule}", color, symbol, counted))
     figure.update_xaxes(title_text="memory of the fullest device (MB)", rangemode="tozero")
-    figure.update_yaxes(title_text="samples/s, simulated", rangemode="tozero")
+    figure.update_yaxes(title_text=f"{counted}/s, simulated", rangemode="tozero")
     return finished(figure, "Throughput against memory", note=note, width=900, height=480)
 
 
-def _marks(part: pd.DataFrame, name: str, color: str, symbol: str) -> go.Scatter:
+def _marks(part: pd.DataFrame, name: str, color: str, symbol: str, counted: str) -> go.Scatter:
     """The candidates of a planner and a schedule; those on the edge larger, with an outline."""
     told = [
         " · ".join(filter(None, (row.variant, row.compression, "" if row.fits else "does not fit")))
@@ -85,10 +92,10 @@ def _marks(part: pd.DataFrame, name: str, color: str, symbol: str) -> go.Scatter
         "opacity": [1.0 if fits else 0.4 for fits in part.fits],
         "line": {"color": INK, "width": [2 if best else 0.5 for best in part.best]},
     }
-    hover = Html("{}<br>%{{customdata}}<br>%{{y:,.1f}} samples/s, %{{x:,.1f}} MB<extra></extra>").format(name)
+    hover = Html("{}<br>%{{customdata}}<br>%{{y:,.1f}} {}/s, %{{x:,.1f}} MB<extra></extra>").format(name, counted)
     return go.Scatter(
         x=part.memory_bytes / 1e6,
-        y=part.samples_per_second,
+        y=part[f"{counted}_per_second"],
         mode="markers",
         name=name,
         marker=marker,
