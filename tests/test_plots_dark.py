@@ -1,6 +1,7 @@
 """Exported SVGs on a dark page: every text is readable there and on white, and stages keep their colours."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
+from sparsepipe.display.colors import difference
 from sparsepipe.plots import dark, theme
 from sparsepipe.plots.dark import lab_style
 from sparsepipe.plots.theme import doubted, finished, hatch
@@ -84,6 +86,19 @@ def test_updates_and_averages_of_all_stages_are_seen_and_told_apart_in_both_them
         assert min(theme.contrast(update, dark.GROUND), theme.contrast(average, dark.GROUND)) >= 3
         assert theme.contrast(update, average) > 1.4
         assert len({theme.stage_color(stage, kind) for kind in ("forward", "backward")} | {update, average}) == 4
+
+
+def test_an_update_looks_like_nothing_else_that_its_stage_does_in_both_themes():
+    """In the dark an update of stage 0 was a tint between its forwards and the grey of waits."""
+    for least, lit in ((0.09, {}), (0.115, dark.LIT_SHADES)):
+        for stage in range(14):
+            kinds = ("forward", "backward", "weights", "average", "wait")
+            update, *others = (theme.stage_color(stage, kind) for kind in ("update", *kinds))
+            update, *others = (lit.get(color, color) for color in (update, *others))
+            assert min(difference(update, other) for other in others) >= least, f"stage {stage}"
+    updates = [dark.LIT_SHADES[theme.stage_color(stage, "update")] for stage in range(7)]
+    assert min(difference(a, b) for a, b in combinations(updates, 2)) >= 0.05
+    assert difference("#000000", "#FFFFFF") == pytest.approx(1) and difference("#0072B2", "#0072B2") == 0
 
 
 def test_far_points_of_clouds_are_seen_in_the_dark_and_nearer_ones_are_lighter_in_both_themes():

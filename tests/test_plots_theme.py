@@ -1,6 +1,7 @@
 """Titles, colours and hatches of figures: they fit, can be read and are told apart, on light and dark pages."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,8 +12,12 @@ from sparsepipe import plots
 from sparsepipe.display.colors import STAGE_COLORS
 from sparsepipe.plots import dark, theme
 from sparsepipe.plots.outcomes import rule_color
+from sparsepipe.plots.points import Point
 from sparsepipe.plots.text_room import in_room, width_of
 from sparsepipe.replication import RULES
+
+# A candidate of a sweep, but for its planner and whether it fits.
+SWEPT = {"variant": "", "schedule": "1f1b", "compression": "none", "samples_per_second": 1.0, "memory_bytes": 2.0}
 
 
 def test_a_long_line_below_the_title_goes_on_in_the_next_line():
@@ -148,6 +153,37 @@ def test_a_hatch_is_seen_on_every_series_in_both_themes():
         if lit := dark.LIT.get(color):
             share = opacity if dark.LIT_LINES[lit] == "#FFFFFF" else -opacity
             assert _contrast(lit, theme.mixed(lit, share)) >= 2.4
+
+
+def test_outlined_markers_are_thick_opaque_and_seen_in_both_themes():
+    """Thin, half-transparent circles were dim on a dark page, and yellow ones on a white one."""
+    many = [plots.HeldAgainst("step", f"s{k}", 1.0 + k, 1.1, doubt="" if k else "no") for k in range(200)]
+    points = [
+        Point(name, "net", 4, 100.0, source=source) for name in ("a", "b", "c") for source in ("simulated", "replayed")
+    ]
+    swept = [SimpleNamespace(**SWEPT, planner=f"p{k}", fits=k % 2 == 1) for k in range(6)]
+    one = plots.HeldAgainst("step", "s", 1.0, 1.1, others=1.2, doubt="no")
+    drawn = [
+        plots.held_against([one]),
+        plots.held_against(many),
+        plots.scaling(points, points),
+        plots.speedups([*points, Point("one device", "net", 1, 50.0)]),
+        plots.trade_off(swept),
+    ]
+    for figure in drawn:
+        found = 0
+        for marker in (trace.marker for trace in figure.data if trace.type == "scatter"):
+            one_by_one = {"color": marker.color, "opacity": marker.opacity, "line": marker.line.width}
+            symbols = [marker.symbol] if not isinstance(marker.symbol, tuple) else marker.symbol
+            for k, symbol in enumerate(symbols):
+                if not str(symbol).endswith("-open"):
+                    continue
+                own = {name: part[k] if isinstance(part, tuple) else part for name, part in one_by_one.items()}
+                lit = dark.LIT.get(own["color"], own["color"])
+                assert own["opacity"] in (None, 1) and own["line"] >= 2
+                assert min(_contrast(own["color"], "#FFFFFF"), _contrast(lit, dark.GROUND)) >= 3, own
+                found += 1
+        assert found, figure.layout.title.text
 
 
 def _contrast(one, other):

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from functools import cache
+from math import cbrt, dist
 
 # Okabe and Ito's colours, told apart with any common colour blindness ("Color Universal Design", 2008), without the
 # black, which text has, and the yellow, which white paper swallows; then, for the eighth stage and later ones, Tol's
@@ -69,8 +70,36 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def difference(one: str, other: str) -> float:
+    """How far two colours ("#rrggbb") look apart, from 0 to 1 of black and white: their distance in Oklab.
+
+    B. Ottosson, "A perceptual color space for image processing", 2020.
+    """
+    return dist(_oklab(one), _oklab(other))
+
+
+@cache
+def _oklab(color: str) -> tuple[float, float, float]:
+    """Lightness, green to red, blue to yellow."""
+    red, green, blue = _linear(color)
+    long = cbrt(0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue)
+    medium = cbrt(0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue)
+    short = cbrt(0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue)
+    return (
+        0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short,
+    )
+
+
 def _luminance(color: str) -> float:
     """The relative luminance of "#rrggbb", from 0 (black) to 1 (white)."""
+    red, green, blue = _linear(color)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _linear(color: str) -> tuple[float, float, float]:
+    """The red, green and blue light of "#rrggbb", from 0 to 1 each."""
     parts = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return red, green, blue

@@ -13,20 +13,21 @@ GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
 _ZERO = "#5c5c5c"  # the line at an axis' zero: between the grid and the axis, as on white
 # Ink, and colours of lines, markers and bars that are too dark there → what stands for them.
 LIT = {INK: LIGHT_INK, "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d", "#8C6BB1": "#b39ad1"}
-# Work that is darker than its stage's own colour on white: the first of these shades of that colour that is seen there,
-# shares of black (below 0) or white. An average is almost white, so that no update is like it.
-_LIT_WORK = {"update": (-0.35, -0.3, -0.25, 0.65), "average": (0.92,)}
+# Work that is darker than its stage's own colour on white. An average is almost white there; an update is the first of
+# these shades of its stage's colour that is seen, shares of black. Where none is, it is a vivid shade, within some 20
+# degrees of the stage's hue: tints are too near its forwards and its waits (found in Oklab, far from all that the stage
+# does and from other stages' colours).
+_UPDATES, _AVERAGE = (-0.35, -0.3, -0.25), 0.92
+_VIVID = {0: "#0055FF", 5: "#995417", 7: "#9419FF", 9: "#FF0099", 11: "#E600FF", 12: "#00DD22"}
 
 
-def _seen(color: str, shares: tuple[float, ...]) -> str:
-    return next(shade for share in shares if contrast(shade := mixed(color, share), GROUND) >= SEEN)
+def _lit_update(stage: int) -> str:
+    darker = (mixed(STAGE_COLORS[stage], share) for share in _UPDATES)
+    return next((shade for shade in darker if contrast(shade, GROUND) >= SEEN), "") or _VIVID[stage]
 
 
-LIT_SHADES = {
-    work_color(stage, kind): _seen(color, shares)
-    for stage, color in enumerate(STAGE_COLORS)
-    for kind, shares in _LIT_WORK.items()
-}
+LIT_SHADES = {work_color(k, "update"): _lit_update(k) for k in range(len(STAGE_COLORS))}
+LIT_SHADES |= {work_color(k, "average"): mixed(color, _AVERAGE) for k, color in enumerate(STAGE_COLORS)}
 LIT_POINTS = dict(zip(POINT_SHADES, scale_shades(0.42, 1.0, len(POINT_SHADES)), strict=True))  # far ones are seen, too
 LIT_LINES = {  # of a hatch, which were chosen for the darker colour
     lit: hatch_lines(lit)[0] for lit in (*LIT.values(), *LIT_SHADES.values())

@@ -10,11 +10,13 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html
 from .nothing import nothing_to_draw
+from .outlines import THICK, outlined
 from .theme import FONT_SIZE, GREY, RUN_COLORS, finished, log_ticks
 
 _PANEL, _COLUMNS = 250, 3
 _MANY = 100  # marks of a panel, from which on they are small
-_OTHERS = {"color": RUN_COLORS[1], "symbol": "diamond-open", "size": 8, "line": {"width": 1.5}}
+_OTHERS = outlined("diamond", RUN_COLORS[1], size=8)
+_DOUBTED = outlined("circle", RUN_COLORS[0], size=7)
 
 
 @dataclass(frozen=True)
@@ -137,16 +139,23 @@ def _ticks(values: pd.Series) -> dict[str, list]:
 
 
 def _ours(part: pd.DataFrame) -> dict:
-    symbols = ["circle-open" if doubt else "circle" for doubt in part.doubt]
+    """The markers of our numbers: outlines are opaque, and keep their size among many."""
     size, opacity = (7, 0.85) if len(part) < _MANY else (4, 0.5)
-    return {"color": RUN_COLORS[0], "symbol": symbols, "size": size, "opacity": opacity}
+    doubted = part.doubt != ""
+    return {
+        "color": [_DOUBTED["color"] if doubt else RUN_COLORS[0] for doubt in doubted],
+        "symbol": [_DOUBTED["symbol"] if doubt else "circle" for doubt in doubted],
+        "size": [_DOUBTED["size"] if doubt else size for doubt in doubted],
+        "opacity": [1 if doubt else opacity for doubt in doubted],
+        "line": {"width": [THICK if doubt else 0 for doubt in doubted]},
+    }
 
 
 def _legend(figure: go.Figure, *, others: bool, doubts: bool) -> None:
     entries = {"predicted here": {"color": RUN_COLORS[0], "symbol": "circle", "size": 7}}
     if doubts:
         words = "predicted here, of a record that contradicts itself"
-        entries[words] = {"color": RUN_COLORS[0], "symbol": "circle-open", "size": 7}
+        entries[words] = _DOUBTED
     if others:
         entries["by their own simulator"] = _OTHERS
     for name, marker in entries.items():

@@ -9,6 +9,7 @@ from plotly.subplots import make_subplots
 from ..display.counting import number_of
 from ..display.markup import Html
 from .bar_numbers import SHORTER, fitted
+from .outlines import outlined
 from .points import Point, looks, points_table
 from .theme import INK, SMALL, finished, hatch
 
@@ -58,7 +59,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             y=replayed.samples_per_second,
             mode="markers",
             name=f"{name}, replayed by real processes",
-            marker={"symbol": "circle-open", "size": 14, "color": looks(name)["color"], "line": {"width": 2}},
+            marker=outlined("circle", looks(name)["color"], size=14),
             hovertemplate=Html("{}, %{{x}} devices: %{{y:.0f}} samples/s<extra>replayed</extra>").format(name),
         )
         figure.add_trace(marks, row=1, col=1)

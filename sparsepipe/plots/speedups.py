@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..errors import InputError
 from .levels import level_line
+from .outlines import outlined
 from .points import Point, looks, points_table
 from .theme import INK, finished, hatch
 
@@ -53,7 +54,7 @@ def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
                 bar = {"color": color, "pattern": hatch("simulated", color)}
                 figure.add_trace(go.Bar(**common, width=0.9 * step, name=name, marker=bar))
             else:
-                circle = {"symbol": "circle-open", "size": 13, "color": INK, "line": {"width": 2}}
+                circle = outlined("circle", INK, size=13)
                 label = f"{name}, {source} by real processes"
                 figure.add_trace(go.Scatter(**common, mode="markers", name=label, marker=circle))
     level_line(figure, 1.0, drawn.speedup, line={"color": INK, "width": 1, "dash": "dot"})

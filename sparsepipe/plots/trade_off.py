@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from ..display.markup import Html
 from ..errors import InputError
+from .outlines import THICK, outline_of
 from .theme import INK, RUN_COLORS, RUN_MARKERS, finished
 
 
@@ -56,7 +57,7 @@ def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] =
 def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *, note: str = "") -> go.Figure:
     """Draw simulated samples (or minibatches) per second over the memory of the fullest device, both growing.
 
-    A planner has its colour, a schedule its mark; what does not fit is a faint outline. The line joins the `best`.
+    A planner has its colour, a schedule its mark; what does not fit is an outline. The line joins the `best`.
     """
     table = trade_off_table(candidates, best)
     counted = candidates[0].counted
@@ -85,12 +86,12 @@ def _marks(part: pd.DataFrame, name: str, color: str, symbol: str, counted: str)
         " · ".join(filter(None, (row.variant, row.compression, "" if row.fits else "does not fit")))
         for row in part.itertuples()
     ]
+    either = [*zip(part.fits, part.best, strict=True)]
     marker = {
-        "color": color,
+        "color": [color if fits else outline_of(color) for fits in part.fits],
         "symbol": [symbol if fits else f"{symbol}-open" for fits in part.fits],
         "size": [13 if best else 9 for best in part.best],
-        "opacity": [1.0 if fits else 0.4 for fits in part.fits],
-        "line": {"color": INK, "width": [2 if best else 0.5 for best in part.best]},
+        "line": {"color": INK, "width": [0.5 if fits and not best else THICK for fits, best in either]},
     }
     hover = Html("{}<br>%{{customdata}}<br>%{{y:,.1f}} {}/s, %{{x:,.1f}} MB<extra></extra>").format(name, counted)
     return go.Scatter(
