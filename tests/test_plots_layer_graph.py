@@ -13,6 +13,7 @@ from sparsepipe.data.manifests import manifests_folder
 from sparsepipe.plots import theme
 from sparsepipe.plots.free_places import around, overlap
 from sparsepipe.plots.layout import layout
+from sparsepipe.plots.text_room import width_of
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,22 @@ def test_names_that_are_long_are_in_two_lines_and_cut_where_they_tell_least():
     assert all(len(part) <= 12 for lines in parts for part in lines) and max(map(len, parts)) == 2
     assert list(named.text)[4:6] == ["a_very_long_<br>name_of_one…", "…one.layer.<br>of.a.block"]
     assert list(named.text)[6:] == ["…GlobalMax<br>Pooling 3", "normalizati…"]
+
+
+def test_a_box_keeps_its_name_clear_of_its_outline():
+    """Names in two lines touched the outline of their stage."""
+    kinds = ["MinkowskiGlobalMaxPooling", "MinkowskiConvolution", "BatchNorm2d", "AdaptiveAvgPool2d", "LayerNorm"]
+    layers = tuple(Layer(f"node{10 + k}", f"{kind}()", 1.0) for k, kind in enumerate(kinds))
+    graph = LayerGraph.chain(layers)
+    figure = plots.layer_graph(graph, Plan((Stage(tuple(layer.id for layer in layers), (0,)),)))
+    outline = max(trace.line.width for trace in figure.data if trace.fill == "toself")
+    width, height = (2 * half * figure.layout.meta["pixels"] - outline for half in layout(graph).half)
+    named = next(trace for trace in figure.data if trace.text is not None)
+    size = named.textfont.size[0]
+    parts = [text.split("<br>") for text in named.text]
+    assert max(map(len, parts)) == 2
+    assert max(width_of(line) for lines in parts for line in lines) * size <= width - 4, "two pixels at each side"
+    assert max(map(len, parts)) * 1.3 * size <= height - 4
 
 
 def test_words_of_cuts_cover_no_layer():

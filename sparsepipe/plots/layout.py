@@ -12,10 +12,11 @@ import pygraphviz
 from ..graph import LayerGraph
 from .edge_routes import EdgeRoutes, FoldedBoxes, Point
 
-BOX = (0.92, 0.36)  # inches: width and height of a layer's box, which has room for a name in two lines
+# Inches: width and height of a layer's box, which has room for a name in two lines within a stage's outline.
+BOX = (1.06, 0.44)
 _GAP = 3.2  # half heights of a box from one line to the next, at least
 _FEW = 200  # layers that are drawn to be read as they are, on a page of 1,280 pixels
-_COLUMNS, _COLUMNS_OF_MANY = 6, 12
+_COLUMNS, _COLUMNS_OF_MANY = 6, 11
 _POINTS = 72  # Graphviz answers in points, 72 an inch
 _lock = threading.Lock()  # Graphviz keeps global state: one layout at a time
 
