@@ -275,6 +275,21 @@ def test_hatched_bars_have_a_patch_where_they_have_a_number():
     assert list(wide.text) == [str(m) for m in range(20)]
 
 
+def test_a_timeline_is_as_high_as_its_legend():
+    """The last entries of two ranks' nine were cut off."""
+    kinds = ("forward", "backward", "update", "send", "wait", "load")
+    for ranks in (1, 2, 6):
+        spans = [
+            Span(rank, f"{rank}F0", float(k), k + 1.0, kind, rank, 0)
+            for rank in range(ranks)
+            for k, kind in enumerate(kinds)
+        ]
+        layout = plots.timeline(Trace(tuple(spans), "measured")).layout
+        margins = theme.TEMPLATE.layout.margin
+        entries = 3 + 3 * ranks
+        assert layout.height - margins.t - margins.b >= 20 * entries
+
+
 def test_an_update_does_not_widen_the_window_of_a_timeline():
     """Two replicas average in rounds of two: the round that ends with minibatch 1 is averaged long after its work."""
     whole = trace("measured")

@@ -8,6 +8,7 @@ import pytest
 from sparsepipe import InputError, Plan, RunRecord, Span, Stage, Trace
 from sparsepipe.io.files import write_rows
 from sparsepipe.plots.epochs import epoch_trace, working_epoch
+from sparsepipe.plots.timeline import timeline
 from sparsepipe.plots.trace_page import trace_page
 from sparsepipe.record import Origin
 from sparsepipe.record.trace_file import MEGABYTES, bytes_of_rank, merged, read_spans
@@ -80,6 +81,19 @@ def test_epochs_are_whole_or_refused(tmp_path):
         InputError, match=rf"the trace of minibatches {first} to {last} was left out, and with it epoch"
     ):
         epoch_trace(record, first // EPOCH)
+
+
+def test_a_timeline_says_where_its_epoch_is_faster_or_slower_than_its_run(tmp_path):
+    """The last epoch of a run was drawn beside the pace of all of them, and was 7% faster."""
+    record = run(tmp_path / "run", minibatches=30)
+    assert "paces" not in epoch_trace(record, 2).facts, "of a run that did not end"
+    paces = [2126.0, 2142.0, 2441.0]
+    epochs = [{"event": "epoch", "seconds": 9.0, "epoch": k, "samples_per_second": p} for k, p in enumerate(paces)]
+    rows = [*record.metrics(), *epochs, {"event": "summary", "seconds": 9.0, "samples_per_second": 2125.0}]
+    write_rows(record.folder / "metrics.jsonl", rows)
+    drawn = [timeline(working_epoch(record, k), note="an epoch").layout.meta["notes"] for k in range(3)]
+    told = "this epoch: 2,441 samples/s, 1.15 × as fast as the whole run (2,125 samples/s)"
+    assert drawn == [["an epoch"], ["an epoch"], [f"an epoch · {told}"]]
 
 
 def test_an_epoch_too_long_to_keep_keeps_its_newest_minibatches(tmp_path):

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..errors import InputError
 from ..trace import Span, Trace
+from .epochs import pace_told
 from .numbers_in_bars import numbered
 from .text_room import width_of
 from .theme import FONT_SIZE, HATCHES, SMALL, finished, hatch, stage_color, with_held_up
@@ -16,6 +17,7 @@ _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait",
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
 _WIDE, _PATCH = 900, 0.42  # pixels of the figure; how high a patch is, of a row
 _LEAST = SMALL - 3  # the size of a number in pixels below which it is left out
+_AROUND, _KEY = 132, 20  # pixels above and below a legend, and of an entry of it: a longer one would be cut off
 _BESIDE_NAMES, _BESIDE_WORDS = 10, 64  # pixels beside the names of rows, and the words of the legend: keys, margins
 _TO_LAST = 1.053  # of the time up to the last end: the axis
 _OUTLINED = 0.005  # share of the width below which a bar has no outline: it would hide the bar's colour
@@ -63,7 +65,8 @@ def timeline(
     """Draw who works when. A stage keeps its colour: light forward, full backward, dark update; waits are pale grey.
 
     With `minibatches` the note says which they are, and that others are at work in the same time; of a trace whose
-    ranks were held up on purpose, it says by what.
+    ranks were held up on purpose, it says by what; of an epoch of a run (`epoch_trace`), how fast the run was in it
+    where that is not the whole run's pace.
     """
     table = timeline_table(*traces, minibatches=minibatches, names=names)
     table["row"] = [f"rank {rank} · {trace}" for trace, rank in zip(table.trace, table["rank"], strict=True)]
@@ -113,9 +116,11 @@ def timeline(
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")
     figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
     sources = list(dict.fromkeys(trace.source for trace in traces))
-    note = " · ".join(filter(None, [note, _window_told(table, minibatches)]))
+    paces = dict.fromkeys(map(pace_told, traces))
+    note = " · ".join(filter(None, [note, *paces, _window_told(table, minibatches)]))
     title = "Timeline, " + " above ".join(f"{source} ({HATCHES.get(source, ('', 'solid'))[1]})" for source in sources)
-    whole = finished(figure, title, note=note, width=_WIDE, height=150 + 44 * max(len(order), 3))
+    height = max(150 + 44 * max(len(order), 3), _AROUND + _KEY * len(shown))
+    whole = finished(figure, title, note=note, width=_WIDE, height=height)
     return with_held_up(whole, dict.fromkeys(filter(None, (trace.held_up for trace in traces))))
 
 
