@@ -6,7 +6,13 @@ import pytest
 
 from sparsepipe.errors import InputError
 from sparsepipe.formats.dynpipe_logs import read_curve, read_log
-from sparsepipe.reproduce.published_dynpipe import PublishedDynPipe, disturbed_bars, disturbed_epochs, typed_numbers
+from sparsepipe.reproduce.published_dynpipe import (
+    PublishedDynPipe,
+    disturbed_bars,
+    disturbed_epochs,
+    light_told,
+    typed_numbers,
+)
 
 LINE = "Epoch: [{}][{}/1562]\tTime: {} (0.154)\tEpoch time [hr]: 0.000 (0.067)\tLoss: 2.29 (2.29)\tRunning Time: {}"
 TOP = " * Prec@1 {} Prec@5 90.0"
@@ -111,3 +117,15 @@ def test_numbers_of_their_scripts_are_kept_as_such():
     assert {bar.source for bar in typed_numbers("utilization")} == {"published"}
     with pytest.raises(InputError, match="nothing is None, expected numbers by case and system"):
         typed_numbers("nothing")
+
+
+def test_a_note_says_why_fewer_variants_ran_beside_the_light_intruder():
+    """Its panel had three of five, and only the notebook said so."""
+    every, light = ["never", "live", "epoch", "measured", "oracle"], ["never", "live", "epoch"]
+    ran = "beside the light one never, live and epoch ran, once each"
+    why = "which stand for the three systems in DynPipe's figure 13a"
+    assert light_told(light, every) == f"{ran}, {why}; the others beside the heavy one alone"
+    assert light_told(light, light) == ran
+    assert light_told(["never"], light) == (
+        "beside the light one never ran, once each; the others beside the heavy one alone"
+    )

@@ -32,6 +32,7 @@ _TASKS = {  # of figure 9, without intruders
     "BERT, BookCorpus (loss)": "bert_bookcorpus",
 }
 _SYSTEMS = ("PipeDream", "GPipe", "DynPipe")  # as in the other figures, so that colours agree
+_VARIANTS = {"never", "epoch", "live"}  # of runs of ours that are like PipeDream, DynPipe-Re and DynPipe
 _SLOWER, _HEAVY = 1.15, 2.0  # times an undisturbed iteration: an epoch is disturbed from there on, and heavily so
 
 
@@ -132,3 +133,12 @@ def typed_numbers(which: str) -> list[SystemBar]:
         for case, systems in cases.items()
         for system, value in systems.items()
     ]
+
+
+def light_told(light: Sequence[str], heavy: Sequence[str]) -> str:
+    """Say which variants ran beside the light intruder, and why those alone where more ran beside the heavy one."""
+    told = f"beside the light one {' and '.join(filter(None, [', '.join(light[:-1]), *light[-1:]]))} ran, once each"
+    if {*light} < {*heavy}:
+        why = ", which stand for the three systems in DynPipe's figure 13a" if {*light} == _VARIANTS else ""
+        return f"{told}{why}; the others beside the heavy one alone"
+    return told
