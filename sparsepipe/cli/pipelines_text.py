@@ -1,7 +1,7 @@
 """What a simulation of several pipelines came to, as text: a line for all, and a line for each."""
 
 from ..display.counting import number_of
-from ..display.numbers import as_measured, scaled_bytes
+from ..display.numbers import as_measured, rate_text, scaled_bytes
 from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
 
@@ -11,8 +11,8 @@ def forecast_text(told: PipelinesForecast) -> str:
     merges = sum(told.group_sizes.values())
     count = sum(one.minibatches for one in told.pipelines)
     lines = [
-        f"{number_of(count, 'minibatch')} in {told.trace.makespan:.3f} s simulated, {told.samples_per_second:.2f} "
-        f"samples/s; the pipelines' paces add up to {told.sum_of_paces:.2f} samples/s, "
+        f"{number_of(count, 'minibatch')} in {told.trace.makespan:.3f} s simulated, "
+        f"{rate_text(told.samples_per_second)}; the pipelines' paces add up to {rate_text(told.sum_of_paces)}, "
         f"{_share(told.sum_of_paces, told.own_pace)} of what all train alone",
         f"{rule_text(told.rule)}: {merges} merges of {told.mean_group_size:.2f} pipelines on average, "
         f"{told.forced_merges} of them forced, results taken {told.mean_staleness:.2f} updates later, "
@@ -25,7 +25,7 @@ def _line(k: int, one: PipelinePace) -> str:
     lost = [f"{cause} {as_measured(seconds)} s" for cause, seconds in one.lost_seconds.items() if seconds]
     waited = [f"{name} {as_measured(seconds)} s" for name, seconds in one.waits]
     return (
-        f"pipeline {k}: {number_of(one.minibatches, 'minibatch')}, {one.samples_per_second:.2f} samples/s, "
+        f"pipeline {k}: {number_of(one.minibatches, 'minibatch')}, {rate_text(one.samples_per_second)}, "
         f"{_share(one.samples_per_second, one.own_pace)} of its own pace"
         + (f"; lost by {', '.join(lost)}" if lost else "")
         + (f"; waited for {', '.join(waited)}" if waited else "")
