@@ -17,7 +17,14 @@ from sparsepipe.plots.text_room import in_room, width_of
 from sparsepipe.replication import RULES
 
 # A candidate of a sweep, but for its planner and whether it fits.
-SWEPT = {"variant": "", "schedule": "1f1b", "compression": "none", "samples_per_second": 1.0, "memory_bytes": 2.0}
+SWEPT = {
+    "variant": "",
+    "schedule": "1f1b",
+    "compression": "none",
+    "samples_per_second": 1.0,
+    "memory_bytes": 2.0,
+    "counted": "samples",
+}
 
 
 def test_a_long_line_below_the_title_goes_on_in_the_next_line():
