@@ -220,8 +220,8 @@ def _boxes(figure: go.Figure, placed: Layout, fills: list[str], stages: pd.Serie
         xs, ys = [], []
         for k in members:
             x, y = placed.positions[k]
-            xs += [x - w, x + w, x + w, x - w, x - w, None]
-            ys += [y - h, y - h, y + h, y + h, y - h, None]
+            xs += [x, x + w, x + w, x - w, x - w, x, None]  # from the middle of a side: ends leave a notch in a corner
+            ys += [y - h, y - h, y + h, y + h, y - h, y - h, None]
         line = {"width": 1, "color": INK} if stage is None else {"width": 4, "color": stage_color(stage)}
         figure.add_trace(
             go.Scatter(
