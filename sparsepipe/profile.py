@@ -420,8 +420,8 @@ def graph_differences(a: LayerGraph, b: LayerGraph) -> str:
 
 
 def _from_document(document: Mapping[str, Any]) -> Profile:
-    if document.get("format") != FORMAT:
-        raise InputError(f"format {document.get('format')!r}: expected {FORMAT!r}")
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+        raise InputError(f"not a profile: expected a JSON object with format {FORMAT!r}")
     layers = [
         Layer(
             text(entry["id"], "layer id"),

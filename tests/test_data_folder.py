@@ -58,6 +58,13 @@ def test_a_folder_around_the_data_set_and_litter_in_it_are_passed_over(tmp_path:
     assert open_folder(tmp_path).name == "ModelNet10"
 
 
+def test_a_link_that_leads_back_to_itself_is_no_folder(tmp_path: Path) -> None:
+    """Whoever looked got the system's own error, or a traceback where nobody may look behind a link."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InputError, match="no class folder"):
+        open_folder(tmp_path)
+
+
 def test_a_single_class_is_not_taken_for_a_folder_around(tmp_path: Path) -> None:
     assert open_folder(_make(tmp_path, "chair/train/c.off", "chair/test/d.off")).classes == ("chair",)
 

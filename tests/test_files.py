@@ -20,14 +20,32 @@ def test_bytes_are_written_as_they_are(tmp_path):
     assert write_atomic(tmp_path / "new/folder/b", b"\x00\xff").read_bytes() == b"\x00\xff"
 
 
+def test_a_folder_and_a_device_are_not_replaced(tmp_path, monkeypatch):
+    """A folder said as "." ended in a traceback, and /dev/null became a file where its owner asked."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (".", tmp_path):
+        with pytest.raises(IsADirectoryError) as caught:
+            write_json(folder, {})
+        assert caught.value.filename == str(folder)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert write_atomic(tmp_path / "pipe", "some").is_fifo() and os.read(reader, 10) == b"some"
+    finally:
+        os.close(reader)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_unreadable_files_are_named_in_one_line(tmp_path):
     (tmp_path / "bad.json").write_text('{"a":\n 1,}')
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    (tmp_path / "loop").symlink_to("loop")
     for read, path, message in (
         (read_json, tmp_path / "bad.json", "bad.json:2: not JSON"),
         (read_text, tmp_path / "none", "no such file"),
         (read_text, tmp_path, "is a folder"),
         (read_text, tmp_path / "bytes", "cannot be read"),
+        (read_text, tmp_path / "loop", r"loop: cannot be read as a file \(Too many levels of symbolic links\)$"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             read(path)

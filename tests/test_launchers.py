@@ -428,12 +428,15 @@ def test_data_that_is_not_there_is_one_line(tmp_path) -> None:
         ({"loss": "tokens", "loss_args": '{"width": 1}'}, "loss tokens has no setting 'width'; it has label_smoothing"),
         ({"task": "parts"}, "task 'parts' asked, expected classification or segmentation"),
         ({"augmentation": "shift"}, "no augmentation 'shift', expected one of shapes"),
+        ({"device": "cuda"}, "device 'cuda' given, but this machine has no CUDA device; use device='cpu'"),
+        ({"data": __file__}, "test_launchers.py: is a file, expected a folder"),
     ],
 )
-def test_what_the_data_do_not_have_is_refused_before_anything_starts(tmp_path, clouds, given, told) -> None:
+def test_what_is_not_here_is_refused_before_anything_starts(tmp_path, clouds, given, told, monkeypatch) -> None:
     """Workers told it, once the run had a folder."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(InputError, match=told):
-        launch(PLAN, settings(clouds, **{"validate": True} | given), run_dir=tmp_path / "run")
+        launch(PLAN, settings(clouds).replace(**{"validate": True} | given), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

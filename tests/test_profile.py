@@ -164,7 +164,7 @@ def test_bad_profiles_are_refused(make, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(format="other"), "expected 'sparsepipe-profile-1'"),
+        (lambda d: d.update(format="other"), "expected a JSON object with format 'sparsepipe-profile-1'"),
         (lambda d: d["costs"]["cpu"][0][0].__setitem__(1, -1), "cpu, layer 0: forward = -1"),
         (lambda d: d["costs"]["cpu"][0][0].pop(), "not a profile this project wrote"),
         (lambda d: d["edges"].append(["b", "a"]), "cycle"),

@@ -1,5 +1,6 @@
 """Atomic writes and checked reads of files: a write is a temporary file, fsync, and a rename."""
 
+import errno
 import hashlib
 import json
 import os
@@ -20,10 +21,15 @@ def write_atomic(
     Not `synced`, a file may be lost or empty after the machine has lost its power; it is written many times as fast.
     A new file gets the mode that the umask leaves, another keeps its own. Without `make_folder` its folder must be
     there: a run whose folder was taken away must not make it anew. `private`: nobody but the owner can read it.
-    Raises OSError that names `path`, whatever went wrong in writing it.
+    What is no file, such as /dev/stdout, is written to and not replaced. Raises OSError that names `path`, whatever
+    went wrong in writing it.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        return _written_to(path, data)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     mode = 0o600 if private else 0o666
     try:
@@ -47,6 +53,16 @@ def write_atomic(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    return path
+
+
+def _written_to(path: Path, data: bytes) -> Path:
+    """Write to a device or a pipe."""
+    try:
+        with path.open("wb") as handle:
+            handle.write(data)
+    except OSError as error:
+        raise _named(error, path) from None
     return path
 
 
@@ -80,7 +96,8 @@ def read_text(path: Path | str, *, what: str = "file") -> str:
     except IsADirectoryError:
         raise InputError(f"{path}: is a folder, expected a {what}") from None
     except (OSError, ValueError) as error:  # no UTF-8, or a name that no file can have
-        raise InputError(f"{path}: cannot be read as a {what} ({error})") from None
+        told = getattr(error, "strerror", None) or error  # without the name again
+        raise InputError(f"{path}: cannot be read as a {what} ({told})") from None
 
 
 def read_json(path: Path | str, *, what: str = "JSON file") -> Any:

@@ -24,7 +24,7 @@ from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
-from .data_checks import check_data
+from .here import check_here
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 from .memory_need import check_at_launch
@@ -77,7 +77,7 @@ def prepare(
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     config = checked(plan, config, profile=profile, cluster=cluster, processes=processes)
     if not elsewhere:
-        check_data(config)
+        check_here(config)
     check_at_launch(
         [plan],
         config,

@@ -21,7 +21,7 @@ from ..runtime import RunConfig
 from ..runtime.pipelines.resuming import has_rows_of, keep_nothing
 from ..schedule import check_rule
 from ..stragglers import Stragglers
-from .data_checks import check_data
+from .here import check_here
 from .lock import hold
 from .memory_need import check_at_launch
 from .prepare import check_name, checked, note_concurrent_runs, written
@@ -53,7 +53,7 @@ def prepare_pipelines(
         plan.check(profile.graph, cluster)
     configs = [_of_one(plan, k, config, profile, cluster) for k in range(len(plan.pipelines))]
     if not elsewhere:
-        check_data(config)
+        check_here(config)
         configs = [_sharing_cores(own, num_ranks=len(plan.ranks)) for own in configs]
     _check_together(plan, configs[0])
     folder = Path(run_dir).resolve()

@@ -33,7 +33,15 @@ def entries(folder: Path) -> list[Path]:
 
 def folders(path: Path) -> list[Path]:
     """List the folders inside one, by name, without litter. Raises InputError where it cannot be listed."""
-    return [path / entry.name for entry in _listed(path) if entry.is_dir()]
+    return [path / entry.name for entry in _listed(path) if _is_folder(entry)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder: not where it is a link that leads nowhere, or where nobody may look."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:

@@ -16,6 +16,7 @@ from ...errors import InputError
 from ...host.addresses import is_loopback
 from ..encryption import Encryption
 from ..failures import DeadlinePassed, seconds_left, translated
+from ..processes.devices import check_device
 from ..processes.gpu_file import tell_gpu
 from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
@@ -161,10 +162,9 @@ def _meet(store: dist.Store, rank: int, world_size: int, timeout: float) -> None
 
 
 def _device(name: str, identity: Identity) -> torch.device:
+    check_device(name)
     if not name.startswith("cuda"):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InputError(f"device {name!r} given, but this machine has no CUDA device; use device='cpu'")
     if ":" in name:
         return torch.device(name)
     return torch.device("cuda", identity.local_rank % torch.cuda.device_count())

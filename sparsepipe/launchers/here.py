@@ -1,4 +1,4 @@
-"""Whether the data on this machine go with the settings of a run: told before its folder is made."""
+"""Whether this machine has the device and the data that a run asks for: told before its folder is made."""
 
 from ..data.examples.recognising import is_examples
 from ..data.folder import open_folder
@@ -12,14 +12,23 @@ from ..workload_facts import workload_facts
 _OF_DATA = {"task", "features", "augmentation", "data_args", "loss", "loss_args", "validation_split"}
 
 
-def check_data(config: RunConfig) -> None:
+def check_here(config: RunConfig) -> None:
+    """Raise InputError where workers on this machine would find no such device or data: see `_check_data`."""
+    if not workload_facts(config.engine).trains:
+        return
+    if config.device != "cpu":
+        from ..runtime.processes.devices import check_device  # here: it brings torch
+
+        check_device(config.device)
+    _check_data(config)
+
+
+def _check_data(config: RunConfig) -> None:
     """Raise InputError where workers on this machine would find no data of that name, or none for the other settings.
 
     No sample is read. A function of the user's own is called, and data that are made when they are first opened are
     made, only where such a setting is given.
     """
-    if not workload_facts(config.engine).trains:
-        return
     own, asked = is_function(config.data), _OF_DATA & config.chosen.keys()
     place = None if own else found(config.data)
     if asked or (place is not None and not is_table(config.model)):
@@ -27,5 +36,7 @@ def check_data(config: RunConfig) -> None:
         from ..runtime.workloads.opening import check_settings
 
         check_settings(config, seed=config.seed)
-    elif config.validate and place is not None and not is_examples(place):
-        open_folder(place).split(config.validation_split)
+    elif place is not None and not is_examples(place):
+        folder = open_folder(place)
+        for split in ("train", *([config.validation_split] if config.validate else [])):
+            folder.split(split)

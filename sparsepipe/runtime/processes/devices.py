@@ -1,0 +1,21 @@
+"""Whether a process's device is on this machine."""
+
+import torch
+
+from ...display.counting import number_of
+from ...errors import InputError
+
+
+def check_device(name: str) -> None:
+    """Raise InputError for a CUDA device, "cuda" or "cuda:1", that is not here."""
+    if not name.startswith("cuda"):
+        return
+    count = torch.cuda.device_count()  # leaves CUDA alone, which a process that has begun with it cannot fork any more
+    if not count:
+        raise InputError(f"device {name!r} given, but this machine has no CUDA device; use device='cpu'")
+    _, _, number = name.partition(":")
+    if number and not (number.isdecimal() and int(number) < count):
+        raise InputError(
+            f"device {name!r} given, but this machine has {number_of(count, 'CUDA device')}; use cuda:0 to "
+            f"cuda:{count - 1}, or cuda, with which each process has one of its own"
+        )
