@@ -52,10 +52,10 @@ def prepare_pipelines(
     if profile is not None:
         plan.check(profile.graph, cluster)
     configs = [_of_one(plan, k, config, profile, cluster) for k in range(len(plan.pipelines))]
+    _check_together(plan, configs[0])
     if not elsewhere:
         check_here(config)
         configs = [_sharing_cores(own, num_ranks=len(plan.ranks)) for own in configs]
-    _check_together(plan, configs[0])
     folder = Path(run_dir).resolve()
     check_at_launch(
         plan.pipelines,
