@@ -150,9 +150,10 @@ def test_numbers_and_their_units_and_facts_and_their_dots_are_sent_to_a_page_in_
 
 def test_numbers_stay_with_rates_and_brackets():
     """ "1,397" ended a line and "samples/s" began the next, and "1.20" stood before "(minkowski-2t)"."""
-    told = tied("1,397 samples/s (4 pipelines) 64%, 1.20 (minkowski-2t), in 2 steps")
+    told = tied("1,397 samples/s (4 pipelines) 64%, 1.20 (minkowski-2t), gap 0%, in 2 steps")
     assert told.split(" ") == [
-        "1,397\u00a0samples/s", "(4\u00a0pipelines)", "64%,", "1.20\u00a0(minkowski-2t),", "in", "2", "steps"
+        "1,397\u00a0samples/s", "(4\u00a0pipelines)", "64%,", "1.20\u00a0(minkowski-2t),", "gap\u00a00%,",
+        "in", "2", "steps"
     ]  # fmt: skip
     whole = Html("<i>{}</i>")
     assert unbroken("1.20\u00a0(minkowski-2t), a-b\u00a0× 2", whole) == (
@@ -164,7 +165,7 @@ def test_numbers_stay_with_rates_and_brackets():
 def test_pages_put_names_as_the_kernel_does():
     """What pages draw themselves follows the same rule, and escapes as well."""
     text = "of minkvgg11bn-narrow, under 1f1b-flush: a <b> - c; 2 × fast, links 4 GB/s, 20 µs · 1f1b 3 stages"
-    text += ", 1,397 samples/s (4 pipelines), 1.20 (minkowski-2t) 3"
+    text += ", 1,397 samples/s (4 pipelines), 1.20 (minkowski-2t) 3, gap <0.1%"
     code = (Path(widgets.__file__).parent / "names.js").read_text() + f"\nconsole.log(whole({json.dumps(text)}))"
     found = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True).stdout
     sent = HtmlView(text).get_state()["value"]

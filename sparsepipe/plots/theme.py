@@ -198,11 +198,12 @@ BETWEEN = f"{TIE}· "  # two facts of a list: where a line ends there, the dot e
 def tied(text: str) -> str:
     """The text with numbers tied to their units, and names to their counts ("parallel × 2"): no line ends there.
 
-    Nor before the dot between two facts, between a number and the bracket that says what it is of ("1.20 (cpu)"), and
-    within a bracket that counts ("(4 pipelines)").
+    Nor before the dot between two facts, between a number and the bracket that says what it is of ("1.20 (cpu)"),
+    within a bracket that counts ("(4 pipelines)"), and within "gap 0%".
     """
     counted = re.sub(r" ?× ?", lambda found: found[0].replace(" ", TIE), text.replace(" · ", BETWEEN))
     counted = re.sub(r"(\([\d,.]+) (?=[a-z]+\))", rf"\1{TIE}", counted)
+    counted = re.sub(r"\bgap (?=(?:<|&lt;)?\d)", f"gap{TIE}", counted)  # of text and of markup
     return re.sub(r"(?<=\d) (?=\(|(?:%|[mµ]?s|[kMG]?B|[kMG]B/s|[kMG]bit/s|[a-z]+/s|more|times)(?![\w/]))", TIE, counted)
 
 
