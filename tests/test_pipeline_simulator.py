@@ -245,12 +245,21 @@ def test_a_result_that_is_long_on_its_way_is_taken_later():
     assert found.group_sizes[2] == pytest.approx(30 / 4, abs=1)
 
 
+@pytest.mark.parametrize("every", [4, 8])
+def test_what_is_contributed_and_never_merged_is_no_average_of_one(every):
+    """One is too slow to contribute before the others are through: their contributions counted as averages of one."""
+    pipelines, cluster = like_pipelines(3, 1, f"local-sgd:every={every}")
+    slow = Stragglers.parse("slow:rank=0,factor=30")
+    found = simulate_pipelines(pipelines, network(1), cluster, [1] * 30, stragglers=slow)
+    assert found.pipelines[0].minibatches < every and not found.group_sizes and not found.staleness
+
+
 def test_groups_depend_on_when_pipelines_start():
     """Alike, they are always ready together; half a minibatch apart they never are, unless they wait."""
     pipelines, cluster = like_pipelines(2, 1, "partial-reduce:wait=0.1,rounds=1000")
     assert simulate_pipelines(pipelines, network(1), cluster, [1] * 40).group_sizes == {2: 20}
     apart = simulate_pipelines(pipelines, network(1), cluster, [1] * 40, starts=[0.0, 1.5])
-    assert apart.group_sizes == {1: 40}
+    assert apart.group_sizes == {1: 39}, "who ends last waits for nobody then: what it contributes is in no average"
     assert [one.seconds for one in apart.pipelines] == [60, 60] and apart.trace.makespan == 61.5
     waits = replace(pipelines, replication=parse_rule("partial-reduce:wait=2,rounds=1000,overlap=false"))
     assert simulate_pipelines(waits, network(1), cluster, [1] * 40, starts=[0.0, 1.5]).group_sizes == {2: 20}

@@ -92,7 +92,7 @@ def test_a_timeline_says_where_its_epoch_is_faster_or_slower_than_its_run(tmp_pa
     rows = [*record.metrics(), *epochs, {"event": "summary", "seconds": 9.0, "samples_per_second": 2125.0}]
     write_rows(record.folder / "metrics.jsonl", rows)
     drawn = [timeline(working_epoch(record, k), note="an epoch").layout.meta["notes"] for k in range(3)]
-    told = "this epoch: 2,441 samples/s, 1.15 × as fast as the whole run (2,125 samples/s)"
+    told = "this epoch: 2,441 samples/s, 1.15 × as fast as the median one (2,125 samples/s)"
     assert drawn == [["an epoch"], ["an epoch"], [f"an epoch · {told}"]]
 
 

@@ -207,6 +207,10 @@ def test_whether_moving_paid_is_told_of_the_whole_run():
     assert "nothing was saved there either, and a change of the plan took 90 ms on average." in told(0.11, 0.066)
     assert "**90%**" in (gained := told(0.05, 0.054)) and "**moving paid here**" in gained and "lost" not in gained
     assert "**moving neither paid nor cost here**" in told(0.1, 0.06)
+    elsewhere = told(0.0997, 0.0582)
+    assert "**97%**" in elsewhere and "**moving is not why**" in elsewhere, "it was as slow beside the intruder"
+    assert elsewhere.endswith("`live` was faster while no intruder was there, when moving has nothing to gain.")
+    assert "next to nothing was saved there either" in told(0.0997, 0.066)
     assert told(0.1, 0.06, ()).endswith("its plan never changed.")
     slow, usual = {"before the intruder": 0.06, "the whole run": 0.06}, {"before the intruder": 0.05} | still
     assert moving_told(usual, slow, (0.1,), names=names).endswith(

@@ -8,17 +8,24 @@ from ..replication import rule_text
 
 def forecast_text(told: PipelinesForecast) -> str:
     """Tell paces, merges and what was waited for."""
-    merges = sum(told.group_sizes.values())
     count = sum(one.minibatches for one in told.pipelines)
     lines = [
         f"{number_of(count, 'minibatch')} in {told.trace.makespan:.3f} s simulated, "
         f"{rate_text(told.samples_per_second)}; the pipelines' paces add up to {rate_text(told.sum_of_paces)}, "
-        f"{_share(told.sum_of_paces, told.own_pace)} of what all train alone",
-        f"{rule_text(told.rule)}: {merges} merges of {told.mean_group_size:.2f} pipelines on average, "
-        f"{told.forced_merges} of them forced, results taken {told.mean_staleness:.2f} updates later, "
-        f"{scaled_bytes(told.bytes)} sent",
+        f"{_share(told.sum_of_paces, told.own_pace)} of what all would train if none waited",
+        f"{rule_text(told.rule)}: {_merges(told)}, {scaled_bytes(told.bytes)} sent",
     ]
     return "\n".join([*lines, *(_line(k, one) for k, one in enumerate(told.pipelines))])
+
+
+def _merges(told: PipelinesForecast) -> str:
+    count = sum(told.group_sizes.values())
+    if not count:
+        return "no merge"
+    return (
+        f"{number_of(count, 'merge')} of {told.mean_group_size:.2f} pipelines on average, {told.forced_merges} of them "
+        f"forced, results taken {told.mean_staleness:.2f} updates later"
+    )
 
 
 def _line(k: int, one: PipelinePace) -> str:

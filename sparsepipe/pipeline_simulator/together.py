@@ -282,13 +282,11 @@ class Together:
             self._leave(member)
 
     def _leave(self, member: Member) -> None:
-        """What a pipeline contributed and is in no merge yet goes on alone."""
+        """What a pipeline contributed and is in no merge yet goes on alone, which is no average of its rule's."""
         assert self.groups is not None
         k = member.number
         self._decide(self.groups.leave(k, now=self.now), by=k)
-        left, self.under_way[k] = self.under_way[k], None
-        if left is not None and left.exchange is None:
-            self.group_sizes[1] += 1
+        self.under_way[k] = None
 
     def _due(self, unit: int) -> bool:
         return self.rule is not None and (unit + 1) % self.rule.every == 0

@@ -3,6 +3,7 @@
 from ..display.numbers import alike
 from ..display.ties import TIE
 from ..errors import InputError
+from ..plan import Plan
 from ..record import RunRecord
 from ..record.trace_file import MEGABYTES
 from ..trace import WORK, Trace
@@ -13,9 +14,9 @@ _BETWEEN_EPOCHS = ("evaluate", "checkpoint")
 def epoch_trace(record: RunRecord, epoch: int) -> Trace:
     """What a run did in one epoch, its minibatches counted from 0.
 
-    Its fact `paces` has the samples/s of the epoch and of the whole run, where a run of several epochs knows them: an
-    epoch may be faster or slower than its run. Raises InputError where it has no such trace, or not all of it: that of
-    a long run is thinned, see trace_file.
+    Its fact `paces` has the samples/s of the epoch and of the run, where a run of one pipeline in several epochs knows
+    them: an epoch may be faster or slower than the median one, which the run's pace is. Raises InputError where it has
+    no such trace, or not all of it: that of a long run is thinned, see trace_file.
     """
     steps = {row["minibatch"] for row in record.metrics("step") if row["epoch"] == epoch}
     whole = record.trace()
@@ -34,19 +35,19 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
 
 
 def pace_told(trace: Trace) -> str:
-    """Say how fast a run was in the epoch of a trace, beside the whole run; nothing where that is a tie, or unknown."""
+    """Say how fast a run was in the epoch of a trace, beside the median one; nothing where that is a tie."""
     own, whole = trace.facts.get("paces", (0.0, 0.0))
     if abs(own - whole) <= TIE * whole:
         return ""
     form = alike((own, whole), 3)
-    return f"this epoch: {form(own)} samples/s, {own / whole:.2f} × as fast as the whole run ({form(whole)} samples/s)"
+    return f"this epoch: {form(own)} samples/s, {own / whole:.2f} × as fast as the median one ({form(whole)} samples/s)"
 
 
 def _paces(record: RunRecord, epoch: int) -> tuple[float, float] | None:
     rows, summaries = record.metrics("epoch"), record.metrics("summary")
     own = next((row.get("samples_per_second") for row in rows if row.get("epoch") == epoch), None)
     whole = summaries[-1].get("samples_per_second") if summaries else None
-    return (float(own), float(whole)) if own and whole and len(rows) > 1 else None
+    return (float(own), float(whole)) if own and whole and len(rows) > 1 and isinstance(record.plan, Plan) else None
 
 
 def working_epoch(record: RunRecord, epoch: int) -> Trace:

@@ -54,7 +54,7 @@ def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure
 
     Numbers whose record contradicts itself are outlines, and the note says how many there are.
     """
-    title = "Predicted here against measured by others"
+    title = "Predicted here against what others measured or published"
     table = held_against_table(numbers)
     if table.empty:
         return nothing_to_draw(title, note=note)

@@ -87,6 +87,6 @@ def learning_curves(
     figure.update_annotations(font_size=SMALL + 1)
     figure.update_layout(
         legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},
-        margin={"t": 84 if len(tasks) > 1 else 64, "b": 90},
+        margin={"t": 98 if len(tasks) > 1 else 64, "b": 90},
     )
     return finished(figure, title, note=note, height=180 + _PANEL * rows)

@@ -112,7 +112,7 @@ def _averaging_and_transfers(table: pd.DataFrame) -> Iterator[go.Bar | go.Scatte
             x=sending.place,
             y=sending.transfer_seconds * 1e3,
             mode="markers",
-            name="transfer, beside it",
+            name="transfer, meanwhile",
             marker={"symbol": "diamond", "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
             cliponaxis=False,
             hovertemplate="transfer %{y:.3f} ms<extra></extra>",

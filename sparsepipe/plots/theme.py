@@ -122,9 +122,9 @@ def hatch_lines(color: str, *, worded: bool = False) -> tuple[str, float]:
     return line, opacity
 
 
-def source_key(source: str) -> dict[str, Any]:
-    """The marker of a legend's bar that stands for a source: in ink, as no series is, since all of them have it."""
-    return {"color": INK, "pattern": hatch(source, INK)}
+def source_key(source: str, color: str = GREY) -> dict[str, Any]:
+    """The marker of a legend's bar that stands for a source, in a colour that no series has, since all have sources."""
+    return {"color": color, "pattern": hatch(source, color)}
 
 
 # On the title's line, at its right: a note below the title may be as long as the figure is wide.

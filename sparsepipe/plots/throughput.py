@@ -1,4 +1,4 @@
-"""How fast each strategy trains: samples per second, predicted (hatched) beside measured (solid)."""
+"""How fast each strategy trains: samples per second, predicted (hatched) beside measured (solid), or replayed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +15,7 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from ..record.rates import MINIBATCHES, SAMPLES
+from ..workload_facts import workload_facts
 from .bar_numbers import SHORTER, fitted
 from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names
@@ -104,7 +105,7 @@ def _period_seconds(plan: Plan | Pipelines) -> float | None:
 
 def throughput(
     *records: RunRecord,
-    title: str = "Training throughput by strategy",
+    title: str = "Throughput by strategy",
     note: str = "",
     partial: bool = False,
     among: Sequence[RunRecord] = (),
@@ -123,19 +124,23 @@ def throughput(
         table["strategy"] = [name if state == "finished" else f"{name} ({state})" for name, state in ended]
     figure = go.Figure()
     pace, unit = (SAMPLES, "samples/s") if SAMPLES in table else (MINIBATCHES, "minibatches/s")
-    sources = ((f"predicted_{pace}", "simulated", "predicted"), (pace, "measured", "measured"))
-    shown = [source for source in sources if table[source[0]].notna().any()]
-    paces = table[[column for column, _, _ in shown]].astype(float).to_numpy().ravel()
+    columns = {f"predicted_{pace}": "predicted", pace: "measured"}
+    shown = {column: place for column, place in columns.items() if table[column].notna().any()}
+    paces = table[[*shown]].astype(float).to_numpy().ravel()
     width = max(WIDTH, _AROUND + _LEAST * len(table))
     room = (width - _AROUND) / len(table)
     numbers = fitted(paces, _PAIR * room / max(len(shown), 1), SHORTER, size=FONT_SIZE)
-    for k, row in zip(run_places(records, among), table.to_dict("records"), strict=True):
+    keys: dict[str, tuple[str, str]] = {}  # in the legend → source, and whose place in a pair it has
+    for k, record, row in zip(run_places(records, among), records, table.to_dict("records"), strict=True):
         color = RUN_COLORS[k % len(RUN_COLORS)]
-        for column, source, label in shown:
+        done = "measured" if workload_facts(record.config.get("engine", "")).trains else "replayed"
+        for column, place in shown.items():
+            source, label = ("simulated", place) if place == "predicted" else (done, done)
+            keys[label] = source, place
             bar = go.Bar(
                 x=[_in_lines(row["strategy"], room)],
                 y=[row[column]],
-                offsetgroup=label,
+                offsetgroup=place,
                 showlegend=False,
                 marker={"color": color, "pattern": hatch(source, color)},
                 **numbers.of_bars([row[column]]),
@@ -144,9 +149,8 @@ def throughput(
                 ),
             )
             figure.add_trace(bar)
-    for _, source, label in shown:  # a legend in ink: colours stand for strategies, the hatch for the source
-        key = go.Bar(x=[None], y=[None], name=label, offsetgroup=label, marker=source_key(source))
-        figure.add_trace(key)
+    for label, (source, place) in keys.items():  # in grey: colours stand for strategies, the hatch for the source
+        figure.add_trace(go.Bar(x=[None], y=[None], name=label, offsetgroup=place, marker=source_key(source)))
     figure.update_layout(
         barmode="group",
         bargap=1 - _PAIR,

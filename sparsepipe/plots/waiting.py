@@ -56,7 +56,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
             figure.add_trace(go.Scatter(**common, mode="markers", name=rule, showlegend=alone, marker=marker))
     for source in dict.fromkeys(table.source):  # the rules' keys are whole, these in ink: colours stand for rules
         if source == "simulated":
-            figure.add_trace(go.Bar(x=[None], y=[None], name=source, marker=source_key(source)))
+            figure.add_trace(go.Bar(x=[None], y=[None], name=source, marker=source_key(source, INK)))
         else:
             name, marker = f"{source}, by real processes", _marker(source, INK)
             figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=marker))

@@ -132,10 +132,8 @@ def _reasons(record: RunRecord, period: float) -> list[str]:
         expected = plan.estimate.stages[longest]
         predicted, took = expected.compute_seconds + expected.averaging_seconds, worked[longest] * period
         times = f" ({took / predicted:.2f}{TIE}×)" if predicted else ""
-        reasons.append(
-            f"stage {longest}, which works longest, takes {duration(took)} per minibatch where its profile says "
-            f"{duration(predicted)}{times}"
-        )
+        which = f"stage {longest}, which works longest," if len(plan.stages) > 1 else "its only stage"
+        reasons.append(f"{which} takes {duration(took)} per minibatch where its plan says {duration(predicted)}{times}")
         together = next(own for own in plan.positions if longest in own)  # on the same devices
         if (idle := 1 - sum(worked.get(stage, 0.0) for stage in together)) > _IDLE:
             reasons.append(f"{idle:.0%} of the time it waits, sends or loads")

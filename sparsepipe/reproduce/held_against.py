@@ -30,6 +30,7 @@ from ..replaying import Part, replay, what_if
 from .machines import reference_folders
 from .outside import folder_of
 
+SCANNED = "points of a scan"  # the kind of what is counted and not predicted
 _UNNAMED = "file's unit"  # of time: dnn-partitioning's graphs do not name it
 _TIMES = "×"  # the unit of a slow-down: times as long
 _TRACE, _RESULT = "trace-", "result-"  # of ByteDance's files, before a job's name
@@ -142,7 +143,7 @@ def points_of_scans(folder: str = "") -> list[HeldAgainst]:
         returns = cloud.attributes[:, cloud.names.index("return_number")]
         for name, count in claimed_points(path).items():
             read = len(cloud) if name == "all" else int((returns == int(name.split()[1])).sum())
-            given = ("points of a scan", f"{path.stem}, {name}", count, read, "points")
+            given = (SCANNED, f"{path.stem}, {name}", count, read, "points")
             found.append(HeldAgainst(*given, known_as="by its header", found_as="read"))
     return found
 

@@ -11,6 +11,7 @@ from ..cluster import Cluster
 from ..display.counting import number_of
 from ..display.markup import markdown_text
 from ..display.numbers import as_measured
+from ..display.ties import TIE
 from ..dynamics.drift import Watch
 from ..dynamics.following import DECISIONS
 from ..dynamics.simulated import simulate_replans
@@ -187,16 +188,20 @@ def moving_told(
     text = f"Over the whole run {other} took **{share}** of the time of {base}"
     if not pauses:
         return f"{text}; its plan never changed."
-    verdict = {-1: "moving paid here", 0: "moving neither paid nor cost here", 1: "moving did not pay here"}
     sign = (int(share[:-1]) > 100) - (int(share[:-1]) < 100)
-    text += f", with {number_of(len(pauses), 'change')} of the plan: **{verdict[sign]}**."
-    if beside in still and beside in moved:
-        first, then = round(still[beside] * 1e3, 1), round(moved[beside] * 1e3, 1)
-        pause, saved = round(fmean(max(each, 0.0) for each in pauses) * 1e3), round(first - then, 1)
+    met = beside in still and beside in moved
+    first, then = (round(each.get(beside, 0.0) * 1e3, 1) for each in (still, moved))
+    helped = met and first - then > TIE * first
+    verdict = ("moving neither paid nor cost here", "moving did not pay here", "moving paid here")[sign]
+    if sign < 0 and met and not helped:
+        verdict = "moving is not why"
+    text += f", with {number_of(len(pauses), 'change')} of the plan: **{verdict}**."
+    if met:
+        pause = round(fmean(max(each, 0.0) for each in pauses) * 1e3)
         mean = " on average" if len(pauses) > 1 else ""
         text += f" Beside the intruder a minibatch took {then:,.1f} ms in place of {first:,.1f} ms"
-        if saved > 0:
-            count = max(1, round(pause / saved))
+        if helped:
+            count = max(1, round(pause / round(first - then, 1)))
             text += (
                 f". A change of the plan took {pause:,} ms{mean}, as much time as {number_of(count, 'minibatch', ',')} "
             )
@@ -206,8 +211,10 @@ def moving_told(
             text += "so does the change back."
             text += f" While no intruder was there, {other} lost more than it saved beside one." if sign > 0 else ""
         else:
-            lost = f": nothing was saved there either, and a change of the plan took {pause:,} ms{mean}."
-            text += lost if sign > 0 else "."
+            little = "next to nothing" if first > then else "nothing"
+            gained = f"; {other} was faster while no intruder was there, when moving has nothing to gain."
+            lost = f": {little} was saved there either, and a change of the plan took {pause:,} ms{mean}."
+            text += (".", lost, gained)[sign]
     if before in still and before in moved and moved[before] > _SLOWER * still[before]:
         text += f" Before the intruder came, {other} took {moved[before] * 1e3:,.1f} ms per minibatch in place of "
         text += f"{still[before] * 1e3:,.1f} ms: the machine itself was slower then"

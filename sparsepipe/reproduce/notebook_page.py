@@ -13,6 +13,7 @@ from .catalogue import exported_by
 from .executed import Executed, outputs, shown, source, text_of
 from .html_page import DOT, of_markdown, page, with_dark, with_links_to_pages
 
+_PANEL = "if not headless:"  # what begins a cell that shows one: a batch leaves it out
 _PNG = "image/png"
 _SVG = "image/svg+xml"
 _LIVE = "application/vnd.plotly.v1+json"
@@ -47,6 +48,8 @@ def _cell(cell: Mapping[str, Any], vectors: Mapping[str, str]) -> Html:
     for is_said, same in groupby(outputs(cell), key=lambda output: output.get("output_type") == "stream"):
         together = list(same)
         parts += [_said(together)] if is_said else [_output(output, dark, vectors) for output in together]
+    if not parts and text.startswith(_PANEL):
+        parts.append(Html('<p class="soft">a panel, which JupyterLab shows where this cell is run</p>'))
     return code + joined(parts)
 
 

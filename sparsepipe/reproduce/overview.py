@@ -15,6 +15,7 @@ from ..display.numbers import as_given, as_measured, voxel_size_text
 from ..display.table import html_table
 from ..errors import InputError
 from ..io.fields import integer
+from ..plots.table import strategy
 from ..profile import Profile
 from ..record import RunRecord
 from . import catalogue
@@ -63,7 +64,7 @@ class Overview:
             for what, leaves, notebook in _LOOP
         ]
         steps = arrow.join(boxes)
-        told = "↻ 05 holds what was measured against what 04 predicted: where they differ, measure and plan again"
+        told = "↻ 05 holds what was measured against what its plans predict: where they differ, measure and plan again"
         whole = Html("<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>")
         return Shown(whole.format(steps, told))
 
@@ -85,7 +86,7 @@ class Overview:
     def runs(self) -> "Shown":
         """The runs that were launched here, the newest first."""
         folders = (path.parent for path in self.root.glob("runs/*/plan.json"))
-        head = ("run", "state", "model", "schedule", "samples/s", "validation accuracy", "started")
+        head = ("run", "state", "model", "strategy", "samples/s", "validation accuracy", "started")
         also = Html(", and so do <code>sparsepipe runs list</code> and the table of <a href='{}'>05</a>").format(
             "05_launch.ipynb"
         )
@@ -224,8 +225,7 @@ def _of_run(folder: Path) -> list[str]:
     try:
         summary: dict[str, Any] = (record.metrics("summary") or [{}])[-1]
         speed, accuracy = summary.get("samples_per_second"), (summary.get("validation") or {}).get("accuracy")
-        schedule = getattr(record.plan, "schedule", "several pipelines")
-        told = [record.name, str(record.status["state"]), record.model or "", schedule]
+        told = [record.name, str(record.status["state"]), record.model or "", strategy(record.plan)]
         told += ["" if speed is None else as_measured(speed), "" if accuracy is None else f"{accuracy:.1%}"]
         return [*told, _when(record.folder / "plan.json")]
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What the answer about waiting says of averages that a pipeline takes with itself alone."""
+"""What the answer about waiting says of averages that change nothing, as they have one pipeline, or are not made."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,23 @@ _MOST = 0.5  # of the averages: fewer with one pipeline are not worth a word
 
 
 def alone_told(outcomes: Sequence[Outcome], *, minibatches: int) -> str:
-    """Say under which rules all averages, or most, had one pipeline in them, and why; empty where there is none.
+    """Say under which rules there was no average, or all or most had one pipeline in them; empty where there is none.
 
     `minibatches`: of each pipeline on average. As Markdown, sentences that follow others.
     """
     shares = {
         one.rule: one.group_sizes.get(1, 0) / sum(one.group_sizes.values()) for one in outcomes if one.group_sizes
     }
+    none = [one.rule for one in outcomes if not one.group_sizes]
+    each = number_of(minibatches, "minibatch")
+    missed = f" Under {in_bold(none)} no average was made: in {each} each, the pipelines for one were never all ready."
     told = {
         "all averages": ([rule for rule, share in shares.items() if share == 1], "never"),
         "most averages": ([rule for rule, share in shares.items() if _MOST < share < 1], "seldom"),
     }
-    return "".join(
+    return (missed if none else "") + "".join(
         f" Under {in_bold(rules)} {which} had one pipeline in them and so changed nothing: another one was {often} "
-        f"ready at the same time, in {number_of(minibatches, 'minibatch')} each."
+        f"ready at the same time, in {each} each."
         for which, (rules, often) in told.items()
         if rules
     )

@@ -15,7 +15,7 @@ from .straggler_picker import StragglerPicker
 _RULE, _MOST_PIPELINES = "partial-reduce", 8
 _EXAMPLE = "such as every=2"
 _SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")
-_PINNED = "What is pinned is a plan of one pipeline: let the cuts and devices go to have several"
+_PINNED = "What is pinned is a plan of one pipeline: unpin cuts and devices to have several"
 
 
 class PipelinesChoice:

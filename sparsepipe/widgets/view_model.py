@@ -64,7 +64,9 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
         if seconds:
             found.append([name, f"{seconds / period:.2f} ×", f"{what}: {duration(seconds)} per minibatch"])
     if bound is not None:
-        found.append(["lower bound", duration(bound), "no plan for these devices is faster: it is proven"])
+        found.append(
+            ["lower bound", duration(bound), "no plan of one pipeline on these devices is faster: it is proven"]
+        )
         found.append(["gap to the bound", gap_text((period - bound) / period), "0%: no plan is better"])
     elif plan.stages_per_rank > 1:
         told = "bounds are proven for plans with one stage per device, which interleaved stages can be better than"

@@ -162,7 +162,7 @@ class WaitingExplorer(Shown):
 
     def _noted(self) -> str:
         count, stages = number_of(self.pipelines.value, "pipeline"), number_of(self.stages.value, "stage")
-        return " · ".join(filter(None, [self.note, f"{count} of {stages} each, simulated"]))
+        return " · ".join(filter(None, [self.note, f"{count} of {stages} each"]))
 
     def _export(self) -> Export:
         with self._lock:

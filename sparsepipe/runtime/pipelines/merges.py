@@ -59,7 +59,7 @@ class Merges:
         self._leave(pipeline)
         number = self._under_way[pipeline]
         if number is not None and self._kept[pipeline][number].merge is None:
-            self._take([Merge(0, (pipeline,), (number,), (1.0,))])
+            self._take([Merge(0, (pipeline,), (number,), (1.0,))], by_rule=False)
 
     def forget(self, pipeline: int) -> None:
         """A pipeline's attempt has ended: the next has nothing under way, and its updates are told of anew."""
@@ -194,7 +194,8 @@ class Merges:
         return self.last if pipeline in self.last.members else Merge(self.last.number, (pipeline,), (0,), (1.0,))
 
     def _take(self, merges: Sequence[Merge], *, by_rule: bool = True) -> None:
-        """Keep merges that are decided. That at a run's end is no group of its rule's, nor is it in simulations."""
+        """Keep merges that are decided. Neither that at a run's end is a group of its rule's, nor a contribution that
+        goes on alone as its pipeline trains no more; nor are they in simulations."""
         for decided in merges:
             merge = replace(decided, number=self._num_merges)
             self._num_merges += 1
