@@ -13,7 +13,7 @@ from .display import html
 from .display.counting import number_of
 from .display.markup import one_line
 from .display.numbers import gap_text, rate_text
-from .display.plan_text import stage_table
+from .display.plan_text import stage_table, warmups_told
 from .errors import InputError
 from .graph import LayerGraph
 from .io.fields import integer, number, shown, texts
@@ -250,6 +250,7 @@ class Pipelines:
         for k, plan in enumerate(self.pipelines):
             lines += ["", f"pipeline {k}: {plan.summary()}"]
             lines += stage_table(plan.stages, plan.estimate.stages if plan.estimate else None)
+            lines += warmups_told(plan.stages)
         return "\n".join([*lines, *(f"warning: {one_line(text)}" for text in self.all_warnings)])
 
     @property

@@ -13,7 +13,7 @@ from .display.counting import number_of
 from .display.markup import one_line
 from .display.numbers import duration, gap_text
 from .display.plan_diff import PlanDiff, diff, listed
-from .display.plan_text import stage_table
+from .display.plan_text import stage_table, warmups_told
 from .errors import InputError
 from .graph import LayerGraph
 from .io.fields import integer, number, one_of, shown, text, texts
@@ -304,6 +304,7 @@ class Plan:
     def __str__(self) -> str:
         """The plan as a table for people."""
         lines = [self.summary(), *stage_table(self.stages, self.estimate.stages if self.estimate else None)]
+        lines += warmups_told(self.stages)
         return "\n".join([*lines, *(f"warning: {one_line(text)}" for text in self.warnings)])
 
     def summary(self) -> str:

@@ -230,6 +230,14 @@ def test_what_is_not_exported_is_dark_on_a_dark_page(tmp_path):
     assert 'class="painted"' not in text and "2 devices" in text
 
 
+def test_a_cell_that_shows_a_panel_says_so_where_it_was_left_out(tmp_path):
+    """ "Look closer" and "Try it" stood above code alone."""
+    panel = nbformat.v4.new_code_cell("if not headless:\n    display(explorer.widget)")
+    path = tmp_path / "a.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[panel, nbformat.v4.new_code_cell("x = 1")]), path)
+    assert notebook_page(Executed.read("a", path), index="index.html").count("a panel, which JupyterLab shows") == 1
+
+
 def test_markdown_of_a_notebook_runs_nothing():
     text = str(of_markdown(f"{NAME} [go](javascript:alert(1)) a &#40;b&#41; &#60;b&#62;\n\n| a |\n|---|\n| {NAME} |"))
     assert not Tags(text).all("img") and "(b)" in text and "&lt;b&gt;" in text

@@ -11,6 +11,7 @@ from .colors import STAGE_COLORS, edge_of, type_colors, work_color
 from .counting import number_of
 from .markup import Html, joined
 from .numbers import as_given, duration, duration_or_none, pace_text, scaled_bytes
+from .plan_text import warmups_told
 from .table import html_table
 from .trace_shares import SHARES_HEAD, rank_shares
 
@@ -22,7 +23,7 @@ _STAGE, _TYPE = "■", "●"  # the marks before a stage's name and before that 
 
 def plan(value: Any) -> str:
     """Stages as rows, and the layers as a strip in the stages' colours."""
-    return _page(value.summary(), *_stages(value), _notes(value.warnings))
+    return _page(value.summary(), *_stages(value), _notes([*warmups_told(value.stages), *value.warnings]))
 
 
 def pipelines(value: Any) -> str:
@@ -30,6 +31,7 @@ def pipelines(value: Any) -> str:
     parts = []
     for k, one in enumerate(value.pipelines):
         parts += [Html("<div>pipeline {}: {}</div>").format(k, one.summary()), *_stages(one)]
+        parts.append(_notes(warmups_told(one.stages)))
     return _page(value.summary(), *parts, _notes(value.all_warnings))
 
 

@@ -14,6 +14,16 @@ _HEAD = ("stage", "layers", "devices", "compute", "transfer", "averaging", "memo
 class _Stage(StageShape, Protocol):
     @property
     def device_types(self) -> tuple[str, ...]: ...
+    @property
+    def warmup(self) -> int | None: ...
+
+
+def warmups_told(stages: Sequence[_Stage]) -> list[str]:
+    """Say how many forwards stages begin with where the plan says so and not the schedule alone: a line, or none."""
+    told = [f"{stage.warmup} of stage {k}" for k, stage in enumerate(stages) if stage.warmup is not None]
+    if not told:
+        return []
+    return [f"forwards before the first backward, as planned: {', '.join(told)}; memory counts what they keep"]
 
 
 def stage_table(stages: Sequence[_Stage], estimates: Sequence[StageCosts] | None) -> list[str]:
