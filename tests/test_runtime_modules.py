@@ -246,8 +246,6 @@ def test_a_checkpoint_has_the_names_of_the_users_module(runs):
         ({"model": f"{OWN}:nothing"}, "own_networks.py has no function 'nothing'; it has "),
         ({"model": f"{OWN}:text"}, "returns a str, expected a torch.nn.Module"),
         ({"model_args": '{"depth": 3}'}, "unexpected keyword argument 'depth'; it takes .*model_args"),
-        ({"model_args": "[3]"}, "expected a JSON object"),
-        ({"model_args": "{"}, "no JSON"),
         ({"data_args": '{"split": "test"}'}, "data_args has 'split', which a run gives by itself"),
         ({"engine": "native"}, "engine 'native' asked, but .* is made of torch modules"),
         ({"data": f"{OWN}:text"}, "returns no data set|text"),
@@ -258,6 +256,14 @@ def test_bad_input_is_one_line(changes, message):
     config = settings(**WORDS | changes)
     with pytest.raises(InputError, match=message) as caught:
         open_task(config, engine_name=config.engine, seed=0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("given", "message"), [("[3]", "expected a JSON object"), ("{", "no JSON")])
+@pytest.mark.parametrize("name", ["model_args", "data_args", "loss_args"])
+def test_arguments_that_are_no_json_object_are_refused_with_the_settings(name, given, message):
+    with pytest.raises(InputError, match=f"{name}.*{message}") as caught:
+        settings(**WORDS | {name: given})
     assert "\n" not in str(caught.value)
 
 
