@@ -25,8 +25,8 @@ def alone_told(outcomes: Sequence[Outcome], *, minibatches: int) -> str:
         "most averages": ([rule for rule, share in shares.items() if _MOST < share < 1], "seldom"),
     }
     return (missed if none else "") + "".join(
-        f" Under {in_bold(rules)} {which} had one pipeline in them and so changed nothing: another one was {often} "
-        f"ready at the same time, in {each} each."
+        f" Under {in_bold(rules)} {which} had one pipeline in them and so changed nothing: in {each} each, another one "
+        f"was {often} ready at the same time, or had ended by then."
         for which, (rules, often) in told.items()
         if rules
     )
