@@ -244,6 +244,17 @@ def test_shards_are_found_when_they_are_whole(tmp_path):
     assert list(leading.news()) == [("checkpoints/minibatch-1", None)]
 
 
+def test_a_folder_that_is_taken_away_whole_takes_no_checkpoint_from_the_record(tmp_path):
+    """A host that died while its folder was removed told of its checkpoints as gone: the record lost the only ones."""
+    shards = Shards(tmp_path, leads=True)
+    for name in ("minibatch-1", "minibatch-2"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        write_json(tmp_path / "checkpoints" / name / "manifest.json", {"files": {}})
+    assert len(list(shards.news())) == 2
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert list(shards.news()) == []
+
+
 def test_a_checkpoint_of_the_same_name_is_sent_again_and_stays_while_the_one_before_is_forgotten(tmp_path):
     """A pipeline that closes an epoch with nothing more to train writes one after so many minibatches, as it closes the
     run: the second one's shards were not sent, and whoever waited for them did so until its deadline."""

@@ -7,6 +7,7 @@ sent, since what describes it is another file.
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NamedTuple
 _FOLDER = "checkpoints"
 _NONE = (-1, -1)
 MANIFEST = "manifest.json"
+_MOMENT = 0.05  # seconds: whoever removes a tree removes the next entry within
 
 
 class Found(NamedTuple):
@@ -45,7 +47,8 @@ class Shards:
             for name, path in whole.items():
                 if self._is_new(name, path / MANIFEST):
                     yield from self._whole(path)
-            for name in sorted(self._told.keys() - whole.keys()):
+            removed = sorted(self._told.keys() - whole.keys())
+            for name in removed if removed and _stays(place) else ():
                 del self._told[name]
                 yield Found(f"{_FOLDER}/{name}", None)
         else:
@@ -85,6 +88,18 @@ class Shards:
             for file in json.loads(description.read_bytes()):
                 yield Found(f"{_FOLDER}/{description.parent.name}/{Path(file).name}", description.parent / file)
             yield Found(name, description)
+
+
+def _stays(place: Path) -> bool:
+    """Whether a folder in which something was removed is there still once nothing more is removed from it.
+
+    A run removes single checkpoints. Somebody who takes the whole folder away, as a host's disk is cleared or dies,
+    takes nothing away from the record, where the last checkpoints are then.
+    """
+    there = None
+    while there != (there := {*place.glob("minibatch-*")}):
+        time.sleep(_MOMENT)
+    return place.is_dir()
 
 
 def _which(path: Path) -> tuple[int, int]:
