@@ -6,16 +6,16 @@ from typing import Any
 from ..display.counting import number_of
 from ..display.markup import one_line
 from ..display.numbers import as_measured, duration, pace_text
+from ..record.rates import MINIBATCHES, SAMPLES
 from .output import cell
 
 # What a run's row is called in text, as figures and the board call it; --json has the keys themselves.
 _NAMES = {
     "stages": "replicas of stages",
-    "samples_per_second": "samples/s",
-    "minibatches_per_second": "minibatches/s",
+    SAMPLES: "samples/s",
+    MINIBATCHES: "minibatches/s",
     "accuracy": "validation accuracy",
 }
-_PACES = ("samples_per_second", "minibatches_per_second")
 
 
 def column_name(key: str) -> str:
@@ -27,7 +27,7 @@ def run_cell(key: str, value: Any) -> Any:
     """A run's number as text has it: a share in per cent, a pace in three digits, others as they are."""
     if value is None:
         return value
-    return as_measured(value) if key in _PACES else f"{value:.1%}" if key == "accuracy" else value
+    return as_measured(value) if key in (SAMPLES, MINIBATCHES) else f"{value:.1%}" if key == "accuracy" else value
 
 
 def run_lines(row: Mapping[str, Any]) -> list[str]:

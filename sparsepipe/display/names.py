@@ -6,10 +6,10 @@ from .markup import Html, joined
 
 # Its line may begin beside the mark of a message, which is 10 pixels wide.
 WHOLE = Html("<span style='display:inline-block;max-width:calc(100% - 10px);overflow-wrap:anywhere'>{}</span>")
-# A name with hyphens within it, and what is tied to it by spaces at which no line ends: beside a box one would.
-_TIE = "\N{NO-BREAK SPACE}"
-_HYPHENS = re.compile(rf"((?:[^\s-]+{_TIE})*[^\s-]+(?:-[^\s-]+)+(?:{_TIE}[^\s-]+)*)")
-_TAG_OR_NAME = re.compile(rf"<[^>]*>|(?:[^\s<>-]+{_TIE})*[^\s<>-]+(?:-[^\s<>-]+)+(?:{_TIE}[^\s<>-]+)*")
+TIE = "\N{NO-BREAK SPACE}"  # no line ends there
+# A name with hyphens within it, and what is tied to it by such spaces: beside a box a line would end.
+_HYPHENS = re.compile(rf"((?:[^\s-]+{TIE})*[^\s-]+(?:-[^\s-]+)+(?:{TIE}[^\s-]+)*)")
+_TAG_OR_NAME = re.compile(rf"<[^>]*>|(?:[^\s<>-]+{TIE})*[^\s<>-]+(?:-[^\s<>-]+)+(?:{TIE}[^\s<>-]+)*")
 
 
 def unbroken(text: str, whole: Html = WHOLE) -> Html:

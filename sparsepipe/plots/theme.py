@@ -12,6 +12,7 @@ from plotly.colors import sample_colorscale
 
 from ..display.colors import WORK_SHADES, contrast, mixed, work_color
 from ..display.markup import Html, figure_text, joined
+from ..display.names import TIE
 from ..provenance import Provenance
 from .markup import with_text_escaped
 
@@ -191,7 +192,6 @@ def _filled(text: str, most: int) -> list[str]:
     return wrap(text, most, break_on_hyphens=False)
 
 
-TIE = "\N{NO-BREAK SPACE}"
 BETWEEN = f"{TIE}· "  # two facts of a list: where a line ends there, the dot ends it
 
 

@@ -133,7 +133,7 @@ def throughput(
     keys: dict[str, tuple[str, str]] = {}  # in the legend → source, and whose place in a pair it has
     for k, record, row in zip(run_places(records, among), records, table.to_dict("records"), strict=True):
         color = RUN_COLORS[k % len(RUN_COLORS)]
-        done = "measured" if workload_facts(record.config.get("engine", "")).trains else "replayed"
+        done = workload_facts(record.config.get("engine", "")).source
         for column, place in shown.items():
             source, label = ("simulated", place) if place == "predicted" else (done, done)
             keys[label] = source, place
