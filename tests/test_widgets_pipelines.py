@@ -62,11 +62,46 @@ def printed(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+def test_a_page_is_told_of_a_panel_once_and_of_what_is_hidden_when_it_appears(profile, cluster, monkeypatch):
+    """Changes of a panel that is put together, and all that was hidden in it, were forty messages and fifty models."""
+    opened, sent, open_one, send = [], [], ipywidgets.Widget.open, ipywidgets.Widget._send
+
+    def told(self, message, buffers=None):
+        sent.extend([(self, message)] if self.comm is not None else [])
+        send(self, message, buffers)
+
+    monkeypatch.setattr(ipywidgets.Widget, "open", lambda self: (opened.append(self), open_one(self))[1])
+    monkeypatch.setattr(ipywidgets.Widget, "_send", told)
+    panel = PartitionExplorer(profile, cluster)
+    panel.several.straggler.kind.value = NOBODY
+    assert {type(one) for one in opened} <= {ipywidgets.Layout}  # the panel's own, which its user may change
+    assert "application/vnd.jupyter.widget-view+json" in panel.widget._repr_mimebundle_()
+    assert panel.several.slider in opened
+    assert not sent
+    picker = panel.several.straggler
+    assert panel.several.more.layout.display == "none" == picker.rank.layout.display
+    hidden = [panel.several.more, panel.several.rule, picker.rank, panel.editor.more]
+    assert not {id(one) for one in hidden} & {id(one) for one in opened}
+    panel.several.slider.value = 2
+    assert panel.several.rule in opened and picker.rank not in opened
+    picker.kind.value = SLOW
+    assert picker.rank in opened
+    box = next(one for one in opened if picker.rank in getattr(one, "children", ()))
+    names = [f"IPY_MODEL_{one.model_id}" for one in box.children if one.comm is not None]
+    assert next(message["state"] for who, message in reversed(sent) if who is box) == {"children": names}
+    before = len(opened)
+    picker.kind.value = NOBODY  # what a page has it keeps, hidden
+    assert picker.rank.layout.display == "none" and picker.rank.comm is not None
+    picker.kind.value = SLOW
+    assert {type(one) for one in opened[before:]} <= {type(picker.rank.layout)}
+
+
 def test_controls_share_layouts_and_styles_that_none_can_change(profile, cluster, monkeypatch):
     """Each with its own sent a page a hundred messages more, for every explorer."""
     opened, send = [], ipywidgets.Widget.open
     monkeypatch.setattr(ipywidgets.Widget, "open", lambda self: (opened.append(self), send(self))[1])
     first, second = PartitionExplorer(profile, cluster), WaitingExplorer(profile, Link(1e9), pipelines=2)
+    assert first.widget.model_id and second.widget.model_id  # as a page asks for them
     looks = [one for one in opened if isinstance(one, ipywidgets.Layout | ipywidgets.Style)]
     controls = [one for one in opened if isinstance(one, ipywidgets.DOMWidget)]
     assert len(looks) < 40 < 70 < len(controls)

@@ -22,6 +22,7 @@ from .supervisor import GOING_ON, gone, read_status
 
 _POLLS_A_SECOND = 10
 _TO_END = 30.0  # seconds that a job has to end once it was asked to, at once where the machine is not busy
+_ENDED_BEFORE = 1.0  # seconds in which the rows of nearly every run that had ended are read
 _TO_READ = 3.0  # seconds in which a status that cannot be read now may be readable again
 
 
@@ -44,6 +45,8 @@ class FollowedJob:
         self._status: MetricsRow = {"state": "running"}
         self._thread = threading.Thread(target=self._follow, name=f"job {record.name}", daemon=True)
         self._thread.start()
+        if not handle.alive():  # it would run for as long as its rows are read
+            self._thread.join(timeout=_ENDED_BEFORE)
 
     def __enter__(self) -> Self:
         return self

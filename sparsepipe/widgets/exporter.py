@@ -49,7 +49,7 @@ class Exporter:
             description="PDF",
             tooltip="how wide the PDF is",
             layout={"width": "210px"},
-            style={"description_width": "28px"},
+            style=looks.OWN_WIDTH,
         )
         self.told = HtmlView()
         self.button.on_click(messages.shown(lambda _: self.export()))

@@ -35,7 +35,7 @@ def _tied_within(markup: str) -> str:
     return _TEXT.sub(lambda found: tied(found[0]), markup)
 
 
-class HtmlView(looks.Shares, ipywidgets.HTML):
+class HtmlView(looks.Control, ipywidgets.HTML):
     """Shows markup as such and any other string as the text that it is. The package's only use of ipywidgets.HTML."""
 
     value = traitlets.Unicode("").tag(sync=True, to_json=lambda value, _: unbroken_within(_tied_within(value)))

@@ -37,11 +37,9 @@ class JobDetails:
     def __init__(self, messages: Messages, jobs: Mapping[str, Job], made_for: Callable[[str], MadeFor]) -> None:
         self.jobs, self.made_for = jobs, made_for
         self.drift, self.drifts = DriftOfJobs(made_for), HtmlView()
-        self.job = looks.Dropdown(
-            options=[_NONE], description="job", layout={"width": "260px"}, style={"description_width": "40px"}
-        )
+        self.job = looks.Dropdown(options=[_NONE], description="job", layout={"width": "260px"}, style=looks.OWN_WIDTH)
         self.job.tooltip = "the job that is shown below"
-        self.rank = looks.Dropdown(description="log of rank", layout={"width": "180px"})
+        self.rank = looks.Dropdown(description="log of rank", style=looks.OWN_WIDTH, layout={"width": "180px"})
         self.rank.tooltip = "whose log is shown"
         self.ranks, self.log, self.speeds = HtmlView(), HtmlView(), HtmlView()
         self.timeline, self.anatomy = PlotView(), PlotView()

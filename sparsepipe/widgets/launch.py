@@ -33,7 +33,6 @@ from .messages import Messages
 from .plan_change import PlanChange
 from .plot_view import PlotView
 from .promised import MadeFor, promised
-from .responsive import responsive
 from .run_settings import RunSettings
 from .shown import Shown
 from .tips import with_tips
@@ -90,7 +89,7 @@ class LaunchBoard(Shown):
         words = HtmlView(explained(OF_RUNS))
         views = [self.messages, *parts, self._training, self.details.widget, words]
         self.widget = looks.VBox(views, layout=ipywidgets.Layout())
-        responsive(with_tips(self.widget))
+        with_tips(self.widget)
         self.messages.shown(self._begun)()
 
     @property
@@ -116,9 +115,8 @@ class LaunchBoard(Shown):
             self._made_for[name] = made_for or MadeFor(0, None, self.profile, self.cluster)
             self._lines[name] = JobLine(self, name, plan)
             self._list.children = tuple(line.widget for line in self._lines.values())
-            responsive(self._lines[name].widget)
-            self._tell()
             self.reattach()
+            self._tell()
             return self._lines[name]
 
     def made_for(self, name: str) -> MadeFor:
@@ -257,8 +255,8 @@ class LaunchBoard(Shown):
             self.details.show(rows)
 
     def _begun(self) -> None:
-        self._tell()
         self.reattach()
+        self._tell()
 
     def _tell(self) -> None:
         """Let each line say what the next launch would be."""

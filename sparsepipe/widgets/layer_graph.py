@@ -17,7 +17,6 @@ from . import looks
 from .html_view import HtmlView, scrolled
 from .messages import Messages
 from .plot_view import PlotView
-from .responsive import responsive
 from .shown import Shown
 from .tips import with_tips
 
@@ -57,15 +56,20 @@ class LayerGraphExplorer(Shown):
         self.messages = Messages()
         self.details = HtmlView(Html("<i>{}</i>").format(_HOW))
         self.view = PlotView()
-        names = {"description_width": "initial"}
         self.device_type = looks.Dropdown(
-            options=list(profile.device_types), description="device type", tooltip="whose times are shown", style=names
+            options=list(profile.device_types),
+            description="device type",
+            tooltip="whose times are shown",
+            style=looks.OWN_WIDTH,
         )
         self.find = looks.Text(
-            description="find", placeholder="a layer's name or kind", tooltip="shows the layers that match", style=names
+            description="find",
+            placeholder="a layer's name or kind",
+            tooltip="shows the layers that match",
+            style=looks.OWN_WIDTH,
         )
         self.found = looks.Dropdown(
-            description="found", tooltip="shows this layer", style=names, layout={"display": "none"}
+            description="found", tooltip="shows this layer", style=looks.OWN_WIDTH, layout={"display": "none"}
         )
         self.device_type.observe(self.messages.shown(lambda _: self._draw()), names="value")
         self.find.observe(self.messages.shown(lambda _: self._search()), names="value")
@@ -73,7 +77,7 @@ class LayerGraphExplorer(Shown):
         self.view.on_click(self.messages.shown(self._clicked))
         controls = looks.HBox([self.device_type, self.find, self.found], layout={"flex_flow": "row wrap"})
         views = [self.messages, controls, self.details, self.view]
-        self.widget = responsive(with_tips(looks.VBox(views, layout=ipywidgets.Layout())))
+        self.widget = with_tips(looks.VBox(views, layout=ipywidgets.Layout()))
         self._draw()
 
     def show(self, layer: str) -> None:

@@ -1,4 +1,7 @@
-"""ipywidgets' controls whose layouts and styles are shared: each control with its own sends two messages more.
+"""ipywidgets' controls that send few messages: their layouts and styles are shared, and a page is told of them once.
+
+ipywidgets tells the page of a control when it is made, and then of each change that a panel makes while it is put
+together. These wait until they are shown, or are in a box that is; what is hidden in the box waits on.
 
 Their tooltips are sentences, which begin with capitals.
 
@@ -13,20 +16,52 @@ from typing import Any
 
 import ipywidgets
 import traitlets
+from ipywidgets.widgets.trait_types import TypedTuple
 
 from .sentences import sentence
 
-_lock = threading.Lock()
+OWN_WIDTH = {"description_width": "initial"}  # a style: the name beside a control is as wide as its text
+
+_lock = threading.RLock()  # what is shown opens all that is in it
 _shared: dict[tuple[type, frozenset[tuple[str, Any]]], Any] = {}
 
 
-class _Fixed:
+class _Late(ipywidgets.Widget):
+    """What the page is told of when it is first shown, or something that holds it is, in the state that it has then.
+
+    Its clicks and values are served while a cell runs: JupyterLab sends them to a thread beside the one that runs
+    cells, but ipykernel 7.4 takes them back to the thread that last spoke of the control, which for one that a cell has
+    made is the cells' own.
+    """
+
+    def open(self) -> None:
+        """Wait for `model_id`, by which the page and whatever holds this name it."""
+
+    @property
+    def model_id(self) -> Any:
+        with _lock:
+            if self.comm is None:
+                before = self.get_state()
+                super().open()
+                if hasattr(self.comm, "_reply_subshell_for"):
+                    self.comm._reply_subshell_for = _as_sent
+                # What another thread changed meanwhile was neither told with the rest nor sent.
+                if late := [name for name, value in self.get_state().items() if value != before[name]]:
+                    self.send_state(late)
+            return super().model_id
+
+
+def _as_sent(data: Any, subshell: str | None) -> str | None:
+    return subshell
+
+
+class _Fixed(_Late):
     """A layout or style that raises AttributeError where it would be changed."""
 
     _made = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._made and name in self.keys:  # type: ignore[attr-defined]  # of the layout or style, beside this class
+        if self._made and name in type(self).class_trait_names(sync=True):
             raise AttributeError(
                 f"{name}: many controls share this; give one of them another, as widgets.looks.show does"
             )
@@ -43,7 +78,7 @@ def shared(kind: type[Any], settings: Mapping[str, Any]) -> Any:
     key = kind, frozenset(settings.items())
     with _lock:
         found = _shared.get(key)
-        if found is None or found.comm is None:  # closed with all widgets of the kernel
+        if found is None:
             found = _shared[key] = _fixed(kind)(**settings)
             found._made = True
         return found
@@ -62,64 +97,98 @@ def show(control: ipywidgets.DOMWidget, *, on: bool) -> None:
     control.layout = shared(ipywidgets.Layout, {name: value for name, value in settings.items() if value is not None})
 
 
-class Shares:
+class Control(_Late):
     """Takes settings of its `layout` and `style`, if it has one, and shares them with all that are given the same."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         for name in ("layout", "style"):
-            trait = type(self).class_traits().get(name)  # type: ignore[attr-defined]  # of the control, beside this class
+            trait = type(self).class_traits().get(name)
             if trait is not None and isinstance(given := settings.get(name, {}), Mapping):
                 settings[name] = shared(trait.klass, given)
         super().__init__(*arguments, **settings)
+
+    def _repr_mimebundle_(self, **given: Any) -> Any:
+        self._model_id = self.model_id  # ipywidgets shows what the page knows already
+        return super()._repr_mimebundle_(**given)
 
     @traitlets.validate("tooltip")
     def _sentence(self, proposal: dict[str, Any]) -> str | None:
         return proposal["value"] and sentence(proposal["value"])
 
 
-class HBox(Shares, ipywidgets.HBox):
+def _waits(child: ipywidgets.Widget) -> bool:
+    """Whether a child of a box was never shown and is still hidden, by `show`."""
+    return child.comm is None and isinstance(child.layout, _Fixed) and child.layout.display == "none"
+
+
+def _shown(children: tuple[ipywidgets.Widget, ...], box: "_Box") -> Any:
+    return ipywidgets.widget_serialization["to_json"]([child for child in children if not _waits(child)], box)
+
+
+class _Box(Control, ipywidgets.Box):
+    """Leaves out what is hidden until it is shown for the first time, with whatever it holds."""
+
+    children = TypedTuple(traitlets.Instance(ipywidgets.Widget)).tag(sync=True, to_json=_shown)
+
+    @traitlets.observe("children")
+    def _await(self, change: dict[str, Any]) -> None:
+        for child in change["new"]:
+            if child.comm is None:
+                child.observe(self._appeared, "layout")
+
+    def _appeared(self, change: dict[str, Any]) -> None:
+        child = change["owner"]
+        with _lock:  # not while this box is told of without the child
+            if self.comm is None or _waits(child):
+                return
+            child.unobserve(self._appeared, "layout")
+            if child.comm is None:
+                self.send_state("children")
+
+
+class HBox(_Box, ipywidgets.HBox):
     pass
 
 
-class VBox(Shares, ipywidgets.VBox):
+class VBox(_Box, ipywidgets.VBox):
     pass
 
 
-class Button(Shares, ipywidgets.Button):
+class Button(Control, ipywidgets.Button):
     pass
 
 
-class Dropdown(Shares, ipywidgets.Dropdown):
+class Dropdown(Control, ipywidgets.Dropdown):
     pass
 
 
-class Text(Shares, ipywidgets.Text):
+class Text(Control, ipywidgets.Text):
     pass
 
 
-class ToggleButton(Shares, ipywidgets.ToggleButton):
+class ToggleButton(Control, ipywidgets.ToggleButton):
     pass
 
 
-class Label(Shares, ipywidgets.Label):
+class Label(Control, ipywidgets.Label):
     pass
 
 
-class Checkbox(Shares, ipywidgets.Checkbox):
+class Checkbox(Control, ipywidgets.Checkbox):
     pass
 
 
-class IntProgress(Shares, ipywidgets.IntProgress):
+class IntProgress(Control, ipywidgets.IntProgress):
     pass
 
 
-class BoundedIntText(Shares, ipywidgets.BoundedIntText):
+class BoundedIntText(Control, ipywidgets.BoundedIntText):
     pass
 
 
-class FloatText(Shares, ipywidgets.FloatText):
+class FloatText(Control, ipywidgets.FloatText):
     pass
 
 
-class SelectMultiple(Shares, ipywidgets.SelectMultiple):
+class SelectMultiple(Control, ipywidgets.SelectMultiple):
     pass

@@ -9,7 +9,7 @@ import traitlets
 from . import looks
 
 
-class PageLink(looks.Shares, anywidget.AnyWidget):
+class PageLink(looks.Control, anywidget.AnyWidget):
     """Shows a link once there is a page: `show`; nothing before, and after `hide`."""
 
     _esm = Path(__file__).with_name("page_link.js")

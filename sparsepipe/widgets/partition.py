@@ -44,7 +44,6 @@ from .pipelines_planning import Asked, PipelinesAnswer, PipelinesPlanning
 from .placement import placement_told
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
-from .responsive import responsive
 from .settings import AS_GIVEN, BY_TYPE, Settings
 from .settled_button import SettledButton
 from .shown import Shown
@@ -116,7 +115,7 @@ class PartitionExplorer(Shown):
         self.view.on_copy(self.as_code)
         for control in [*self._controls(), *self.several.controls]:
             control.observe(self._changed, names="value")
-        self.widget = responsive(with_tips(self._layout()))
+        self.widget = with_tips(self._layout())
         self._quiet = False
         self._changed()
 
@@ -342,7 +341,7 @@ class PartitionExplorer(Shown):
         if self.waiting is None:
             self.waiting = WaitingFigures()
             looks.show(self.waiting.widget, on=False)  # until there is something to show
-            self._beside.children = (responsive(self.waiting.widget),)
+            self._beside.children = (self.waiting.widget,)
         self._pending, self.refused = True, ""
         self.messages.hold("")
         self._mark(f"planning {number_of(asked.several.count, 'pipeline')}…", _PLANNING)

@@ -27,7 +27,7 @@ NO_PLAN = "the settings cannot be planned: mend what the message above the pictu
 _COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
 
 
-class PartitionView(looks.Shares, anywidget.AnyWidget):
+class PartitionView(looks.Control, anywidget.AnyWidget):
     """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
     _esm = page_code("names", "svg_marks", "partition_cuts", "partition_view")

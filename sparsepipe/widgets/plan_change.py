@@ -26,12 +26,11 @@ class PlanChange:
         change: Callable[[str, Plan | Pipelines, str], object],
     ) -> None:
         self._prepared, self._change = prepared, change
-        named = {"description_width": "auto"}
-        self.job = looks.Dropdown(description="running job", style=named, layout={"width": "auto"})
+        self.job = looks.Dropdown(description="running job", style=looks.OWN_WIDTH, layout={"width": "auto"})
         self.job.tooltip = "the job that is to go on under another plan"
-        self.plan = looks.Dropdown(description="goes on under", style=named, layout={"width": "auto"})
+        self.plan = looks.Dropdown(description="goes on under", style=looks.OWN_WIDTH, layout={"width": "auto"})
         self.plan.tooltip = "a plan of this board, as its line shows it"
-        self.file = looks.Text(description="or a file", style=named, layout={"width": "260px"})
+        self.file = looks.Text(description="or a file", style=looks.OWN_WIDTH, layout={"width": "260px"})
         self.file.placeholder, self.file.tooltip = "work/plans/….json", "a plan's file, in place of one of this board"
         self.button = looks.Button(description="change its plan", icon="random", layout={"width": "auto"})
         self.button.tooltip = "layers that change hands travel with all their state; its processes stay"

@@ -37,7 +37,7 @@ def _page_code() -> str:
     return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, code)
 
 
-class PlotView(looks.Shares, anywidget.AnyWidget):
+class PlotView(looks.Control, anywidget.AnyWidget):
     """Shows a figure; assign with `show`. `clicked` holds the last point clicked: its trace, place and custom data."""
 
     _esm = _page_code()

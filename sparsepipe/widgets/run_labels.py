@@ -9,8 +9,6 @@ from ..record.labels import Labels
 from . import looks
 from .messages import Messages
 
-_NAMES = {"description_width": "initial"}
-
 
 class RunLabels:
     """Two fields and a button, which writes them for `chosen`; then `changed` is called."""
@@ -20,11 +18,11 @@ class RunLabels:
     ) -> None:
         self.chosen, self.changed = chosen, changed
         self.tags = looks.Text(
-            description="tags", placeholder="words to find a run by", layout={"width": "240px"}, style=_NAMES
+            description="tags", placeholder="words to find a run by", layout={"width": "240px"}, style=looks.OWN_WIDTH
         )
         self.tags.tooltip = "words with spaces or commas between, which the filter finds"
         self.note = looks.Text(
-            description="note", placeholder="a sentence on it", layout={"width": "360px"}, style=_NAMES
+            description="note", placeholder="a sentence on it", layout={"width": "360px"}, style=looks.OWN_WIDTH
         )
         self.note.tooltip = "stands beside the run in the list, and is kept in its folder"
         self.button = looks.Button(

@@ -15,7 +15,6 @@ from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from . import looks
 
 _MOST = 10**6
-_NAMES = {"description_width": "initial"}
 _AS_PLANNED = ("as planned", "")  # not None, which a page shows as an empty box
 
 
@@ -31,7 +30,7 @@ class RunSettings:
             description="schedule",
             tooltip="the order of forwards and backwards; " + "; ".join(_told(name) for name in WEIGHT_POLICIES),
             layout={"width": "210px"},
-            style=_NAMES,
+            style=looks.OWN_WIDTH,
         )
         self.config = config
         for control in self._controls:
@@ -91,4 +90,4 @@ def _told(name: str) -> str:
 
 def _number(kind: Any, name: str, tip: str, **limits: Any) -> Any:
     most = {"max": _MOST} if limits else {}
-    return kind(description=name, tooltip=tip, layout={"width": "170px"}, style=_NAMES, **limits, **most)
+    return kind(description=name, tooltip=tip, layout={"width": "170px"}, style=looks.OWN_WIDTH, **limits, **most)

@@ -24,7 +24,6 @@ from .html_view import HtmlView
 from .messages import Messages
 from .page_link import PageLink
 from .plot_view import PlotView
-from .responsive import responsive
 from .run_labels import RunLabels
 from .runs_list import RunsList
 from .runs_rows import LABELS, METRICS, SETTINGS, Kept, head, ordered, runs_table
@@ -49,7 +48,7 @@ class RunsTable(Shown):
             placeholder="words that a row must have",
             tooltip="lists the runs that have all these words in their row",
             layout={"width": "300px"},
-            style={"description_width": "initial"},
+            style=looks.OWN_WIDTH,
         )
         self.columns = looks.SelectMultiple(
             description="more columns",
@@ -57,7 +56,7 @@ class RunsTable(Shown):
             options=[(head(name), name) for name in (*SETTINGS, *METRICS)],
             rows=3,
             layout={"width": "330px"},
-            style={"description_width": "initial"},
+            style=looks.OWN_WIDTH,
         )
         self.listed = HtmlView()
         self.marks = RunsList()
@@ -105,7 +104,7 @@ class RunsTable(Shown):
             ],
             layout=ipywidgets.Layout(),
         )
-        responsive(with_tips(self.widget))
+        with_tips(self.widget)
         shown(self.update)()
 
     @property

@@ -19,7 +19,7 @@ _PARTS = ("columns", "heads", "meanings", "numbers", "rows")  # of the document,
 _DIGITS = 4  # of the largest number of a column
 
 
-class RunsList(looks.Shares, anywidget.AnyWidget):
+class RunsList(looks.Control, anywidget.AnyWidget):
     """`options` are the runs listed, `value` those that are marked; `sort` is the column that a page's click chose."""
 
     _esm = Path(__file__).with_name("runs_list.js")

@@ -7,7 +7,6 @@ import ipywidgets
 from ..display.counting import number_of
 from ..errors import InputError
 from . import looks
-from .responsive import responsive
 
 Group = Mapping[str, int]  # device type → how many
 
@@ -39,7 +38,7 @@ class StageEditor:
         if not devices:
             self.rows.children = ()
         elif shown != len(groups):
-            self.rows.children = tuple(responsive(self._row(k)) for k in range(len(groups)))
+            self.rows.children = tuple(self._row(k) for k in range(len(groups)))
         for row, group in zip(self.rows.children, self.groups, strict=False):
             for box in row.children[1:]:
                 box.value = group[box.description]

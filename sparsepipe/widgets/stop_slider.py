@@ -27,7 +27,7 @@ def _meant(key: Any, slider: "StopSlider") -> Any:
     return slider.of_key(str(key))
 
 
-class StopSlider(looks.Shares, anywidget.AnyWidget):
+class StopSlider(looks.Control, anywidget.AnyWidget):
     """`value` is one of the stops; a value that is not among them, typed or assigned, becomes one.
 
     `named` are values with a name and no number, each beside the number that it is placed behind: {None: ("as given",

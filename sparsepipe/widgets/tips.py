@@ -11,7 +11,7 @@ import traitlets
 from . import looks
 
 
-class Tips(looks.Shares, anywidget.AnyWidget):
+class Tips(looks.Control, anywidget.AnyWidget):
     """Shows nothing itself; `tips` are tooltips by the names of the controls beside it."""
 
     _esm = Path(__file__).with_name("tips.js")

@@ -23,7 +23,6 @@ from . import looks
 from .controls import bandwidth_slider, count_slider, dropdown
 from .exporter import Export, Exporter
 from .messages import Messages
-from .responsive import responsive
 from .several import MINIBATCHES
 from .shown import Shown
 from .straggler_picker import StragglerPicker
@@ -72,7 +71,7 @@ class WaitingExplorer(Shown):
         redraw = self.messages.shown(self.update)
         for control in self._controls:
             control.observe(redraw, names="value")
-        self.widget = responsive(with_tips(self._layout()))
+        self.widget = with_tips(self._layout())
         redraw()
 
     def _make_controls(self, pipelines: int, stages: int, rules: tuple[str, ...], rule: str) -> None:
