@@ -59,6 +59,16 @@ class Held:
         pass
 
 
+def test_a_run_that_has_ended_says_so_as_soon_as_it_is_attached(record):
+    """The launch board of a new kernel offered to change the plans of jobs that had ended."""
+    (record.folder / "metrics.jsonl").write_text(json.dumps(SUMMARY) + "\n", encoding="utf-8")
+    record.write_status("finished")
+    for _ in range(20):
+        job = attach(record.folder)
+        assert not job.running
+        assert (job.state, [row["event"] for row in job.rows]) == ("finished", ["summary"])
+
+
 def _write(record: RunRecord, *rows: dict) -> None:
     with (record.folder / "metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
