@@ -24,7 +24,7 @@ from ...display.counting import number_of
 from ...errors import InputError
 from ...io.files import read_json, sha256, write_json
 from .checkpoint_manifest import read_manifest, write_manifest
-from .partial_checkpoints import ASIDE
+from .partial_checkpoints import ASIDE, GONE
 
 # Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
@@ -206,24 +206,34 @@ def prune(run_dir: Path, keep: int) -> None:
     """Remove all checkpoints but the newest `keep`. One rank calls it, while none is being written."""
     place = run_dir / "checkpoints"
     for old in sorted(place.glob("minibatch-*"), key=lambda path: _position(path.name))[:-keep]:
-        _set_aside(old)
+        _remove(old)
     for old in place.glob(f".minibatch-*{ASIDE}"):
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
+    for left in place.glob(f".minibatch-*{GONE}"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def discard(run_dir: Path, minibatches: int) -> None:
     """Remove one checkpoint, whose weights turned out to be of no use. One rank calls it."""
     folder = folder_of(run_dir, minibatches)
     if folder.exists():
-        _set_aside(folder)
-        shutil.rmtree(folder.with_name(f".{folder.name}{ASIDE}"), ignore_errors=True)
+        _remove(folder)
 
 
 def _set_aside(folder: Path) -> None:
-    """Take a checkpoint away in one step; to remove its files takes many, and a kill would leave half of it."""
+    """Make room for another checkpoint of this name; until that has come, this one counts."""
     aside = folder.with_name(f".{folder.name}{ASIDE}")
-    shutil.rmtree(aside, ignore_errors=True)
+    if aside.exists():
+        _remove(aside)
     folder.rename(aside)
+
+
+def _remove(folder: Path) -> None:
+    """Take a checkpoint away in one step: to remove its files takes many, and a kill would leave half of it."""
+    gone = folder.with_name(f".{folder.name.removeprefix('.').removesuffix(ASIDE)}{GONE}")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
