@@ -19,11 +19,14 @@ from sparsepipe.launchers.ssh.mirror import Copy, Mirror
 from sparsepipe.launchers.ssh.pieces import Arrivals, place, send_content, send_file
 from sparsepipe.launchers.ssh.placement import hosted_ranks
 from sparsepipe.launchers.ssh.rows import METRICS, OwnRows, RowsOfHosts
+from sparsepipe.launchers.ssh.run_files import RunFiles
 from sparsepipe.launchers.ssh.shards import Shards
 from sparsepipe.launchers.supervisor import tell_status
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime.reporting.recorder import forget_rows
+from sparsepipe.runtime.training_state.checkpoint import newest_first
+from sparsepipe.runtime.training_state.checkpoint_folders import remove_partial
 
 
 def through_a_pipe(said):
@@ -253,6 +256,27 @@ def test_a_folder_that_is_taken_away_whole_takes_no_checkpoint_from_the_record(t
     assert len(list(shards.news())) == 2
     shutil.rmtree(tmp_path / "checkpoints")
     assert list(shards.news()) == []
+
+
+def test_a_kill_while_a_checkpoint_of_the_record_is_removed_leaves_none_that_is_half_there(tmp_path, monkeypatch):
+    """A host had removed an older one; the launcher that did the same was killed, and nothing could be resumed."""
+    files, place = RunFiles(RunRecord(tmp_path), [], RowsOfHosts(tmp_path, several=False)), tmp_path / "checkpoints"
+    (place / "minibatch-00000005").mkdir(parents=True)
+    for name in ("manifest.json", "stage0.safetensors"):
+        (place / "minibatch-00000005" / name).write_text("{}")
+    removed = Frame({"kind": "gone", "name": "checkpoints/minibatch-00000005"}, b"")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "unlink", kill)
+        files.take(0, removed)
+    assert [path.name for path in place.iterdir()] == [".minibatch-00000005-gone"]
+    assert list(newest_first(tmp_path)) == []
+    files.take(0, removed)
+    remove_partial(tmp_path)
+    assert list(place.iterdir()) == []
+
+
+def kill(*_, **__):
+    raise KeyboardInterrupt
 
 
 def test_a_checkpoint_of_the_same_name_is_sent_again_and_stays_while_the_one_before_is_forgotten(tmp_path):

@@ -33,7 +33,7 @@ from ...runtime.failures import described
 from ...runtime.processes.last_words import Listener
 from ...runtime.processes.lifeline import Lifeline, watch
 from ...runtime.processes.run_folder import RunFolder, RunFolderGone
-from ...runtime.training_state.partial_checkpoints import remove_partial
+from ...runtime.training_state.checkpoint_folders import remove_partial
 from ..failure_cause import LOST, FailureCause, clear, find_cause
 from ..supervisor import say_status, tell_status
 from .workers import LOOPBACK, Workers

@@ -27,7 +27,7 @@ from ...record import RunRecord
 from ...record.processes import num_processes
 from ...runtime import commands
 from ...runtime.processes.lifeline import watch
-from ...runtime.training_state.partial_checkpoints import remove_partial
+from ...runtime.training_state.checkpoint_folders import remove_partial
 from ..failure_cause import FailureCause, cause_of
 from ..going_on import went_on
 from ..supervisor import tell_status

@@ -24,7 +24,7 @@ from ...errors import InputError
 from ...pipelines import Pipelines
 from ...record import RunRecord
 from ...runtime import commands
-from ...runtime.training_state.partial_checkpoints import remove_partial
+from ...runtime.training_state.checkpoint_folders import remove_partial
 from ..failure_cause import cause_of
 from ..going_on import tell_going_on
 from ..local.coordination import start

@@ -21,7 +21,7 @@ from ...record import RunRecord
 from ...record.plans import begin_plan
 from ...record.processes import forget_processes, keep_processes
 from ...runtime import RunConfig, commands
-from ...runtime.training_state.partial_checkpoints import remove_partial
+from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...workload_facts import workload_facts
 from ..failure_cause import KILLED, FailureCause, clear
 from ..going_on import tell_going_on

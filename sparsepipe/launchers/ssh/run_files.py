@@ -19,6 +19,7 @@ from ...record.processes import PROCESSES
 from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
 from ...runtime.pipelines.address import ADDRESS
 from ...runtime.processes.rank_readings import PATTERN
+from ...runtime.training_state.checkpoint_folders import checkpoint_name, put_in_place, remove
 from ...workload_facts import workload_facts
 from ..prepare_pipelines import RESUME
 from .brought_data import files_of, name_of
@@ -110,7 +111,7 @@ class RunFiles:
 
         if found := checkpoint.latest(self.record.folder):  # several pipelines have none of their own
             needed = set(found.manifest["files"]) if connection.number == 0 else _needed(found, connection, plan)
-            self._send_checkpoint(connection, found, needed, f"checkpoints/{found.folder.name.lstrip('.')}")
+            self._send_checkpoint(connection, found, needed, f"checkpoints/{checkpoint_name(found.folder)}")
 
     def _bring_of_all(self, connection: Connection, plan: Plan) -> None:
         """Send a host what its pipeline shares with others: all plans, the coordinator's address, where they go on."""
@@ -189,8 +190,8 @@ class RunFiles:
             raise InputError(f"{self._named(host)} sent {name[:100]!r}, which is no checkpoint's")
         elif frame.kind == "shard":
             self._take_shard(host, frame, name)
-        else:
-            shutil.rmtree(place(self._root, name), ignore_errors=True)
+        elif (removed := place(self._root, name)).exists():
+            remove(removed)
 
     def _take_rows(self, host: int, data: bytes) -> None:
         try:
@@ -237,8 +238,7 @@ class RunFiles:
         for file in (*files, MANIFEST):
             (partial / file).replace(staged / file)
             self._arrived.pop(partial / file, None)
-        shutil.rmtree(whole, ignore_errors=True)
-        staged.rename(whole)
+        put_in_place(staged, whole)
         for path in partial.glob("*.json"):
             path.unlink()
         with suppress(OSError):  # of another of the same name something has come

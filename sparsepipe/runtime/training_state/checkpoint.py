@@ -7,7 +7,6 @@ Written by torch.distributed.checkpoint in its safetensors storage: tensors alon
 load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
 """
 
-import os
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ from ...data.minibatch_sizes import KEEP, sizes
 from ...display.counting import number_of
 from ...errors import InputError
 from ...io.files import read_json, sha256, write_json
+from .checkpoint_folders import ASIDE, GONE, checkpoint_name, put_in_place, remove
 from .checkpoint_manifest import read_manifest, write_manifest
-from .partial_checkpoints import ASIDE, GONE
 
 # Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
@@ -129,8 +128,9 @@ def newest_first(run_dir: Path) -> Iterator[Checkpoint]:
     """Open the whole checkpoints of a run, one after the other. Raises InputError for one that is damaged."""
     place = run_dir / "checkpoints"
     # One set aside whose place is empty is whole: a kill kept its successor from coming.
-    found = {folder.name.removeprefix(".").removesuffix(ASIDE): folder for folder in place.glob(f".minibatch-*{ASIDE}")}
-    found |= {folder.name: folder for folder in place.glob("minibatch-*")}
+    found = {
+        checkpoint_name(folder): folder for folder in [*place.glob(f".minibatch-*{ASIDE}"), *place.glob("minibatch-*")]
+    }
     for name in sorted(found, key=_position, reverse=True):
         yield load(found[name])
 
@@ -194,10 +194,7 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
         path.unlink()
     write_manifest(partial, {"minibatches": minibatches, **facts, "layers": dict(layers), "files": files})
     folder = folder_of(run_dir, minibatches)
-    if folder.exists():  # a run that resumed comes by here a second time
-        _set_aside(folder)
-    partial.rename(folder)
-    _sync_folder(folder.parent)
+    put_in_place(partial, folder)  # a run that resumed comes by here a second time
     prune(run_dir, keep)
     return folder
 
@@ -206,9 +203,9 @@ def prune(run_dir: Path, keep: int) -> None:
     """Remove all checkpoints but the newest `keep`. One rank calls it, while none is being written."""
     place = run_dir / "checkpoints"
     for old in sorted(place.glob("minibatch-*"), key=lambda path: _position(path.name))[:-keep]:
-        _remove(old)
+        remove(old)
     for old in place.glob(f".minibatch-*{ASIDE}"):
-        _remove(old)
+        remove(old)
     for left in place.glob(f".minibatch-*{GONE}"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -217,23 +214,7 @@ def discard(run_dir: Path, minibatches: int) -> None:
     """Remove one checkpoint, whose weights turned out to be of no use. One rank calls it."""
     folder = folder_of(run_dir, minibatches)
     if folder.exists():
-        _remove(folder)
-
-
-def _set_aside(folder: Path) -> None:
-    """Make room for another checkpoint of this name; until that has come, this one counts."""
-    aside = folder.with_name(f".{folder.name}{ASIDE}")
-    if aside.exists():
-        _remove(aside)
-    folder.rename(aside)
-
-
-def _remove(folder: Path) -> None:
-    """Take a checkpoint away in one step: to remove its files takes many, and a kill would leave half of it."""
-    gone = folder.with_name(f".{folder.name.removeprefix('.').removesuffix(ASIDE)}{GONE}")
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+        remove(folder)
 
 
 def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -257,14 +238,6 @@ def _layer(key: str, layers: Collection[str]) -> str:
     while name not in layers and "." in name:
         name = name.rpartition(".")[0]
     return name
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def as_tensor_map(

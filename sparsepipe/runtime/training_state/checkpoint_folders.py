@@ -1,0 +1,52 @@
+"""Folders of checkpoints as they come and go, in single steps: a kill leaves none that is half of itself.
+
+By name alone: nobody who removes one waits for torch.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+ASIDE = "-aside"  # ends the name of a whole checkpoint, until another has come in its place
+GONE = "-gone"  # ends the name of one whose files are being removed: nobody reads it
+
+
+def checkpoint_name(folder: Path) -> str:
+    """The name of a whole checkpoint, that of one set aside included."""
+    return folder.name.removeprefix(".").removesuffix(ASIDE)
+
+
+def put_in_place(whole: Path, folder: Path) -> None:
+    """Give a whole checkpoint its name. One that has this name already counts until then, and is removed."""
+    aside = folder.with_name(f".{folder.name}{ASIDE}")
+    if folder.exists():
+        if aside.exists():
+            remove(aside)
+        folder.rename(aside)
+    whole.rename(folder)
+    _sync_folder(folder.parent)
+    if aside.exists():
+        remove(aside)
+
+
+def remove(folder: Path) -> None:
+    """Take a checkpoint away in one step: to remove its files takes many."""
+    gone = folder.with_name(f".{checkpoint_name(folder)}{GONE}")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def remove_partial(run_dir: Path) -> None:
+    """Remove shards of checkpoints that were never completed, or not removed whole. No rank is at work."""
+    for path in (run_dir / "checkpoints").glob(".minibatch-*"):
+        if not path.name.endswith(ASIDE):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
