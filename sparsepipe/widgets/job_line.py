@@ -55,12 +55,11 @@ class JobLine:
         wide, names = {"width": "170px"}, {"description_width": "44px"}
         self.progress = looks.IntProgress(max=1, layout=wide, style=names, tooltip=f"minibatches of {name} done")
         self.state = HtmlView("not launched", layout={"flex": "1 1 300px", "min_width": "0"})
-        self.promise = HtmlView(layout={"margin": "0 0 6px 12px"})
+        self.promise = HtmlView(layout={"flex": "1 1 100%", "margin": "0 0 6px 12px"})  # a line of its own
         self.start.on_click(board.messages.shown(self._start))
         self.stop.on_click(board.messages.shown(lambda _: board.cancel(name)))
         row = {"flex_flow": "row wrap", "align_items": "center"}
-        buttons = looks.HBox([self.start, self.stop, self.progress, self.state], layout=row)
-        self.widget = looks.VBox([buttons, self.promise])
+        self.widget = looks.HBox([self.start, self.stop, self.progress, self.state, self.promise], layout=row)
 
     def tell(self, plan: Plan | Pipelines, batch_size: int) -> None:
         """Show the stages that the next launch would have, and the speed that is predicted for it."""

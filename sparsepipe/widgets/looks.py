@@ -104,7 +104,8 @@ class Control(_Late):
         for name in ("layout", "style"):
             trait = type(self).class_traits().get(name)
             if trait is not None and isinstance(given := settings.get(name, {}), Mapping):
-                settings[name] = shared(trait.klass, given)
+                shows = {"display": ""} if name == "layout" else {}  # what `show` gives: one layout for both
+                settings[name] = shared(trait.klass, shows | dict(given))
         super().__init__(*arguments, **settings)
 
     def _repr_mimebundle_(self, **given: Any) -> Any:
