@@ -190,8 +190,8 @@ class RunFiles:
             raise InputError(f"{self._named(host)} sent {name[:100]!r}, which is no checkpoint's")
         elif frame.kind == "shard":
             self._take_shard(host, frame, name)
-        elif (removed := place(self._root, name)).exists():
-            remove(removed)
+        else:
+            remove(place(self._root, name))
 
     def _take_rows(self, host: int, data: bytes) -> None:
         try:

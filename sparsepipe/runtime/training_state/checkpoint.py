@@ -128,9 +128,8 @@ def newest_first(run_dir: Path) -> Iterator[Checkpoint]:
     """Open the whole checkpoints of a run, one after the other. Raises InputError for one that is damaged."""
     place = run_dir / "checkpoints"
     # One set aside whose place is empty is whole: a kill kept its successor from coming.
-    found = {
-        checkpoint_name(folder): folder for folder in [*place.glob(f".minibatch-*{ASIDE}"), *place.glob("minibatch-*")]
-    }
+    there = [*place.glob(f".minibatch-*{ASIDE}"), *place.glob("minibatch-*")]
+    found = {checkpoint_name(folder): folder for folder in there}
     for name in sorted(found, key=_position, reverse=True):
         yield load(found[name])
 
@@ -212,9 +211,7 @@ def prune(run_dir: Path, keep: int) -> None:
 
 def discard(run_dir: Path, minibatches: int) -> None:
     """Remove one checkpoint, whose weights turned out to be of no use. One rank calls it."""
-    folder = folder_of(run_dir, minibatches)
-    if folder.exists():
-        remove(folder)
+    remove(folder_of(run_dir, minibatches))
 
 
 def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

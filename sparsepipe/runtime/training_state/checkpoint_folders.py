@@ -20,17 +20,17 @@ def put_in_place(whole: Path, folder: Path) -> None:
     """Give a whole checkpoint its name. One that has this name already counts until then, and is removed."""
     aside = folder.with_name(f".{folder.name}{ASIDE}")
     if folder.exists():
-        if aside.exists():
-            remove(aside)
+        remove(aside)
         folder.rename(aside)
     whole.rename(folder)
     _sync_folder(folder.parent)
-    if aside.exists():
-        remove(aside)
+    remove(aside)
 
 
 def remove(folder: Path) -> None:
-    """Take a checkpoint away in one step: to remove its files takes many."""
+    """Take a checkpoint away in one step, if it is there: to remove its files takes many."""
+    if not folder.exists():
+        return
     gone = folder.with_name(f".{checkpoint_name(folder)}{GONE}")
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
