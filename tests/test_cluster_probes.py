@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import sys
 from collections import Counter
@@ -59,6 +60,16 @@ def test_nothing_is_left_of_a_probe():
         assert all(probe.ask("clock")["clock"] > 0 for probe in begun) and len(children() - before) == 2
         raise KeyError
     assert not children() - before
+
+
+def test_a_late_answer_is_not_that_to_the_next_question():
+    with probes([HERE]) as (probe,):
+        probe.ask("clock")
+        os.kill(probe._process.pid, signal.SIGSTOP)
+        with pytest.raises(InputError, match="no answer within"):
+            probe.ask("clock", timeout=0.1)
+        os.kill(probe._process.pid, signal.SIGCONT)
+        assert probe.ask("facts").keys() > {"hostname", "python"}
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from sparsepipe.host.forked import fork
 from sparsepipe.launchers import launch
 from sparsepipe.launchers.local import launch_local
 from sparsepipe.launchers.local.warm_start import Starter, _standing
+from sparsepipe.launchers.lock import is_held
 from sparsepipe.record import RunRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -178,6 +181,63 @@ def test_a_template_that_was_killed_or_does_not_fit_is_replaced_and_its_jobs_go_
     assert third.running and job.running
     for one in (job, third, fourth):
         one.cancel()
+
+
+def _interrupted_when(happened: Callable[[], bool]) -> threading.Thread:
+    """Interrupt this process's main thread once something has happened."""
+
+    def interrupt() -> None:
+        until(happened, "what the interrupt waits for")
+        time.sleep(0.2)  # so that the request is sent
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("ended_by", ["an interrupt", "an interrupt after its answer", "a delay"])
+def test_a_launch_that_is_interrupted_or_delayed_costs_that_launch_alone(
+    tmp_path, clouds, warm, monkeypatch, ended_by: str
+) -> None:
+    """The template's late answer was taken for that of the next launch, whose run seemed to have lost its guard."""
+    with launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "before") as job:
+        if (template := _parent(_guard(job))) == os.getpid():  # there was none: this job leaves one
+            job.wait(timeout=ENOUGH)
+            with launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "second") as job:
+                template = _parent(_guard(job))
+        job.wait(timeout=ENOUGH)
+    folder = tmp_path / "run"
+    if ended_by == "a delay":
+        launch_local._STARTER._template._end.settimeout(0.3)
+        os.kill(template, signal.SIGSTOP)
+        with pytest.raises(RunFailed, match="launch it again"):
+            launch(PLAN, settings(clouds, epochs=1), run_dir=folder)
+    else:
+        if ended_by == "an interrupt":
+            os.kill(template, signal.SIGSTOP)
+            asked = _interrupted_when(lambda: (folder / "logs" / "launcher.log").exists())
+        else:
+            receive = socket.recv_fds
+
+            def late(*given):
+                answer = receive(*given)
+                until(lambda: not asked.is_alive(), "the interrupt")
+                return answer
+
+            monkeypatch.setattr(socket, "recv_fds", late)
+            asked = _interrupted_when(lambda: (folder / "status.json").exists())
+        with pytest.raises(KeyboardInterrupt):
+            launch(PLAN, settings(clouds, **FOREVER), run_dir=folder)
+        asked.join()
+        monkeypatch.undo()
+    until(lambda: not _alive(template), "the end of the template that failed")
+    until(lambda: not is_held(folder), "the end of what it may have begun")
+    assert RunRecord.load(folder).status["state"] in ("started", "cancelled")
+    for name in ("again", "and again"):
+        job = launch(PLAN, settings(clouds, epochs=2), run_dir=tmp_path / name)
+        job.wait(timeout=ENOUGH)
+        assert [row["loss"] for row in job.record.metrics("step")] == warm
 
 
 # It imports no torch, which would take it seconds.

@@ -47,22 +47,18 @@ class Probe:
         except OSError as error:
             self._errors.close()
             raise InputError(f"{node.name}: {command[0]}: {error.strerror}; install it (openssh-client)") from None
-        self._buffer = b""
+        self._buffer, self._num_asked = b"", 0
 
     def ask(self, what: str, *, timeout: float = 60.0, **facts: Any) -> dict[str, Any]:
         """Ask one question. Raises InputError in one line that names the host where it fails, or takes too long."""
         assert self._process.stdin
+        self._num_asked += 1
+        question = {"do": what, "number": self._num_asked, **facts}
         with suppress(OSError):  # why it ended is told where its answer is read
-            self._process.stdin.write(json.dumps({"do": what, **facts}).encode() + b"\n")
-        line = self._line(timeout)
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            raise InputError(
-                f"{self.node.name}: does not answer as a probe does; is its shell quiet at login?"
-            ) from None
-        if not isinstance(answer, dict):
-            raise InputError(f"{self.node.name}: does not answer as a probe does")
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+        deadline = time.monotonic() + timeout
+        while (answer := self._answer(deadline, timeout)).pop("number", None) != self._num_asked:
+            pass  # late, to a question whose time was over
         if "error" in answer:
             raise InputError(f"{self.node.name}: {complaint(answer['error'])}")
         return answer
@@ -80,9 +76,20 @@ class Probe:
         self._process.stdout.close()
         self._errors.close()
 
-    def _line(self, timeout: float) -> bytes:
+    def _answer(self, deadline: float, timeout: float) -> dict[str, Any]:
+        line = self._line(deadline, timeout)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise InputError(
+                f"{self.node.name}: does not answer as a probe does; is its shell quiet at login?"
+            ) from None
+        if not isinstance(answer, dict):
+            raise InputError(f"{self.node.name}: does not answer as a probe does")
+        return answer
+
+    def _line(self, deadline: float, timeout: float) -> bytes:
         assert self._process.stdout
-        deadline = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:

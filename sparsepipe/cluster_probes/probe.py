@@ -390,7 +390,7 @@ def main() -> None:
             told = ANSWERS[asked["do"]](asked)
         except OSError as error:
             told = {"error": str(error)[:200]}
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps({**told, "number": asked["number"]}) + "\n")
         sys.stdout.flush()
     os._exit(0)  # threads may be in the middle of a connection
 

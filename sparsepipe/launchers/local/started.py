@@ -44,17 +44,23 @@ def followed(
     # Neither end of the pipe nor the lock outlives an exec, but for the supervisor, which is given the reading end.
     reading, writing = (-1, -1) if detach else os.pipe()
     given = list(locks) if detach else [*locks, reading]
+    handle: ChildProcess | None = None
     try:
-        process = begin(reading)
-    except OSError as error:
-        if writing >= 0:
+        try:
+            handle = ChildProcess(begin(reading), writing)
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        return FollowedJob(record, handle, tail)
+    except BaseException as error:  # an interrupt, too: a job that nobody follows must not go on
+        if handle is not None:
+            handle.stop()
+        elif writing >= 0:
             os.close(writing)
+        if handle is not None or not isinstance(error, OSError):
+            raise
         what = limit_met(error, where=record.folder) or f"{error.filename}: {error.strerror}"
         raise RunFailed(f"{record.folder}: its processes could not be started: {what}") from None
-    finally:
-        for descriptor in given:
-            os.close(descriptor)
-    return FollowedJob(record, ChildProcess(process, writing), tail)
 
 
 def supervised(

@@ -19,7 +19,8 @@ from ...host.forked import Forked, fork, show_command
 from ...host.python_path import python_command
 from .. import supervisor
 
-READY, STARTED, REFUSED = b"ready", b"started", b"refused"
+READY = b"ready"
+STARTED, REFUSED = "started", "refused"
 MOST_BYTES = 2**17  # of a request: an environment, mostly
 _IDLE_SECONDS = 1800.0  # without a job, after which its memory is given back
 
@@ -34,9 +35,15 @@ class Request:
     options: list[str]  # of the launcher
     folder: str  # where the launcher is to stand
     environment: dict[str, str]
+    number: int = 0  # which its answer repeats
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
+
+
+def answer(word: str, request: Request) -> bytes:
+    """Return the answer to a request: STARTED, sent with the supervisor's process, or REFUSED."""
+    return f"{word} {request.number}".encode()
 
 
 def fork_template(launch: Launch, command: Sequence[str]) -> None:
@@ -52,19 +59,21 @@ def _serve(end: socket.socket, launch: Launch) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # the first job's are let go
         os.dup2(nothing, stream)
-    end.send(READY)
+    own = os.pidfd_open(os.getpid())
+    socket.send_fds(end, [READY], [own])
+    os.close(own)
     supervisors: dict[int, Forked] = {}  # by descriptors that can be read from when they have ended
     asked = end.fileno()
     while ready := select.select([asked, *supervisors], [], [], None if supervisors else _IDLE_SECONDS)[0]:
         for descriptor in supervisors.keys() & set(ready):
             supervisors.pop(descriptor).wait()
             os.close(descriptor)
-        if asked in ready and not _answer(end, launch, supervisors):
+        if asked in ready and not _serve_one(end, launch, supervisors):
             break
     return 0
 
 
-def _answer(end: socket.socket, launch: Launch, supervisors: dict[int, Forked]) -> bool:
+def _serve_one(end: socket.socket, launch: Launch, supervisors: dict[int, Forked]) -> bool:
     """Start the job that is asked for. Returns whether there is anybody to ask."""
     told, descriptors, _, _ = socket.recv_fds(end, MOST_BYTES, 4)
     asks = select.poll()
@@ -75,14 +84,14 @@ def _answer(end: socket.socket, launch: Launch, supervisors: dict[int, Forked]) 
     try:
         child = fork(lambda: _supervise(request, descriptors, launch), closing=[end.fileno(), *supervisors])
     except OSError:
-        end.send(REFUSED)
+        end.send(answer(REFUSED, request))
         return True
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
     descriptor = os.pidfd_open(child.pid)
     supervisors[descriptor] = child
-    socket.send_fds(end, [STARTED], [descriptor])
+    socket.send_fds(end, [answer(STARTED, request)], [descriptor])
     return True
 
 

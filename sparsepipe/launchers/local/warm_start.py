@@ -16,12 +16,14 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 from ...host.python_path import python_command
 from .. import supervisor
-from .template import MOST_BYTES, READY, STARTED, Request
+from .template import MOST_BYTES, READY, REFUSED, STARTED, Request, answer
 
 _ANSWER_SECONDS = 30.0  # that a template may take to fork, on a busy machine
 _OF_A_JOB = "SPARSEPIPE_"  # begins the names of variables that are read anew by each job
@@ -31,11 +33,11 @@ _LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
 class SentProcess:
-    """A supervisor that the template forked: what is used of `subprocess.Popen`, for one that is no child of ours."""
+    """A process that is no child of ours, by the descriptor that was sent for it; used like a `subprocess.Popen`."""
 
-    def __init__(self, descriptor: int, stdout: IO[bytes]) -> None:
+    def __init__(self, descriptor: int, stdout: IO[bytes] | None = None) -> None:
         self._descriptor = descriptor
-        self.stdout: IO[bytes] | None = stdout
+        self.stdout = stdout
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -60,51 +62,59 @@ class _Template:
     def __init__(self, standing: Any) -> None:
         self.standing, self._pid = standing, os.getpid()
         self._end, self.given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ready = False
+        self._process: SentProcess | None = None  # once it is ready
+        self._numbers = count(1)
 
     def fits(self, standing: Any) -> bool:
         return self.standing == standing and self._pid == os.getpid()  # not after a fork of this process
 
     def start(self, request: Request, *, lock: int, lifeline: int, log: IO[bytes]) -> SentProcess | None:
-        """Have it start a supervisor; None where it cannot, or cannot yet.
+        """Have it start a supervisor; None if it cannot, or cannot yet.
 
-        Raises ConnectionError where it is gone, and OSError where it took the request and did not answer: what it may
-        have begun ends with its lifeline.
+        Raises ConnectionError if it is gone, and OSError if it took the request and did not answer in time. Then, and
+        after an interrupt, it is killed, so that it keeps no lock; a supervisor that it began ends with its lifeline.
         """
-        if not self._is_ready():
+        if self._process is None and (ready := self._ready()) is not None:
+            self._process = ready
+            self._end.settimeout(_ANSWER_SECONDS)
+        if self._process is None:
             return None
+        request = replace(request, number=next(self._numbers))
+        try:
+            return self._asked(request, lock=lock, lifeline=lifeline, log=log)
+        except BaseException:
+            self._process.send_signal(signal.SIGKILL)
+            self._end.close()
+            raise
+
+    def _ready(self) -> SentProcess | None:
+        try:
+            word, found, _, _ = socket.recv_fds(self._end, len(READY), 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        if word != READY or not found:
+            raise ConnectionResetError
+        return SentProcess(found[0])
+
+    def _asked(self, request: Request, *, lock: int, lifeline: int, log: IO[bytes]) -> SentProcess | None:
+        """Send a request, and return the process of its answer; None if the machine refuses one."""
         reading, writing = os.pipe()
         with ExitStack() as opened:
             stdout = opened.enter_context(os.fdopen(reading, "rb", buffering=0))
-            try:
-                socket.send_fds(self._end, [request.to_bytes()], [lock, lifeline, writing, log.fileno()])
-            finally:
-                os.close(writing)
-            told, found = self._answer()
-            if told != STARTED:
+            word, found = b"", []
+            with suppress(TimeoutError):
+                try:
+                    socket.send_fds(self._end, [request.to_bytes()], [lock, lifeline, writing, log.fileno()])
+                finally:
+                    os.close(writing)
+                with suppress(OSError):
+                    word, found, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
+            if word == answer(REFUSED, request):
                 return None
+            if word != answer(STARTED, request) or not found:
+                raise OSError(errno.ETIMEDOUT, "it was asked for and did not come; launch it again", "its supervisor")
             opened.pop_all()  # the process's, as a Popen has it
             return SentProcess(found[0], stdout)
-
-    def _is_ready(self) -> bool:
-        if not self._ready:
-            try:
-                self._ready = self._end.recv(len(READY), socket.MSG_DONTWAIT) == READY
-            except BlockingIOError:
-                return False
-            if not self._ready:
-                raise ConnectionResetError
-        return True
-
-    def _answer(self) -> tuple[bytes, list[int]]:
-        try:
-            self._end.settimeout(_ANSWER_SECONDS)
-            told, found, _, _ = socket.recv_fds(self._end, len(STARTED), 1)
-        except OSError:
-            told, found = b"", []
-        if not told:
-            raise OSError(errno.ETIMEDOUT, "it was asked for and did not come; launch it again", "its supervisor")
-        return told, found
 
     def __del__(self) -> None:
         """Let it go: it ends, and its jobs go on."""
@@ -146,16 +156,19 @@ class Starter:
                     self._template.given.close()  # the template's own
 
     def _ask(self, request: Request, standing: Any, *, lock: int, lifeline: int, log: IO[bytes]) -> SentProcess | None:
-        """Ask the template where there is one that fits and is ready, and forget one that does not or is gone."""
-        if self._template is None:
+        """Ask the template if there is one that fits and is ready.
+
+        It is kept only if it answered: another, one that is gone, late or was interrupted is forgotten.
+        """
+        template, self._template = self._template, None
+        if template is None or not template.fits(standing) or len(request.to_bytes()) > MOST_BYTES:
             return None
         try:
-            if self._template.fits(standing) and len(request.to_bytes()) <= MOST_BYTES:
-                return self._template.start(request, lock=lock, lifeline=lifeline, log=log)
+            process = template.start(request, lock=lock, lifeline=lifeline, log=log)
         except ConnectionError:
-            pass
-        self._template = None
-        return None
+            return None
+        self._template = template
+        return process
 
 
 def _begin(
