@@ -184,7 +184,7 @@ fi
 
 # By .gitattributes git sees notebooks as they are without outputs; JupyterLab lets it look again after each save (lab.sh).
 if command -v git >/dev/null && git rev-parse --git-dir >/dev/null 2>&1; then
-  git config filter.notebooks.clean '.venv/bin/python -m nbstripout --keep-id --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info"' ||
+  git config filter.notebooks.clean '.venv/bin/python -P -m nbstripout --keep-id --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info"' ||
     say "git cannot be told to leave notebooks' outputs out (its configuration cannot be written)"
 fi
 

@@ -5,6 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from ..host.git import git
+
 _ROOT = Path(__file__).parents[2]
 
 
@@ -16,11 +18,11 @@ def commit(root: Path = _ROOT) -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        head = _git(root, "rev-parse", "HEAD").decode().strip()
-        rows = _git(root, "status", "--porcelain", "-z", "-uno", "--no-renames").split(b"\0")
+        head = git(root, "rev-parse", "HEAD").decode().strip()
+        rows = git(root, "status", "--porcelain", "-z", "-uno", "--no-renames", "--ignore-submodules=all").split(b"\0")
         changed = [(row[:2].decode(), row[3:].decode(errors="surrogateescape")) for row in rows if row]
         return head + ("+" if any(_differs(root, state, name) for state, name in changed) else "")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return None
 
 
@@ -29,7 +31,7 @@ def _differs(root: Path, state: str, name: str) -> bool:
     if not name.endswith(".ipynb") or set(state) - {"M", " "}:
         return True
     try:
-        return _cells(_git(root, "show", f"HEAD:{name}")) != _cells((root / name).read_bytes())
+        return _cells(git(root, "cat-file", "blob", f"HEAD:{name}")) != _cells((root / name).read_bytes())
     except (ValueError, KeyError, TypeError, AttributeError):
         return True  # no notebook
 
@@ -38,7 +40,3 @@ def _cells(text: bytes) -> list[Any]:
     """The kinds and sources of a notebook's cells."""
     cells = json.loads(text)["cells"]
     return [(cell["cell_type"], "".join(cell["source"]), cell["metadata"].get("tags", [])) for cell in cells]
-
-
-def _git(root: Path, *words: str) -> bytes:
-    return subprocess.run(["git", *words], cwd=root, capture_output=True, check=True).stdout

@@ -1,15 +1,26 @@
 """What JupyterLab calls after it saved a notebook (scripts/lab.sh), so that `git status` stays as it was.
 
 Set-up's filter lets git see notebooks without outputs. Still git calls a file of another size modified, until it is
-told to look: that is done here, where nothing but outputs changed. What is staged never changes.
+told to look: that is done here, if only outputs changed. What is staged never changes. Notebooks outside this checkout
+are left alone.
 """
 
+import shlex
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-_PATIENCE = 60  # seconds for one call of git
+from ..host.git import git
+
+_ROOT = Path(__file__).parents[2]
+OPTIONS = (  # those of the filter that set-up configures
+    "--keep-id",
+    "--extra-keys",
+    "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info",
+)
+_FILTER = {"filter.notebooks.clean": shlex.join([sys.executable, "-P", "-m", "nbstripout", *OPTIONS])}
 
 
 def after_save(model: Any, os_path: str, contents_manager: Any, **_: Any) -> threading.Thread | None:
@@ -21,22 +32,20 @@ def after_save(model: Any, os_path: str, contents_manager: Any, **_: Any) -> thr
     return thread
 
 
-def look_again(path: Path) -> bool:
-    """Refresh what git knows of a file whose content, as its filter leaves it, is that of the index.
+def look_again(path: Path, root: Path = _ROOT) -> bool:
+    """Refresh what git knows of a file whose content, as the filter leaves it, is that of the index.
 
-    Returns whether it was: False for a file that says something else, or that git does not track, and without git.
+    Returns whether it was: False for a file that says something else, or that git does not track in the checkout
+    `root`, and without git.
     """
     try:
-        staged = _git(path, "ls-files", "--stage", "--", path.name).split()
-        if len(staged) < 2 or _git(path, "hash-object", "--", path.name).strip() != staged[1]:
+        name = path.resolve().relative_to(root.resolve()).as_posix()
+        if not (root / ".git").exists():
             return False
-        _git(path, "add", "--", path.name)
-    except (OSError, subprocess.SubprocessError):
+        staged = git(root, "ls-files", "--stage", "--", f":(literal){name}").split()
+        if len(staged) < 2 or git(root, "hash-object", "--", name, filters=_FILTER).strip() != staged[1]:
+            return False
+        git(root, "add", "--", f":(literal){name}", filters=_FILTER)
+    except (OSError, ValueError, subprocess.SubprocessError):
         return False
     return True
-
-
-def _git(path: Path, *words: str) -> str:
-    command = ["git", *words]
-    done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=True, timeout=_PATIENCE)
-    return done.stdout
