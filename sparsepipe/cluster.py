@@ -304,6 +304,7 @@ def _parse(document: dict[str, Any]) -> Cluster:
         if kind.name in types:
             raise InputError(f"device type {kind.name!r} is described twice")
         types[kind.name] = kind
+    _check_count(document)
     nodes = tuple(_node(entry, types) for entry in _tables(document, "node"))
     if not nodes:
         raise InputError("no [[node]]: expected at least one, with devices = [{ type = …, count = … }]")
@@ -312,6 +313,14 @@ def _parse(document: dict[str, Any]) -> Cluster:
         raise InputError("network is not a table: expected [network] with bandwidth and latency")
     _only(network, {"bandwidth", "latency"}, "[network]")
     return Cluster(nodes, _link(network))
+
+
+def _check_count(document: dict[str, Any]) -> None:
+    """Raise InputError for more devices than a cluster can have, before any is made."""
+    items = [item for entry in _tables(document, "node") for item in _tables(entry, "devices")]
+    counts = [item.get("count", 1) for item in items]
+    if (count := sum(max(one, 0) for one in counts if isinstance(one, int))) > MOST_DEVICES:
+        raise InputError(f"a cluster of {shown(count)} devices: expected {MOST_DEVICES} at most")
 
 
 def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:

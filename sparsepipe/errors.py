@@ -2,6 +2,8 @@
 
 from .display.markup import one_line
 
+CODE_FAILURES = (Exception, SystemExit)  # what users' code may raise: sys.exit would end this process without a word
+
 
 class _OneLine(Exception):
     def __str__(self) -> str:

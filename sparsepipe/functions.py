@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from .derived.digests import digest
-from .errors import InputError
+from .errors import CODE_FAILURES, InputError
 from .host.removed_names import restore_removed_names
 from .io.files import sha256
 
@@ -88,7 +88,7 @@ class UserFunction:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The MinkowskiEngine was compiled with CPU_ONLY")  # as it always says
                 module = _from_file(file.resolve()) if self.is_file else importlib.import_module(self.home)
-        except Exception as error:  # whatever the user's file raises: it is told in a line
+        except CODE_FAILURES as error:  # whatever the user's file raises: it is told in a line
             what = " ".join(str(error).split())
             raise InputError(f"{self}: {file} raises {type(error).__name__} as it is imported ({what})") from error
         found = getattr(module, self.name, None)

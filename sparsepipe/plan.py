@@ -272,7 +272,7 @@ class Plan:
         if "pipelines" in document:
             raise InputError("the plan of several pipelines, expected that of one; Pipelines.load reads it")
         try:
-            return cls(
+            plan = cls(
                 tuple(_stage_from_json(entry) for entry in document["stages"]),
                 text(document["schedule"], "schedule"),
                 text(document["weights"], "weights"),
@@ -286,6 +286,9 @@ class Plan:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a plan this project wrote ({error!r})") from None
+        if told := plan_check.beyond_bounds(plan):
+            raise InputError(told[0])
+        return plan
 
     def save(self, path: Path | str) -> Path:
         return write_json(path, self.to_json())

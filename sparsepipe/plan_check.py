@@ -64,6 +64,26 @@ def violations(plan: CheckedPlan, graph: LayerGraph, num_devices: int | None = N
     return found
 
 
+def beyond_bounds(plan: CheckedPlan) -> list[str]:
+    """Return which of a plan's numbers, or of their products, would fill the memory before anything is run."""
+    found = []
+    if not 1 <= plan.num_microbatches <= MOST_MINIBATCHES:
+        count = shown(plan.num_microbatches)
+        found.append(f"num_microbatches is {count}, expected 1 or more, at most {MOST_MINIBATCHES}")
+    for k, stage in enumerate(plan.stages):
+        if stage.round > MOST_DEVICES:
+            found.append(f"stage {k} has shares of {shown(stage.round)} together, expected {MOST_DEVICES} at most")
+        elif stage.round * plan.accumulation > MOST_MINIBATCHES:
+            what = f"stage {k} updates after {shown(stage.round * plan.accumulation)} minibatches"
+            found.append(
+                f"{what}, expected {MOST_MINIBATCHES} at most: accumulate fewer rounds than {plan.accumulation}"
+            )
+        if (stage.warmup or 0) * len(stage.ranks) > MOST_MINIBATCHES:
+            what = f"stage {k} has a warm-up of {shown(stage.warmup)} on {number_of(len(stage.ranks), 'rank')}"
+            found.append(f"{what}, expected {MOST_MINIBATCHES} minibatches at most together")
+    return found
+
+
 def _of_settings(plan: CheckedPlan) -> list[str]:
     """The schedule, its weights, and numbers that stand for the whole plan."""
     found = []
@@ -72,9 +92,7 @@ def _of_settings(plan: CheckedPlan) -> list[str]:
     elif plan.weights not in WEIGHT_POLICIES[plan.schedule]:
         allowed = " or ".join(WEIGHT_POLICIES[plan.schedule])
         found.append(f"weights {plan.weights!r} do not go with schedule {plan.schedule!r}, expected {allowed}")
-    if not 1 <= plan.num_microbatches <= MOST_MINIBATCHES:
-        count = shown(plan.num_microbatches)
-        found.append(f"num_microbatches is {count}, expected 1 or more, at most {MOST_MINIBATCHES}")
+    found += beyond_bounds(plan)
     if plan.accumulation < 1:
         found.append(f"accumulation is {plan.accumulation}, expected 1 or more rounds")
     elif plan.accumulation > 1 and plan.updates_by_step:
@@ -97,10 +115,8 @@ def _of_stages(plan: CheckedPlan) -> list[str]:
             found.append(f"stage {k} has no ranks")
         if len(stage.shares) != len(stage.ranks):
             found.append(f"stage {k} has {len(stage.shares)} shares for {number_of(len(stage.ranks), 'rank')}")
-        elif any(share < 1 for share in stage.shares) or stage.round > MOST_DEVICES:
-            found.append(
-                f"stage {k} has shares {stage.shares}, expected 1 or more each and {MOST_DEVICES} at most together"
-            )
+        elif any(share < 1 for share in stage.shares):
+            found.append(f"stage {k} has shares {stage.shares}, expected 1 or more each")
         if stage.warmup is not None and stage.warmup < 0:
             found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
         twice = sorted(rank for rank, count in Counter(stage.ranks).items() if count > 1)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from .display import html, value_text
 from .errors import InputError
 from .io.fields import MOST, complaint, each, fields, flag, integer, real, shown, shown_key, text
-from .io.files import read_json
+from .io.files import open_regular, read_json
 from .io.job_operations import read_operations
 
 Source = Literal["simulated", "replayed", "measured"]
@@ -144,7 +144,7 @@ class Trace:
         """
         path = Path(path)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 is_table = file.read(4) == b"PAR1"
         except OSError as error:
             told = "is a folder; load_trace reads that of a run" if path.is_dir() else error.strerror

@@ -143,6 +143,8 @@ def test_transfer_takes_latency_and_bytes():
         ),
         (FILE.replace('address = "10.0.0.1"', 'interpreter = "-c"'), "interpreter '-c': expected the path of a Python"),
         ("[[node", "not TOML"),
+        ("[[node]]\nname = 'a'\ndevices = [" + "{ type = 'a', count = 65536 }, " * 3000 + "]", "196608000 devices"),
+        ("".join(f"[[node]]\nname='{k}'\ndevices=[{{type='a', count=65536}}]\n" for k in range(3000)), "196608000 dev"),
         ("network = 3\n[[node]]\nname='a'\ndevices=[{type='t'}]\n", "not a table"),
     ],
 )

@@ -1,6 +1,7 @@
 """The cache of prepared samples: the same samples with it as without, keyed by all that decides them, never half."""
 
 import errno
+import fcntl
 import io
 import json
 import multiprocessing
@@ -186,8 +187,7 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     path.with_suffix(".npz").rename(path)
     assert cache.load("abcd") is None
     path.write_bytes(files.sealed(path.read_bytes()))
-    with pytest.raises(SafetensorError, match="Error while deserializing"):
-        cache.load("abcd")
+    assert cache.load("abcd") is None, "damaged before it was sealed"
     with pytest.raises(SafetensorError, match='Unknown dtype "object"'):
         cache.save("abcd", {"coordinates": np.array([{"a": 1}], dtype=object)})
 
@@ -352,3 +352,56 @@ def test_what_is_dear_is_made_by_one_while_others_wait(tmp_path: Path) -> None:
     with read_only.alone("ab12"):
         made.append(9)
     assert made[-1] == 9
+
+
+@pytest.mark.parametrize("what", ["a link", "a pipe", "another user's file"])
+def test_what_others_put_into_a_cache_is_neither_read_nor_written_to(tmp_path: Path, what: str) -> None:
+    """A lock that was a link emptied the file it led to, a pipe was read for ever."""
+    if what == "another user's file" and os.geteuid() != 0:
+        pytest.skip("needs root to make one")
+    cache, victim = SampleCache(tmp_path / "cache"), tmp_path / "victim"
+    SampleCache(tmp_path / "others").save("abcd", {"x": np.ones(1)})
+    shutil.copy(tmp_path / "others" / "ab" / "abcd.safetensors", victim)
+    whole = victim.read_bytes()
+    folder = tmp_path / "cache" / "ab"
+    folder.mkdir(parents=True)
+    for name in ("abcd.lock", "abcd.safetensors"):
+        if what == "a link":
+            (folder / name).symlink_to(victim)
+        elif what == "a pipe":
+            os.mkfifo(folder / name)
+        else:
+            shutil.copy(victim, folder / name)
+            os.chown(folder / name, 12345, 12345)
+    with cache.alone("abcd"):
+        assert cache.load("abcd") is None
+        cache.save("abcd", {"x": np.zeros(1)})
+    assert victim.read_bytes() == whole
+    assert not cache.load("abcd")["x"].any() and not (folder / "abcd.safetensors").is_symlink()
+
+
+def test_a_lock_that_is_held_is_waited_for_once_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsepipe.data.cache._TO_MAKE_SECONDS", 0.1)
+    cache = SampleCache(tmp_path)
+    path = tmp_path / "ab" / "abcd.lock"
+    path.parent.mkdir()
+    with path.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with cache.alone("abcd"), cache.alone("abcd"):
+            cache.save("abcd", {"x": np.zeros(1)})
+        assert path.exists(), "it is another's"
+    assert cache._patience == 0.0
+
+
+def test_room_is_made_among_own_entries_alone(tmp_path: Path) -> None:
+    """A folder of the cache that is a link leads to files which are not the cache's to remove."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_bytes(bytes(1000))
+    os.utime(tmp_path / "precious" / "file", (0, 0))
+    cache = SampleCache(tmp_path / "cache", limit=10_000)
+    cache.folder.mkdir()
+    (cache.folder / "ab").symlink_to(tmp_path / "precious")
+    cache.save("cdef", {"x": np.zeros(1000)})
+    assert (tmp_path / "precious" / "file").exists() and cache.load("cdef") is not None

@@ -1,10 +1,21 @@
 import os
 import resource
+import socket
 
 import pytest
 
 from sparsepipe.errors import InputError
-from sparsepipe.io.files import cut_torn_row, read_json, read_rows, read_text, write_atomic, write_json
+from sparsepipe.io.files import (
+    cut_torn_row,
+    open_regular,
+    read_json,
+    read_rows,
+    read_text,
+    read_whole,
+    sha256,
+    write_atomic,
+    write_json,
+)
 from sparsepipe.launchers.supervisor import tell_status
 
 
@@ -88,7 +99,7 @@ def test_rows_that_are_not_wanted_are_not_parsed(tmp_path):
             read_rows(path)
     path.unlink()
     os.mkfifo(path)  # nobody writes: it would be waited for
-    with pytest.raises(InputError, match="not a file"):
+    with pytest.raises(InputError, match="expected a regular file"):
         read_rows(path)
 
 
@@ -120,3 +131,32 @@ def test_what_goes_wrong_in_writing_names_the_file_asked_for_and_leaves_no_other
     with pytest.raises(FileNotFoundError):
         write_atomic(tmp_path / "gone" / "status.json", "", make_folder=False)
     assert not list(tmp_path.iterdir()), "a folder that was taken away is not made anew"
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a device", "a socket"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, what):
+    """Whoever opened a pipe waited for a writer, and a device was read until the memory was full."""
+    path = tmp_path / "it"
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    for read in (read_text, read_json, read_rows):
+        with pytest.raises(InputError, match=r"it: .*(regular file|No such device)"):
+            read(path)
+    for read in (open_regular, read_whole, sha256):
+        with pytest.raises(OSError, match="regular file|No such device"):
+            read(path)
+
+
+def test_a_sparse_file_does_not_fill_the_memory(tmp_path):
+    path = tmp_path / "large"
+    path.touch()
+    os.truncate(path, 2**42)
+    with pytest.raises(InputError, match="larger than 512 MiB"):
+        read_json(path)
+    with pytest.raises(InputError, match="large:1: longer than a row of JSON can be"):
+        read_rows(path)

@@ -120,15 +120,21 @@ def test_learning_rates_are_pipedreams_at_the_beginning_of_each_epoch(tmp_path, 
         (", 'localhost:1'", "", r"machines lists 1 GPU, and .*dp_conf.json is for 2 ranks: list as many"),
         ("localhost:1", "localhost:0", "'localhost:0' is there twice: a GPU is one rank"),
         ("'data_dir': 'shapes'\n", "", "has no data_dir: expected one"),
+        ("'shapes'", "'evil.py:make'", "data_dir 'evil.py:make' names a function, expected a folder or a data set"),
+        ("'shapes'", "'../evil.py:make'", "names a function"),
+        ("'shapes'", "'evil:make'", "data_dir 'evil:make' names a function"),
+        ("models.vgg11bn-narrow.gpus=2", "evil.py:make", "module 'evil.py:make' of model_type Minkowski names no"),
         ("machines", "nodes", "expected a driver file with machines"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, old, new, message):
     path = workload(tmp_path, DRIVER.replace(old, new))
+    write(tmp_path / "evil.py", f"open({str(tmp_path / 'was-run')!r}, 'w')\ndef make(split): return []\n")
     code, out, lines = sparsepipe("run", path, folder=tmp_path)
     assert (code, out) == (2, "") and re.search(message, lines[-1]), lines
     assert all(" has no meaning here: " in line for line in lines[:-1])
     assert not (tmp_path / "output").exists() and not (tmp_path / "runs").exists(), "nothing was begun"
+    assert not (tmp_path / "was-run").exists()
 
 
 def test_no_input_pipelining_and_recompute_change_the_plan(tmp_path):

@@ -101,6 +101,9 @@ def test_gpus_without_a_host_are_those_of_the_only_one(lists):
         pipelines_of(load_layouts(lists, ["a", "b"])["shared"], two, graph(), rule("quorum"))
 
 
+MANY = "".join(f"- {{host: w{k}, workers: 65536}}\n" for k in range(3000))
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -113,6 +116,7 @@ def test_gpus_without_a_host_are_those_of_the_only_one(lists):
         ("nodes: [{host: w0, chief: true}, {host: w0}]", "'w0' is there twice"),
         ("nodes: [{host: w0, chief: 1}]", "chief = 1"),
         ("nodes: [", "not YAML"),
+        ("nodes:\n- {host: w, chief: true}\n" + MANY, "196608000 workers, expected 65536 at most"),
     ],
 )
 def test_a_wrong_nodes_file_is_told_in_a_line(tmp_path, text, told):
@@ -141,6 +145,9 @@ def test_hosts_without_workers_make_no_cluster():
         ("x = [gpu(0)]", "no list of lists"),
         ("x = [[3]]", "x has 3"),
         ("a, b = f()\nx = [[rgpu(a, 0)]]", "2 are hosts|a, b are hosts"),
+        ("a = [[gpu(0)]] * 1024\nb = a * 1024\nc = b * 1024", "expected lists of gpu"),
+        ("a = [[gpu(0)] * 1024] * 1024", "a list of more than 65536 GPUs"),
+        ("a = [[gpu(0)] * 60000]\n" + "".join(f"x{k} = a\n" for k in range(100)), "more than 1048576 GPUs"),
     ],
 )
 def test_a_wrong_device_list_is_told_in_a_line(tmp_path, text, told):

@@ -7,8 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
+from sparsepipe.data.examples import open_examples
+from sparsepipe.errors import InputError
 from sparsepipe.functions import UserFunction
+from sparsepipe.losses import open_loss
+from sparsepipe.models.traced.building import build_module
+from sparsepipe.sinks import open_sink
 
 
 def written(path: Path, text: str) -> UserFunction:
@@ -39,3 +45,24 @@ def test_a_file_may_import_minkowski_engine_first(tmp_path):
     code = f"from sparsepipe.functions import UserFunction as F; print(F.parse('{path}:build').load()())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("MinkowskiReLU()\n", "")
+
+
+EXITS = "import sys\nif {0}: sys.exit('the end')\nclass Items:\n    def __len__(self): sys.exit('the end')\n"
+EXITS += "    def __getitem__(self, index): return 0, 0\n"
+EXITS += "def build(*given, **options): sys.exit('the end') if {1} else 0\ndef items(split): return Items()\n"
+
+
+@pytest.mark.parametrize("when", ["as it is imported", "as it is called"])
+def test_code_that_exits_is_told_of_as_code_that_raises(tmp_path, when):
+    """`sys.exit`, as of a script that reads its command line, ended the process that asked, without a word."""
+    path = tmp_path / "net.py"
+    path.write_text(EXITS.format(when == "as it is imported", when == "as it is called"))
+    calls = [
+        lambda: build_module(f"{path}:build", {}, facts={}, seed=0),
+        lambda: open_sink(f"{path}:build", tmp_path),
+        lambda: open_loss(f"{path}:build", facts={})(torch.zeros(2, 3), torch.zeros(2), samples=2),
+        lambda: len(open_examples(f"{path}:items", split="train")),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="SystemExit .*the end"):
+            call()

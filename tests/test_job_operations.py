@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import InputError, Trace
+from sparsepipe.io import job_operations
 from sparsepipe.io.job_operations import COLUMNS
 
 pandas = pytest.importorskip("pandas")
@@ -112,6 +113,20 @@ def test_what_is_no_table_of_operations_is_refused(tmp_path, change, told):
     with pytest.raises(InputError, match=told) as refused:
         Trace.load(tmp_path / "job.parquet")
     assert "\n" not in str(refused.value) and "job.parquet" in str(refused.value)
+
+
+def test_a_small_file_that_unpacks_to_a_large_table_is_refused(tmp_path, monkeypatch):
+    """One long word, packed, in each of many rows: rows were counted, and not what is in them."""
+    monkeypatch.setattr(job_operations, "_MOST_BYTES", 2**20)
+    path = tmp_path / "job.parquet"
+    table = pandas.concat([pandas.DataFrame(job())] + [pandas.DataFrame(job()).assign(optype="x" * 2**16)] * 40)
+    table.to_parquet(path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 2**17
+    with pytest.raises(InputError, match="unpacked larger than 1 MiB"):
+        Trace.load(path)
+    pandas.DataFrame(job()).assign(rank="x" * 2**16).to_parquet(path, compression="zstd")
+    with pytest.raises(InputError, match="rank has values that are no numbers"):
+        Trace.load(path)
 
 
 def test_other_files_are_refused(tmp_path):

@@ -204,8 +204,9 @@ def test_a_launch_that_is_interrupted_or_delayed_costs_that_launch_alone(
     with launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "before") as job:
         if (template := _parent(_guard(job))) == os.getpid():  # there was none: this job leaves one
             job.wait(timeout=ENOUGH)
-            with launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "second") as job:
-                template = _parent(_guard(job))
+            second = launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "second")
+            template = _parent(_guard(second))
+            second.wait(timeout=ENOUGH)
         job.wait(timeout=ENOUGH)
     folder = tmp_path / "run"
     if ended_by == "a delay":
@@ -216,7 +217,7 @@ def test_a_launch_that_is_interrupted_or_delayed_costs_that_launch_alone(
     else:
         if ended_by == "an interrupt":
             os.kill(template, signal.SIGSTOP)
-            asked = _interrupted_when(lambda: (folder / "logs" / "launcher.log").exists())
+            asked = _interrupted_when((folder / "logs" / "launcher.log").exists)
         else:
             receive = socket.recv_fds
 
@@ -226,7 +227,7 @@ def test_a_launch_that_is_interrupted_or_delayed_costs_that_launch_alone(
                 return answer
 
             monkeypatch.setattr(socket, "recv_fds", late)
-            asked = _interrupted_when(lambda: (folder / "status.json").exists())
+            asked = _interrupted_when((folder / "status.json").exists)
         with pytest.raises(KeyboardInterrupt):
             launch(PLAN, settings(clouds, **FOREVER), run_dir=folder)
         asked.join()

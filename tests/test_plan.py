@@ -4,7 +4,9 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage
+from sparsepipe.io.files import write_json
 from sparsepipe.plan import Estimate, StageEstimate
+from sparsepipe.schedule import compile_until_steady
 
 GRAPH = LayerGraph.chain(map(Layer, "abcd"))
 
@@ -148,3 +150,31 @@ def test_a_plan_with_a_field_of_the_wrong_kind_is_refused(tmp_path, field):
     (tmp_path / "plan.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match=r"not a plan|num_microbatches = \{.a.: 1\}: expected a whole number"):
         Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accumulation": 10**9}, "stage 0 updates after 1000000000 minibatches, expected 131072 at most"),
+        ({"accumulation": 3000, "ranks": 60}, "stage 0 updates after 180000 minibatches"),
+        ({"warmup": 10**9}, "stage 0 has a warm-up of 1000000000 on 1 rank"),
+        ({"warmup": 3000, "ranks": 60}, "stage 0 has a warm-up of 3000 on 60 ranks"),
+        ({"num_microbatches": 10**9}, "num_microbatches is 1000000000"),
+        ({"share": 10**9}, "stage 0 has shares of 1000000000 together"),
+    ],
+)
+def test_numbers_of_a_plans_file_are_bounded_with_their_products(tmp_path, changes, message):
+    """A warm-up of 10**9 in a file of a kilobyte filled the memory of whoever looked at it."""
+    share, ranks = changes.get("share", 1), changes.get("ranks", 1)
+    stage = {"layers": ["a"], "replicas": [{"rank": k, "share": share} for k in range(ranks)]}
+    document = Plan((Stage(("a",), (0,)),)).to_json() | {"stages": [stage | {"warmup": changes.get("warmup")}]}
+    document |= {key: changes[key] for key in ("accumulation", "num_microbatches") if key in changes}
+    path = write_json(tmp_path / "plan.json", document)
+    with pytest.raises(InputError, match=message):
+        Plan.load(path)
+
+
+def test_a_plan_whose_numbers_multiply_is_refused_before_it_is_laid_out():
+    stages = tuple(Stage((f"l{k}",), (k,), warmup=60_000) for k in range(2))
+    with pytest.raises(InputError, match="2 stages repeat themselves after 3600180"):
+        compile_until_steady(Plan(stages, accumulation=60_000))

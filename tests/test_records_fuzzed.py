@@ -1,6 +1,7 @@
 """Damaged files of run records: every use of them ends in a result or in one line, and costs no other record."""
 
 import json
+import os
 import shutil
 import sys
 import warnings
@@ -212,6 +213,18 @@ def test_a_whole_record_is_put_to_every_use(whole):
     use_all(whole / "damaged", RunRecord(whole / "whole"), counts)
     (whole / "damaged/metrics.jsonl").write_bytes(kept)
     assert counts["refused"] == 0
+
+
+@pytest.mark.parametrize("name", [*FILES, "labels.json", "logs/.lock", "logs/rank0.log", "drift.jsonl"])
+def test_a_pipe_in_a_record_hangs_nothing(whole, tmp_path, name):
+    """Whoever opened it waited for a writer: one such run hung the list of all, and the board."""
+    shutil.copytree(whole, tmp_path / "runs")
+    path = tmp_path / "runs" / "damaged" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    counts: Counter[str] = Counter()
+    use_all(tmp_path / "runs" / "damaged", RunRecord(tmp_path / "runs" / "whole"), counts)
+    assert counts["done"] >= 4
 
 
 @pytest.mark.slow

@@ -296,6 +296,26 @@ def test_what_was_left_out_ends_a_step():
     assert len(steps_of(Trace(near, "measured", facts))) == 2
 
 
+def test_a_step_in_which_nothing_was_computed_is_replayed():
+    """A long run's trace leaves out minibatches: of a step the update alone may be there, or nothing that took time."""
+    spans = (
+        Span(0, "0F0", 0.0, 1.0, "forward", 0, 0),
+        Span(0, "0U0", 1.0, 2.0, "update", 0, 0),
+        Span(0, "0U1", 2.0, 3.0, "update", 0, 1),
+        Span(0, "0F2", 4.0, 4.0, "forward", 0, 2),
+    )
+    found = replay(Trace(spans, "measured", {"steps": [[0, 0, 1], [1, 1, 2], [2, 2, 3]]}))
+    assert [step.pipeline_measured_seconds for step in found.steps] == [1.0, 0.0, 0.0]
+    assert found.largest_error == found.largest_pipeline_error == 0.0
+    assert "3 steps, off by 0.00% at most" in str(found)
+
+
+def test_steps_may_claim_any_number_of_minibatches():
+    spans = tuple(Span(0, f"0F{m}", float(m), m + 0.5, "forward", 0, m) for m in range(4))
+    trace = Trace(spans, "measured", {"steps": [[1, 2, 10**15], [0, 0, 2]]})
+    assert [(step.number, len(step.spans)) for step in steps_of(trace)] == [(0, 2), (1, 2)]
+
+
 def test_a_trace_without_training_is_refused():
     with pytest.raises(InputError, match="no forwards and backwards"):
         replay(Trace((Span(0, "0E0", 0.0, 1.0, "wait"),), "measured"))

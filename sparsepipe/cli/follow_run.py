@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..display.numbers import pace_text, rate_text
+from ..errors import CODE_FAILURES
 from ..io.fields import complaint
 from ..record.run_progress import RunProgress
 from ..sinks import Sink
@@ -70,7 +71,7 @@ class Forgiving:
     def _try(self, act: Callable[[], None], told: str) -> None:
         try:
             act()
-        except Exception as error:  # whatever a user's own code, or a tracker's server, raises
+        except CODE_FAILURES as error:  # whatever a user's own code, or a tracker's server, raises
             if not self._failed:
                 progress_line(f"warning: --log {self._kind}: {type(error).__name__} ({complaint(error)}); {told}")
             self._failed = True

@@ -79,13 +79,16 @@ def run(verb: Parser) -> None:
         metavar="CHECKPOINT",
         help="train nothing: compute the outputs for the validation split with the weights of a checkpoint, or of the "
         "newest of a run (its folder, or its name in runs/), and write predictions.npz; what is not given is as in "
-        "that run; of several pipelines the first computes them",
+        "that run; of several pipelines the first computes them. Imports the Python files that the run's config.json "
+        "names as model, data or loss: of a run that somebody sent read them first",
     )
     verb.add_argument(
         "--resume",
         type=Path,
         metavar="RUN",
-        help="go on from the last checkpoint of this run: its folder, or its name in runs/",
+        help="go on from the last checkpoint of this run: its folder, or its name in runs/. Imports the Python files "
+        "that its config.json names as model, data or loss, and connects to the hosts that its hosts.toml names: of a "
+        "run that somebody sent read these first",
     )
 
 

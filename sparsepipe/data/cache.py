@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,24 +13,29 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from ..io.files import sealed, sha256, unsealed, write_atomic
+from ..io.files import open_lock, read_whole, sealed, sha256, unsealed, write_atomic
 from .digest import unreadable
 from .sources import user_cache
 
 NO_CACHE = "off"
 _LIMIT_BYTES = 10 * 2**30  # of the user's own folder; one that was named is the user's to clear
 _LOOK_AGAIN_BYTES = 2**28  # written by this process: others write too, so what is left is looked up from time to time
+_MOST_ENTRY_BYTES = 2**36
+_LOOK_SECONDS = 0.02  # between two looks whether it is done
+_TO_MAKE_SECONDS = 600.0  # for another process to make an entry; then this one makes it, too
 _IN_USE_SECONDS = 24 * 3600.0  # to remove what an epoch is still to read would spare nothing
 
 
 class SampleCache:
     """A folder of safetensors files that several processes may fill at once; it may be removed at any time.
 
-    Entries appear whole or not at all. A damaged one counts as absent and is written anew. With a limit (bytes) the
-    entries not used for longest make room, but none that was used within a day. Where nothing more can be kept, that
-    being so, a disk full or the folder read-only, one warning says so and work goes on without.
+    Entries appear whole or not at all. A damaged one counts as absent and is written anew, as is what is a link, a
+    pipe or another user's file: others may be able to write to the folder. With a limit (bytes) the entries not used
+    for longest make room, but none that was used within a day. Where nothing more can be kept, that being so, a disk
+    full or the folder read-only, one warning says so and work goes on without.
     """
 
     def __init__(self, folder: Path | str, *, limit: int | None = None) -> None:
@@ -37,19 +43,20 @@ class SampleCache:
         self._limit = limit
         self._left = 0  # bytes that may be written before the folder is looked at again
         self._writable = True
+        self._patience = _TO_MAKE_SECONDS
 
     def load(self, key: str) -> dict[str, np.ndarray] | None:
         """Return the arrays kept under `key`, None where there are none."""
         path = self._path(key)
         try:
-            content = unsealed(path.read_bytes())
-        except OSError:
+            content = unsealed(read_whole(path, own=True, most=_MOST_ENTRY_BYTES))
+            arrays = None if content is None else safetensors.load(content)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
             return None
-        if content is None:
-            return None
-        with suppress(OSError):  # another's, or removed meanwhile
-            os.utime(path)
-        return safetensors.load(content)
+        if arrays is not None:
+            with suppress(OSError):  # removed meanwhile
+                os.utime(path, follow_symlinks=False)
+        return arrays
 
     def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep arrays under `key`."""
@@ -68,22 +75,38 @@ class SampleCache:
     def alone(self, key: str) -> Iterator[None]:
         """Hold an entry for this process, for what is dear to make: others wait, then find it.
 
-        Where nothing can be written nobody waits.
+        Nobody waits if nothing can be written, or for more than ten minutes: whoever holds it may be stopped.
         """
         path = self._path(key).with_suffix(".lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = path.open("w")
+            handle = open_lock(path, own=True)
         except OSError:
             yield
             return
         with handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            held = self._waited_for(handle.fileno())
             try:
                 yield
             finally:
-                with suppress(OSError):
-                    path.unlink()
+                if held:
+                    with suppress(OSError):
+                        path.unlink()
+
+    def _waited_for(self, lock: int) -> bool:
+        """Wait for a lock; False if it cannot be had. A process that waited for one in vain waits for no other."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    self._patience = 0.0
+                    return False
+                time.sleep(_LOOK_SECONDS)
+            except OSError:  # a disk without locks
+                return False
 
     def _has_room(self, num_bytes: int) -> bool:
         """Whether an entry of `num_bytes` may be written, after removing entries that were not used for long."""
@@ -100,8 +123,9 @@ class SampleCache:
         entries = []
         for path in self.folder.glob("*/*"):
             with suppress(OSError):  # removed meanwhile
-                status = path.stat()
-                entries.append((status.st_mtime, status.st_size, path))
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and not path.parent.is_symlink():  # what a link leads to is not ours
+                    entries.append((status.st_mtime, status.st_size, path))
         left = sum(size for _, size, _ in entries)
         for used, size, path in sorted(entries):
             if left <= aim or used > time.time() - _IN_USE_SECONDS:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..errors import InputError
+from ..io.files import read_whole
 
 _MOST_HASHED_BYTES = 256 * 2**20  # contents are hashed up to here (about a second), names and sizes beyond
 
@@ -21,7 +22,7 @@ def files_digest(paths: Iterable[Path], names: Sequence[tuple[str, int]]) -> dic
     try:
         whole = sum(path.stat().st_size for path in once) <= _MOST_HASHED_BYTES
         for path in once if whole else ():
-            hashed.update(path.read_bytes())
+            hashed.update(read_whole(path))
     except OSError as error:
         raise unreadable(error) from None
     return {"sha256": hashed.hexdigest(), "sha256_of": "names, sizes and contents" if whole else "names and sizes"}

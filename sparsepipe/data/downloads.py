@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import InputError
+from ..io.files import open_lock
 from .archives import unpack_zip
 from .manifests import Manifest, RemoteFile, get_manifest, package_address
 from .packages import fetch_from_package
@@ -73,7 +74,7 @@ def _alone(work: Path) -> Iterator[Path]:
         with suppress(FileExistsError):  # not exist_ok: it fails where another process removes the folder meanwhile
             work.mkdir()
         try:
-            handle = (work / _LOCK).open("w")
+            handle = open_lock(work / _LOCK)
         except FileNotFoundError:  # another process removed the folder just now
             continue
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -20,6 +20,7 @@ from typing import Any
 from ..cluster import Cluster
 from ..display.counting import number_of
 from ..errors import InputError
+from ..functions import is_function
 from ..io.fields import shown
 from ..io.yaml_files import read_yaml
 from ..plan import Plan
@@ -73,8 +74,17 @@ class DriverFile:
 
     @property
     def data(self) -> str:
-        """The data's folder where it is near, else what `data_dir` says, which may be a manifest's name."""
-        return str(self._near("data_dir") or self._value("data_dir"))
+        """The data's folder where it is near, else what `data_dir` says, which may be a manifest's name.
+
+        Raises InputError for a function: a file that somebody sent must not name code that is run.
+        """
+        found = str(self._near("data_dir") or self._value("data_dir"))
+        if is_function(found):
+            raise InputError(
+                f"{self.path}: data_dir {shown(found)} names a function, expected a folder or a data set: read its "
+                "code, and give it as --data if it is to be run"
+            )
+        return found
 
     @property
     def folder(self) -> Path | None:

@@ -30,7 +30,7 @@ from ..plan import Plan, Stage
 from ..replication.base import Rule
 
 CHOSEN = "my_device"  # the layout that SDPipe's scripts train with
-_MOST_TIMES = 1024  # that a list is repeated
+_MOST_GPUS = 2**20  # of all layouts of a file together
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
         raise InputError(f"{path}: host {shown(max(hosts, key=hosts.count))} is there twice: expected an entry a host")
     if (chiefs := sum(node.chief for node in nodes)) != 1:
         raise InputError(f"{path}: {number_of(chiefs, 'node')} with chief: true, expected one")
+    if (count := sum(node.workers for node in nodes)) > MOST_DEVICES:
+        raise InputError(f"{path}: {count} workers, expected {MOST_DEVICES} at most: correct the counts")
     return nodes
 
 
@@ -115,16 +117,21 @@ def load_layouts(path: Path | str, hosts: Sequence[str] = ()) -> dict[str, Layou
         raise InputError(f"{path}: not Python ({complaint(error)}), expected lists of rgpu(host, number)") from None
     names: dict[str, Any] = {}
     layouts: dict[str, Layout] = {}
+    count = 0
     for statement in tree.body:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             continue
+        target = statement.targets[0]
         try:
-            _assign(statement.targets[0], statement.value, names, hosts)
+            _assign(target, statement.value, names, hosts)
         except InputError as error:
             raise InputError(f"{path}:{statement.lineno}: {error}") from None
-        for name, value in names.items():
-            if isinstance(value, list) and name not in layouts:
-                layouts[name] = _layout(f"{path}:{statement.lineno}", name, value)
+        name = target.id if isinstance(target, ast.Name) else ""
+        if isinstance(value := names.get(name), list) and name not in layouts:
+            layouts[name] = _layout(f"{path}:{statement.lineno}", name, value)
+            count += len(value) * len(value[0])
+            if count > _MOST_GPUS:
+                raise InputError(f"{path}:{statement.lineno}: more than {_MOST_GPUS} GPUs in its lists; leave some out")
     if not layouts:
         raise InputError(f"{path}: no layout in it, expected such as my_device = [[rgpu('w0', 0)], [rgpu('w0', 1)]]")
     return layouts
@@ -153,11 +160,11 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             raise InputError(f"name {shown(node.id)} is not known, expected one that was assigned above")
         return names[node.id]
     if isinstance(node, ast.List):
-        return [_value(one, names) for one in node.elts]
+        return _bounded([_value(one, names) for one in node.elts])
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         left, right = _value(node.left, names), _value(node.right, names)
-        if isinstance(left, list) and type(right) is int and 1 <= right <= _MOST_TIMES:
-            return left * right
+        if isinstance(left, list) and type(right) is int and right >= 1 and len(left) * right <= MOST_DEVICES:
+            return _bounded(left * right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         arguments = [_value(one, names) for one in node.args]
         kinds = [type(one) for one in arguments]
@@ -166,6 +173,18 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         if (node.func.id, kinds) == ("rgpu", [str, int]):
             return arguments[0], arguments[1]
     raise InputError(f"{shown(ast.unparse(node))}: expected lists of gpu(number) and rgpu(host, number)")
+
+
+def _bounded(values: list[Any]) -> list[Any]:
+    """The list, if it has no more GPUs than a cluster can have. A list within lists is the same one over and over."""
+    count, left = 0, [values]
+    while left:
+        inner = left.pop()
+        count += len(inner)
+        if count > MOST_DEVICES:
+            raise InputError(f"a list of more than {MOST_DEVICES} GPUs, expected as many at most")
+        left += [one for one in inner if isinstance(one, list)]
+    return values
 
 
 def _layout(where: str, name: str, rows: list[Any]) -> Layout:

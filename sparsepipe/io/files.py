@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+
+MOST_BYTES = 2**29  # of a file that is read whole: parsed it takes several times as much memory
+_MOST_LINE_BYTES = 2**26  # of a row of JSON
 
 
 def write_atomic(
@@ -83,14 +87,60 @@ def write_json(path: Path | str, value: Any, *, make_folder: bool = True) -> Pat
     return write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n", make_folder=make_folder)
 
 
+def open_lock(path: Path | str, *, own: bool = False) -> io.BufferedRandom:
+    """Open a file to be locked, making it if need be; nothing is written to it.
+
+    `own`: it must be this user's. Raises OSError that names the file, for a link and a pipe, too.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    return os.fdopen(_checked(os.open(os.fspath(path), flags, 0o600), path, own=own), "r+b")
+
+
+def open_regular(path: Path | str, *, own: bool = False) -> io.BufferedReader:
+    """Open a regular file to read its bytes: whoever opens a pipe waits for a writer, and a device has no end.
+
+    `own`: it must be this user's and no link, as what is read from a cache that others may write to. Raises OSError
+    that names the file.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_NOFOLLOW if own else 0)
+    return os.fdopen(_checked(os.open(os.fspath(path), flags), path, own=own), "rb")
+
+
+def _checked(descriptor: int, path: Path | str, *, own: bool) -> int:
+    """Return the descriptor of a regular file; close it and raise OSError if it is of anything else."""
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, expected a regular file", str(path))
+        if own and status.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it is another user's", str(path))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_whole(path: Path | str, *, own: bool = False, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file (see `open_regular`). Raises OSError, too if it has more than `most` bytes.
+
+    A file can be sparse: without a bound a few bytes on a disk fill the memory.
+    """
+    with open_regular(path, own=own) as handle:
+        if os.fstat(handle.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", str(path))
+        return handle.read()
+
+
 def read_text(path: Path | str, *, what: str = "file") -> str:
     """Read a text file a user named, without the mark that some editors put before it (U+FEFF).
 
-    Raises InputError in one line where that cannot be done.
+    Raises InputError in one line if that cannot be done, and for what is no regular file of at most 512 MiB.
     """
     path = Path(path)
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return io.TextIOWrapper(io.BytesIO(read_whole(path)), encoding="utf-8-sig").read()
     except FileNotFoundError:
         raise InputError(f"{path}: no such {what}; check the path") from None
     except IsADirectoryError:
@@ -131,10 +181,10 @@ def read_numbered_rows(
     path = Path(path)
     lines: list[tuple[int, bytes]] = []
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise InputError(f"{path}: not a file, expected rows of JSON; move it away")
-        with path.open("rb") as handle:
-            for number, line in enumerate(handle, start=1):
+        with open_regular(path) as handle:
+            for number, line in enumerate(iter(lambda: handle.readline(_MOST_LINE_BYTES), b""), start=1):
+                if len(line) == _MOST_LINE_BYTES:
+                    raise InputError(f"{path}:{number}: longer than a row of JSON can be; take the line out")
                 if line.endswith(b"\n") and not line.isspace() and (wanted is None or wanted(line)):
                     lines.append((number, line))
     except OSError as error:
@@ -170,7 +220,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def sha256(path: Path | str) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
-    with Path(path).open("rb") as handle:
+    with open_regular(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -192,7 +242,8 @@ def cut_torn_row(path: Path | str) -> None:
     """
     path = Path(path)
     if path.exists():
-        whole = path.read_bytes().rfind(b"\n") + 1
+        with open_regular(path) as handle:
+            whole = handle.read().rfind(b"\n") + 1
         os.truncate(path, whole)
 
 

@@ -14,12 +14,14 @@ several. What becomes of them is the rows of a trace:
     everything else                         load                  time of the host
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InputError
 from .fields import complaint, shown
+from .files import open_regular
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mb_id", "gmc")
 COMPUTE = {"forward-compute": ("forward", "F"), "backward-compute": ("backward", "B")}
@@ -38,6 +40,7 @@ _MEETINGS = {
 _UPDATE = "optimizer"
 _OTHERS = {"update": _UPDATE, "forward transfer": "forward-pp-comm", "backward transfer": "backward-pp-comm"}
 _MOST_FILE_BYTES = 2**28
+_MOST_BYTES = 2**30  # of the columns that are read
 _MOST_ROWS = 4_000_000
 _MOST_NUMBER = 2**31
 _MOST_SECONDS = 1e9
@@ -88,26 +91,49 @@ def read_operations(path: Path) -> tuple[list[Row], dict[str, Any]]:
 def _read(path: Path) -> Any:
     """The table as a data frame, its size bounded before a value of it is looked at."""
     try:
-        if path.stat().st_size > _MOST_FILE_BYTES:
-            raise InputError(f"{path}: larger than {_MOST_FILE_BYTES >> 20} MiB; cut it into several steps' files")
-        import pandas
         import pyarrow.parquet
+        from pyarrow import types
     except ImportError as error:
         raise InputError(f"{path}: parquet needs {error.name}; install it with pip") from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with open_regular(path) as handle, pyarrow.parquet.ParquetFile(handle, read_dictionary=["optype"]) as file:
+            if os.fstat(handle.fileno()).st_size > _MOST_FILE_BYTES:
+                raise InputError(f"{path}: larger than {_MOST_FILE_BYTES >> 20} MiB; cut it into several steps' files")
             num_rows, names = file.metadata.num_rows, set(file.schema_arrow.names)
-        if missing := [name for name in COLUMNS if name not in names]:
-            raise InputError(
-                f"{path}: no column {', '.join(missing)}; expected operations of a job: {', '.join(COLUMNS)}"
-            )
-        if not 0 < num_rows <= _MOST_ROWS:
-            raise InputError(f"{path}: {num_rows} rows, expected 1 to {_MOST_ROWS}")
-        return pandas.read_parquet(path, engine="pyarrow", columns=[*COLUMNS], read_dictionary=["optype"])
+            if missing := [name for name in COLUMNS if name not in names]:
+                raise InputError(
+                    f"{path}: no column {', '.join(missing)}; expected operations of a job: {', '.join(COLUMNS)}"
+                )
+            if not 0 < num_rows <= _MOST_ROWS:
+                raise InputError(f"{path}: {num_rows} rows, expected 1 to {_MOST_ROWS}")
+            for name in COLUMNS:
+                kind = file.schema_arrow.field(name).type
+                is_number = any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean))
+                if types.is_nested(kind) or (name != "optype" and not is_number):
+                    raise InputError(f"{path}: column {name} has values that are no numbers")
+            return _in_parts(file, path)
     except InputError:
         raise
     except (ValueError, OSError, TypeError, KeyError, NotImplementedError, ArithmeticError, MemoryError) as error:
         raise InputError(f"{path}: cannot be read as parquet ({complaint(error)})") from None
+
+
+def _in_parts(file: Any, path: Path) -> Any:
+    """Read the columns part by part: a small file can hold one word of any length, packed, a million times."""
+    import pyarrow
+
+    groups = [file.metadata.row_group(k) for k in range(file.metadata.num_row_groups)]
+    chunks = [group.column(k) for group in groups for k in range(group.num_columns)]
+    claimed = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in COLUMNS)
+    parts, num_bytes = [], 0
+    for part in file.iter_batches(columns=[*COLUMNS]) if claimed <= _MOST_BYTES else ():
+        num_bytes += part.nbytes
+        if num_bytes > _MOST_BYTES:
+            break
+        parts.append(part)
+    if max(claimed, num_bytes) > _MOST_BYTES:
+        raise InputError(f"{path}: unpacked larger than {_MOST_BYTES >> 20} MiB; cut it into several steps' files")
+    return pyarrow.Table.from_batches(parts).unify_dictionaries().to_pandas(ignore_metadata=True)
 
 
 def _checked(table: Any, path: Path) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..host.limits import limit_in, limit_met
+from ..io.files import open_regular, read_whole
 from ..plan import Plan
 
 _LOG_BYTES = 2000  # of the end of a log
@@ -100,7 +101,7 @@ def _errors(run_dir: Path) -> list[dict[str, Any]]:
     found = []
     for path in (run_dir / "logs").glob("rank*.error.json"):
         try:
-            found.append(json.loads(path.read_text()))
+            found.append(json.loads(read_whole(path)))
         except (OSError, ValueError):
             continue  # a worker that was killed while it wrote
     return found
@@ -131,7 +132,7 @@ def _of_error(error: Mapping[str, Any], plan: Plan, *, precedence: int = 1) -> F
 def _end_of_log(run_dir: Path, rank: int) -> str:
     """The end of a worker's log, where C++ code says why it aborted."""
     try:
-        with (run_dir / "logs" / f"rank{rank}.log").open("rb") as log:
+        with open_regular(run_dir / "logs" / f"rank{rank}.log") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
             return log.read().decode(errors="replace")
     except OSError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import InputError
 
 LOCK = Path("logs", ".lock")
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a folder of others may have a link or a pipe in its place
 _TO_LOOK = 0.5  # seconds that whoever looks whether it is held may have it, on a busy machine
 
 
@@ -24,7 +25,7 @@ def hold(folder: Path) -> int:
     """
     try:
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
     except OSError as error:
         raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir") from None
     if _locks(lock) or (guard_of(folder) is None and _locks(lock, seconds=_TO_LOOK)):
@@ -44,10 +45,12 @@ def is_held(folder: Path) -> bool:
     where neither can be found out at this moment, as with too many files open.
     """
     try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(folder / LOCK, os.O_RDONLY | _FLAGS)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ELOOP):
+            raise
         return guard_of(folder) is not None
     try:
         return not _locks(lock, fcntl.LOCK_SH)

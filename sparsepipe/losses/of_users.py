@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
+from ..errors import CODE_FAILURES, InputError
 from ..functions import UserFunction
 from .base import Outcome, weighed
 from .outputs import check_scalar, described
@@ -65,7 +65,7 @@ class UserLoss:
             return self._function(output, target, **self._args)
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # whatever the user's function raises: it is told in a line
+        except CODE_FAILURES as error:  # whatever the user's function raises: it is told in a line
             given = f"output {described(output)}, target {described(target)}"
             given += f", {', '.join(self._args)}" if self._args else ""
             raise InputError(

@@ -21,7 +21,7 @@ from plotly.io.base_renderers import MimetypeRenderer
 from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..io.fields import shown
-from ..io.files import write_atomic, write_json
+from ..io.files import read_text, write_atomic, write_json
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from .chromium import NoPicture, browser, drawn
@@ -66,7 +66,7 @@ def export(
     printed, scale = sheet.printed(styled, rests_on.doubts)
     figure = doubted(styled, rests_on.doubts)
     try:
-        stale = not paths[0].exists() or paths[0].read_text() != rows
+        stale = not paths[0].exists() or read_text(paths[0], what="table of a figure") != rows
         write_atomic(paths[0], rows)
         write_json(paths[1], facts)
         drawings = {"pdf": (printed, scale), "svg": (figure, 1), "png": (figure, _SCALE)}

@@ -1,6 +1,7 @@
 """Write a trace as one self-contained HTML page: a timeline to zoom and drag, with numbers on hover."""
 
 import json
+import re
 from pathlib import Path
 
 from ..display.colors import STAGE_COLORS, edge_of
@@ -42,7 +43,8 @@ def trace_page(trace: Trace, *, title: str) -> str:
     # No name in it ends the script it stands in, or begins a comment: in JSON "<" may be written otherwise.
     text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
     told = title + (f" ({left_out(trace)})" if trace.left_out else "")
-    return _PAGE.read_text(encoding="utf-8").replace("@TITLE@", Html.escape(told)).replace("@TRACE@", text)
+    parts = {"@TITLE@": Html.escape(told), "@TRACE@": text}  # put in at once: a title may have a mark in it
+    return re.sub("|".join(parts), lambda mark: parts[mark[0]], _PAGE.read_text(encoding="utf-8"))
 
 
 def write_trace(trace: Trace, stem: Path, *, title: str) -> tuple[Path, Path]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..errors import DamagedRecord, InputError
 from ..io.fields import integer
-from ..io.files import read_numbered_rows
+from ..io.files import open_regular, read_numbered_rows
 from ..trace import WORK, Span, span_of, with_input_halves
 
 TRACE_BYTES = 16 * 2**20  # of all ranks of a run
@@ -247,7 +247,7 @@ def _place_of(line: bytes, before: int) -> int:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as handle:
+    with open_regular(path) as handle:
         yield from handle
 
 

@@ -42,12 +42,13 @@ class Replay:
     @property
     def largest_error(self) -> float:
         """Of the whole steps, relative to what was measured."""
-        return max(abs(step.replayed_seconds / step.measured_seconds - 1) for step in self.steps)
+        return max(abs(_off(step.replayed_seconds, step.measured_seconds)) for step in self.steps)
 
     @property
     def largest_pipeline_error(self) -> float:
         """Of forwards and backwards alone, relative to what was measured."""
-        return max(abs(step.pipeline_replayed_seconds / step.pipeline_measured_seconds - 1) for step in self.steps)
+        pairs = [(step.pipeline_replayed_seconds, step.pipeline_measured_seconds) for step in self.steps]
+        return max(abs(_off(*pair)) for pair in pairs)
 
     def to_json(self) -> dict[str, Any]:
         """{"steps": […]}, seconds of each."""
@@ -57,8 +58,8 @@ class Replay:
         """Each step as measured and as replayed, a row each; `all_in` says where those left out are."""
         head, rows = ["step", "measured (s)", "replayed (s)", "difference", "pipeline alone"], list[list[str]]()
         for step in self.steps:
-            whole = step.replayed_seconds / step.measured_seconds - 1 if step.measured_seconds else 0.0
-            alone = step.pipeline_replayed_seconds / step.pipeline_measured_seconds - 1
+            whole = _off(step.replayed_seconds, step.measured_seconds)
+            alone = _off(step.pipeline_replayed_seconds, step.pipeline_measured_seconds)
             times = (step.measured_seconds, step.replayed_seconds)
             rows.append([str(step.step), *(f"{seconds:.4f}" for seconds in times), f"{whole:+.2%}", f"{alone:+.2%}"])
         steps = "step" if len(self.steps) == 1 else "steps"
@@ -73,6 +74,11 @@ class Replay:
 
     def _repr_html_(self) -> str:
         return html.lines(str(self))
+
+
+def _off(replayed: float, measured: float) -> float:
+    """The relative error; none for a step in which nothing was computed, or that took no time."""
+    return replayed / measured - 1 if measured else 0.0
 
 
 def replay(trace: Trace) -> Replay:

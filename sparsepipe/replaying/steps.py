@@ -1,6 +1,7 @@
 """The steps of a trace: what lies between two moments at which every minibatch that was begun has been finished."""
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,10 +46,12 @@ def steps_of(trace: Trace) -> list[Step]:
     ranges = [(number, first, past) for number, first, past in trace.facts.get("steps", ())] or [*_flushed(trace)]
     if not ranges:
         raise InputError("the trace has no forwards and backwards to replay; choose one of a training run")
-    of_minibatch = {minibatch: k for k, (_, first, past) in enumerate(ranges) for minibatch in range(first, past)}
+    ranges.sort(key=lambda step: step[1])
+    begins = [first for _, first, _ in ranges]
     spans: list[list[Span]] = [[] for _ in ranges]
     for span in _of_training(trace.spans):
-        if span.kind in _REPLAYED and (place := of_minibatch.get(span.minibatch)) is not None:
+        place = bisect_right(begins, span.minibatch) - 1
+        if span.kind in _REPLAYED and place >= 0 and span.minibatch < ranges[place][2]:
             spans[place].append(span)
     return [
         Step(number, tuple(sorted(own, key=lambda span: (span.start, span.end))))

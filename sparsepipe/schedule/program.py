@@ -12,6 +12,7 @@ from importlib import import_module
 from math import lcm
 from typing import NamedTuple
 
+from ..display.counting import number_of
 from ..errors import InputError
 from ..plan import Estimate, Plan, StageEstimate
 from . import one_forward_one_backward
@@ -42,6 +43,7 @@ def order_of(plan: Plan) -> Order:
     return order
 
 
+_MOST_FORWARDS = 2**24  # of all stages together, until a plan is steady
 Moment = tuple[int | None, tuple[tuple[int, int], ...]]
 
 
@@ -65,12 +67,22 @@ def compile_until_steady(plan: Plan) -> "Program":
 def _until_steady(plan: Plan) -> "Program":
     rounds = [stage.round for stage in plan.stages]
     if plan.flushes:
-        return Program(plan, lcm(plan.num_microbatches, *rounds))
+        return _bounded(plan, lcm(plan.num_microbatches, *rounds))
     lengths = [round_length(plan, s) for s in range(len(plan.stages))]
     turns = [lcm(length, own) - length for length, own in zip(lengths, rounds, strict=True)]
     depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
     ranks = sum(len(stage.ranks) for stage in plan.stages)
-    return Program(plan, max(lengths) * plan.stages_per_rank * (depth + 3) + max(turns) + ranks)
+    return _bounded(plan, max(lengths) * plan.stages_per_rank * (depth + 3) + max(turns) + ranks)
+
+
+def _bounded(plan: Plan, num_minibatches: int) -> "Program":
+    """Raise InputError for more actions than memory holds: numbers of a plan may be small, and their product not."""
+    if num_minibatches * len(plan.stages) > _MOST_FORWARDS:
+        raise InputError(
+            f"{number_of(len(plan.stages), 'stage')} repeat themselves after {num_minibatches} minibatches, expected "
+            f"{_MOST_FORWARDS // len(plan.stages)} at most: lower microbatches, accumulation, warm-up or shares"
+        )
+    return Program(plan, num_minibatches)
 
 
 @dataclass(frozen=True, eq=False)

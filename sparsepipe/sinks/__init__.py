@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import CODE_FAILURES, InputError
 from ..functions import UserFunction, is_function
 from ..io.fields import complaint
 from .base import Sink, scalars
@@ -28,7 +28,7 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
             sink: Sink = make(folder)
         except InputError:
             raise
-        except Exception as error:  # whatever the user's code raises: it is told in a line
+        except CODE_FAILURES as error:  # whatever the user's code raises: it is told in a line
             raise InputError(f"{kind}: raises {type(error).__name__} as it is opened ({complaint(error)})") from error
         if not callable(sink) or not callable(getattr(sink, "close", None)):
             raise InputError(f"{kind}: returned no sink, expected what takes rows when called, and has close()")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..display.markup import Html, joined
 from ..display.numbers import pace_text
+from ..io.files import open_regular
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
@@ -192,9 +193,11 @@ def _last_spans(path: Path) -> list[Span]:
 
 
 def _tail(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would be waited for
+    try:
+        handle = open_regular(path)
+    except OSError:  # not there yet, or a pipe, which would be waited for
         return b""
-    with path.open("rb") as handle:
+    with handle:
         handle.seek(0, 2)
         size = handle.tell()
         handle.seek(max(0, size - _TAIL))

@@ -27,7 +27,7 @@ import torch
 from ...derived.digests import digest
 from ...derived.seeds import SHARED_GENERATORS, sample_seed
 from ...display.counting import number_of
-from ...errors import InputError
+from ...errors import CODE_FAILURES, InputError
 from ...functions import UserFunction
 from ...io.fields import complaint, shown
 from ...sizes import SIZE_UNITS
@@ -298,7 +298,7 @@ class OwnExamples:
             return run()
         except InputError:
             raise
-        except Exception as error:  # whatever the user's code raises
+        except CODE_FAILURES as error:  # whatever the user's code raises
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f" {where}" if where else ""
             raise InputError(

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from ...host.memory import available_bytes
+from ...io.files import open_regular
 from ..labels import IGNORED
 from .reading import AS_THEY_ARE, DROP, LEFT_OUT, Reading
 
@@ -16,6 +18,7 @@ NORMAL = ("nx", "ny", "nz")
 COLOUR = ("red", "green", "blue")  # 0 to 255
 INTENSITY = "intensity"
 LABEL = "label"  # the column of the points' own classes
+_LARGE_BYTES = 2**28  # of a file: more are compared with the memory that is free
 _MAX_DIGITS = 18  # of a count: what int64 holds; Python itself refuses words of thousands
 SAME = {  # what other writers call these columns
     **dict(zip(("normal_x", "normal_y", "normal_z"), NORMAL, strict=True)),
@@ -236,9 +239,15 @@ def whole_labels(path: Path, labels: np.ndarray, reading: Reading = AS_THEY_ARE)
 
 def read_bytes(path: Path, *, what: str) -> bytes:
     """Read a file a user named. Raises InputError in one line where it is missing, unreadable, empty or no file."""
-    check_regular(path, what=what)
+    num_bytes = check_regular(path, what=what)
+    if num_bytes > _LARGE_BYTES and num_bytes > (room := available_bytes()):  # it may be sparse, and small on the disk
+        raise InputError(
+            f"{path}: has {num_bytes / 1e9:.1f} GB, more than the {room / 1e9:.1f} GB of memory that are free; cut it "
+            "into several files"
+        )
     try:
-        data = path.read_bytes()
+        with open_regular(path) as handle:
+            data = handle.read()
     except OSError as error:
         raise InputError(f"{path}: cannot be read as {what} ({error.strerror})") from None
     if not data.strip():

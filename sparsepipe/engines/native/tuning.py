@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...data.sources import user_cache
-from ...io.files import write_json
+from ...io.files import read_whole, write_json
 from ...io.told import tell
 
 _TURNS = 5  # of each way, after one to warm up
@@ -69,11 +69,15 @@ class Choices:
 
     def _read(self) -> dict[str, dict[str, str]]:
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = json.loads(read_whole(self.path, own=True))
+        except (OSError, ValueError, RecursionError):
             return {}
-        whole = isinstance(found, dict) and all(isinstance(sizes, dict) for sizes in found.values())
+        whole = isinstance(found, dict) and all(map(_is_measured, found.values()))
         return found if whole else {}
+
+
+def _is_measured(sizes: object) -> bool:
+    return isinstance(sizes, dict) and all(isinstance(way, str) for way in sizes.values())
 
 
 def _near(size: int) -> tuple[int, int, int]:

@@ -83,6 +83,8 @@ def _numbers(ranges: str, part: str) -> list[str]:
         if int(last) - int(first) >= MOST_DEVICES:
             raise InputError(f"{shown(part)}: range {shown(one)} is more than {MOST_DEVICES} hosts: correct it")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        if len(numbers) > MOST_DEVICES:
+            raise InputError(f"{shown(part)}: more than {MOST_DEVICES} hosts: correct its ranges")
     return numbers
 
 
@@ -96,6 +98,8 @@ def _counts(text: str, num_hosts: int) -> list[int]:
         if not match or int(match[1]) < 1 or int(match[2] or 1) > MOST_DEVICES:
             raise InputError(f"SLURM_TASKS_PER_NODE = {shown(text)}: expected such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
+        if len(counts) > num_hosts:
+            break
     if len(counts) != num_hosts:
         raise InputError(
             f"SLURM_TASKS_PER_NODE = {shown(text)} is for {number_of(len(counts), 'host')}, the list has {num_hosts}"

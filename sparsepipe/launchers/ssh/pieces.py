@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from ...errors import InputError
-from ...io.files import sha256
+from ...io.files import open_regular, sha256
 from .frames import MOST_PAYLOAD, Frame, FrameWriter
 
 _PIECE = MOST_PAYLOAD // 2
@@ -25,7 +25,7 @@ def place(folder: Path, name: Any) -> Path:
 def send_file(writer: FrameWriter, path: Path, name: str, *, kind: str = "file", **facts: Any) -> None:
     """Send a file whole, in pieces, with its SHA-256. Raises OSError."""
     digest = sha256(path)
-    with path.open("rb") as handle:
+    with open_regular(path) as handle:
         for piece, first, last in _pieces(handle):
             writer.send(kind, piece, name=name, first=first, last=last, sha256=digest, **facts)
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ...io.files import read_whole
+
 _FOLDER = "checkpoints"
 _NONE = (-1, -1)
 MANIFEST = "manifest.json"
@@ -76,7 +78,7 @@ class Shards:
     def _whole(self, folder: Path) -> Iterator[Found]:
         """A checkpoint's own shards, then what makes it whole."""
         with suppress(OSError, ValueError):  # it was removed again, as older ones are
-            files = json.loads((folder / MANIFEST).read_bytes())["files"]
+            files = json.loads(read_whole(folder / MANIFEST))["files"]
             hidden = f"{_FOLDER}/.{folder.name}"
             for file in sorted(files):
                 if f"{hidden}/{file}" not in self.arrived:
@@ -85,7 +87,7 @@ class Shards:
 
     def _partial(self, description: Path, name: str) -> Iterator[Found]:
         with suppress(OSError, ValueError):
-            for file in json.loads(description.read_bytes()):
+            for file in json.loads(read_whole(description)):
                 yield Found(f"{_FOLDER}/{description.parent.name}/{Path(file).name}", description.parent / file)
             yield Found(name, description)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import InputError
+from ...errors import CODE_FAILURES, InputError
 from ...functions import UserFunction
 from .. import MODULE_NETWORKS
 
@@ -34,7 +34,7 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
             module = function(**given)
         except InputError:
             raise
-        except Exception as error:  # whatever a function of the user's own raises: it is told in a line
+        except CODE_FAILURES as error:  # whatever a function of the user's own raises: it is told in a line
             told = " ".join(str(error).split())
             raise InputError(f"model {model}: it raises {type(error).__name__} as it is built ({told})") from error
     if not isinstance(module, nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ...errors import InputError
+from ...errors import CODE_FAILURES, InputError
 from . import exported, tracer
 from .assembly import Assembly
 from .copies import RESERVED
@@ -235,7 +235,7 @@ def _run(module: nn.Module, inputs: Inputs, training: bool, name: str) -> Any:
             module.train(training)
             torch.manual_seed(0)
             found = module(*args, **kwargs)
-    except Exception as error:  # whatever it raises
+    except CODE_FAILURES as error:  # whatever it raises
         what = " ".join(str(error).split())[:200]
         raise InputError(
             f"{name}: the forward of {type(module).__name__} raises {type(error).__name__} on the example ({what})"

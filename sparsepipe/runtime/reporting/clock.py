@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from ...io.files import write_json
+from ...io.files import open_regular, write_json
 from ...record.record_files import CLOCK, read_fields
 
 _TAIL_BYTES = 2**16  # of a file that grows by rows: the latest are in it
@@ -34,7 +34,7 @@ def last_recorded(run_dir: Path) -> float:
 
 
 def _last_time(path: Path) -> float:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         lines = file.read().splitlines()
     return max(map(_time, lines), default=0.0)

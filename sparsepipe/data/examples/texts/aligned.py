@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import InputError
+from ....io.files import read_whole
 from ...formats.base import check_regular
 from ...layouts.litter import entries
 from ...layouts.splits import splits_named
@@ -113,7 +114,7 @@ def read_lines(path: Path) -> list[str]:
     """
     check_regular(path, what="a text")
     try:
-        content = path.read_bytes()
+        content = read_whole(path)
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import InputError
+from ....io.files import open_regular
 from ...layouts.litter import entries, folders
 from ...layouts.splits import split_of
 from .aligned import read_lines
@@ -66,7 +67,7 @@ def opened(root: Path, split: str) -> PlainTexts:
 def is_prose(path: Path) -> bool:
     """Return whether a file begins as a text does, and not as rows of numbers do."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(_LOOKED_AT)
     except OSError:
         return False
