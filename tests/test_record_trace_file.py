@@ -1,6 +1,7 @@
 """A long run's trace is bounded on disk and when read; what is left out is left out of every rank, and said."""
 
 import json
+import random
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from sparsepipe.io.files import write_rows
 from sparsepipe.plots.epochs import epoch_trace, working_epoch
 from sparsepipe.plots.timeline import timeline
 from sparsepipe.plots.trace_page import trace_page
-from sparsepipe.record import Origin
+from sparsepipe.record import Origin, trace_file
 from sparsepipe.record.trace_file import MEGABYTES, bytes_of_rank, merged, read_spans
 from sparsepipe.runtime.reporting.recorder import Recorder
 
@@ -177,3 +178,24 @@ def test_a_damaged_mark_is_refused(tmp_path, mark):
     path.write_text(mark + "\n")
     with pytest.raises(InputError, match=r"trace-rank0.jsonl:1: "):
         read_spans(path)
+
+
+def test_what_is_missing_and_the_gaps_that_it_leaves_are_those_that_are_counted_one_by_one():
+    """A file of many long ranges filled the memory with their numbers, and time grew with ranges times spans."""
+    draw = random.Random(0)
+    for _ in range(50):
+        ranges = [
+            (first, first + draw.randrange(6)) for first in (draw.randrange(40) for _ in range(draw.randrange(8)))
+        ]
+        spans = [Span(0, "", 2.0 * m, 2.0 * m + 3, "forward", 0, m) for m in draw.sample(range(48), draw.randrange(12))]
+        numbers = {number for first, last in ranges for number in range(first, last + 1)}
+        missing = trace_file._inside(ranges)
+        assert {number for number in range(-1, 60) if missing(number)} == numbers
+        seconds = 0.0
+        for first, last in ranges:
+            ends = [span.end for span in spans if span.minibatch < first]
+            starts = [span.start for span in spans if span.minibatch > last]
+            seconds += max(0.0, min(starts) - max(ends)) if starts and ends else 0.0
+        assert trace_file._seconds_between(spans, ranges) == pytest.approx(seconds)
+    many = trace_file._inside([(k * 10**6, k * 10**6 + 999_998) for k in range(3000)])
+    assert many(5_999_998) and not many(5_999_999)

@@ -40,6 +40,7 @@ ROOM = " " * 10240  # ends the command of what others are forked from: they writ
 _LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a supervisor that were killed
 _HALF_WRITTEN = re.compile(r"\..+\.(json|jsonl|toml)\.[0-9a-z_]{8}")  # what a killed write leaves
 COMMANDS = ("stop", "replan")  # what a run hears: those of runtime/commands.py, which whoever asks may know more of
+_STATUS_BYTES = 2**20
 _LOG_BYTES = 4096  # of the end of a log, to look for its last line
 
 
@@ -157,7 +158,7 @@ def read_status(run_dir: Path) -> dict:
     with os.fdopen(descriptor, "rb") as handle:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no file")
-        content = handle.read()
+        content = handle.read(_STATUS_BYTES)  # the file may be sparse
     try:
         status = json.loads(content)
     except RecursionError:

@@ -15,8 +15,10 @@ An epoch longer than half of the share keeps its newest minibatches.
 import json
 import os
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ TRACE_BYTES = 16 * 2**20  # of all ranks of a run
 MEGABYTES = "SPARSEPIPE_TRACE_MEGABYTES"
 _LEAST = 2**16  # bytes of a rank, however many there are
 _MARK = b'{"left_out"'
+_MOST_LINE_BYTES = 2**20
 _PLACE = re.compile(rb'"kind": "(?:' + "|".join(WORK).encode() + rb')", "stage": \d+, "minibatch": (\d{1,15})\b')
 
 Range = tuple[int, int]  # minibatches, first and last
@@ -219,9 +222,20 @@ def _without(spans: Iterable[Span], missing: Callable[[int], bool]) -> Iterator[
 
 
 def _inside(ranges: Sequence[Range]) -> Callable[[int], bool]:
-    numbers = {number for first, last in ranges if last - first < 10**6 for number in range(first, last + 1)}
-    long = [(first, last) for first, last in ranges if last - first >= 10**6]
-    return lambda number: number in numbers or any(first <= number <= last for first, last in long)
+    firsts: list[int] = []
+    lasts: list[int] = []
+    for first, last in sorted(ranges):
+        if lasts and first <= lasts[-1]:
+            lasts[-1] = max(last, lasts[-1])
+        else:
+            firsts.append(first)
+            lasts.append(last)
+
+    def missing(number: int) -> bool:
+        place = bisect_right(firsts, number) - 1
+        return place >= 0 and number <= lasts[place]
+
+    return missing
 
 
 def _seconds_between(spans: Sequence[Span], ranges: Sequence[Range]) -> float:
@@ -232,13 +246,12 @@ def _seconds_between(spans: Sequence[Span], ranges: Sequence[Range]) -> float:
         if span.kind in WORK and span.minibatch >= 0:
             ends[span.minibatch] = max(span.end, ends.get(span.minibatch, span.end))
             starts[span.minibatch] = min(span.start, starts.get(span.minibatch, span.start))
-    seconds = 0.0
-    for first, last in ranges:
-        before = max((end for m, end in ends.items() if m < first), default=None)
-        after = min((start for m, start in starts.items() if m > last), default=None)
-        if before is not None and after is not None:
-            seconds += max(0.0, after - before)
-    return seconds
+    numbers = sorted(ends)
+    latest = [*accumulate((ends[m] for m in numbers), max)]
+    earliest = [*accumulate((starts[m] for m in reversed(numbers)), min)][::-1]
+    places = ((bisect_left(numbers, first), bisect_right(numbers, last)) for first, last in ranges)
+    gaps = (earliest[after] - latest[before - 1] for before, after in places if before and after < len(numbers))
+    return sum((max(0.0, gap) for gap in gaps), 0.0)
 
 
 def _place_of(line: bytes, before: int) -> int:
@@ -248,7 +261,7 @@ def _place_of(line: bytes, before: int) -> int:
 
 def _lines(path: Path) -> Iterator[bytes]:
     with open_regular(path) as handle:
-        yield from handle
+        yield from iter(lambda: handle.readline(_MOST_LINE_BYTES), b"")
 
 
 def _written(first: int, last: int, spans: int) -> bytes:
