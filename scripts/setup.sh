@@ -29,7 +29,7 @@ if is_done; then exit 0; fi
 
 # One set-up at a time in a folder; the next one waits, then finds it done.
 if command -v flock >/dev/null; then
-  exec 9>.setup-lock
+  exec 9>>.setup-lock
   flock -n 9 || { say "another set-up is at work here; waiting for it"; flock 9; }
   if is_done; then exit 0; fi
 fi

@@ -78,6 +78,10 @@ def test_what_a_plan_of_ours_cannot_say_is_in_its_warnings(shared_reference):
         ({"partition": [2, 2], "recompute_ratio": [0, 1.5]}, "recompute_ratio = 1.5"),
         ({"partition": [2, 2], "batch_size": [1, 2]}, "batch_size without batch_size_all"),
         ({"partition": [2, 2], "batch_size": [2, 3], "batch_size_all": [4]}, "batch_size 3 of a minibatch of 4"),
+        (
+            {"partition": [2, 2], "batch_size": [1, 1], "batch_size_all": [60_000]},
+            "is for 120000 replicas, expected 65536",
+        ),
         ({"partition": [2, 2], "batch_size": [1, 10**8], "batch_size_all": [10**8]}, "batch_size 1 of a minibatch"),
         ([], "expected a JSON object"),
     ],

@@ -67,6 +67,10 @@ def test_a_cluster_needs_a_profile_path_for_each_type():
     [
         ("", "no line starts with 'Server'"),
         ("\n\n", "no line starts with 'Server'"),
+        (
+            "".join(f"Server{k}\n fast 99999 fast.txt\n" for k in range(3000)),
+            "299997000 devices, expected 65536 at most",
+        ),
         ("fast 1 fast.txt\n", "servers.txt:1: devices 'fast' before any server"),
         ("Server0\n\nServer0\n", "servers.txt:3: server 'Server0' is listed twice"),
         ("Server0 a b\n", "servers.txt:1: 3 words after a line that starts with 'Server'"),

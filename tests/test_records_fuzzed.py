@@ -19,7 +19,8 @@ from test_parsers_fuzzed import damaged, damaged_tree, edits, tree_edits
 
 from sparsepipe import InputError, Plan, RunRecord, Stage, plots
 from sparsepipe.cli.run_verbs import runs_compare, runs_export, runs_list, runs_show
-from sparsepipe.io.files import write_rows
+from sparsepipe.functions import UserFunction
+from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plots.epochs import working_epoch
 from sparsepipe.record import Origin
 from sparsepipe.record.plans import begin_plan
@@ -225,6 +226,21 @@ def test_a_pipe_in_a_record_hangs_nothing(whole, tmp_path, name):
     counts: Counter[str] = Counter()
     use_all(tmp_path / "runs" / "damaged", RunRecord(tmp_path / "runs" / "whole"), counts)
     assert counts["done"] >= 4
+
+
+def test_looking_at_a_record_imports_nothing_that_it_names(whole, tmp_path):
+    """A run that somebody sent may name any file as its network, data and loss."""
+    shutil.copytree(whole, tmp_path / "runs")
+    evil, marker = tmp_path / "evil.py", tmp_path / "was-run"
+    evil.write_text(f"open({str(marker)!r}, 'w')\ndef build(*given, **more): pass\n")
+    name = f"{evil}:build"
+    config = RunConfig(name, name, batch_size=4, loss=name)
+    write_json(tmp_path / "runs" / "damaged" / "config.json", config.to_json())
+    counts: Counter[str] = Counter()
+    use_all(tmp_path / "runs" / "damaged", RunRecord(tmp_path / "runs" / "whole"), counts)
+    assert counts["done"] > 10 and not marker.exists()
+    UserFunction.parse(name).load()
+    assert marker.exists()
 
 
 @pytest.mark.slow

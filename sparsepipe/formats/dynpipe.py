@@ -150,7 +150,10 @@ def _replicas(content: Mapping[str, Any], num_stages: int) -> list[int]:
     rows = [integer(one, "batch_size", least=1, most=whole) for one in _list(content, "batch_size", num_stages)]
     if uneven := [one for one in rows if whole % one or whole // one > MOST_DEVICES]:
         raise InputError(f"batch_size {uneven[0]} of a minibatch of {whole}: expected equal parts of it")
-    return [whole // one for one in rows]
+    replicas = [whole // one for one in rows]
+    if sum(replicas) > MOST_DEVICES:
+        raise InputError(f"batch_size is for {sum(replicas)} replicas, expected {MOST_DEVICES} at most")
+    return replicas
 
 
 def is_layer_list(path: Path | str) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
+from ..io.fields import MOST_DEVICES
 from ..io.files import read_text, write_atomic
 from ..profile import Profile
 
@@ -47,6 +48,8 @@ class ServerFile:
             )
         if empty := [name for name, devices in servers.items() if not devices]:
             raise InputError(f"{path}: server {empty[0]!r} has no devices: expected a line 'NAME COUNT PATH' below it")
+        if (count := sum(sum(devices.values()) for devices in servers.values())) > MOST_DEVICES:
+            raise InputError(f"{path}: {count} devices, expected {MOST_DEVICES} at most: correct the counts")
         listed = tuple((name, tuple(devices.items())) for name, devices in servers.items())
         return cls(listed, tuple(profiles.items()), Path(path).parent)
 
