@@ -9,7 +9,7 @@ from runtime_jobs import PLAIN, plan_of, settings
 
 from sparsepipe import InputError
 from sparsepipe.launchers.prepare import for_hosts
-from sparsepipe.launchers.ssh.frames import FrameReader, FrameWriter
+from sparsepipe.host.frames import FrameReader, FrameWriter
 from sparsepipe.launchers.ssh.requests import ANSWERS, Requests
 from sparsepipe.plan import Plan
 from sparsepipe.record import Origin, RunRecord
