@@ -4,7 +4,6 @@ The run's supervisor holds it from before it starts to its end, however it ends.
 it too, by `flock` on the file: then no run is alive, and messages name the process that holds it.
 """
 
-import errno
 import fcntl
 import os
 import time
@@ -12,22 +11,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import InputError
+from ..host.file_locks import lock_file
 
 LOCK = Path("logs", ".lock")
+_REMEDY = "choose a run_dir on another disk"
 _TO_LOOK = 0.5  # seconds that whoever looks whether it is held may have it, on a busy machine
 
 
 def hold(folder: Path) -> int:
     """Lock a run's folder, creating it where needed; return the file descriptor that holds the lock.
 
-    Raises InputError where a run is at work in it, somebody else holds the lock, or the folder cannot be made.
+    Raises InputError where a run is at work in it, somebody else holds the lock, the folder cannot be made, or its disk
+    has no locks.
     """
     try:
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir") from None
-    if _locks(lock) or (guard_of(folder) is None and _locks(lock, seconds=_TO_LOOK)):
+    path = folder / LOCK
+    try:
+        locked = _locks(lock, path) or (guard_of(folder) is None and _locks(lock, path, seconds=_TO_LOOK))
+    except InputError:
+        os.close(lock)
+        raise
+    if locked:
         if os.fstat(lock).st_uid == os.geteuid():
             os.fchmod(lock, 0o600)  # one that an earlier version made: nobody else may open it, and so lock it
         return lock
@@ -40,8 +48,8 @@ def hold(folder: Path) -> int:
 def is_held(folder: Path) -> bool:
     """Whether a run is alive in the folder, or about to start.
 
-    Where the lock is another user's and cannot be opened, the supervisor process is looked for instead. Raises OSError
-    where neither can be found out at this moment, as with too many files open.
+    If the lock is another user's and cannot be opened, or its disk has no locks, the supervisor process is looked for
+    instead. Raises OSError where neither can be found out at this moment, as with too many files open.
     """
     try:
         lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -50,7 +58,9 @@ def is_held(folder: Path) -> bool:
     except PermissionError:
         return guard_of(folder) is not None
     try:
-        return not _locks(lock, fcntl.LOCK_SH)
+        return not _locks(lock, folder / LOCK, fcntl.LOCK_SH)
+    except InputError:
+        return guard_of(folder) is not None
     finally:
         os.close(lock)
 
@@ -74,19 +84,14 @@ def guard_of(folder: Path) -> int | None:
     return None
 
 
-def _locks(descriptor: int, how: int = fcntl.LOCK_EX, *, seconds: float = 0.005) -> bool:
+def _locks(descriptor: int, path: Path, how: int = fcntl.LOCK_EX, *, seconds: float = 0.005) -> bool:
     """Try to lock, for so many seconds, since whoever looks whether it is held has it for a moment."""
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            return True
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
+    while not lock_file(descriptor, how | fcntl.LOCK_NB, path=path, remedy=_REMEDY):
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.001)
+    return True
 
 
 def _holders(folder: Path) -> list[int]:
