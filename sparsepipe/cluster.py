@@ -14,6 +14,7 @@ from .display import html, value_text
 from .display.counting import number_of
 from .errors import InputError
 from .host.addresses import is_loopback
+from .host.ssh import Destination
 from .io.fields import MOST, MOST_DEVICES, given_integer, given_number, integer, shown, text
 from .io.files import read_text
 from .io.keywords import knows_its_keywords, meant
@@ -90,7 +91,7 @@ class Node:
     device_types: tuple[DeviceType, ...]  # one per device: a node may mix types
     link: Link = Link()  # between two devices of this node
     address: str = "127.0.0.1"  # or a name, on the cluster's network: what sockets are bound to
-    ssh: str = ""  # what the system's `ssh` is called with, such as an alias of ssh_config; "": the address
+    ssh: str = ""  # how `ssh` reaches it: an alias of ssh_config, or user@host:port; "": the address
     interpreter: str = ""  # path of the Python that runs there; "": the one that launches
     environment: tuple[tuple[str, str], ...] = ()  # variables of what is started there, beside the host's own
 
@@ -101,6 +102,15 @@ class Node:
         for what, host in (("address", self.address), ("ssh", self.ssh or "default")):
             if not _HOST.fullmatch(host):
                 raise InputError(f"{where} has {what} {shown(host)}: expected a host's name or address, as 10.0.0.1")
+            try:
+                destination = Destination.parse(host)
+            except InputError as error:
+                raise InputError(f"{where} has {what} {error}") from None
+            if what == "address" and destination.host != host:  # sockets are bound to it
+                raise InputError(
+                    f"{where} has address {shown(host)}: expected {destination.host!r}; a user and a port belong to "
+                    f"ssh, as ssh = {str(destination)!r}"
+                )
         if "\0" in self.interpreter or "\n" in self.interpreter or self.interpreter.startswith("-"):
             raise InputError(f"{where} has interpreter {shown(self.interpreter)}: expected the path of a Python")
         for key, value in self.environment:

@@ -19,7 +19,7 @@ from processes import ENOUGH, until
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cluster_probes import check_cluster, measure_cluster
 from sparsepipe.cluster_probes.check import HostFacts, _wrong, unlike_networks
-from sparsepipe.cluster_probes.hosts import new_secret, probes
+from sparsepipe.cluster_probes.hosts import Probe, new_secret, probes
 from sparsepipe.cluster_probes.measure import MeasuredLink, rounds, unlike_devices
 from sparsepipe.cluster_probes.network_time import measure_network_time, of_a_byte, with_network_time
 from sparsepipe.cluster_probes.probe import connected, send
@@ -72,12 +72,28 @@ def test_a_late_answer_is_not_that_to_the_next_question():
         assert probe.ask("facts").keys() > {"hostname", "python"}
 
 
+NOISY = """
+echo 'Welcome!'; printf 'without a line break'
+(for k in $(seq 40); do echo 'You have new mail in /var/mail/me'; sleep 0.02; done) &
+exec "$@"
+"""
+
+
+def test_a_probe_is_heard_though_its_login_shell_goes_on_printing():
+    probe = Probe(HERE, before=("sh", "-c", NOISY, "sh"))
+    try:
+        assert probe.ask("facts")["hostname"] == socket.gethostname()
+        assert all(probe.ask("clock")["clock"] > 0 for _ in range(50))
+    finally:
+        probe.close()
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [
         (replace(HERE, interpreter="/nowhere/python"), "here: no Python at /nowhere/python; name its interpreter"),
         (replace(HERE, interpreter="/bin/false"), "here: /bin/false ended"),
-        (replace(HERE, interpreter="/bin/echo"), "here: does not answer as a probe does"),
+        (replace(HERE, interpreter="/bin/echo"), "here: /bin/echo ended (code 0); is it a Python"),
         (Node("far", (CPU,), address="no-such-host.invalid"), "far: ssh"),
     ],
 )
@@ -281,6 +297,7 @@ def nothing_left(network):
 @pytest.mark.slow
 def test_hosts_are_checked_over_ssh(tmp_path):
     with network_hosts(3, tmp_path) as network:
+        (network.hosts[0].home / ".ssh" / "rc").write_text(NOISY.replace('exec "$@"', ""))
         one, two, three = ((host.name, host.address, host.name) for host in network.hosts)
         path = tmp_path / "three.toml"
         path.write_text(toml(one, two, three))

@@ -109,6 +109,30 @@ def test_every_driver_file_that_pipedream_and_sparsepipe_ship(shared_reference):
 
 
 @pytest.mark.parametrize(
+    ("line", "hosts"),
+    [
+        ("gpu1:4", [("gpu1", "", 4)]),
+        ("gpu1:2222", [("gpu1", "gpu1:2222", 1)]),
+        ("gpu1:22 slots=4", [("gpu1", "gpu1:22", 4)]),
+        ("me@gpu1:2222 slots = 2", [("gpu1", "me@gpu1:2222", 2)]),
+        ("gpu[1-2]:2222 slots=3", [("gpu1", "gpu1:2222", 3), ("gpu2", "gpu2:2222", 3)]),
+        ("gpu[1-2]:2", [("gpu1", "", 2), ("gpu2", "", 2)]),
+        ("[gpu1]:2222", [("gpu1", "gpu1:2222", 1)]),
+        ("ssh://me@gpu1:22", [("gpu1", "me@gpu1:22", 1)]),
+        ("ssh://gpu1", [("gpu1", "", 1)]),
+        ("[2001:db8::1]", [("2001:db8::1", "", 1)]),
+        ("me@2001:db8::1 slots=2", [("2001:db8::1", "me@2001:db8::1", 2)]),
+        ("me@[2001:db8::1]:2222", [("2001:db8::1", "me@[2001:db8::1]:2222", 1)]),
+        ("me@corp.example@gpu1", [("gpu1", "me@corp.example@gpu1", 1)]),
+    ],
+)
+def test_a_number_after_a_colon_is_a_port_or_a_count_by_its_form(tmp_path, line, hosts):
+    cluster = load_cluster(write(tmp_path / "hosts", f"first\n{line}\n"))
+    assert told(cluster)[1:] == [(name, name, ssh, count) for name, ssh, count in hosts]
+    assert load_cluster(write(tmp_path / "again.toml", cluster.to_toml())) == cluster
+
+
+@pytest.mark.parametrize(
     ("text", "names"),
     [
         ("gpu1", ["gpu1"]),
@@ -147,12 +171,31 @@ def test_the_job_of_slurm_is_a_cluster(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["cluster", "show", "slurm", "--json"]) == 0
     assert [node["name"] for node in json.loads(capsys.readouterr().out)["nodes"]] == ["gpu1", "gpu2", "gpu3", "big"]
-    with pytest.raises(InputError, match=r"2\(x2\),8' is for 3 hosts, the list has 4"):
+    with pytest.raises(InputError, match=r"2\(x2\),8': is for 3 hosts, the list has 4"):
         hosts_of_job(variables | {"SLURM_TASKS_PER_NODE": "2(x2),8"})
     with pytest.raises(InputError, match="expected such as 2"):
         hosts_of_job(variables | {"SLURM_TASKS_PER_NODE": "two"})
     with pytest.raises(InputError, match="no job of Slurm; ask within sbatch"):
         hosts_of_job({})
+
+
+@pytest.mark.parametrize("group", ["HET", "PACK"])
+def test_a_heterogeneous_job_of_slurm_has_the_hosts_of_all_its_components(group):
+    """Slurm sets the variables without an ending to those of the first component."""
+    first = {"SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
+    of_each = {
+        **{f"SLURM_{group}_SIZE": "4"},
+        **{f"{name}_{group}_GROUP_0": value for name, value in first.items()},
+        **{f"SLURM_JOB_NODELIST_{group}_GROUP_1": "big,cpu[01-02]", f"SLURM_TASKS_PER_NODE_{group}_GROUP_1": "3,1(x2)"},
+        **{f"SLURM_JOB_NODELIST_{group}_GROUP_2": "far", f"SLURM_GPUS_PER_NODE_{group}_GROUP_2": "a100:2,v100:1"},
+        **{f"SLURM_JOB_NODELIST_{group}_GROUP_3": "gpu2"},  # shared with the first component
+    }
+    expected = [("gpu1", 4), ("gpu2", 5), ("big", 3), ("cpu01", 1), ("cpu02", 1), ("far", 3)]
+    assert [(host.name, host.num_devices) for host in hosts_of_job(first | of_each)] == expected
+    assert [(host.name, host.num_devices) for host in hosts_of_job(of_each)] == expected
+    del of_each[f"SLURM_JOB_NODELIST_{group}_GROUP_1"]
+    with pytest.raises(InputError, match="expected one for each component"):
+        hosts_of_job(first | of_each)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +205,12 @@ def test_the_job_of_slurm_is_a_cluster(monkeypatch, tmp_path, capsys):
         ("hostfile", "gpu3", "gpu[1-3]", ":5: host 'gpu1' is there again"),
         ("hostfile", "slots=4", "slots=0", ":2: host 'gpu1' has slots = '0': expected a whole number"),
         ("hostfile", "slots=4", "slot=4", ":2: 'slot=4' after host 'gpu1': expected slots=N"),
-        ("hostfile", "gpu1 slots=4", "gpu1:4", ":2: host 'gpu1:4': expected gpu1 slots=4, a host a line"),
+        ("hostfile", "gpu1 slots=4", "gpu1:22", ":2: host 'gpu1:22': .*'gpu1 slots=22' or 'gpu1:22 slots=1'"),
+        ("hostfile", "gpu1 slots=4", "gpu[1-2]:64", ":2: host 'gpu1:64': .*'gpu1 slots=64' or 'gpu1:64 slots=1'"),
+        ("hostfile", "gpu1 slots=4", "gpu1:70000", ":2: host 'gpu1:70000': expected host, user@host"),
+        ("hostfile", "gpu3", "gpu3:", ":5: host 'gpu3:': expected host"),
+        ("hostfile", "gpu1 slots=4", "gpu1:2222:4", ":2: host 'gpu1:2222:4': expected host:port or slots=N"),
+        ("hostfile", "gpu1 slots=4", "a:2,b:4", ":2: host 'a:2,b:4': expected host:port or slots=N, a host a line"),
         ("hostfile", "slots=4", "gpu2", ":2: 'gpu2' after host 'gpu1': expected slots=N, a host a line"),
         ("hostfile", "gpu1", "-oProxyCommand=touch", "address '-oProxyCommand=touch': expected a host"),
         ("hostfile", HOSTFILE, "# none\n", "names no hosts"),
@@ -177,6 +225,9 @@ def test_the_job_of_slurm_is_a_cluster(monkeypatch, tmp_path, capsys):
             "four",
             "machines = 'four'",
         ),
+        ("heturun nodes", "host: w1", "host: 10.0.0.1:2222", "expected '10.0.0.1'; .*as ssh = '10.0.0.1:2222'"),
+        ("toml", 'address = "10.0.0.2"', 'address = "[::1]:2222"', "expected '::1'; .*as ssh = '\\[::1\\]:2222'"),
+        ("toml", 'ssh = "me@two"', 'ssh = "gpu:x"', "ssh 'gpu:x': expected host, user@host"),
         ("heturun nodes", "w1", "w0", "host 'w0' is there twice"),
         ("ray yaml", "10.0.0.3", "10.0.0.1", "host '10.0.0.1' is there twice: list it once"),
         ("ray yaml", "type: local", "type: aws", "provider type 'aws' makes its own machines: expected local"),

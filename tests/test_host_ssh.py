@@ -1,11 +1,13 @@
 """The system's ssh as hosts are reached by it: words arrive as they are, and what fails is told with its remedy."""
 
+import shlex
 import sys
 
 import pytest
 from network_hosts import network_hosts
 
-from sparsepipe.host.ssh import ssh_command, ssh_failure
+from sparsepipe import InputError
+from sparsepipe.host.ssh import Destination, ssh_command, ssh_failure
 
 ODD = ["a b", "$HOME", "'", '"', "`id`", "*", "\\", ";", "-n", "ü"]
 
@@ -15,7 +17,29 @@ def test_words_arrive_as_they_are(tmp_path):
         program = "import sys; print(ascii(sys.argv[1:]))"
         said = network.desk.run(*ssh_command("host2", [sys.executable, "-I", "-c", program, *ODD]))
         assert (said.returncode, said.stdout) == (0, f"{ascii(ODD)}\n"), said.stderr
-        assert network.desk.run(*ssh_command("10.77.0.1", ["hostname"])).stdout == "host1\n"
+        for called in ("10.77.0.1", "host1:22", "root@[10.77.0.1]:22", "ssh://root@host1:22/"):
+            assert network.desk.run(*ssh_command(called, ["hostname"])).stdout == "host1\n", called
+
+
+@pytest.mark.parametrize(
+    ("called", "words"),
+    [
+        ("gpu1", ["--", "gpu1"]),
+        ("me@gpu1:2222", ["-p", "2222", "--", "me@gpu1"]),
+        ("2001:db8::1", ["--", "2001:db8::1"]),
+        ("me@[2001:db8::1]:2222", ["-p", "2222", "--", "me@2001:db8::1"]),
+        ("ssh://gpu1:22", ["-p", "22", "--", "gpu1"]),
+    ],
+)
+def test_a_port_is_an_option_of_ssh(called, words):
+    assert ssh_command(called, ["true"])[-len(words) - 1 : -1] == words
+    assert f"ssh-copy-id {shlex.join(Destination.parse(called).words)})" in ssh_failure(called, "Permission denied")
+
+
+@pytest.mark.parametrize("text", ["", "gpu1:", "gpu1:0", "gpu1:65536", "gpu1:x", "a:1:2", "@gpu1", "me@", "a/b"])
+def test_what_is_no_destination_is_refused(text):
+    with pytest.raises(InputError, match="expected host, user@host, host:port"):
+        Destination.parse(text)
 
 
 def test_hosts_share_neither_processes_nor_homes_nor_the_tests_folder(tmp_path):

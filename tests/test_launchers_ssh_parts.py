@@ -1,21 +1,19 @@
-"""What a controller and its agents say to each other: frames, files in pieces, what grows on a host, shards."""
+"""What a controller and its agents say to each other: files in pieces, what grows on a host, shards."""
 
 import json
 import os
 import shutil
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparsepipe.cluster import Cluster
 from sparsepipe.errors import InputError
+from sparsepipe.host.frames import MOST_PAYLOAD, Frame
 from sparsepipe.io.files import write_json
 from sparsepipe.launchers.going_on import tell_going_on, went_on
 from sparsepipe.launchers.ssh.controller import controlled
 from sparsepipe.launchers.ssh.facts import check_alike, facts_here, interface_of
-from sparsepipe.launchers.ssh.frames import MAGIC, MOST_PAYLOAD, Frame, FrameReader, FrameWriter
-from sparsepipe.launchers.ssh.mirror import Copy, Mirror
+from sparsepipe.launchers.ssh.mirror import Copy, Growth, Mirror
 from sparsepipe.launchers.ssh.pieces import Arrivals, place, send_content, send_file
 from sparsepipe.launchers.ssh.placement import hosted_ranks
 from sparsepipe.launchers.ssh.rows import METRICS, OwnRows, RowsOfHosts
@@ -29,21 +27,6 @@ from sparsepipe.runtime.training_state.checkpoint import newest_first
 from sparsepipe.runtime.training_state.checkpoint_folders import remove_partial
 
 
-def through_a_pipe(said):
-    """What a reader makes of bytes."""
-    reading, writing = os.pipe()
-    try:
-        os.set_blocking(writing, False)
-        os.write(writing, said)
-        os.close(writing)
-        reader, found = FrameReader(reading), []
-        while (frame := reader.read()) is not None:
-            found.append(frame)
-        return found
-    finally:
-        os.close(reading)
-
-
 class Kept:
     """A writer whose frames are kept."""
 
@@ -52,46 +35,6 @@ class Kept:
 
     def send(self, kind, payload=b"", **facts):
         self.frames.append(Frame({"kind": kind, **facts}, payload))
-
-
-def written(*frames):
-    reading, writing = os.pipe()
-    writer = FrameWriter(writing)
-    for kind, payload, facts in frames:
-        writer.send(kind, payload, **facts)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as handle:
-        return handle.read()
-
-
-def test_frames_arrive_as_they_were_sent_whatever_a_login_shell_printed_before():
-    said = written(("file", b"\0\xff\n", {"name": "ü"}), ("alive", b"", {}))
-    for noise in (b"", b"Welcome!\nsparsepipe\n", said[:10]):
-        found = through_a_pipe(noise + said)
-        assert found == [({"kind": "file", "name": "ü"}, b"\0\xff\n"), ({"kind": "alive"}, b"")]
-    assert through_a_pipe(said[:-3]) == found[:1], "one that is cut short is none"
-
-
-def test_a_host_that_is_gone_before_anything_was_sent_is_told_by_the_first_frame():
-    """ssh ended at once, for a host that it did not know; the launcher failed with a broken pipe in place of why."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "wb"):
-        writer = FrameWriter(writing)
-        with pytest.raises(BrokenPipeError):
-            writer.send("alive")
-
-
-@given(st.binary(max_size=200))
-def test_what_is_no_frame_is_refused_and_no_length_is_believed(said):
-    try:
-        through_a_pipe(MAGIC + said)
-    except InputError:
-        pass
-    with pytest.raises(InputError, match="bytes"):
-        through_a_pipe(MAGIC + (2**31).to_bytes(4) + bytes(4))
-    with pytest.raises(InputError, match="JSON"):
-        through_a_pipe(MAGIC + (2).to_bytes(4) + bytes(4) + b"[]")
 
 
 @pytest.mark.parametrize("size", [0, 1, MOST_PAYLOAD // 2, MOST_PAYLOAD + 17])
@@ -145,6 +88,28 @@ def test_a_log_goes_on_where_it_begins_anew_on_another_host(tmp_path):
             for growth in mirror.changes():
                 copy.take(growth, here)
     assert here.read_text() == "first\nmore\nsecond\nmore\n"
+
+
+def test_a_log_of_a_host_is_bounded_in_the_record(tmp_path, monkeypatch):
+    """A host that printed without end filled the disk of the machine that launched the run: 1.6 GB in ten seconds."""
+    monkeypatch.setattr("sparsepipe.launchers.ssh.mirror.MOST_LOG_BYTES", 1000)
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    mirror, copy, sent = Mirror(there, ("*",)), Copy(), 0
+    for text in ("x" * 600, "y" * 600, "z" * 600):
+        for name in ("rank0.log", "trace.jsonl"):
+            with (there / name).open("a") as handle:
+                handle.write(text)
+        for growth in mirror.changes():
+            sent += len(growth.data) * growth.name.endswith(".log")
+            copy.take(growth, here / growth.name)
+    kept = (here / "rank0.log").read_text()
+    assert kept.startswith("x" * 600 + "y" * 400 + "\n") and "y" * 401 not in kept and "z" not in kept
+    assert "left out" in kept and kept.count("\n") == 2 and sent == 1001
+    assert (here / "trace.jsonl").read_bytes() == (there / "trace.jsonl").read_bytes(), "what is no log is whole"
+    for _ in range(3):  # of a host that does not stop by itself
+        copy.take(Growth("rank0.log", b"w" * 5000, False, False), here / "rank0.log")
+    assert (here / "rank0.log").read_text() == kept
 
 
 def test_a_mirror_has_what_grows_and_what_is_replaced(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from runtime_jobs import PLAIN, plan_of, settings
 
 from sparsepipe import InputError
+from sparsepipe.host.frames import FrameReader, FrameWriter
 from sparsepipe.launchers.prepare import for_hosts
-from sparsepipe.launchers.ssh.frames import FrameReader, FrameWriter
 from sparsepipe.launchers.ssh.requests import ANSWERS, Requests
 from sparsepipe.plan import Plan
 from sparsepipe.record import Origin, RunRecord

@@ -7,10 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import textwrap
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -122,6 +125,36 @@ def test_every_import_is_declared():
 
 def test_the_command_is_installed_as_declared():
     assert PROJECT["project"]["scripts"] == {"sparsepipe": "sparsepipe.cli:main"}
+
+
+def test_an_editable_install_is_imported_in_every_folder(tmp_path):
+    """In the folder above a clone called sparsepipe the clone was an empty namespace package, before the install."""
+    clone, installed = tmp_path / "sparsepipe", tmp_path / "installed"
+    shutil.copytree(REPOSITORY / "sparsepipe", clone / "sparsepipe")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(REPOSITORY / name, clone)
+    build = "from setuptools import build_meta; build_meta.build_editable('..')"  # as `pip install -e .` calls it
+    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    shutil.unpack_archive(wheel, installed, "zip")
+    # Without this environment's own sparsepipe, with its other packages, whose .pth files are not read.
+    packages = sysconfig.get_path("purelib"), *(str(Path(np.__file__).parents[1]),)
+    program = """
+        import site, subprocess, sys
+        site.addsitedir(sys.argv[1])
+        sys.path += sys.argv[2:]
+        import sparsepipe
+        from sparsepipe.host.python_path import python_environment
+        print(sparsepipe.Profile.__module__, sparsepipe.__file__, flush=True)
+        child = [sys.executable, "-P", "-c", "import sparsepipe; print(sparsepipe.__file__)"]
+        subprocess.run(child, env=python_environment(), check=True)
+    """
+    own = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    command = [sys.executable, "-S", "-c", textwrap.dedent(program), str(installed), *packages]
+    for folder in (tmp_path, clone / "sparsepipe"):
+        done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+        here = str(clone / "sparsepipe" / "__init__.py")
+        assert done.stdout.split() == ["sparsepipe.profile", here, here], (folder, done.stderr)
 
 
 def test_the_licence_is_mit():

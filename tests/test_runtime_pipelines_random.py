@@ -1,4 +1,5 @@
-"""The coordinator's state under random arrivals, sizes, stops and deaths, with every rule, and rebuilt from its log.
+"""The coordinator's state under random arrivals, sizes, stops and deaths, with every rule, and rebuilt from its log,
+from its beginning and from a state that was written meanwhile.
 
 Pipelines here do what workers do, one request at a time, in any order and at any time; some die, with requests of
 theirs still on the way, and come back or not.
@@ -14,6 +15,7 @@ from sparsepipe.replication import RULES, SERVER, rule
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.journal import apply
 from sparsepipe.runtime.pipelines.messages import line_of
+from sparsepipe.runtime.pipelines.snapshot import from_json, to_json
 from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines, RunState
 from sparsepipe.runtime.pipelines.work import WAIT
 
@@ -36,6 +38,7 @@ class Run:
         self.run, self.draw, self.now = run, draw, 0.0
         self.state, self.twins, self.left = RunState(run), [], 0
         self.log, self.rows = [], []
+        self.written = None  # a state, and how much of the log and of the rows there was then
 
     def ask(self, call, pipeline, rank=0, attempt=0, **given):
         """Ask both, now and then twice: the answers are the same, and the second time nothing changes."""
@@ -78,13 +81,18 @@ class Run:
 
     def rebuild(self):
         """Rebuild a twin from the log, and check its record; it is asked all that the state is for a while."""
-        twin = RunState(self.run)
-        for row in self.log:
+        text, first, first_row = self.written or (None, 0, 0)
+        twin = from_json(json.loads(text)) if text else RunState(self.run)
+        for row in self.log[first:]:
             apply(twin, row)
-        assert twin.changes.rows == self.rows
+        assert twin.changes.rows == self.rows[first_row:]
         twin.changes.rows.clear()
         twin.changes.now = self.state.changes.now
         self.twins, self.left = [twin], 150
+        written = json.dumps(to_json(self.state))
+        if text:
+            assert json.dumps(to_json(twin)) == written
+        self.written = None if text else (written, len(self.log), len(self.rows))  # in turns
 
 
 def asked(state, request, now):

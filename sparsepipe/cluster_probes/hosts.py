@@ -1,9 +1,7 @@
-"""A probe on each host: the program of probe.py as a process there, asked in JSON lines, and ended with its input."""
+"""A probe on each host: the program of probe.py as a process there, asked in frames, and ended with its input."""
 
 import json
-import os
 import secrets
-import select
 import subprocess
 import tempfile
 import time
@@ -15,6 +13,8 @@ from typing import Any, TypeVar
 
 from ..cluster import Node
 from ..errors import InputError
+from ..host import frames
+from ..host.frames import FrameReader, FrameWriter
 from ..host.python_path import python_on_host, this_python
 from ..host.ssh import ssh_command, ssh_failure
 from ..io.fields import complaint
@@ -22,10 +22,11 @@ from ..io.fields import complaint
 TORCH_SECONDS = 300.0  # for torch to begin and compute there, on a cold disk
 _SSH_FAILED = 255  # ssh's own exit code
 _NO_COMMAND = (126, 127)  # a shell's: what it was to run is not there, or cannot be run
-_MOST_LINE = 1 << 20  # bytes of an answer
+_MOST_ERRORS = 1 << 20  # bytes of what it says on standard error that are looked at
 _TO_END = 10.0  # seconds
 _AT_ONCE = 64  # hosts asked at a time
-_PROGRAM = Path(__file__).with_name("probe.py")
+_FILES = (Path(frames.__file__), Path(__file__).with_name("probe.py"))
+_PROGRAM = "\n".join(f"exec({path.read_text()!r})" for path in _FILES)  # one behind the other
 T = TypeVar("T")
 
 
@@ -36,7 +37,7 @@ class Probe:
         """`before`: words of a command that starts another one there; without them the node says how it is reached."""
         self.node = node
         self.interpreter = node.interpreter or this_python()
-        words = [*python_on_host(node.interpreter, node.environment), "-c", _PROGRAM.read_text()]
+        words = [*python_on_host(node.interpreter, node.environment), "-c", _PROGRAM]
         direct = [*before, *words] if before or node.is_local else None
         command = direct or ssh_command(node.ssh_destination, words)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
@@ -47,18 +48,35 @@ class Probe:
         except OSError as error:
             self._errors.close()
             raise InputError(f"{node.name}: {command[0]}: {error.strerror}; install it (openssh-client)") from None
-        self._buffer, self._num_asked = b"", 0
+        assert self._process.stdin and self._process.stdout
+        self._writer = FrameWriter(self._process.stdin.fileno())
+        self._reader = FrameReader(self._process.stdout.fileno())
+        self._num_asked = 0
 
     def ask(self, what: str, *, timeout: float = 60.0, **facts: Any) -> dict[str, Any]:
         """Ask one question. Raises InputError in one line that names the host where it fails, or takes too long."""
-        assert self._process.stdin
         self._num_asked += 1
-        question = {"do": what, "number": self._num_asked, **facts}
-        with suppress(OSError):  # why it ended is told where its answer is read
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
         deadline = time.monotonic() + timeout
-        while (answer := self._answer(deadline, timeout)).pop("number", None) != self._num_asked:
-            pass  # late, to a question whose time was over
+        with suppress(OSError):  # why it ended is told where its answer is read
+            self._writer.send(what, json.dumps(facts).encode(), number=self._num_asked)
+        try:
+            while True:
+                frame = self._reader.read(seconds=max(0.0, deadline - time.monotonic()))
+                if frame is None:
+                    raise InputError(self._why_it_ended())
+                if frame.head.get("number") == self._num_asked:
+                    break  # others are late answers, to a question whose time was over
+            answer = json.loads(frame.payload)
+        except TimeoutError:
+            raise InputError(
+                f"{self.node.name}: no answer within {timeout:.0f} s; is it overloaded, or asleep?"
+            ) from None
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"{self.node.name}: does not answer as a probe does ({error})") from None
+        if not isinstance(answer, dict):
+            raise InputError(f"{self.node.name}: does not answer as a probe does")
         if "error" in answer:
             raise InputError(f"{self.node.name}: {complaint(answer['error'])}")
         return answer
@@ -76,37 +94,10 @@ class Probe:
         self._process.stdout.close()
         self._errors.close()
 
-    def _answer(self, deadline: float, timeout: float) -> dict[str, Any]:
-        line = self._line(deadline, timeout)
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            raise InputError(
-                f"{self.node.name}: does not answer as a probe does; is its shell quiet at login?"
-            ) from None
-        if not isinstance(answer, dict):
-            raise InputError(f"{self.node.name}: does not answer as a probe does")
-        return answer
-
-    def _line(self, deadline: float, timeout: float) -> bytes:
-        assert self._process.stdout
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
-                raise InputError(f"{self.node.name}: no answer within {timeout:.0f} s; is it overloaded, or asleep?")
-            part = os.read(self._process.stdout.fileno(), 1 << 16)
-            self._buffer += part
-            if not part:
-                raise InputError(self._why_it_ended())
-            if len(self._buffer) > _MOST_LINE:
-                raise InputError(f"{self.node.name}: does not answer as a probe does: it sends without end")
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
-
     def _why_it_ended(self) -> str:
         code = self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read(_MOST_LINE).decode(errors="replace")
+        said = self._errors.read(_MOST_ERRORS).decode(errors="replace")
         if code == _SSH_FAILED and not self.node.is_local:
             return f"{self.node.name}: {ssh_failure(self.node.ssh_destination, said)}"
         if code in _NO_COMMAND:

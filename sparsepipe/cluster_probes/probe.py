@@ -1,8 +1,8 @@
-"""The program that is sent to each host: it answers questions of one JSON line each, until its input ends.
+"""The program that is sent to each host: it answers questions, a frame each (host/frames.py), until its input ends.
 
-It is run as `python -c`, by whatever Python is there, with sparsepipe or without: standard library alone, and torch
-only for `compute`. It listens on the address that it is told, takes connections that prove the secret, and ends with
-its input.
+It is run as `python -c` behind the text of host/frames.py, by whatever Python is there, with sparsepipe or without:
+standard library alone, and torch only for `compute`. It listens on the address that it is told, takes connections that
+prove the secret, and ends with its input.
 """
 
 from __future__ import annotations  # an older Python there is to be told of, not to fail in a traceback
@@ -20,7 +20,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # there, they stand before this program
+    from ..host.frames import FrameReader, FrameWriter
 
 PACKAGES = ("sparsepipe", "torch", "numpy")
 MOST_BYTES = 1 << 26  # of one message
@@ -384,15 +387,19 @@ ANSWERS: dict[str, Any] = {
 
 
 def main() -> None:
-    for line in sys.stdin:
-        asked = json.loads(line)
+    out = os.dup(1)
+    os.dup2(2, 1)  # what a library prints goes where errors go
+    reader, writer = FrameReader(0), FrameWriter(out)
+    while True:
+        frame = reader.read()
+        if frame is None:
+            os._exit(0)  # threads may be in the middle of a connection
+        asked = json.loads(frame.payload)
         try:
-            told = ANSWERS[asked["do"]](asked)
+            told = ANSWERS[frame.kind](asked)
         except OSError as error:
             told = {"error": str(error)[:200]}
-        sys.stdout.write(json.dumps({**told, "number": asked["number"]}) + "\n")
-        sys.stdout.flush()
-    os._exit(0)  # threads may be in the middle of a connection
+        writer.send("answer", json.dumps(told).encode(), number=frame.head["number"])
 
 
 if __name__ == "__main__":

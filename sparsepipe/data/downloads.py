@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import InputError
+from ..host.file_locks import lock_file
 from ..io.files import open_lock
 from .archives import unpack_zip
 from .manifests import Manifest, RemoteFile, get_manifest, package_address
@@ -77,7 +78,12 @@ def _alone(work: Path) -> Iterator[Path]:
             handle = open_lock(work / _LOCK)
         except FileNotFoundError:  # another process removed the folder just now
             continue
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            remedy = "fetch into a folder on another disk"
+            lock_file(handle.fileno(), fcntl.LOCK_EX, path=work / _LOCK, remedy=remedy)
+        except InputError:
+            handle.close()
+            raise
         try:
             if os.path.samestat(os.fstat(handle.fileno()), (work / _LOCK).stat()):
                 break

@@ -12,23 +12,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import InputError
+from ..host.file_locks import lock_file
 
 LOCK = Path("logs", ".lock")
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a folder of others may have a link or a pipe in its place
+_REMEDY = "choose a run_dir on another disk"
 _TO_LOOK = 0.5  # seconds that whoever looks whether it is held may have it, on a busy machine
 
 
 def hold(folder: Path) -> int:
     """Lock a run's folder, creating it where needed; return the file descriptor that holds the lock.
 
-    Raises InputError where a run is at work in it, somebody else holds the lock, or the folder cannot be made.
+    Raises InputError where a run is at work in it, somebody else holds the lock, the folder cannot be made, or its disk
+    has no locks.
     """
     try:
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
     except OSError as error:
         raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir") from None
-    if _locks(lock) or (guard_of(folder) is None and _locks(lock, seconds=_TO_LOOK)):
+    path = folder / LOCK
+    try:
+        locked = _locks(lock, path) or (guard_of(folder) is None and _locks(lock, path, seconds=_TO_LOOK))
+    except InputError:
+        os.close(lock)
+        raise
+    if locked:
         if os.fstat(lock).st_uid == os.geteuid():
             os.fchmod(lock, 0o600)  # one that an earlier version made: nobody else may open it, and so lock it
         return lock
@@ -41,8 +50,8 @@ def hold(folder: Path) -> int:
 def is_held(folder: Path) -> bool:
     """Whether a run is alive in the folder, or about to start.
 
-    Where the lock is another user's and cannot be opened, the supervisor process is looked for instead. Raises OSError
-    where neither can be found out at this moment, as with too many files open.
+    If the lock is another user's and cannot be opened, or its disk has no locks, the supervisor process is looked for
+    instead. Raises OSError where neither can be found out at this moment, as with too many files open.
     """
     try:
         lock = os.open(folder / LOCK, os.O_RDONLY | _FLAGS)
@@ -53,7 +62,9 @@ def is_held(folder: Path) -> bool:
             raise
         return guard_of(folder) is not None
     try:
-        return not _locks(lock, fcntl.LOCK_SH)
+        return not _locks(lock, folder / LOCK, fcntl.LOCK_SH)
+    except InputError:
+        return guard_of(folder) is not None
     finally:
         os.close(lock)
 
@@ -77,19 +88,14 @@ def guard_of(folder: Path) -> int | None:
     return None
 
 
-def _locks(descriptor: int, how: int = fcntl.LOCK_EX, *, seconds: float = 0.005) -> bool:
+def _locks(descriptor: int, path: Path, how: int = fcntl.LOCK_EX, *, seconds: float = 0.005) -> bool:
     """Try to lock, for so many seconds, since whoever looks whether it is held has it for a moment."""
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            return True
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
+    while not lock_file(descriptor, how | fcntl.LOCK_NB, path=path, remedy=_REMEDY):
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.001)
+    return True
 
 
 def _holders(folder: Path) -> list[int]:

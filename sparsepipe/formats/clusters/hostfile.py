@@ -3,18 +3,24 @@
 gpu1 slots=4          four devices
 me@10.0.0.2 slots=2   reached as that user
 gpu3                  one device
-node[01-03,07] slots=8   # a list as Slurm writes it: each of them has eight
+gpu4:4                four devices, as MPICH writes it
+gpu5:2222             one device, reached through ssh at that port, as [gpu5]:2222 and ssh://gpu5:2222 are
+[2001:db8::1]:22 slots=2   two devices, at port 22: with slots=, the number after a colon is a port
+node[01-03,07] slots=8     # a list as Slurm writes it: each of them has eight
 """
 
+import re
 from pathlib import Path
 
 from ...errors import InputError
+from ...host.ssh import Destination
 from ...io.fields import MOST_DEVICES, shown
 from ...io.files import read_text
-from .hosts import Host, with_user
+from .hosts import Host
 from .slurm import expand
 
 _KNOWN = ("slots", "max_slots", "max-slots")  # the latter bound what mpirun may start beyond the slots
+_LEAST_PORT, _LEAST_FREE_PORT = 22, 1024  # below: slots, no sshd listens there; from there on: a port; between: either
 
 
 def load_hostfile(path: Path | str) -> tuple[Host, ...]:
@@ -22,7 +28,7 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
     hosts: list[Host] = []
     lines: dict[str, int] = {}  # host → line
     for number, line in enumerate(read_text(path, what="hostfile").splitlines(), start=1):
-        words = line.partition("#")[0].split()
+        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         if not words:
             continue
         try:
@@ -44,19 +50,55 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
 
 
 def _hosts(words: list[str]) -> list[Host]:
-    count = 1
-    name, colon, slots = words[0].rpartition(":")
-    if colon and ":" not in name and slots.isascii() and slots.isdigit():  # as MPICH has it; an IPv6 address has more
-        raise InputError(f"host {shown(words[0])}: expected {name} slots={slots}, a host a line")
+    slots: int | None = None
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or key not in _KNOWN:
             raise InputError(f"{shown(word)} after host {shown(words[0])}: expected slots=N, a host a line")
-        if not (value.isascii() and value.isdigit() and len(value) < 7 and 1 <= int(value) <= MOST_DEVICES):
-            raise InputError(f"host {shown(words[0])} has {key} = {shown(value)}: expected a whole number, 1 or more")
-        count = int(value) if key == _KNOWN[0] else count
-    made = []
-    for text in expand(words[0]):
-        name, ssh = with_user(text)
-        made.append(Host(name, count, ssh))
-    return made
+        count = _count(words[0], key, value)
+        slots = count if key == _KNOWN[0] else slots
+    return [_host(text, slots) for text in _destinations(words[0])]
+
+
+def _destinations(text: str) -> list[str]:
+    """The hosts that one word names: one, or those of a list as Slurm writes it, each with the number after it."""
+    try:
+        Destination.parse(text)
+        if "," not in text:
+            return [text]
+    except InputError:
+        pass
+    listed, colon, number = text.rpartition(":")
+    if not (colon and number.isascii() and number.isdigit()):
+        listed, number = text, ""
+    if ":" in listed:
+        raise InputError(f"host {shown(text)}: expected host:port or slots=N, a host a line")
+    return [f"{name}:{number}" if number else name for name in expand(listed)]
+
+
+def _host(text: str, slots: int | None) -> Host:
+    try:
+        destination = Destination.parse(text)
+    except InputError as error:
+        raise InputError(f"host {error}; devices are written slots=N, a host a line") from None
+    number = destination.port
+    if number is None:
+        port = None
+    elif slots is not None or number >= _LEAST_FREE_PORT or text.startswith("ssh://"):
+        port = number
+    elif number < _LEAST_PORT:
+        slots, port = number, None
+    else:
+        host = destination._replace(port=None)
+        raise InputError(
+            f"host {shown(text)}: is {number} a number of devices or the port of ssh? Write '{host} slots={number}' or "
+            f"'{destination} slots=1'"
+        )
+    ssh = destination._replace(port=port)
+    return Host(ssh.host, slots or 1, str(ssh) if ssh.user or ssh.port else "")
+
+
+def _count(host: str, key: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 7 and 1 <= int(value) <= MOST_DEVICES):
+        raise InputError(f"host {shown(host)} has {key} = {shown(value)}: expected a whole number, 1 or more")
+    return int(value)

@@ -14,7 +14,7 @@ class Host:
 
     name: str
     num_devices: int
-    ssh: str = ""  # such as user@name, where the file names a user
+    ssh: str = ""  # such as user@name:2222, where the file names a user or a port
     gpus: tuple[int, ...] = ()
 
     @property
@@ -51,9 +51,3 @@ def cluster_of_hosts(hosts: Sequence[Host], unsaid: Unsaid) -> Cluster:
         for one in hosts
     )
     return Cluster(tuple(made), unsaid.network)
-
-
-def with_user(text: str) -> tuple[str, str]:
-    """Split `user@host` into (host, what ssh is called with), the latter "" where no user is named."""
-    user, at, host = text.rpartition("@")
-    return (host, text) if at and user else (text.removeprefix("@"), "")

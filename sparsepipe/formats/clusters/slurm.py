@@ -2,22 +2,31 @@
 
     SLURM_JOB_NODELIST=gpu[01-03,07],login     gpu01, gpu02, gpu03, gpu07 and login
     SLURM_TASKS_PER_NODE=2(x3),1,1             tasks, a rank each, on each of them
+    SLURM_GPUS_PER_NODE=a100:4                 ranks on each of them if no tasks are listed
+    SLURM_JOB_NODELIST_HET_GROUP_1=big[1-2]    of the second component of a heterogeneous job, likewise the others
 
-Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; scontrol(1), "hostlist expressions".
+Ranks are numbered component by component. Before Slurm 20.02 the ending was _PACK_GROUP_1.
+Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; scontrol(1), "hostlist expressions"; "Heterogeneous Job Support".
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
+from typing import TypeVar
 
 from ...display.counting import number_of
 from ...errors import InputError
 from ...io.fields import MOST_DEVICES, shown
 from .hosts import Host
 
+_NODELISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_TASK_COUNTS = ("SLURM_TASKS_PER_NODE",)
+_COUNTS_OF_ALL = ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_PER_NODE")  # if Slurm does not list the tasks of each host
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _TASKS = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
+T = TypeVar("T")
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -31,16 +40,52 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def hosts_of_job(variables: Mapping[str, str]) -> tuple[Host, ...]:
-    """The hosts of the job in which this runs, with a device for each task. Raises InputError outside of one."""
-    listed = variables.get("SLURM_JOB_NODELIST") or variables.get("SLURM_NODELIST")
-    if not listed:
-        raise InputError("SLURM_JOB_NODELIST is not set: this is no job of Slurm; ask within sbatch or salloc")
-    try:
-        names = expand(listed)
-        counts = _counts(variables.get("SLURM_TASKS_PER_NODE", ""), len(names))
-    except InputError as error:
-        raise InputError(f"SLURM_JOB_NODELIST: {error}") from None
-    return tuple(Host(name, count) for name, count in zip(names, counts, strict=True))
+    """Return the hosts of the job in which this runs, of all its components, with a device for each task.
+
+    A host that two components share has the devices of both. Raises InputError outside of a job.
+    """
+    devices: dict[str, int] = {}
+    for suffix in _suffixes(variables):
+        names = _read(variables, suffix, _NODELISTS, expand)
+        if names is None:
+            raise InputError(
+                f"SLURM_JOB_NODELIST{suffix} is not set: this is no job of Slurm; ask within sbatch or salloc"
+            )
+        counts = _read(variables, suffix, _TASK_COUNTS, partial(_counts, num_hosts=len(names)))
+        counts = counts or [_read(variables, suffix, _COUNTS_OF_ALL, _count_of_all) or 1] * len(names)
+        for name, count in zip(names, counts, strict=True):
+            devices[name] = devices.get(name, 0) + count
+    return tuple(Host(name, count) for name, count in devices.items())
+
+
+def _suffixes(variables: Mapping[str, str]) -> list[str]:
+    """The endings of the variables' names, one for each component of a heterogeneous job; one empty ending for others.
+
+    Without the endings, a heterogeneous job has the variables of its first component alone.
+    """
+    for group, size in (("_HET_GROUP_", "SLURM_HET_SIZE"), ("_PACK_GROUP_", "SLURM_PACK_SIZE")):
+        listed = re.compile(rf"SLURM_JOB_NODELIST{group}([0-9]{{1,5}})")
+        numbers = {int(match[1]) for name in variables if (match := listed.fullmatch(name))}
+        count = variables.get(size, str(len(numbers)))
+        if count != str(len(numbers)) or numbers != set(range(len(numbers))):
+            raise InputError(
+                f"{size} = {shown(count)}, and the job has SLURM_JOB_NODELIST{group}N for N = "
+                f"{sorted(numbers)[:8]}: expected one for each component, from 0; ask in the batch script itself"
+            )
+        if numbers:
+            return [f"{group}{number}" for number in sorted(numbers)]
+    return [""]
+
+
+def _read(variables: Mapping[str, str], suffix: str, names: Sequence[str], read: Callable[[str], T]) -> T | None:
+    """Read the first of the variables that is set, None if none is. Raises InputError that names it."""
+    for name in (f"{name}{suffix}" for name in names):
+        if text := variables.get(name):
+            try:
+                return read(text)
+            except InputError as error:
+                raise InputError(f"{name} = {shown(text)}: {error}") from None
+    return None
 
 
 def _split(text: str) -> list[str]:
@@ -89,19 +134,23 @@ def _numbers(ranges: str, part: str) -> list[str]:
 
 
 def _counts(text: str, num_hosts: int) -> list[int]:
-    """Tasks of each host; one each where Slurm says nothing."""
-    if not text:
-        return [1] * num_hosts
+    """Tasks of each host."""
     counts: list[int] = []
     for one in text.split(","):
         match = _TASKS.fullmatch(one)
         if not match or int(match[1]) < 1 or int(match[2] or 1) > MOST_DEVICES:
-            raise InputError(f"SLURM_TASKS_PER_NODE = {shown(text)}: expected such as 2(x3),1")
+            raise InputError("expected such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
         if len(counts) > num_hosts:
             break
     if len(counts) != num_hosts:
-        raise InputError(
-            f"SLURM_TASKS_PER_NODE = {shown(text)} is for {number_of(len(counts), 'host')}, the list has {num_hosts}"
-        )
+        raise InputError(f"is for {number_of(len(counts), 'host')}, the list has {num_hosts}")
     return counts
+
+
+def _count_of_all(text: str) -> int:
+    """A count of every host: `4`, or of GPUs by their types, `a100:2,v100:1`."""
+    counts = [one.rpartition(":")[2] for one in text.split(",")]
+    if not all(count.isascii() and count.isdigit() and len(count) < 6 for count in counts):
+        raise InputError("expected such as 4 or a100:4")
+    return sum(map(int, counts))

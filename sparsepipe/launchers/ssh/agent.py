@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
+from ...host.frames import Frame, FrameReader, FrameWriter
 from ...host.limits import limit_met
 from ...runtime.encryption import Encryption
 from ...runtime.rendezvous.server import StoreServer
 from .brought_data import is_there
 from .facts import check_ways, facts_here, interface_of
-from .frames import Frame, FrameReader, FrameWriter
 from .hosted_coordinator import HostedCoordinator
 from .hosted_run import HostedRun
 from .pieces import Arrivals
@@ -148,7 +148,7 @@ class Agent:
                 self._writer.send("status", status=status)
 
     def _listen(self) -> None:
-        with suppress(InputError):
+        with suppress(ValueError):
             while (frame := self._reader.read()) is not None:
                 self._heard = time.monotonic()
                 if frame.kind != "alive":

@@ -1,12 +1,15 @@
 """The controller's end of the connection to a host: what its agent is told and says, and why the connection ended."""
 
+import codecs
 import json
+import os
 import queue
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +17,34 @@ from typing import IO, Any, Protocol
 
 from ...cluster import Node
 from ...errors import InputError
+from ...host.frames import Frame, FrameReader, FrameWriter
 from ...host.python_path import python_on_host, this_python
 from ...host.ssh import ssh_command, ssh_failure
+from ...io.fields import Check, fields, flag, integer, maybe, shown, text
 from ...record.record_files import CLOCK, read_fields
-from .frames import Frame, FrameReader, FrameWriter
 from .placement import HostedRanks
 
 AGENT = ("-m", "sparsepipe.launchers.ssh.agent")  # of a Python on a host
 _SSH_FAILED = 255  # the exit code of ssh itself, not of the command there
 _NO_COMMAND = (126, 127)  # of a shell: the interpreter is not there, or cannot be run
 _MOST_LINES = 20
+_MOST_LINE = 4096  # characters
+_MOST_PRINTED = 2**24  # characters of a host's standard error that are printed here
+_READ_BYTES = 2**16
 _TO_END = 10.0  # seconds
 _ALIVE_SECONDS = 1.0
+_CAUSE = {"reason": text, "rank": maybe(integer), "stage": maybe(integer), "precedence": integer}
+_STATUS = fields({"state": text, **_CAUSE, "exit_code": integer, "lasting": flag, "limit": flag})
+_NEEDED: Mapping[str, Mapping[str, Check]] = {  # by the kind of what a host says: the facts that it must have
+    "hello": {"folder": text, "address": text, "has_data": flag, "facts": fields({})},
+    "store": {"host": text, "port": integer},
+    "coordinator": {"host": text, "port": integer, "secret": text},
+    "status": {"status": lambda value, what: _STATUS(value, what)["state"]},
+    "refused": {"reason": text},
+    "grown": {"name": text},
+    "shard": {"name": text, "sha256": text},
+    "gone": {"name": text},
+}
 
 
 class AgentProcess(Protocol):
@@ -86,6 +105,7 @@ class Connection:
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._input, self._output = self._process.stdin, self._process.stdout
         self._said: deque[str] = deque(maxlen=_MOST_LINES)
+        self._fault = ""  # what it said that is no message
         self._threads = [
             threading.Thread(target=self._listen, daemon=True),
             threading.Thread(target=self._keep_errors, args=(self._process.stderr,), daemon=True),
@@ -118,7 +138,7 @@ class Connection:
         """Return in a line why the connection ended, with the remedy. It has."""
         if refusal := self.refusal():
             return refusal
-        last = self._said[-1][:300] if self._said else f"code {self._wait()}"
+        last = self._fault or (self._said[-1][:300] if self._said else f"code {self._wait()}")
         return f"{self.hosted.node.name}: its agent ended ({last})"
 
     def why_it_did_not_begin(self) -> str:
@@ -168,11 +188,14 @@ class Connection:
         reader = FrameReader(self._output.fileno())
         try:
             while (frame := reader.read()) is not None:
+                _check(frame)
                 if isinstance(now := frame.head.get("now"), float):
                     self.ahead = now - time.time()
                 self._events.put(Event(self.number, frame))
-        except InputError as error:
-            self._said.append(str(error))
+        except ValueError as error:
+            self._fault = f"it said {error}"
+            self._process.kill()
+        self._output.close()
         self._events.put(Event(self.number, None))
 
     def _keep_alive(self) -> None:
@@ -181,8 +204,31 @@ class Connection:
             self.send("alive")
 
     def _keep_errors(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            text = line.decode(errors="replace").rstrip()
-            if text:
-                self._said.append(text)
-                print(f"{self.hosted.node.name}: {text}", file=sys.stderr, flush=True)
+        decoded, line, printed = codecs.getincrementaldecoder("utf-8")("replace"), "", 0
+        while data := os.read(stream.fileno(), _READ_BYTES):
+            *lines, line = (line + decoded.decode(data)).split("\n")
+            if len(line) > _MOST_LINE:
+                lines, line = [*lines, line], ""
+            printed = self._keep_lines(lines, printed)
+        self._keep_lines([line], printed)
+        stream.close()
+
+    def _keep_lines(self, lines: list[str], printed: int) -> int:
+        """Keep and print lines of a host's standard error; return how many characters were printed so far."""
+        for one in lines:
+            if not (said := one.rstrip()[:_MOST_LINE]):
+                continue
+            self._said.append(said)
+            if printed < _MOST_PRINTED:
+                printed += len(said)
+                left_out = " […] the rest of what it prints is left out here" if printed >= _MOST_PRINTED else ""
+                print(f"{self.hosted.node.name}: {said}{left_out}", file=sys.stderr, flush=True)
+        return printed
+
+
+def _check(frame: Frame) -> None:
+    """Raise InputError for a message that lacks a fact that its kind must have, or has another kind of value there."""
+    for name, check in _NEEDED.get(frame.kind, {}).items():
+        if name not in frame.head:
+            raise InputError(f"{shown(frame.kind)} without {name!r}")
+        check(frame.head[name], f"{frame.kind}: {name}")

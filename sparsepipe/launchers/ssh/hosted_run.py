@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
+from ...host.frames import FrameWriter
 from ...host.python_path import python_command
 from ...io.files import cut_torn_row
 from ...record import RunRecord
@@ -23,7 +24,6 @@ from .. import supervisor
 from ..failure_cause import KILLED
 from ..local.started import environment_of
 from ..lock import hold, is_held
-from .frames import FrameWriter
 from .mirror import Mirror
 from .pieces import send_file
 from .placement import own_prefix

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 _PIECE = 2**19
 _LOG = ".log"
+MOST_LOG_BYTES = 2**26  # of a log of a host that are kept in the record
+_LEFT_OUT = f"\n[…] of this log {MOST_LOG_BYTES >> 20} MiB are kept; what follows is left out\n".encode()
 
 
 class Growth(NamedTuple):
@@ -53,11 +55,12 @@ class Mirror:
             inode, offset = self._known.get(name, (-1, 0))
             anew = inode != status.st_ino or status.st_size < offset
             offset = 0 if anew else offset
-            while offset < status.st_size or anew:
-                data = os.pread(descriptor, min(_PIECE, status.st_size - offset), offset)
+            end = min(status.st_size, MOST_LOG_BYTES + 1) if path.suffix == _LOG else status.st_size
+            while offset < end or anew:
+                data = os.pread(descriptor, min(_PIECE, end - offset), offset)
                 offset += len(data)
                 self._known[name] = (status.st_ino, offset)
-                yield Growth(name, data, anew, offset < status.st_size and bool(data))
+                yield Growth(name, data, anew, offset < end and bool(data))
                 anew = False
                 if not data:
                     return
@@ -68,7 +71,8 @@ class Mirror:
 class Copy:
     """The other side: writes what has grown on a host. A file that is replaced is so in one step.
 
-    A log is never replaced: one that begins anew, as on another host, goes on behind what was said before.
+    A log is never replaced: one that begins anew, as on another host, goes on behind what was said before. A log is
+    bounded, whatever a host prints.
     """
 
     def __init__(self) -> None:
@@ -83,7 +87,10 @@ class Copy:
             self._replacing.add(growth.name)
         replaces = growth.name in self._replacing
         with (partial if replaces else path).open("ab") as handle:
-            handle.write(growth.data)
+            room = MOST_LOG_BYTES - handle.tell() if path.suffix == _LOG else len(growth.data)
+            handle.write(growth.data[: max(0, room)])
+            if 0 <= room < len(growth.data):
+                handle.write(_LEFT_OUT)
         if replaces and not growth.more:
             self._replacing.discard(growth.name)
             partial.replace(path)

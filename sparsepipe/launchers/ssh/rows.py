@@ -10,9 +10,9 @@ from a checkpoint, every host forgets the minibatches after it, and so does the 
 from pathlib import Path
 
 from ...errors import InputError
+from ...host.frames import MOST_PAYLOAD, FrameWriter
 from ...runtime.reporting.recorder import forget_rows
 from ..metrics_tail import Tail, row_of
-from .frames import MOST_PAYLOAD, FrameWriter
 
 METRICS = "metrics.jsonl"
 _MOST_ROW = 2**24  # bytes

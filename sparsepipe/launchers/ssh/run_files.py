@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...display.counting import number_of
 from ...errors import InputError
 from ...functions import UserFunction, is_function
+from ...host.frames import Frame
 from ...io.files import read_json, sha256
 from ...plan import Plan
 from ...record import RunRecord
@@ -24,7 +25,6 @@ from ...workload_facts import workload_facts
 from ..prepare_pipelines import RESUME
 from .brought_data import files_of, name_of
 from .connection import Connection
-from .frames import Frame
 from .mirror import Copy, Growth
 from .pieces import Arrivals, place, send_content, send_file
 from .placement import own_prefix

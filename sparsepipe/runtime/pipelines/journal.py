@@ -1,6 +1,7 @@
 """A coordinator's journal: every request that changed its state, so that another takes its place when it is killed.
 
-control/coordinator.jsonl    first the run and the job's secret, then a request a line, before it is answered; 0600
+control/coordinator.jsonl    first the run, the job's secret and the state so far, then a request a line, before it is
+                             answered; once they are many, the state takes their place in one step; 0600
 minibatches.jsonl            who took which minibatch, put it back, had it done; which attempts of pipelines there were
 merges.jsonl                 contributions, merges, and who took the result of which
 metrics.jsonl                rows of the whole run, as every record has them
@@ -15,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,16 @@ from .address import ADDRESS
 from .changes import MERGES, METRICS, MINIBATCHES, Changes
 from .messages import read_given
 from .resuming import epochs_closed, keep_rows, recorded_pace, sums_of_epochs
+from .snapshot import from_json, to_json
 from .state import Request, RunOfPipelines, RunState
 from .tallies import Sums
 
 _FILES = (MINIBATCHES, MERGES, METRICS)
 _JOURNAL = "coordinator.jsonl"
 _SECRET_BYTES = 16
+_MOST_BYTES = 2**24  # of requests after a state: read and made again within a few seconds
+_STATES = 4  # or so many times the bytes of that state, whose writing is to take little of the time
+_READ_BYTES = 2**20
 
 
 class Journal:
@@ -40,8 +46,14 @@ class Journal:
     def __init__(self, run_dir: Path, head: Mapping[str, Any]) -> None:
         self.secret = bytes.fromhex(head["secret"])
         self._began = float(head["began"])
-        self._file = os.open(_path(run_dir), os.O_WRONLY | os.O_APPEND)
+        self._path, self._head = _path(run_dir), head
+        self._open()
         self._lines = {name: Lines(run_dir / name) for name in _FILES}
+        self._num_rows = {name: _num_rows(run_dir / name) for name in _FILES}
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._room = max(_MOST_BYTES, _STATES * os.fstat(self._file).st_size)
 
     @classmethod
     def open(cls, run_dir: Path, launch: str, run: RunOfPipelines) -> tuple["Journal", RunState]:
@@ -56,7 +68,7 @@ class Journal:
     def _from_rows(cls, run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> tuple["Journal", RunState]:
         """Make the journal's requests again, and write those rows of the record that they made and a kill kept."""
         head, *requests = rows
-        state = RunState(_run_of(head))
+        state = from_json(head["state"]) if "state" in head else RunState(_run_of(head))
         for row in requests:
             apply(state, row)
         for name in _FILES:
@@ -72,14 +84,32 @@ class Journal:
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a request that changed the state. Raises OSError where the disk takes no more."""
         data = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        self._room -= len(data)
         while data:
             data = data[os.write(self._file, data) :]
 
     def take_rows(self, changes: Changes, *, now: float) -> None:
         """Add to the record what has changed."""
         for name, row in changes.rows:
-            self._lines[name].add(json.dumps(row) + "\n", now=now)
+            self._add_row(name, row, now=now)
         changes.rows.clear()
+
+    def _add_row(self, name: str, row: Mapping[str, Any], *, now: float) -> None:
+        self._lines[name].add(json.dumps(row) + "\n", now=now)
+        self._num_rows[name] += 1
+
+    def shorten(self, state: RunState) -> None:
+        """Put the state in the place of the requests that made it, once they are many; its rows were taken.
+
+        Killed meanwhile, the journal is the one before or the one after.
+        """
+        if self._room > 0:
+            return
+        self.flush()  # who takes over writes the rows of requests alone
+        head = {**self._head, "rows": self._num_rows, "state": to_json(state)}
+        write_atomic(self._path, json.dumps(head, separators=(",", ":")) + "\n", make_folder=False, private=True)
+        os.close(self._file)
+        self._open()
 
     def flush(self) -> None:
         """Write what the record's files have not got yet."""
@@ -97,7 +127,7 @@ class Journal:
             own = [row for file, row in changes.rows if file == name]
             written = _num_rows(run_dir / name) - before[name]
             for row in own[written:]:
-                self._lines[name].add(json.dumps(row) + "\n", now=0.0)
+                self._add_row(name, row, now=0.0)
         changes.rows.clear()
         self.flush()
 
@@ -180,4 +210,7 @@ def _path(run_dir: Path) -> Path:
 
 
 def _num_rows(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    if not path.exists():
+        return 0
+    with path.open("rb") as handle:
+        return sum(part.count(b"\n") for part in iter(partial(handle.read, _READ_BYTES), b""))

@@ -125,6 +125,7 @@ class Service:
         if self._state.changes.version != before:
             self._journal.add(row)
             self._journal.take_rows(self._state.changes, now=time.monotonic())
+            self._journal.shorten(self._state)
 
     def _after_change(self, before: int) -> None:
         """Answer those that waited for a change, as long as answers change more."""

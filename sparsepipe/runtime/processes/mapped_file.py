@@ -4,11 +4,25 @@ import mmap
 import os
 from pathlib import Path
 
+from ...errors import InputError
+from ...host.limits import limit_met
+
 
 def mapped_file(path: Path, size: int) -> mmap.mmap:
-    """Map the file, made with zeros where it was not there. Raises OSError where the disk has no room for it."""
-    with path.open("a+b") as handle:
-        handle.truncate(size)
-        if hasattr(os, "posix_fallocate"):  # on a full disk this raises; to write to the map would be SIGBUS
-            os.posix_fallocate(handle.fileno(), 0, size)
-        return mmap.mmap(handle.fileno(), size)
+    """Map the file, made with zeros where it was not there.
+
+    Raises OSError if its disk has no room for it, and InputError if it cannot be shared in memory there.
+    """
+    with path.open("ab+") as handle:
+        missing = size - os.fstat(handle.fileno()).st_size
+        handle.write(bytes(max(0, missing)))  # on a full disk this raises; to write to the map would be SIGBUS
+        handle.truncate(size)  # others may have added as much at the same time
+        try:
+            return mmap.mmap(handle.fileno(), size)
+        except OSError as error:
+            if limit_met(error):
+                raise
+            raise InputError(
+                f"{path}: its disk shares no memory between processes ({error.strerror}); choose a run_dir on another "
+                "disk, or mount it so that files can be mapped (9p: -o cache=mmap; FUSE: without -o direct_io)"
+            ) from None

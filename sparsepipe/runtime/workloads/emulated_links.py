@@ -10,7 +10,6 @@ Between hosts what a packet carries crosses their network meanwhile: it has come
 """
 
 import fcntl
-import mmap
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +19,9 @@ import numpy as np
 
 from ...cluster import Cluster
 from ...costs import ports
+from ...host.file_locks import lock_file
 from ..failures import translated
+from ..processes.mapped_file import mapped_file
 from ..processes.process import Process
 from ..rendezvous.store import KeyedStore
 
@@ -54,16 +55,13 @@ class LinksOfHost:
         names = dict.fromkeys(port for pair in pairs for port in ports(cluster, *pair[:2], forward=pair[2]))
         self._place = {port: k for k, port in enumerate(names)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = 8 * max(len(names), 1)
-        with path.open("a+b") as file:
-            file.truncate(size)
-            self._free = np.frombuffer(mmap.mmap(file.fileno(), size))
+        self._free = np.frombuffer(mapped_file(path, 8 * max(len(names), 1)))
 
     def send(self, device: int, peer: int, num_bytes: int, *, forward: bool, to: int = 0) -> float:
         both = [self._place[port] for port in ports(self._cluster, device, peer, forward=forward)]
         seconds = self._cluster.link(device, peer).transfer_time(num_bytes)
         with self._path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+            lock_file(file.fileno(), fcntl.LOCK_EX, path=self._path, remedy="choose a run_dir on another disk")
             end = max(time.monotonic(), *self._free[both]) + seconds
             self._free[both] = end
         return float(end)
