@@ -369,7 +369,7 @@ def test_a_broken_hdf5_is_refused_in_one_line_that_names_it(tmp_path: Path) -> N
         for entry in range(4):
             read_hdf5(damaged, entry=entry)
     for arrays_, message in (
-        ({"points": data}, "no array 'data'"),
+        ({"points": data}, "expected an array 'data'"),
         ({"data": data[0]}, "array 'data' is [500, 3], expected points [S, P, 3]"),
         ({"data": data, "label": np.zeros((3, 1))}, "array 'label' is [3, 1], expected [4, 1] as 'data' is"),
         ({"data": data, "pid": np.zeros((4, 499))}, "array 'pid' is [4, 499], expected [4, 500]"),

@@ -155,7 +155,7 @@ def test_resampled_text(tmp_path: Path) -> None:
     _write(root / "modelnet40_test.txt", "chair_0003\n")
     _refused(root, "chair_0003.txt: listed but not there")
     (root / "modelnet40_test.txt").unlink()
-    _refused(root, "modelnet40_test.txt: no such list")
+    _refused(root, "modelnet40_test.txt: no such file, expected a list")
 
 
 # --- HDF5 -----------------------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_broken_semantickitti_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="16 bytes, expected 20: one uint32 for each of 5 points"):
         data.load(tmp_path, split="train", voxel_size=0.1).batch([0])
     _kitti(tmp_path, "00", "000000", raw=np.full(5, 41), points=points)
-    with pytest.raises(InputError, match="label 0 is of no class of SemanticKITTI"):
+    with pytest.raises(InputError, match="label 0 is 41, expected a label of SemanticKITTI"):
         data.load(tmp_path, split="train", voxel_size=0.1).batch([0])
     _kitti(tmp_path, "01", "000000", raw=None, points=points)
     _refused(tmp_path, "000000.label: not there, expected the labels of 000000.bin")

@@ -129,8 +129,8 @@ def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_class_is_left_out_and_listed(tmp_path: Path) -> None:
     """A folder of logs beside the classes refused the whole set, and said that it lacked .off files."""
-    _make(tmp_path, "chair/train/x.off", "chair/train/x.stl", "chair/train/y.stl", "chair/holdout/z.off", "chair/w.off")
-    _make(tmp_path, "logs/rank0.log", "run/checkpoints/a/b.json", "bed/train/x.stl", "classes.csv")
+    _make(tmp_path, "chair/train/x.off", "chair/train/x.fbx", "chair/train/y.fbx", "chair/holdout/z.off", "chair/w.off")
+    _make(tmp_path, "logs/rank0.log", "run/checkpoints/a/b.json", "bed/train/x.png", "classes.csv")
     (tmp_path / "processed").mkdir()
     (tmp_path / "chair" / "train" / "gone.off").symlink_to("nowhere.off")
     (tmp_path / "chair" / "train" / "inner").mkdir()
@@ -138,7 +138,7 @@ def test_what_is_no_class_is_left_out_and_listed(tmp_path: Path) -> None:
     assert open_folder(tmp_path).classes == ("chair",)
     left_out = _left_out(tmp_path)
     assert set(left_out) == {
-        "chair/train/*.stl",
+        "chair/train/*.fbx",
         "chair/train/gone.off",
         "chair/train/inner/",
         "chair/holdout/",
@@ -147,7 +147,7 @@ def test_what_is_no_class_is_left_out_and_listed(tmp_path: Path) -> None:
         "run/",
         "processed/",
         "bed/train/",
-        "bed/train/x.stl",
+        "bed/train/x.png",
         "sofa/test/",
         "classes.csv",
     }
