@@ -294,6 +294,11 @@ def stem_of(path: Path) -> str:
     return _unpacked_name(path).stem
 
 
+def format_of(path: Path) -> str:
+    """Return what a file's format is called: `ply`, or `ply.gz` where it is packed."""
+    return suffix_of(path).removeprefix(".") + (".gz" if is_packed(path) else "")
+
+
 def is_packed(path: Path) -> bool:
     """Return whether a file is named as one that gzip packed."""
     return path.suffix.lower() == ".gz"

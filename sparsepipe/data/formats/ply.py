@@ -105,7 +105,7 @@ def _header(path: Path, data: bytes) -> _Header:
         raise InputError(f"{path}: does not start with a header from 'ply' to 'end_header', expected {_WHAT}")
     rest = data[3:].lstrip(b" \t")
     end = b"\r" if rest[:1] == b"\r" and rest[:2] != b"\r\n" else b"\n"
-    encoding, number, start = None, 0, 0
+    encoding, number, start = "", 0, 0
     tables: list[tuple[str, int, list[Property]]] = []
     while start < len(data):
         stop = data.find(end, start)
@@ -114,7 +114,7 @@ def _header(path: Path, data: bytes) -> _Header:
         number, start = number + 1, stop + 1
         if words == ["end_header"]:
             elements = tuple(Element(name, count, tuple(properties)) for name, count, properties in tables)
-            return _checked(path, _Header(str(encoding), elements, start, number))
+            return _checked(path, _Header(encoding, elements, start, number))
         if words[:1] == ["format"] and len(words) > 1:
             encoding = words[1]
         elif words[:1] == ["element"]:
@@ -143,6 +143,8 @@ def _property(words: list[str]) -> Property | None:
 
 
 def _checked(path: Path, header: _Header) -> _Header:
+    if not header.encoding:
+        raise InputError(f"{path}: no format line in its header, expected such as 'format ascii 1.0'; repair the file")
     if header.encoding not in _ORDERS:
         raise InputError(f"{path}: format {header.encoding[:40]}, expected one of {', '.join(_ORDERS)}")
     for names in ([e.name for e in header.elements], *([p.name for p in e.properties] for e in header.elements)):

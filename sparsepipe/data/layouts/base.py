@@ -18,6 +18,7 @@ from .splits import SPLITS
 # Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, "files": {…}}, and Reading's keys.
 MARKER = "dataset.json"
 _MOST_SHOWN = 400  # characters of a path in a message
+UNREAD = "of no format that is read"
 BESIDE = {  # what lies beside samples and is none
     *(".md", ".json", ".yaml", ".yml", ".html", ".pdf", ".log", ".seg", ".label", ".mtl", ".ini", ".cfg", ".py"),
     *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".svg", ".mp4", ".zip", ".tar", ".tgz"),
@@ -155,7 +156,7 @@ class Listing:
             many = len(group) > 1
             self.leave(folder / f"*{suffix}" if many else group[0], reason, files=len(group))
 
-    def refuse_unread(self, folder: Path, paths: Iterable[Path], why: str = "of no format that is read") -> None:
+    def refuse_unread(self, folder: Path, paths: Iterable[Path], why: str = UNREAD) -> None:
         """Note as a fault that a folder of samples has none, but files that may be meant as such."""
         suffixes = Counter(suffix_of(path) or "no suffix" for path in paths if path.suffix.lower() not in BESIDE)
         if suffixes:

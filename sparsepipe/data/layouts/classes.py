@@ -10,8 +10,8 @@ import numpy as np
 
 from ...errors import InputError
 from ..formats import READERS, Cloud, Mesh, Reading, read, stem_of, suffix_of
-from ..formats.base import one_line, read_bytes, whole_labels
-from .base import MARKER, DataFolder, Listing, SampleFile, declared_parts, formats, is_metric, sample_of
+from ..formats.base import decoded, one_line, read_bytes, whole_labels
+from .base import MARKER, UNREAD, DataFolder, Listing, SampleFile, declared_parts, formats, is_metric, sample_of
 from .litter import entries, folders
 from .pointcept import is_scene
 from .splits import SPLITS, WORDS, split_of
@@ -163,7 +163,7 @@ def _list_samples(listing: Listing, folder: Path, *, label: int, split: str) -> 
             listing.files.append(sample_of(path, listing.root, label=label, split=split, companions=companions))
     if not stems:
         listing.refuse_unread(folder, others)
-    listing.leave_files((path for path in others if path not in used), "of no format that is read")
+    listing.leave_files((path for path in others if path not in used), UNREAD)
 
 
 def _read(file: SampleFile, reading: Reading) -> Mesh | Cloud:
@@ -180,7 +180,7 @@ def _read(file: SampleFile, reading: Reading) -> Mesh | Cloud:
 def _segments(path: Path, reading: Reading) -> np.ndarray:
     data = read_bytes(path, what="a list of labels")
     try:
-        labels = np.loadtxt(io.StringIO(data.decode("utf-8", errors="replace")), ndmin=1)
+        labels = np.loadtxt(io.StringIO(decoded(data)), ndmin=1)
     except ValueError as error:
         raise InputError(f"{path}: not one whole number a line ({one_line(error)}); repair or remove it") from None
     if labels.ndim != 1:

@@ -4,6 +4,7 @@
 dataset.json says which ({"segment": "segment20"}). Labels below 0, and 255, mean "not labelled".
 """
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ..formats.base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, cloud_of
 from ..formats.npz import array_in, columns_of
 from ..labels import IGNORED
 from . import s3dis
-from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, declared_parts, is_metric, sample_of
+from .base import MARKER, SEGMENTATION, DataFolder, LeftOut, Listing, SampleFile, declared_parts, is_metric, sample_of
 from .litter import entries, folders
 from .splits import WORDS, split_of
 
@@ -68,8 +69,8 @@ def opened(root: Path, marker: dict) -> DataFolder:
         listing.leave_files(loose, "in no scene's folder")
     listing.leave_files((path for path in entries(root) if not path.is_dir() and path.name != MARKER), "not read")
     segment = _segment(root, marker, [scene for scene, _ in scenes])
-    for scene, split in scenes:
-        _list_scene(listing, scene, split=split, segment=segment)
+    others = Counter(name for scene, split in scenes for name in _list_scene(listing, scene, split, segment))
+    listing.left_out += [LeftOut(f"SPLIT/SCENE/{name}", "not read", files) for name, files in sorted(others.items())]
     if not listing.files:
         raise listing.empty(f"{root}: no scene, expected SPLIT/SCENE/{_COORDINATES}; check the path")
     return DataFolder(
@@ -109,8 +110,8 @@ def _segment(root: Path, marker: dict, scenes: list[Path]) -> str:
     return chosen or next(iter(there), "")
 
 
-def _list_scene(listing: Listing, scene: Path, *, split: str, segment: str) -> None:
-    """Add a scene, or note that it lacks labels; those of a test are often not published."""
+def _list_scene(listing: Listing, scene: Path, split: str, segment: str) -> list[str]:
+    """Add a scene, or note that it lacks labels; those of a test are often not published. Return what is not read."""
     wanted = {f"{name}.npy" for name in (*_COLUMNS, segment) if name}
     inside = entries(scene)
     used = tuple(path for path in inside if path.name in wanted and path.is_file())
@@ -119,14 +120,14 @@ def _list_scene(listing: Listing, scene: Path, *, split: str, segment: str) -> N
         listing.faults.append(
             f"{labels}: not there, expected the labels of {scene.name}; add it, or move the scene away"
         )
-        return
+        return []
 
     def made() -> SampleFile:
         sample = sample_of(scene / _COORDINATES, listing.root, label=None, split=split, companions=used)
         return replace(sample, name=scene.relative_to(listing.root).as_posix())
 
     listing.attempt(made)
-    listing.leave_files((path for path in inside if path not in used and path.name != _COORDINATES), "not read")
+    return [path.name for path in inside if path not in used and path.name != _COORDINATES]
 
 
 def _known_parts(root: Path, marker: dict, listing: Listing, segment: str) -> tuple[str, ...]:
