@@ -29,9 +29,11 @@ def read_stl(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     held = len(data) - _HEAD_BYTES
     if held != expected and data.lstrip()[:5].lower() == b"solid" and b"\0" not in data:
         vertices = _ascii_corners(path, decoded(data))
-    elif held < 0 or held != expected:
-        numbers = f"{max(held, 0)} bytes after its head, expected {expected} for {count} triangles"
-        raise miscounted(path, numbers, short=held < expected or held < 0)
+    elif held < 0:
+        raise InputError(f"{path}: {len(data)} bytes, expected 'solid' or a head of {_HEAD_BYTES} bytes: not {_WHAT}")
+    elif held != expected:
+        numbers = f"{held} bytes after its head, expected {expected} for {count} triangles"
+        raise miscounted(path, numbers, short=held < expected)
     elif not count:
         raise InputError(f"{path}: 0 triangles, expected a surface to sample; remove the file")
     else:
