@@ -150,6 +150,8 @@ def test_resampled_text(tmp_path: Path) -> None:
     assert batch.labels.tolist() == [1]
     assert batch.features.shape[1] == dataset.in_channels == 4
     assert batch.features[:, 1:].norm(dim=1).max() <= 1 + 1e-5
+    _write(root / "modelnet40_test.txt", "\ufeffchair\\chair_0002.txt\r\nnight_stand\\night_stand_0001.txt\r\n")
+    assert info(root)["splits"] == {"train": 2, "test": 2}  # a list with paths, written on Windows
     _write(root / "modelnet40_test.txt", "chair_0002\nsofa_0001\n")
     _refused(root, "'sofa_0001' is of no class in modelnet40_shape_names.txt")
     _write(root / "modelnet40_test.txt", "chair_0003\n")

@@ -213,7 +213,8 @@ def _scaled_colours(
     places = [names.index(name) for name in COLOUR]
     colours = attributes[:, places]
     most = 65535 if reading.colour_max is None else reading.colour_max
-    bad = np.flatnonzero(((colours < -_SLACK * most) | (colours > (1 + _SLACK) * most)).any(axis=1))
+    least = -_SLACK * min(most, 255)
+    bad = np.flatnonzero(((colours < least) | (colours > (1 + _SLACK) * most)).any(axis=1))
     if len(bad):
         raise InputError(
             f"{path}: red, green, blue of point {bad[0]} are {colours[bad[0]].tolist()}, expected 0 to {most:g}; "
