@@ -4,6 +4,8 @@ node := ID " -- " DESC " -- forward_compute_time=" ms ", backward_compute_time="
         ", activation_size=" ACT ", parameter_size=" bytes [" -- stage_id=" int]
 ACT  := bytes | "[" bytes ("; " bytes)* "]"
 edge := TAB ID " -- " ID
+
+Editors write tabs as blanks, and blanks as tabs: a line of two parts is an edge, however it is indented.
 """
 
 import re
@@ -72,10 +74,11 @@ class GraphText:
             if not line.strip():
                 continue
             try:
-                if line.startswith("\t"):
-                    edges.append(_edge(line, nodes))
+                parts = _parts(line)
+                if line[0].isspace() and len(parts) < 3 or len(parts) == 2 and set(parts) <= nodes.keys():
+                    edges.append(_edge(parts, nodes))
                 else:
-                    node = _node(line)
+                    node = _node(parts)
                     if node.id in nodes:
                         raise InputError(f"node {node.id!r} is listed twice")
                     nodes[node.id] = node
@@ -89,8 +92,12 @@ class GraphText:
         return text
 
 
-def _node(line: str) -> GraphTextNode:
+def _parts(line: str) -> list[str]:
     parts = line.strip().split(" -- ")
+    return parts if len(parts) > 1 else re.split(r"\s+--\s+", line.strip())
+
+
+def _node(parts: list[str]) -> GraphTextNode:
     if len(parts) not in (3, 4):
         raise InputError(f"{len(parts)} parts separated by ' -- ', expected 'ID -- DESCRIPTION -- {FIELDS[0]}=…, …'")
     given = {name: value for name, _, value in (item.partition("=") for item in _FIELD.split(parts[2]))}
@@ -116,10 +123,9 @@ def _node(line: str) -> GraphTextNode:
     )
 
 
-def _edge(line: str, nodes: dict[str, GraphTextNode]) -> tuple[str, str]:
-    ends = line.strip().split(" -- ")
+def _edge(ends: list[str], nodes: dict[str, GraphTextNode]) -> tuple[str, str]:
     if len(ends) != 2:
-        raise InputError(f"edge {line.strip()!r}: expected 'ID -- ID' after the tab")
+        raise InputError(f"edge {' -- '.join(ends)!r}: expected 'ID -- ID' after the tab")
     for id in ends:
         if id not in nodes:
             raise InputError(f"edge names {id!r}, which no line above describes; describe nodes before their edges")

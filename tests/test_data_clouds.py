@@ -1,6 +1,10 @@
 """PLY, text, NPZ, HDF5 and bare float32 readers: what was written comes back, and every way a file can be broken."""
 
+import errno
 import io
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -369,7 +373,7 @@ def test_a_broken_hdf5_is_refused_in_one_line_that_names_it(tmp_path: Path) -> N
         for entry in range(4):
             read_hdf5(damaged, entry=entry)
     for arrays_, message in (
-        ({"points": data}, "no array 'data'"),
+        ({"points": data}, "expected an array 'data'"),
         ({"data": data[0]}, "array 'data' is [500, 3], expected points [S, P, 3]"),
         ({"data": data, "label": np.zeros((3, 1))}, "array 'label' is [3, 1], expected [4, 1] as 'data' is"),
         ({"data": data, "pid": np.zeros((4, 499))}, "array 'pid' is [4, 499], expected [4, 500]"),
@@ -521,3 +525,58 @@ def test_a_truncated_scan_of_known_columns_is_refused(shared_data: Path, tmp_pat
     with pytest.raises(InputError, match="275802 bytes, expected a multiple of 16"):
         read_scan(path, columns=("x", "y", "z", "intensity"))
     assert "fits neither" in str(pytest.raises(InputError, read, path).value)
+
+
+@pytest.mark.slow
+def test_an_hdf5_file_that_another_process_has_open_is_read_or_named_so(tmp_path: Path) -> None:
+    """It was called damaged, and to be fetched again."""
+    data = np.random.default_rng(0).normal(size=(2, 8, 3))
+    path = _hdf5(tmp_path / "a.h5", data=data)
+    for mode, options, outcome in (("r+", {}, None), ("w", {"libver": "latest"}, "another process has it open")):
+        code = f"import h5py\nfile = h5py.File({str(path)!r}, {mode!r}, **{options})\nprint(flush=True)\ninput()"
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            try:
+                assert other.stdout is not None and other.stdout.readline()
+                if outcome is None:
+                    np.testing.assert_array_equal(read_hdf5(path, entry=1).points, data[1])
+                else:
+                    with pytest.raises(InputError, match=f"a.h5: {outcome}.*; close it there"):
+                        read_hdf5(path, entry=1)
+            finally:
+                other.communicate(b"\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_an_hdf5_file_on_a_disk_without_locks_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    data = np.random.default_rng(0).normal(size=(1, 8, 3))
+    path = _hdf5(tmp_path / "a.h5", data=data)
+    real = h5py.File
+
+    def without_locks(name: Path, mode: str, *, locking: bool | None = None) -> h5py.File:
+        if locking is not False:  # as HDF5 words it
+            raise OSError(number, f"Unable to open file (unable to lock file, errno = {number}, error message = '…')")
+        return real(name, mode, locking=False)
+
+    monkeypatch.setattr(h5py, "File", without_locks)
+    np.testing.assert_array_equal(read(path).points, data[0])
+
+
+@pytest.mark.parametrize("name", ["a.off", "a.h5", "a.npz", "a.las", "a.ply.gz"])
+def test_an_error_of_the_disk_is_named_and_nothing_is_to_be_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = _write(tmp_path / name, b"whole")
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(h5py, "File", failing)
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(
+        InputError, match=rf"{name}: cannot be read as .*\(Input/output error\); check the disk"
+    ) as caught:
+        read(path)
+    assert "check the disk" in str(caught.value)
+    assert "fetch" not in str(caught.value)

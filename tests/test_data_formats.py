@@ -263,7 +263,7 @@ def test_missing_files_folders_and_unknown_formats_are_refused(tmp_path: Path) -
     for name, message in (
         ("no.off", "no such"),
         ("folder.off", "is a folder"),
-        ("a.stl", "unknown format .stl, expected one of .off, .pcd"),
+        ("a.fbx", "unknown format .fbx, expected one of .off, .obj"),
     ):
         with pytest.raises(InputError, match=message):
             read(tmp_path / name)

@@ -1,5 +1,6 @@
 """Damaged files of point clouds, a reader at a time: each gives finite points, or is refused in one line naming it."""
 
+import gzip
 import io
 import json
 import struct
@@ -11,6 +12,7 @@ import h5py
 import laspy
 import numpy as np
 import pytest
+import trimesh
 from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,10 +106,40 @@ def _text(separator: str, *columns: np.ndarray, head: str = "") -> bytes:
     return (head + "".join(separator.join(map(repr, row)) + "\n" for row in rows)).encode()
 
 
-VALID = {
-    "square.off": f"OFF\n24 {len(FACES)} 0\n".encode()
+def _scan_mesh() -> bytes:
+    """A mesh of coloured and labelled vertices, as ScanNet has them."""
+    head = f"ply\nformat ascii 1.0\nelement vertex 24\n{XYZ}property uchar red\nproperty uchar green\n"
+    head += "property uchar blue\nproperty ushort label\nelement face 1\n"
+    rows = [f"{x} {y} {z} 1 2 3 {label}" for (x, y, z), label in zip(POINTS.tolist(), LABELS, strict=True)]
+    return (head + "property list uchar int vertex_indices\nend_header\n" + "\n".join(rows) + "\n3 0 1 2\n").encode()
+
+
+def _obj() -> bytes:
+    rows = [f"v {x} {y} {z} 0.5 0.25 1" for x, y, z in POINTS.tolist()]
+    rows += ["f " + " ".join(f"{corner + 1}/{corner}" for corner in face) for face in FACES[:3]]
+    return "\n".join(["mtllib none.mtl", *rows, "f -1 -2 -3", ""]).encode()
+
+
+BOX = trimesh.creation.box()
+SQUARE = (
+    f"OFF\n24 {len(FACES)} 0\n".encode()
     + _text(" ", POINTS)
-    + "".join(f"{len(face)} {' '.join(map(str, face))} 255 0 0\n" for face in FACES).encode(),
+    + "".join(f"{len(face)} {' '.join(map(str, face))} 255 0 0\n" for face in FACES).encode()
+)
+TABLE = _text(",", np.arange(24), POINTS, LABELS, head=",x,y,z,label\n")
+VALID = {
+    "square.off": SQUARE,
+    "square.off.gz": gzip.compress(SQUARE),
+    "scan.ply": _scan_mesh(),
+    "scan.ply.gz": gzip.compress(_scan_mesh()),
+    "coloured.obj": _obj(),
+    "binary.stl": BOX.export(file_type="stl"),
+    "ascii.stl": BOX.export(file_type="stl_ascii").encode(),
+    "indexed.csv": TABLE,
+    "semicolons.csv": TABLE.replace(b",", b";").replace(b".", b","),
+    "comment.asc": b"//X Y Z R G B Intensity\n"
+    + _text(" ", POINTS, LABELS * 50, LABELS * 70, LABELS * 90, POINTS[:, 0]),
+    "packed.h5.gz": gzip.compress(_h5()),
     "ascii.ply": _ply("ascii", ""),
     "little.ply": _ply("binary_little_endian", "<"),
     "big.ply": _ply("binary_big_endian", ">"),
@@ -211,7 +243,10 @@ def test_a_damaged_laz_is_refused_in_one_line(tmp_path: Path, found: list) -> No
     outcome(path, Reading())
 
 
-MARKER = {"name": "a", "columns": ["x", "y", "z", "label"], "ignore": [-1], "unmeasured": "drop", "colour_max": 255}
+MARKER = {
+    **{"name": "a", "columns": ["x", "y", "z", "label"], "ignore": [-1], "unmeasured": "drop", "colour_max": 255},
+    **{"labels": {"1": 0, "2": 1, "*": None}, "segment": "segment"},
+}
 VALUES = (
     None,
     True,
@@ -227,6 +262,9 @@ VALUES = (
     ["x"],
     [[]],
     {"a": 1},
+    {"1": 10**400},
+    {"1": -1, "01": 2},
+    {"1": "x"},
     {"x": "y"},
     ["x", "x", "y", "z"],
 )

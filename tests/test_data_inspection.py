@@ -50,7 +50,7 @@ def test_all_faults_are_listed_and_the_exit_code_says_so(tmp_path: Path, capsys:
         _write(root / "chair" / "train" / "flat.xyz", "1 1 1\n"),
         _write(root / "chair" / "train" / "far.xyz", "1 1 1\n1e400 0 0\n"),
     ]
-    _write(root / "chair" / "train" / "1.stl", "")
+    _write(root / "chair" / "train" / "1.fbx", "")
     _write(root / "logs" / "a.log", "")
     assert main(["data", "check", str(root)]) == 2
     out, err = capsys.readouterr()
@@ -58,7 +58,7 @@ def test_all_faults_are_listed_and_the_exit_code_says_so(tmp_path: Path, capsys:
         (line,) = [line for line in out.splitlines() if line.startswith(f"{path}: ")]
         assert len(line) < 500
     assert "left out: logs/: no class: it holds a.log" in out
-    assert "left out: chair/train/1.stl" in out
+    assert "left out: chair/train/1.fbx" in out
     assert err == f"sparsepipe: {root}: 4 faults would stop a run\n"
     assert main(["data", "check", str(root), "--json"]) == 2
     document = json.loads(capsys.readouterr().out)

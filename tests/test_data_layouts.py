@@ -150,12 +150,14 @@ def test_resampled_text(tmp_path: Path) -> None:
     assert batch.labels.tolist() == [1]
     assert batch.features.shape[1] == dataset.in_channels == 4
     assert batch.features[:, 1:].norm(dim=1).max() <= 1 + 1e-5
+    _write(root / "modelnet40_test.txt", "\ufeffchair\\chair_0002.txt\r\nnight_stand\\night_stand_0001.txt\r\n")
+    assert info(root)["splits"] == {"train": 2, "test": 2}  # a list with paths, written on Windows
     _write(root / "modelnet40_test.txt", "chair_0002\nsofa_0001\n")
     _refused(root, "'sofa_0001' is of no class in modelnet40_shape_names.txt")
     _write(root / "modelnet40_test.txt", "chair_0003\n")
     _refused(root, "chair_0003.txt: listed but not there")
     (root / "modelnet40_test.txt").unlink()
-    _refused(root, "modelnet40_test.txt: no such list")
+    _refused(root, "modelnet40_test.txt: no such file, expected a list")
 
 
 # --- HDF5 -----------------------------------------------------------------------------------------------------------
@@ -370,7 +372,7 @@ def test_broken_semantickitti_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="16 bytes, expected 20: one uint32 for each of 5 points"):
         data.load(tmp_path, split="train", voxel_size=0.1).batch([0])
     _kitti(tmp_path, "00", "000000", raw=np.full(5, 41), points=points)
-    with pytest.raises(InputError, match="label 0 is of no class of SemanticKITTI"):
+    with pytest.raises(InputError, match="label 0 is 41, expected a label of SemanticKITTI"):
         data.load(tmp_path, split="train", voxel_size=0.1).batch([0])
     _kitti(tmp_path, "01", "000000", raw=None, points=points)
     _refused(tmp_path, "000000.label: not there, expected the labels of 000000.bin")

@@ -208,3 +208,50 @@ def test_declared_columns_come_before_those_of_a_layout(tmp_path: Path) -> None:
         (tmp_path / "dataset.json").write_text(json.dumps({"columns": columns}))
         cloud = _content(tmp_path)
         assert (len(cloud), cloud.names, set(cloud.labels.tolist())) == (600, names, {8})
+
+
+# --- labels that count as others --------------------------------------------------------------------------------------
+
+ASPRS = {"2": "ground", "3": "plants", "4": "plants", "5": 1, "7": None}
+
+
+def _mapped(root: Path, given: list[int], **marker: object) -> Path:
+    rows = "".join(f"{k} 0 1 {label}\n" for k, label in enumerate(given))
+    return _folder(root, rows, "a.xyz", columns=["x", "y", "z", "label"], **marker)
+
+
+def test_labels_count_as_the_classes_that_they_are_mapped_to(tmp_path: Path) -> None:
+    marker = {"parts": ["ground", "plants"], "labels": ASPRS, "ignore": [0, 1]}
+    root = _mapped(tmp_path, [2, 3, 4, 5, 7, 0, 1], **marker)
+    assert _content(root).labels.tolist() == [0, 1, 1, 1, IGNORED, IGNORED, IGNORED]
+    dataset = load(root, split="train", voxel_size=0.05, task="segmentation", num_points=None, cache="off")
+    assert sorted(dataset.sample(0).label.tolist()) == [IGNORED] * 3 + [0, 1, 1, 1]
+    assert dataset.origin["reading"]["labels"] == {"2": 0, "3": 1, "4": 1, "5": 1, "7": None}
+
+
+def test_a_label_that_is_not_mapped_is_refused_unless_all_others_are_none(tmp_path: Path) -> None:
+    root = _mapped(tmp_path, [2, 9], parts=["ground"], labels={"2": 0})
+    with pytest.raises(InputError, match="label 1 is 9, which 'labels' in dataset.json do not name; add it, or"):
+        _content(root)
+    root = _mapped(tmp_path, [2, 9, -1], parts=["ground"], labels={"2": "ground", "*": None})
+    assert _content(root).labels.tolist() == [0, IGNORED, IGNORED]
+    assert load(root, split="train", voxel_size=0.5, cache="off").origin["reading"]["labels"] == {"2": 0, "*": None}
+    root = _mapped(tmp_path, [0, 40, 1], parts=["ground"], labels={"40": 0, "0": -1, "1": None})
+    assert _content(root).labels.tolist() == [IGNORED, 0, IGNORED]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [3, [1], {"x": 1}, {"1": "sky"}, {"1": 2}, {"1": 0.5}, {"1": True}, {"*": 1}, {"1": 0, "01": 1}, {"1": [0]}],
+)
+def test_a_mapping_that_is_none_is_refused_when_the_folder_is_opened(tmp_path: Path, labels: object) -> None:
+    with pytest.raises(InputError, match="dataset.json: 'labels' is .*, expected such as"):
+        open_folder(_mapped(tmp_path, [1], parts=["ground", "tree"], labels=labels))
+
+
+def test_labels_of_faces_and_of_las_files_are_mapped_too(tmp_path: Path) -> None:
+    square = "OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
+    root = _folder(tmp_path, square, "a.off", parts=["a", "b"], labels={"7": "b", "9": None})
+    for split in ("train", "test"):
+        (root / "scene" / split / "a.seg").write_text("7\n9\n")
+    assert _content(root).labels.tolist() == [1, IGNORED]

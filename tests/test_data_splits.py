@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sparsepipe.data import info, open_folder
+from sparsepipe.data.describing import unread_files
 from sparsepipe.data.layouts.splits import are_parts, splits_named
 from sparsepipe.errors import InputError
 
@@ -129,8 +130,8 @@ def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_class_is_left_out_and_listed(tmp_path: Path) -> None:
     """A folder of logs beside the classes refused the whole set, and said that it lacked .off files."""
-    _make(tmp_path, "chair/train/x.off", "chair/train/x.stl", "chair/train/y.stl", "chair/holdout/z.off", "chair/w.off")
-    _make(tmp_path, "logs/rank0.log", "run/checkpoints/a/b.json", "bed/train/x.stl", "classes.csv")
+    _make(tmp_path, "chair/train/x.off", "chair/train/x.fbx", "chair/train/y.fbx", "chair/holdout/z.off", "chair/w.off")
+    _make(tmp_path, "logs/rank0.log", "run/checkpoints/a/b.json", "bed/train/x.png", "classes.csv")
     (tmp_path / "processed").mkdir()
     (tmp_path / "chair" / "train" / "gone.off").symlink_to("nowhere.off")
     (tmp_path / "chair" / "train" / "inner").mkdir()
@@ -138,7 +139,7 @@ def test_what_is_no_class_is_left_out_and_listed(tmp_path: Path) -> None:
     assert open_folder(tmp_path).classes == ("chair",)
     left_out = _left_out(tmp_path)
     assert set(left_out) == {
-        "chair/train/*.stl",
+        "chair/train/*.fbx",
         "chair/train/gone.off",
         "chair/train/inner/",
         "chair/holdout/",
@@ -147,7 +148,7 @@ def test_what_is_no_class_is_left_out_and_listed(tmp_path: Path) -> None:
         "run/",
         "processed/",
         "bed/train/",
-        "bed/train/x.stl",
+        "bed/train/x.png",
         "sofa/test/",
         "classes.csv",
     }
@@ -303,3 +304,81 @@ def test_files_of_operating_systems_are_passed_over_in_every_layout(tmp_path: Pa
         folder = open_folder(path)
         for file in folder.files:
             folder.read(file)
+
+
+# --- what is of no known format, names that are one, lists of Windows -----------------------------------------------
+
+
+@pytest.mark.parametrize("test", ["chair/test/a.fbx", "test/chair/a.fbx"])
+def test_a_half_of_unknown_formats_is_refused(tmp_path: Path, test: str) -> None:
+    """The other half was trained on without a word."""
+    _make(tmp_path, test.replace("test", "train").replace("fbx", "off"), test, test.replace("a.", "b."))
+    with pytest.raises(InputError, match=rf"{Path(test).parent}: no sample in it, but 2 files \(\.fbx\) of no format"):
+        open_folder(tmp_path)
+
+
+def test_loose_files_of_a_split_are_refused_where_it_has_no_other(tmp_path: Path) -> None:
+    _make(tmp_path, "train/chair/a.off", "test/b.fbx")
+    with pytest.raises(InputError, match=r"test: no sample in it, but 1 file \(\.fbx\) in no folder of a class"):
+        open_folder(tmp_path)
+
+
+def test_a_split_of_hdf5_files_that_is_stored_otherwise_is_refused(tmp_path: Path) -> None:
+    _hdf5(tmp_path, "data_train.h5")
+    (tmp_path / "data_test.mat").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"data_test\.mat: named after split test, which has no HDF5 file"):
+        open_folder(tmp_path)
+
+
+def test_pictures_and_notes_beside_samples_are_no_half(tmp_path: Path) -> None:
+    _make(tmp_path, "chair/train/a.off", "chair/train/a.png", "views/train/a.png", "chair/train/notes.md")
+    assert open_folder(tmp_path).classes == ("chair",)
+
+
+def test_commands_warn_of_samples_that_are_left_out(tmp_path: Path) -> None:
+    _make(tmp_path, "chair/train/a.off", "chair/train/b.fbx", "chair/train/a.mtl", "chair/test/c.off")
+    (line,) = unread_files(tmp_path)
+    assert line.startswith(f"{tmp_path}/chair/train/b.fbx: 1 file of no format that is read, left out")
+    assert not list(unread_files("digits"))
+
+
+CAFE = "caf\u00e9", "cafe\u0301"  # composed, and decomposed as macOS writes it
+
+
+@pytest.mark.parametrize("twins", [("Chair", "chair"), CAFE, ("STRASSE", "stra\u00dfe")])
+@pytest.mark.parametrize("order", ["{0}/train/a.off {1}/test/b.off", "train/{0}/a.off test/{1}/b.off"])
+def test_names_that_are_one_are_never_two_classes(tmp_path: Path, twins: tuple[str, str], order: str) -> None:
+    _make(tmp_path, *order.format(*twins).split())
+    with pytest.raises(InputError, match="differ by case or Unicode form alone; expected a name for each") as caught:
+        open_folder(tmp_path)
+    assert all(ascii(name) in str(caught.value) for name in twins)
+
+
+def test_names_in_lists_that_are_one_are_refused(tmp_path: Path) -> None:
+    _hdf5(tmp_path / "h", "train.h5", "test.h5")
+    (tmp_path / "h" / "shape_names.txt").write_text("Chair\nchair\n")
+    with pytest.raises(InputError, match="classes 'Chair' and 'chair' differ by case"):
+        open_folder(tmp_path / "h")
+    _make(tmp_path / "p", "a/train/x.off")
+    (tmp_path / "p" / "dataset.json").write_text(json.dumps({"parts": ["leg", "leg"]}))
+    with pytest.raises(InputError, match="parts 'leg' and 'leg' are the same"):
+        open_folder(tmp_path / "p")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_lists_written_on_windows_are_read(tmp_path: Path, encoding: str) -> None:
+    _hdf5(tmp_path, "data_a.h5", "data_b.h5")
+    for split, name in (("train", "data_a.h5"), ("test", "data_b.h5")):
+        (tmp_path / f"{split}_files.txt").write_bytes(f"data\\set\\{name}\r\n".encode(encoding))
+    (tmp_path / "shape_names.txt").write_bytes("chair\r\ntable\r\n".encode(encoding))
+    assert info(tmp_path)["splits"] == {"train": 2, "test": 2}
+    assert open_folder(tmp_path).classes == ("chair", "table")
+    for split in ("train", "test"):
+        (tmp_path / f"{split}_files.txt").unlink()
+    _hdf5(tmp_path / "inside", "a.h5")
+    marker = {"files": {"train": ["data_a.h5"], "test": ["inside\\a.h5"]}}
+    (tmp_path / "dataset.json").write_text(json.dumps(marker))
+    assert [file.name for file in open_folder(tmp_path).of_split("test")] == ["inside/a.h5/0", "inside/a.h5/1"]
+    (tmp_path / "dataset.json").write_text(json.dumps({"files": {"train": ["..\\a.h5"]}}))
+    with pytest.raises(InputError, match="expected a file inside"):
+        open_folder(tmp_path)

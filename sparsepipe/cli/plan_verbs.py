@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..cluster import Cluster
+from ..data.describing import unread_files
 from ..display.counting import number_of
 from ..display.numbers import duration
 from ..errors import InputError
@@ -48,6 +49,7 @@ def profile(options: argparse.Namespace) -> Answer:
             raise InputError(f"no {name.replace('_', ' ')}: give --{name.replace('_', '-')}")
     of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args")}
     warn(of_other_data(of_data, options.data))
+    warn(unread_files(options.data))
     if options.model_args is not None and is_table(options.model):
         warn([no_effect("model_args", OF_MODULES)])
     if options.out.is_dir():  # told before anything is measured

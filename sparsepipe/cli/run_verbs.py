@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
+from ..data.describing import unread_files
 from ..display.counting import number_of
 from ..display.html import left_out
 from ..display.markup import one_line
@@ -83,6 +84,7 @@ def run(options: argparse.Namespace) -> Answer:
         chosen = driver.planned(chosen)
     warn(f"plan: {text}" for text in chosen.warnings)
     warn(without_effect(typed, config, chosen))
+    warn(unread_files(config.data))
     if options.launcher == SLURM:
         if isinstance(chosen, Plan) and is_table(config.model):  # of a module only where its data are is it known
             chosen.check(layer_graph(config))

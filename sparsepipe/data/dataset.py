@@ -242,9 +242,10 @@ class VoxelDataset:
         if isinstance(content, Cloud):
             content = self.recipe.measured(content, file.path, self.folder.reading)
         try:
-            return sample_points(content, num_points, seed=sample_seed(self.recipe.seed, file.name))
+            drawn = sample_points(content, num_points, seed=sample_seed(self.recipe.seed, file.name))
         except InputError as error:
             raise InputError(f"{file.path}: {error}") from None
+        return drawn if isinstance(content, Cloud) else self.recipe.measured(drawn, file.path, self.folder.reading)
 
     def _placed(self, cloud: Cloud, file: SampleFile) -> Cloud:
         """Bring an object into the unit cube; a scan keeps its metres."""

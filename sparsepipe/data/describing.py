@@ -1,11 +1,13 @@
 """Describe and check a data set, whatever its samples are: clouds, or examples (images, texts, one's own)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..display.counting import number_of
 from . import folder
 from .examples import is_examples
+from .layouts.base import BESIDE, UNREAD
 from .sources import find
 
 if TYPE_CHECKING:
@@ -39,3 +41,15 @@ def check(
     from . import inspection
 
     return inspection.check(find(source), progress=progress, **options)
+
+
+def unread_files(source: Path | str) -> Iterator[str]:
+    """Yield a line for files among the samples of a folder that are of no format that is read, and are no samples."""
+    if not Path(source).is_dir() or is_examples(source):
+        return
+    for entry in folder.open_folder(source).left_out:
+        if entry.why == UNREAD and Path(entry.path).suffix.lower() not in BESIDE:
+            yield (
+                f"{Path(source) / entry.path}: {number_of(entry.files, 'file')} {UNREAD}, left out; "
+                "`sparsepipe data info` lists what is"
+            )

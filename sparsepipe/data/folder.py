@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import InputError
+from .formats.base import format_of
 from .layouts import FALLBACK, LAYOUTS, SPLITS, DataFolder, LeftOut, SampleFile, folders, hdf5, read_marker
 
 _DEPTH = 3  # folders around a data set, as archives have
@@ -80,7 +81,7 @@ def info(path: Path | str) -> dict:
         "splits": dict(_counted(folder, lambda file: file.split)),
         "samples": len(folder.files),
         "samples_by_class": by_class,
-        "formats": dict(_counted(folder, lambda file: file.path.suffix.lower().removeprefix("."))),
+        "formats": dict(_counted(folder, lambda file: format_of(file.path))),
         "bytes": sum(sizes.values()),
         "left_out": [{"path": entry.path, "files": entry.files, "why": entry.why} for entry in folder.left_out],
         "missing": missing_classes(folder),

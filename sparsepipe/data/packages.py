@@ -92,5 +92,7 @@ def _member(file: RemoteFile, package: PackageAddress, wheel: Path) -> Path:
     except KeyError:
         raise InputError(f"{file.url}: {wheel.name} has no file {package.member}; not used") from None
     except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's, which whoever asked for it names
+            raise
         raise InputError(f"{file.url}: {wheel.name} is no wheel that can be unpacked ({complaint(error)})") from None
     return found

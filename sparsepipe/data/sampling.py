@@ -32,6 +32,7 @@ def sample_points(content: Mesh | Cloud, num_points: int | None, *, seed: int) -
 def sample_surface(mesh: Mesh, num_points: int, *, seed: int) -> Cloud:
     """Draw `num_points` points uniformly by area from `mesh`, with the normal and label of the face each lies on.
 
+    Attributes of vertices are interpolated linearly within the face.
     They are those of trimesh.sample.sample_surface, to the bit, which takes most of a second to import in each process.
     """
     corners = mesh.vertices[mesh.faces]  # [F, 3, 3]
@@ -46,10 +47,15 @@ def sample_surface(mesh: Mesh, num_points: int, *, seed: int) -> Cloud:
     shares = random.random((num_points, 2, 1))
     shares[shares.sum(axis=1).reshape(-1) > 1] -= 1
     first = corners[faces, 0]
-    points = ((corners[faces, 1:] - first[:, None]) * np.abs(shares)).sum(axis=1) + first
+    shares = np.abs(shares)
+    points = ((corners[faces, 1:] - first[:, None]) * shares).sum(axis=1) + first
     normals = across[faces] / np.linalg.norm(across[faces], axis=1, keepdims=True)
     labels = None if mesh.labels is None else mesh.labels[faces]
-    return Cloud(points, normals.astype(np.float32), NORMAL, labels)
+    if mesh.attributes is None:
+        return Cloud(points, normals.astype(np.float32), NORMAL, labels)
+    weights = np.concatenate([1 - shares.sum(axis=1, keepdims=True), shares], axis=1)  # [num_points, 3, 1]
+    further = (mesh.attributes[mesh.faces[faces]] * weights).sum(axis=1)
+    return Cloud(points, np.column_stack([normals, further]).astype(np.float32), (*NORMAL, *mesh.names), labels)
 
 
 def _across(corners: np.ndarray) -> np.ndarray:

@@ -4,8 +4,8 @@
         RTX 4 profiles/rtx/graph.txt
         tv 2 profiles/tv/graph.txt
 
-A line that starts with "Server" names a server; every other line is NAME COUNT PATH. Blank lines are passed over. A
-path is looked for beside the file first, then from the current folder.
+A line that starts with "Server" names a server; every other line is NAME COUNT PATH. Blank lines, and comments that
+start with #, are passed over. A path is looked for beside the file first, then from the current folder.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class ServerFile:
         profiles: dict[str, str] = {}
         for number, line in enumerate(read_text(path, what="server file").splitlines(), start=1):
             words = line.split()
-            if not words:
+            if not words or words[0].startswith("#"):
                 continue
             try:
                 if words[0].startswith("Server"):

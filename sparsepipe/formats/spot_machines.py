@@ -61,7 +61,8 @@ def read_spot_machines(path: Path | str) -> SpotMachines:
     rows = [(where, fields) for where, fields in rows if fields != [""]]
     if not rows:
         raise InputError(f"{path}: has no rows; expected such as {_EVENT!r} or {_READING!r}")
-    counts = _from_events(rows) if rows[0][1][1:2] in ([word] for word in _EVENTS) else _from_readings(rows)
+    of_events = any(fields[1:2] == [word] for _, fields in rows for word in _EVENTS)  # a head line is of neither kind
+    counts = _from_events(rows) if of_events else _from_readings(rows)
     if len(counts) < 2:
         raise InputError(f"{path}: is of one moment alone; expected machines over time")
     first = next(iter(counts))

@@ -5,24 +5,31 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import Cloud, Mesh, Reader
+from .base import Cloud, Mesh, Reader, is_packed, stem_of, suffix_of
 from .hdf5 import read_hdf5
 from .las import read_las
 from .npz import read_npy, read_npz
+from .obj import read_obj
 from .off import read_off
 from .pcd import read_pcd
 from .ply import read_ply
 from .reading import AS_THEY_ARE, Reading
 from .scan import read_scan
+from .stl import read_stl
+from .tables import read_csv
 from .text import read_text_cloud
 
 READERS: dict[str, Reader] = {
     ".off": read_off,
+    ".obj": read_obj,
+    ".stl": read_stl,
     ".pcd": read_pcd,
     ".ply": read_ply,
     ".txt": read_text_cloud,
     ".xyz": read_text_cloud,
     ".pts": read_text_cloud,
+    ".asc": read_text_cloud,
+    ".csv": read_csv,
     ".npy": read_npy,
     ".npz": read_npz,
     ".h5": read_hdf5,
@@ -34,17 +41,20 @@ READERS: dict[str, Reader] = {
 
 
 def read(path: Path | str, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
-    """Read one file by its suffix, with what its folder declares of it.
+    """Read one file by its suffix, or that before `.gz`, with what its folder declares of it.
 
     Raises InputError that names the file for anything wrong in it.
     """
     path = Path(path)
-    reader = READERS.get(path.suffix.lower())
+    reader = READERS.get(suffix_of(path))
     if reader is None:
-        raise InputError(f"{path}: unknown format {path.suffix or '(no suffix)'}, expected one of {', '.join(READERS)}")
+        given = suffix_of(path) or f"(no suffix{' before .gz' if is_packed(path) else ''})"
+        raise InputError(
+            f"{path}: unknown format {given}, expected one of {', '.join(READERS)}, each also packed as .gz"
+        )
     # A number that is none, or too large for its type, is refused where it matters; NumPy would write a warning too.
     with np.errstate(invalid="ignore", over="ignore"):
         return reader(path, reading)
 
 
-__all__ = ["READERS", "Cloud", "Mesh", "Reader", "Reading", "read"]
+__all__ = ["READERS", "Cloud", "Mesh", "Reader", "Reading", "read", "stem_of", "suffix_of"]

@@ -1,7 +1,9 @@
 """What readers return: a `Mesh` or a `Cloud`. Every format's reader is `read(path, reading) -> Mesh | Cloud`."""
 
+import errno
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from ...errors import InputError
 from ...host.memory import available_bytes
 from ...io.files import open_regular
 from ..labels import IGNORED
-from .reading import AS_THEY_ARE, DROP, LEFT_OUT, Reading
+from .bounded import unpacked_gzip
+from .reading import AS_THEY_ARE, DROP, LEFT_OUT, OTHERS, Reading
 
 POSITION = ("x", "y", "z")
 NORMAL = ("nx", "ny", "nz")
@@ -19,6 +22,7 @@ COLOUR = ("red", "green", "blue")  # 0 to 255
 INTENSITY = "intensity"
 LABEL = "label"  # the column of the points' own classes
 _LARGE_BYTES = 2**28  # of a file: more are compared with the memory that is free
+_SLACK = 1e-3  # of full brightness: what rounding may add
 _MAX_DIGITS = 18  # of a count: what int64 holds; Python itself refuses words of thousands
 SAME = {  # what other writers call these columns
     **dict(zip(("normal_x", "normal_y", "normal_z"), NORMAL, strict=True)),
@@ -35,6 +39,8 @@ SAME = {  # what other writers call these columns
     "classification": LABEL,
     "scalar_classification": LABEL,
     "scalar_intensity": INTENSITY,
+    **dict(zip(("points:0", "points:1", "points:2"), POSITION, strict=True)),  # ParaView's and VeloView's tables
+    **dict(zip(("points_0", "points_1", "points_2"), POSITION, strict=True)),
 }
 
 
@@ -44,6 +50,7 @@ class Mesh:
 
     `labels` int64 [F], where known, holds the part that each face belongs to. A file's polygons may have become several
     triangles each, or none: `polygons` int64 [F] says which of its `num_polygons` each triangle is a piece of.
+    `attributes` float32 [V, C] holds the vertices' colours and intensity, where known, a column for each of `names`.
     """
 
     vertices: np.ndarray
@@ -52,6 +59,8 @@ class Mesh:
     polygons: np.ndarray | None = None
     num_polygons: int | None = None
     num_unmeasured: int = 0  # polygons left out, as a corner of theirs was not measured
+    attributes: np.ndarray | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def num_unlabelled(self) -> int:
@@ -124,11 +133,30 @@ def cloud_of(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Rea
     they are kept as NaN, and matter to those who ask for them. Raises InputError that names the file without x, y, z,
     for two columns of one meaning, for points that were not measured, and for labels that are no whole numbers from 0.
     """
+    points, attributes, names, labels = parted(path, columns, reading)
+    measured = np.isfinite(points).all(axis=1)
+    if not measured.all():
+        check_measured(path, points, measured, reading, what="point")
+        points, attributes, labels = (None if rows is None else rows[measured] for rows in (points, attributes, labels))
+    whole = None if labels is None else whole_labels(path, labels, reading)
+    return Cloud(points, attributes, names, whole, None if measured.all() else measured)
+
+
+def parted(
+    path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Reading
+) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...], np.ndarray | None]:
+    """Part named columns into points [P, 3], attributes [P, C] with their names, and labels [P] as the file has them.
+
+    Raises InputError that names the file without x, y, z, for two columns of one meaning, and for colours out of range.
+    """
     named = _named(path, columns, reading)
     missing = [axis for axis in POSITION if axis not in named]
     if missing:
+        other = next((name for name in named if name not in POSITION), "")
+        remedy = f'; name them in dataset.json, such as "columns": {{"{other[:40]}": "{missing[0]}"}}' if other else ""
         raise InputError(
-            f"{path}: no column {', '.join(missing)} among {', '.join(named) or 'none'}; expected x, y and z"
+            f"{path}: no column {', '.join(missing)} among {', '.join(named)[:200] or 'none'}; expected x, y and z"
+            f"{remedy}"
         )
     with np.errstate(invalid="ignore", over="ignore"):  # damaged numbers are found and named below
         points = np.stack([named.pop(axis) for axis in POSITION], axis=1).astype(np.float64)
@@ -136,14 +164,9 @@ def cloud_of(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Rea
         names = tuple(named)
         attributes = np.stack([named[name] for name in names], axis=1).astype(np.float32) if names else None
     if attributes is not None:
-        attributes = _scaled_colours(attributes, names, named, reading)
+        attributes = _scaled_colours(path, attributes, names, named, reading)
         attributes[~np.isfinite(attributes)] = np.nan
-    measured = np.isfinite(points).all(axis=1)
-    if not measured.all():
-        check_measured(path, points, measured, reading, what="point")
-        points, attributes, labels = (None if rows is None else rows[measured] for rows in (points, attributes, labels))
-    whole = None if labels is None else whole_labels(path, labels, reading)
-    return Cloud(points, attributes, names, whole, None if measured.all() else measured)
+    return points, attributes, names, labels
 
 
 def check_measured(path: Path, rows: np.ndarray, measured: np.ndarray, reading: Reading, *, what: str) -> None:
@@ -182,13 +205,24 @@ def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Readi
 
 
 def _scaled_colours(
-    attributes: np.ndarray, names: tuple[str, ...], columns: dict[str, np.ndarray], reading: Reading
+    path: Path, attributes: np.ndarray, names: tuple[str, ...], columns: dict[str, np.ndarray], reading: Reading
 ) -> np.ndarray:
-    """Bring colours to 0 to 255: from the declared range, else from that of shares of 1, or of 16 bits."""
+    """Bring colours to 0 to 255: from the declared range, else from that of shares of 1, or of 16 bits.
+
+    Raises InputError that names the first one below 0, or brighter than the brightest that is declared.
+    """
     if not set(COLOUR) <= set(names):
         return attributes
     places = [names.index(name) for name in COLOUR]
     colours = attributes[:, places]
+    most = 65535 if reading.colour_max is None else reading.colour_max
+    least = -_SLACK * min(most, 255)
+    bad = np.flatnonzero(((colours < least) | (colours > (1 + _SLACK) * most)).any(axis=1))
+    if len(bad):
+        raise InputError(
+            f"{path}: red, green, blue of point {bad[0]} are {colours[bad[0]].tolist()}, expected 0 to {most:g}; "
+            f'correct "columns" or "colour_max" in dataset.json, or repair the file'
+        )
     if reading.colour_max is not None:
         attributes[:, places] = colours * (255 / reading.colour_max)
     elif all(columns[name].dtype.kind == "f" for name in COLOUR) and are_shares(colours):
@@ -222,12 +256,14 @@ def whole_number(word: str) -> int | None:
 
 
 def whole_labels(path: Path, labels: np.ndarray, reading: Reading = AS_THEY_ARE) -> np.ndarray:
-    """Return labels [P] as int64, IGNORED for those declared to mean "not labelled".
+    """Return labels [P] as int64: as classes where it is declared what they count as, IGNORED for "not labelled".
 
-    Raises InputError, naming the first offender, where another is no whole number from 0.
+    Raises InputError, naming the first offender, where another is no whole number from 0, or not among those declared.
     """
     values = labels.astype(np.float64)
     ignored = np.isin(values, reading.ignore) if reading.ignore else np.zeros(values.shape, dtype=bool)
+    if reading.labels or reading.other_labels:
+        return _counted_as(path, values, ignored, reading)
     bad = np.flatnonzero(~(ignored | ((values >= 0) & (values < 2**63) & (values == np.floor(values)))))
     if len(bad):
         raise InputError(
@@ -237,8 +273,51 @@ def whole_labels(path: Path, labels: np.ndarray, reading: Reading = AS_THEY_ARE)
     return np.where(ignored, IGNORED, labels.astype(np.int64))
 
 
+def _counted_as(path: Path, values: np.ndarray, ignored: np.ndarray, reading: Reading) -> np.ndarray:
+    """Return the classes that labels [P] are declared to count as; `ignored` [P] ones that are not named are none."""
+    sources = np.array([label for label, _ in reading.labels], dtype=np.float64)
+    targets = np.array([IGNORED if target is None else target for _, target in reading.labels], dtype=np.int64)
+    place = np.searchsorted(sources, values)
+    named = np.append(sources, np.nan)[place] == values
+    bad = np.flatnonzero(~(named | ignored))
+    if len(bad) and not reading.other_labels:
+        raise InputError(
+            f"{path}: label {bad[0]} is {values[bad[0]]:g}, which 'labels' in dataset.json do not name; add it, or "
+            f'"{OTHERS}": null for all others'
+        )
+    return np.where(named, np.append(targets, IGNORED)[place], IGNORED)
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix that names a file's format, in lower case: `.ply` of `a.PLY` and of `a.ply.gz`."""
+    return _unpacked_name(path).suffix.lower()
+
+
+def stem_of(path: Path) -> str:
+    """Return a file's name without the suffixes of its format: `a` of `a.ply` and of `a.ply.gz`."""
+    return _unpacked_name(path).stem
+
+
+def format_of(path: Path) -> str:
+    """Return what a file's format is called: `ply`, or `ply.gz` where it is packed."""
+    return suffix_of(path).removeprefix(".") + (".gz" if is_packed(path) else "")
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is named as one that gzip packed."""
+    return path.suffix.lower() == ".gz"
+
+
+def _unpacked_name(path: Path) -> Path:
+    return path.with_suffix("") if is_packed(path) else path
+
+
 def read_bytes(path: Path, *, what: str) -> bytes:
-    """Read a file a user named. Raises InputError in one line where it is missing, unreadable, empty or no file."""
+    """Read a file a user named; `NAME.gz` is unpacked, to a bounded size.
+
+    Raises InputError in one line if it is missing, unreadable, empty, no file, larger than the free memory, or of
+    another kind: packed, a pointer of Git LFS, a web page that a failed download left.
+    """
     num_bytes = check_regular(path, what=what)
     if num_bytes > _LARGE_BYTES and num_bytes > (room := available_bytes()):  # it may be sparse, and small on the disk
         raise InputError(
@@ -249,10 +328,69 @@ def read_bytes(path: Path, *, what: str) -> bytes:
         with open_regular(path) as handle:
             data = handle.read()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read as {what} ({error.strerror})") from None
+        raise unreadable(path, error, what=what) from None
+    if is_packed(path):
+        data = unpacked_gzip(path, data)
     if not data.strip():
         raise InputError(f"{path}: empty, expected {what}; fetch the file again or remove it")
+    _check_kind(path, data, what=what)
     return data
+
+
+def _check_kind(path: Path, data: bytes, *, what: str) -> None:
+    """Raise InputError for content that lies under any name by mistake, and would be called damaged."""
+    if data.startswith(b"\x1f\x8b\x08"):
+        raise InputError(f"{path}: is packed by gzip, expected {what}; name it {path.name}.gz")
+    if data.startswith(b"PK\x03\x04") and suffix_of(path) != ".npz":
+        raise InputError(f"{path}: is a zip archive, expected {what}; unpack it")
+    if data.startswith(b"version https://git-lfs.github.com/spec/"):
+        raise InputError(f"{path}: is a pointer of Git LFS, expected {what}; run `git lfs pull` where it comes from")
+    if data[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        raise InputError(f"{path}: is a web page, expected {what}; the download failed, fetch the file again")
+
+
+def unreadable(path: Path, error: OSError, *, what: str) -> InputError:
+    """Return what to say of a file that the system does not give: its cause, and where to look."""
+    denied = error.errno in (errno.EACCES, errno.EPERM)
+    remedy = "check its permissions" if denied else "check the disk or the network that it lies on"
+    return InputError(f"{path}: cannot be read as {what} ({error.strerror or one_line(error)}); {remedy}")
+
+
+def miscounted(path: Path, numbers: str, *, short: bool, source: str = "header") -> InputError:
+    """Return what to say of a file that holds fewer rows or bytes than its header says (`short`), or more."""
+    if short:
+        return InputError(f"{path}: truncated: {numbers}; fetch the file again, or correct its {source}")
+    return InputError(f"{path}: longer than its {source} says: {numbers}; correct its {source}, or take the rest out")
+
+
+def too_large(path: Path) -> InputError:
+    """Return what to say of a file whose content does not fit into memory."""
+    return InputError(f"{path}: takes more memory than there is; divide it into smaller files")
+
+
+@contextmanager
+def library_errors(path: Path, *, what: str) -> Iterator[None]:
+    """Turn whatever a library raises over a file's content into InputError that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except MemoryError:
+        raise too_large(path) from None
+    except Exception as error:  # libraries raise many kinds; the content is at fault in each
+        raise InputError(
+            f"{path}: not {what} that can be read ({one_line(error)}); repair it, or fetch it again"
+        ) from None
+
+
+def decoded(data: bytes) -> str:
+    """Return text without its byte-order mark: UTF-16 where one says so, else UTF-8, Latin-1 if it is neither."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", errors="replace").lstrip("\ufeff")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")  # comments in the author's own encoding; numbers read the same
 
 
 def check_regular(path: Path, *, what: str) -> int:

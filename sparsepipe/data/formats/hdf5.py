@@ -1,6 +1,10 @@
 """Point clouds in HDF5, many to a file, as modelnet40_ply_hdf5_2048 has them: data [S, P, 3], label [S, 1]."""
 
+import errno
+import io
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -10,12 +14,24 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
-from .base import LABEL, NORMAL, POSITION, Cloud, check_regular, cloud_of, one_line, read_bytes, whole_labels
+from .base import (
+    LABEL,
+    NORMAL,
+    POSITION,
+    Cloud,
+    check_regular,
+    cloud_of,
+    is_packed,
+    one_line,
+    read_bytes,
+    too_large,
+    unreadable,
+    whole_labels,
+)
 from .bounded import check_claim
 from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "an HDF5 file of point clouds"
-_MAGIC = b"\x89HDF\r\n\x1a\n"
 _MAX_KEPT_BYTES = 32 * 2**20  # of a file's arrays
 
 
@@ -83,38 +99,75 @@ def _opened(path: Path) -> Iterator[dict[str, Any]]:
     """Give the file's arrays, unread, once they hold numbers and their shapes agree."""
     import h5py  # here: a listing of data sets need not wait for it
 
-    num_bytes = check_regular(path, what=_WHAT)
+    with hdf5_file(path, what=_WHAT) as file:
+        links = {name: file.get(name, getlink=True) for name in ("data", "label", "normal", "pid")}
+        linked = [name for name, link in links.items() if link is not None and not isinstance(link, h5py.HardLink)]
+        if linked:  # never followed: it may lead to another file
+            raise InputError(f"{path}: {linked[0]!r} is a link, expected an array in the file itself")
+        arrays = {name: file[name] for name, link in links.items() if link is not None}
+        for name, array in arrays.items():
+            if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "biuf":
+                what = "a group" if isinstance(array, h5py.Group) else "without numbers"
+                raise InputError(f"{path}: {name!r} is {what}, expected an array of numbers; repair the file")
+            check_storage(path, name, array)
+        _check(path, arrays, list(file))
+        yield arrays
+
+
+@contextmanager
+def hdf5_file(path: Path, *, what: str) -> Iterator[Any]:
+    """Open an HDF5 file, or one that gzip packed, to be read.
+
+    It is opened without a lock where the disk has none, or another process holds it. Raises InputError that names the
+    file and the cause, for whatever fails while it is open.
+    """
+    import h5py
+
+    num_bytes = check_regular(path, what=what)
+    source: Path | io.BytesIO = path
+    if is_packed(path) or not num_bytes:
+        source = io.BytesIO(read_bytes(path, what=what))
+    busy = False
     try:
-        with path.open("rb") as handle:
-            magic = handle.read(len(_MAGIC))
-    except OSError:
-        magic = read_bytes(path, what=_WHAT)[: len(_MAGIC)]  # says what is the matter
-    if not magic:
-        read_bytes(path, what=_WHAT)
-    if magic != _MAGIC:
-        raise InputError(f"{path}: not {_WHAT}; fetch the file again")
-    try:
-        with h5py.File(path, "r") as file:
-            links = {name: file.get(name, getlink=True) for name in ("data", "label", "normal", "pid")}
-            linked = [name for name, link in links.items() if link is not None and not isinstance(link, h5py.HardLink)]
-            if linked:  # never followed: it may lead to another file
-                raise InputError(f"{path}: {linked[0]!r} is a link, expected an array in the file itself")
-            arrays = {name: file[name] for name, link in links.items() if link is not None}
-            for name, array in arrays.items():
-                if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "biuf":
-                    what = "a group" if isinstance(array, h5py.Group) else "without numbers"
-                    raise InputError(f"{path}: {name!r} is {what}, expected an array of numbers; repair the file")
-                _check_storage(path, name, array, num_bytes)
-            _check(path, arrays)
-            yield arrays
+        try:
+            file = h5py.File(source, "r")
+        except OSError as error:
+            if "unable to lock file" not in str(error):
+                raise
+            busy = _system_error(error) == errno.EAGAIN
+            file = h5py.File(source, "r", locking=False)
+        with file:
+            yield file
     except InputError:
         raise
-    except (OSError, RuntimeError, KeyError, MemoryError, TypeError, ValueError) as error:  # h5py's, for a damaged file
-        raise InputError(f"{path}: {_WHAT} that is damaged or cut short ({one_line(error)}); fetch it again") from None
+    except MemoryError:
+        raise too_large(path) from None
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:  # h5py's
+        cause = _system_error(error)
+        if busy:
+            raise InputError(
+                f"{path}: another process has it open to write it, and it cannot be read meanwhile "
+                f"({one_line(error)}); close it there"
+            ) from None
+        if cause:
+            raise unreadable(path, OSError(cause, os.strerror(cause)), what=what) from None
+        if not h5py.is_hdf5(path):
+            read_bytes(path, what=what)  # says what else it is
+            raise InputError(f"{path}: not {what}: it does not begin as HDF5; check its format") from None
+        raise InputError(
+            f"{path}: {what} that is damaged or cut short ({one_line(error)}); fetch or make it again"
+        ) from None
 
 
-def _check_storage(path: Path, name: str, array: Any, num_bytes: int) -> None:
+def _system_error(error: Exception) -> int | None:
+    """Return the number of the system's error behind one of HDF5's, which may be in its words alone."""
+    said = re.search(r"errno = (\d+)", str(error))
+    return getattr(error, "errno", None) or (int(said[1]) if said else None) or None
+
+
+def check_storage(path: Path, name: str, array: Any) -> None:
     """Raise InputError where an array lies in other files, was never written, or claims more than the file can hold."""
+    num_bytes = array.file.id.get_filesize()
     if array.external or array.is_virtual:
         raise InputError(f"{path}: the numbers of {name!r} lie in another file, expected them in this one; copy them")
     what = f"array {name!r} {list(array.shape)}"
@@ -126,9 +179,10 @@ def _check_storage(path: Path, name: str, array: Any, num_bytes: int) -> None:
         raise InputError(f"{path}: {what} was never written; fetch the file again")
 
 
-def _check(path: Path, arrays: dict[str, Any]) -> None:
+def _check(path: Path, arrays: dict[str, Any], names: list[str]) -> None:
     if "data" not in arrays:
-        raise InputError(f"{path}: no array 'data', expected points [S, P, 3]")
+        there = ", ".join(names)[:200] or "nothing"
+        raise InputError(f"{path}: holds {there}, expected an array 'data' of points [S, P, 3]")
     shape = arrays["data"].shape
     if len(shape) != 3 or shape[2] != 3 or 0 in shape:
         raise InputError(f"{path}: array 'data' is {list(shape)}, expected points [S, P, 3] with S, P >= 1")
@@ -137,5 +191,5 @@ def _check(path: Path, arrays: dict[str, Any]) -> None:
         if name in arrays and arrays[name].shape not in allowed:
             raise InputError(
                 f"{path}: array {name!r} is {list(arrays[name].shape)}, expected {list(max(allowed, key=len))} "
-                f"as 'data' is {list(shape)}; fetch the file again"
+                f"as 'data' is {list(shape)}; repair the file"
             )

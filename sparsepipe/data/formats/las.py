@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import COLOUR, INTENSITY, POSITION, Cloud, cloud_of, one_line, read_bytes
+from .base import COLOUR, INTENSITY, POSITION, Cloud, cloud_of, library_errors, read_bytes
 from .bounded import check_claim
 from .laz import unpacked
 from .reading import AS_THEY_ARE, Reading
@@ -35,16 +35,14 @@ def read_las(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
         _check_header(path, data)
     import laspy  # here: a listing of data sets need not wait for it
 
-    try:
-        with np.errstate(all="ignore"):  # damaged scales are found as points that are not finite
-            found = laspy.read(io.BytesIO(data))
-            columns = [(name, np.asarray(getattr(found, name), dtype=np.float64)) for name in POSITION]
-            columns += [(INTENSITY, np.asarray(found.intensity)), ("classification", np.asarray(found.classification))]
-            names = set(found.point_format.dimension_names)
-            own = [name for name in found.point_format.extra_dimension_names if name not in (*_FURTHER, INTENSITY)]
-            further = [(name, np.asarray(found[name])) for name in (*(n for n in _FURTHER if n in names), *own)]
-    except Exception as error:  # laspy raises many kinds; the file is at fault in each
-        raise InputError(f"{path}: not {_WHAT} that can be read ({one_line(error)}); fetch the file again") from None
+    # damaged scales are found as points that are not finite
+    with library_errors(path, what=_WHAT), np.errstate(all="ignore"):
+        found = laspy.read(io.BytesIO(data))
+        columns = [(name, np.asarray(getattr(found, name), dtype=np.float64)) for name in POSITION]
+        columns += [(INTENSITY, np.asarray(found.intensity)), ("classification", np.asarray(found.classification))]
+        names = set(found.point_format.dimension_names)
+        own = [name for name in found.point_format.extra_dimension_names if name not in (*_FURTHER, INTENSITY)]
+        further = [(name, np.asarray(found[name])) for name in (*(n for n in _FURTHER if n in names), *own)]
     columns += [(name, column) for name, column in further if column.ndim == 1 and column.dtype.kind in "biuf"]
     return cloud_of(path, columns, reading)
 

@@ -5,13 +5,14 @@ by that many bytes beside what it began with.
 """
 
 import io
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from ...errors import InputError
 from ...host.python_path import python_command, python_environment
-from .base import one_line
+from .base import one_line, too_large
 
 _BESIDE_BYTES = 256 * 2**20  # for threads, buffers and the file's own bytes
 _COPIES = 6  # of the points, packed and not, while they are read and written
@@ -28,7 +29,15 @@ def unpacked(path: Path, data: bytes, *, num_bytes: int) -> bytes:
             command, input=data, capture_output=True, env=python_environment(), timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        raise InputError(f"{path}: not unpacked within {seconds:.0f} s; fetch the file again") from None
+        raise InputError(
+            f"{path}: not unpacked within {seconds:.0f} s; store it as LAS, or try again on a machine that is less busy"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{path}: the process that unpacks LAZ cannot be started ({error.strerror}); try again"
+        ) from None
+    if done.returncode == -signal.SIGKILL:  # by the system, which ran out of memory
+        raise too_large(path)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         reason = said[-1][:200] if done.returncode == 1 and said else "the decompressor gave up"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes
+from .base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, Cloud, cloud_of, library_errors, read_bytes, stem_of
 from .bounded import check_claim
 from .columns import ask, guessed_columns
 from .reading import AS_THEY_ARE, LEFT_OUT, Reading
@@ -26,6 +26,7 @@ _FURTHER = {  # array: its columns
     **dict.fromkeys(("intensity", "intensities", "strength"), (INTENSITY,)),
     **dict.fromkeys(("labels", "label", "segment", "segments", "semantic_label", "semantic_labels"), (LABEL,)),
 }
+_MOST_COLUMNS = 16
 Columns = list[tuple[str, np.ndarray]]
 
 
@@ -41,17 +42,12 @@ def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     if not zipfile.is_zipfile(content):
         raise InputError(f"{path}: not {_WHAT}, or cut short; fetch the file again")
     renamed = dict(reading.renamed)
-    try:
-        with zipfile.ZipFile(content) as archive:
-            names = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            wanted = {name: info for name, info in names.items() if _known(renamed.get(name, name))}
-            claimed = sum(info.file_size for info in wanted.values())
-            check_claim(path, claimed, num_bytes=len(data), what=", ".join(wanted), packed=True)
-            arrays = {name: _member(archive, info) for name, info in wanted.items()}
-    except InputError:
-        raise
-    except Exception as error:  # zipfile, its decompressors and numpy raise many kinds; the file is at fault in each
-        raise InputError(f"{path}: not {_WHAT} that can be read ({one_line(error)}); fetch the file again") from None
+    with library_errors(path, what=_WHAT), zipfile.ZipFile(content) as archive:
+        names = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        wanted = {name: info for name, info in names.items() if _known(renamed.get(name, name))}
+        claimed = sum(info.file_size for info in wanted.values())
+        check_claim(path, claimed, num_bytes=len(data), what=", ".join(wanted), packed=True)
+        arrays = {name: _member(archive, info) for name, info in wanted.items()}
     points = [name for name in arrays if renamed.get(name, name).lower() in _POINTS]
     if not points:
         listed = ", ".join(sorted(names))[:200] or "nothing"
@@ -67,7 +63,7 @@ def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     for name, array in arrays.items():
         if name not in points:
             meaning = _FURTHER[renamed.get(name, name).lower()]
-            columns += zip(meaning, _columns(path, name, array, len(meaning), rows), strict=True)
+            columns += zip(meaning, columns_of(path, name, array, width=len(meaning), rows=rows), strict=True)
     return cloud_of(path, columns, reading)
 
 
@@ -77,17 +73,20 @@ def read_npy(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     Else they are told by their numbers, as those of text are. Raises InputError that names the file where it is
     damaged, of objects, or one of a cloud's several files, and one that asks for names where they cannot be told.
     """
-    if path.stem.lower() in _FURTHER:
+    name = stem_of(path)
+    if name.lower() in _FURTHER:
         raise InputError(
             f"{path}: one of several arrays of a cloud, expected all in one file; put them together by "
-            f"numpy.savez('NAME.npz', coord=…, {path.stem}=…)"
+            f"numpy.savez('NAME.npz', coord=…, {name}=…), or lay scenes out as SPLIT/SCENE/{{coord,{name}}}.npy"
         )
+    return cloud_of(path, _table(path, name, array_in(path), reading), reading)
+
+
+def array_in(path: Path) -> np.ndarray:
+    """Return the one array of an .npy file. Raises InputError that names the file if it is damaged, or of objects."""
     data = read_bytes(path, what=_ARRAY)
-    try:
-        array = array_of(data)
-    except Exception as error:  # numpy raises many kinds; the file is at fault in each
-        raise InputError(f"{path}: not {_ARRAY} that can be read ({one_line(error)}); fetch the file again") from None
-    return cloud_of(path, _table(path, path.stem, array, reading), reading)
+    with library_errors(path, what=_ARRAY):
+        return array_of(data)
 
 
 def array_of(content: bytes) -> np.ndarray:
@@ -128,15 +127,20 @@ def _table(path: Path, name: str, array: np.ndarray, reading: Reading) -> Column
         named = [(each, array[each]) for each in array.dtype.names]
         return [(each, column) for each, column in named if column.ndim == 1 and column.dtype.kind in "biuf"]
     if array.ndim != 2 or array.shape[1] == 3 or array.shape[1] < 3 or not _is_numeric(array) or not len(array):
-        return list(zip(POSITION, _columns(path, name, array, 3, None), strict=True))
+        return list(zip(POSITION, columns_of(path, name, array, width=3), strict=True))
+    if len(array) < array.shape[1] and array.shape[1] > _MOST_COLUMNS:
+        raise InputError(
+            f"{path}: array {name!r} is {list(array.shape)}, expected points in rows [P, C]; it lies on its side, "
+            "store its transpose"
+        )
     if reading.columns is not None and len(reading.columns) != array.shape[1]:
         raise ask(path, array.shape[1], f"where dataset.json names {len(reading.columns)}")
     names: Iterable[str] = reading.columns or guessed_columns(path, array.astype(np.float64))
     return list(zip(names, array.T, strict=True))
 
 
-def _columns(path: Path, name: str, array: np.ndarray, width: int, rows: int | None) -> np.ndarray:
-    """Return the array's columns [width, P]."""
+def columns_of(path: Path, name: str, array: np.ndarray, *, width: int, rows: int | None = None) -> np.ndarray:
+    """Return the columns [width, P] of an array [P, width]. Raises InputError where it has another shape, or `rows`."""
     if width == 1 and array.ndim == 1:
         array = array[:, None]
     numeric = _is_numeric(array)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import Mesh, read_bytes, whole_number
+from .base import Mesh, decoded, miscounted, read_bytes, whole_number
 from .polygons import mesh_of
 from .reading import AS_THEY_ARE, Reading
 
@@ -32,11 +32,8 @@ def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     num_vertices, num_faces = _counts(path, rows)
     rows = rows[1:]
     if len(rows) != num_vertices + num_faces:
-        state = "truncated" if len(rows) < num_vertices + num_faces else "longer than its header says"
-        raise InputError(
-            f"{path}: {state}: {len(rows)} rows, expected {num_vertices} vertices + {num_faces} faces; "
-            "fetch the file again"
-        )
+        numbers = f"{len(rows)} rows, expected {num_vertices} vertices + {num_faces} faces, a row each"
+        raise miscounted(path, numbers, short=len(rows) < num_vertices + num_faces)
     vertices = _vertices(path, rows[:num_vertices])
     corners, counts = _faces(path, rows[num_vertices:])
     return mesh_of(path, vertices, corners, counts, reading=reading)
@@ -45,10 +42,7 @@ def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
 def _content_lines(path: Path) -> list[tuple[int, str]]:
     """Return (line number, text) of every line that is left when comments and blank lines are gone."""
     data = read_bytes(path, what=_WHAT)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = data.decode("latin-1")  # comments in the author's own encoding; numbers read the same
+    text = decoded(data)
     if "\0" in text:
         raise InputError(f"{path}: holds binary data, expected the text form of OFF; convert the file")
     lines = ((number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), start=1))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import COLOUR, Cloud, cloud_of, one_line, read_bytes, whole_number
+from .base import COLOUR, Cloud, cloud_of, library_errors, miscounted, read_bytes, whole_number
 from .bounded import check_claim
 from .reading import AS_THEY_ARE, Reading
 from .words import numbers_of, shown
@@ -104,14 +104,14 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
     sizes, counts = ([whole_number(word) for word in header[key]] for key in ("SIZE", "COUNT"))
     shape = [whole_number(" ".join(header.get(key, ["1"]))) for key in ("POINTS", "WIDTH", "HEIGHT")]
     if None in (*sizes, *counts, *shape):
-        raise InputError(f"{path}: SIZE, COUNT, WIDTH, HEIGHT or POINTS is not a whole number; fetch the file again")
+        raise InputError(f"{path}: SIZE, COUNT, WIDTH, HEIGHT or POINTS is not a whole number; repair its header")
     (num_points, width, height), encoding = shape, header["DATA"][0].lower()
     if num_points == 0:
         raise InputError(f"{path}: 0 points, expected at least one; remove the file")
     if width * height != num_points:
         raise InputError(
             f"{path}: WIDTH {width} times HEIGHT {height} is {width * height}, expected {num_points}, as POINTS says; "
-            "fetch the file again"
+            "repair its header"
         )
     if encoding not in _ENCODINGS:
         raise InputError(f"{path}: DATA {encoding[:40]}, expected one of {', '.join(_ENCODINGS)}")
@@ -132,8 +132,7 @@ Columns = list[tuple[_Field, np.ndarray]]  # of fields of one number
 def _ascii_columns(path: Path, body: bytes, fields: list[_Field], *, num_points: int, first_line: int) -> Columns:
     lines = [(number, line) for number, line in enumerate(body.splitlines(), start=first_line) if line.strip()]
     if len(lines) != num_points:
-        state = "truncated" if len(lines) < num_points else "longer than its header says"
-        raise InputError(f"{path}: {state}: {len(lines)} rows, expected {num_points} points; fetch the file again")
+        raise miscounted(path, f"{len(lines)} rows, expected {num_points} points", short=len(lines) < num_points)
     width = sum(field.count for field in fields)
     for number, line in lines:
         if len(line.split()) != width:
@@ -178,10 +177,8 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
         )
     check_claim(path, expected, num_bytes=len(body), what="its header", packed=True)
     content = _checked(path, body, packed + 8, num_points)[8:]
-    try:
+    with library_errors(path, what=_WHAT):
         found = lzf.decompress(content, unpacked)
-    except Exception as error:  # the library's own kinds; the file is at fault in each
-        raise InputError(f"{path}: not {_WHAT} ({one_line(error)}); fetch it again") from None
     if found is None or len(found) != unpacked:
         raise InputError(f"{path}: not {_WHAT}: its points do not unpack; fetch it again")
     return found
@@ -190,13 +187,9 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
 def _checked(path: Path, body: bytes, expected: int, num_points: int) -> bytes:
     """Return the bytes expected. Raises InputError where there are fewer, or more than padding behind them."""
     if len(body) < expected:
-        raise InputError(
-            f"{path}: truncated: {len(body)} bytes after the header, expected {expected} for {num_points} points; "
-            "fetch it again"
-        )
+        numbers = f"{len(body)} bytes after the header, expected {expected} for {num_points} points"
+        raise miscounted(path, numbers, short=True)
     if body[expected:].strip(b"\0\r\n "):  # older PCL leaves up to a page of zeros behind the points
-        raise InputError(
-            f"{path}: longer than its header says: {len(body)} bytes, expected {expected} for {num_points} points; "
-            "fetch it again"
-        )
+        numbers = f"{len(body)} bytes, expected {expected} for {num_points} points"
+        raise miscounted(path, numbers, short=False)
     return body[:expected]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import LABEL, POSITION, SAME, Cloud, Mesh, cloud_of, read_bytes, whole_number
+from .base import LABEL, POSITION, SAME, Cloud, Mesh, cloud_of, parted, read_bytes, whole_number
 from .ply_rows import Element, Property, Ragged, read_ascii, read_binary
 from .polygons import mesh_of, triangle_strips
 from .reading import AS_THEY_ARE, Reading
@@ -26,8 +26,10 @@ _STRIPS = "tristrips"
 def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     """Read a PLY file: a mesh where it has faces or strips of triangles, else a cloud of its vertices.
 
-    A mesh's polygons become triangles of the same area, and take over the face's label where it has one. A cloud keeps
-    every further number of its vertices by name; lists among them are left out, as other elements are.
+    A mesh's polygons become triangles of the same area, and take over the face's label where it has one; its vertices
+    keep colours and intensity. A mesh whose vertices have labels, as ScanNet's, is read as the cloud of its vertices:
+    these were labelled. A cloud keeps every further number of its vertices by name; lists among them are left out, as
+    other elements are.
     Raises InputError that names the file where it is truncated, longer than its header says, malformed or empty.
     """
     data = read_bytes(path, what=_WHAT)
@@ -39,16 +41,32 @@ def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     columns = [(name, column) for name, column in rows["vertex"].items() if not isinstance(column, Ragged)]
     if not any(element.count and element.name in ("face", _STRIPS) for element in header.elements):
         return cloud_of(path, columns, reading)
-    return _mesh(path, dict(columns), rows.get("face", {}), rows.get(_STRIPS, {}), reading)
+    faces, strips = rows.get("face", {}), rows.get(_STRIPS, {})
+    points, attributes, names, labels = parted(path, columns, reading)
+    if labels is not None and not _face_labels(faces, reading):
+        return cloud_of(path, columns, reading)
+    return _mesh(path, points, attributes, names, faces, strips, reading)
 
 
-def _mesh(path: Path, vertices: dict, faces: dict, strips: dict, reading: Reading) -> Mesh:
-    lower = {name.lower(): column for name, column in vertices.items()}
-    points = np.stack([lower[axis] for axis in POSITION], axis=1).astype(np.float64)
+def _face_labels(faces: dict, reading: Reading) -> list[np.ndarray]:
+    renamed = dict(reading.renamed)
+    meanings = {name: renamed.get(name, name).lower() for name in faces}
+    return [np.asarray(faces[name]) for name, word in meanings.items() if SAME.get(word, word) == LABEL]
+
+
+def _mesh(
+    path: Path,
+    points: np.ndarray,
+    attributes: np.ndarray | None,
+    names: tuple[str, ...],
+    faces: dict,
+    strips: dict,
+    reading: Reading,
+) -> Mesh:
     found = [lists for lists in (_corners(path, faces), _corners(path, strips)) if lists is not None]
     if len(found) == 2 or not faces:
         found[-1] = Ragged(*triangle_strips(found[-1].values, found[-1].counts))
-    labels = [np.asarray(column) for name, column in faces.items() if SAME.get(name.lower(), name.lower()) == LABEL]
+    labels = _face_labels(faces, reading)
     return mesh_of(
         path,
         points,
@@ -56,6 +74,8 @@ def _mesh(path: Path, vertices: dict, faces: dict, strips: dict, reading: Readin
         np.concatenate([lists.counts for lists in found]),
         reading=reading,
         labels=labels[0] if labels and len(found) == 1 else None,
+        attributes=attributes,
+        names=names,
     )
 
 
@@ -85,7 +105,7 @@ def _header(path: Path, data: bytes) -> _Header:
         raise InputError(f"{path}: does not start with a header from 'ply' to 'end_header', expected {_WHAT}")
     rest = data[3:].lstrip(b" \t")
     end = b"\r" if rest[:1] == b"\r" and rest[:2] != b"\r\n" else b"\n"
-    encoding, number, start = None, 0, 0
+    encoding, number, start = "", 0, 0
     tables: list[tuple[str, int, list[Property]]] = []
     while start < len(data):
         stop = data.find(end, start)
@@ -94,7 +114,7 @@ def _header(path: Path, data: bytes) -> _Header:
         number, start = number + 1, stop + 1
         if words == ["end_header"]:
             elements = tuple(Element(name, count, tuple(properties)) for name, count, properties in tables)
-            return _checked(path, _Header(str(encoding), elements, start, number))
+            return _checked(path, _Header(encoding, elements, start, number))
         if words[:1] == ["format"] and len(words) > 1:
             encoding = words[1]
         elif words[:1] == ["element"]:
@@ -123,6 +143,8 @@ def _property(words: list[str]) -> Property | None:
 
 
 def _checked(path: Path, header: _Header) -> _Header:
+    if not header.encoding:
+        raise InputError(f"{path}: no format line in its header, expected such as 'format ascii 1.0'; repair the file")
     if header.encoding not in _ORDERS:
         raise InputError(f"{path}: format {header.encoding[:40]}, expected one of {', '.join(_ORDERS)}")
     for names in ([e.name for e in header.elements], *([p.name for p in e.properties] for e in header.elements)):

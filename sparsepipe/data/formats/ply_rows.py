@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from .base import miscounted
 from .words import numbers_of, shown
 
 
@@ -50,8 +51,7 @@ def read_ascii(path: Path, body: bytes, elements: tuple[Element, ...], *, first_
     elements = tuple(element for element in elements if element.properties)
     expected = sum(element.count for element in elements)
     if len(lines) != expected:
-        state = "truncated" if len(lines) < expected else "longer than its header says"
-        raise InputError(f"{path}: {state}: {len(lines)} rows, expected {_counts(elements)}; fetch the file again")
+        raise miscounted(path, f"{len(lines)} rows, expected {_counts(elements)}", short=len(lines) < expected)
     found, done = {}, 0
     for element in elements:
         rows = lines[done : done + element.count]
@@ -82,10 +82,8 @@ def read_binary(
     Raises InputError where the rows do not end where the file does.
     """
     octets, found = np.frombuffer(data, dtype=np.uint8), {}
-    truncated = InputError(
-        f"{path}: truncated: {len(data) - start} bytes after the header, expected more for {_counts(elements)}; "
-        "fetch the file again"
-    )
+    numbers = f"{len(data) - start} bytes after the header, expected more for {_counts(elements)}"
+    truncated = miscounted(path, numbers, short=True)
 
     def take(at: np.ndarray, type_: str) -> np.ndarray:
         dtype = np.dtype(order + type_)
@@ -111,10 +109,7 @@ def read_binary(
         found[element.name] = columns
         start = int(at[-1]) if len(at) else start
     if data[start:].strip(b"\r\n"):
-        raise InputError(
-            f"{path}: longer than its header says: {len(data) - start} bytes are left after {_counts(elements)}; "
-            "fetch the file again"
-        )
+        raise miscounted(path, f"{len(data) - start} bytes are left after {_counts(elements)}", short=False)
     return found
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import Mesh, check_measured, whole_labels
+from .base import COLOUR, INTENSITY, Mesh, check_measured, whole_labels
 from .reading import Reading
 
 
@@ -17,11 +17,14 @@ def mesh_of(
     *,
     reading: Reading,
     labels: np.ndarray | None = None,
+    attributes: np.ndarray | None = None,
+    names: tuple[str, ...] = (),
 ) -> Mesh:
     """Make a mesh of a file's polygons: `counts` [N] corners each, one after the other in `corners` (vertex numbers).
 
     Polygons of one or two corners have no surface and are left out, as are vertices that none uses, and, where that is
-    declared, polygons with a corner that was not measured. `labels` [N] are the polygons' own.
+    declared, polygons with a corner that was not measured. `labels` [N] are the polygons' own. Of the vertices'
+    `attributes` [V, C], called `names`, colours and intensity are kept.
     Raises InputError that names the file for a corner that is no vertex, for one that is not finite, and for no face.
     """
     outside = np.flatnonzero(~((corners >= 0) & (corners < len(vertices)) & (corners == np.floor(corners))))
@@ -43,7 +46,14 @@ def mesh_of(
         raise InputError(f"{path}: no face has three corners, expected a surface to sample; remove the file")
     if not measured.all():  # of the vertices that no face uses any more
         faces, vertices = (np.cumsum(measured) - 1)[faces], vertices[measured]
-    mesh = Mesh(vertices, faces, None, polygons, len(counts), int(broken.sum()))
+    kept = [names.index(name) for name in (*COLOUR, INTENSITY) if name in names]
+    further = None
+    if attributes is not None and kept:
+        further = attributes[:, kept] if measured.all() else attributes[measured][:, kept]
+    mesh = Mesh(
+        *(vertices, faces, None, polygons, len(counts), int(broken.sum())),
+        *(further, tuple(names[place] for place in kept)),
+    )
     return mesh if labels is None else mesh.with_labels(whole_labels(path, labels, reading))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from ...errors import InputError
 
 REFUSE, DROP = "refuse", "drop"  # what becomes of points that were not measured
 LEFT_OUT = "_"  # as a column's name: not read
+OTHERS = "*"  # as a label: all that are not named
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,9 @@ class Reading:
 
     `columns` names the columns of files that have no names of their own: text, bare binary scans, unnamed arrays.
     `renamed` holds pairs (name in the file, name to take it for), for files that do have names; `_` leaves one out.
-    `ignore` holds the labels that mean "not labelled"; they become IGNORED. `unmeasured` says what becomes of points
+    `ignore` holds the labels that mean "not labelled"; they become IGNORED. `labels` holds pairs (label in the files,
+    class that it counts as, None for "not labelled"), () where labels are classes already; `other_labels` says whether
+    those that it does not name are "not labelled", too. `unmeasured` says what becomes of points
     whose coordinates, or features that are asked for, are NaN or infinite: `refuse` the file, or `drop` these points.
     `colour_max` is the number that stands for full brightness, such as 1, 255 or 65535; None tells it by the numbers.
     """
@@ -27,12 +31,14 @@ class Reading:
     columns: tuple[str, ...] | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     ignore: tuple[int, ...] = ()
+    labels: tuple[tuple[int, int | None], ...] = ()
+    other_labels: bool = False
     unmeasured: str = REFUSE
     colour_max: float | None = None
 
     @classmethod
     def declared(cls, marker: Mapping[str, Any], path: Path) -> "Reading":
-        """Take `columns`, `ignore`, `unmeasured` and `colour_max` from the dataset.json at `path`.
+        """Take `columns`, `ignore`, `labels`, `unmeasured` and `colour_max` from the dataset.json at `path`.
 
         Raises InputError that names the file and the entry where one is of another kind.
         """
@@ -43,17 +49,21 @@ class Reading:
         colour_max = marker.get("colour_max")
         if colour_max is not None and not (_is_number(colour_max) and colour_max > 0):
             raise _refused(path, "colour_max", colour_max, "a number above 0, such as 1, 255 or 65535")
-        return cls(columns, renamed, _ignored(marker.get("ignore", []), path), unmeasured, colour_max)
+        labels, other_labels = _mapped(marker.get("labels", {}), marker.get("parts"), path)
+        ignore = _ignored(marker.get("ignore", []), path)
+        return cls(columns, renamed, ignore, labels, other_labels, unmeasured, colour_max)
 
     def facts(self) -> dict[str, Any]:
         """Return what is declared, ready for JSON; nothing where nothing is."""
         facts = {
             "columns": dict(self.renamed) or (None if self.columns is None else list(self.columns)),
             "ignore": list(self.ignore) or None,
+            "labels": {str(label): target for label, target in self.labels}
+            | ({OTHERS: None} if self.other_labels else {}),
             "unmeasured": None if self.unmeasured == REFUSE else self.unmeasured,
             "colour_max": self.colour_max,
         }
-        return {name: value for name, value in facts.items() if value is not None}
+        return {name: value for name, value in facts.items() if value not in (None, {})}
 
 
 AS_THEY_ARE = Reading()
@@ -84,6 +94,25 @@ def _ignored(given: Any, path: Path) -> tuple[int, ...]:
     if not all(_is_number(value) and float(value).is_integer() and abs(value) < 2**53 for value in values):
         raise _refused(path, "ignore", given, "a list of the labels that mean 'not labelled', such as [-1, 255]")
     return tuple(sorted({int(value) for value in values}))
+
+
+def _mapped(given: Any, parts: Any, path: Path) -> tuple[tuple[tuple[int, int | None], ...], bool]:
+    """Return pairs (label in the files, class or None), and whether all others are "not labelled"."""
+    wanted = 'such as {"2": 0, "6": 1, "7": null, "*": null}: a class by its number or name, null for "not labelled"'
+    names = parts if isinstance(parts, list) and all(isinstance(part, str) for part in parts) else None
+    if not isinstance(given, dict):
+        raise _refused(path, "labels", given, wanted)
+    pairs: dict[int, int | None] = {}
+    for word, named in given.items():
+        if word == OTHERS and named is None:
+            continue
+        target = names.index(named) if isinstance(named, str) and names and named in names else named
+        label = int(word) if re.fullmatch(r"-?\d{1,15}", word, flags=re.ASCII) else None
+        whole = target is None or (isinstance(target, int) and not isinstance(target, bool) and abs(target) < 2**53)
+        if label is None or label in pairs or not whole or (target is not None and names and target >= len(names)):
+            raise _refused(path, "labels", {word: named}, f"{wanted}{f', of {len(names)} parts' if names else ''}")
+        pairs[label] = None if target is not None and target < 0 else target
+    return tuple(sorted(pairs.items())), OTHERS in given
 
 
 def _is_number(value: Any) -> bool:

@@ -13,6 +13,13 @@ from .reading import AS_THEY_ARE, Reading
 KITTI = (*POSITION, INTENSITY)
 SCANNET = (*POSITION, *COLOUR)
 _WHAT = "a scan of float32 rows"
+_OTHER_TYPES = {">f4": "big-endian float32", "<f8": "float64", ">f8": "big-endian float64", "<i4": "int32"}
+_LEAST_LENGTH, _MOST_LENGTH = 1e-20, 1e9  # of a coordinate that is not 0, in any unit
+_MOST_NONSENSE = 0.01  # of all coordinates
+_MOST_WIDTH = 16  # columns that are thought of
+_LEAST_ROWS = 16  # that speak for a width
+_MOST_NUMBERS = 60_000  # that are looked at for it
+_CLEAR, _CLEAR_OF_MULTIPLE = 0.25, 0.5  # by how much the logarithm must be less; two rows as one may differ a little
 
 
 def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[str] | None = None) -> Cloud:
@@ -20,8 +27,9 @@ def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[s
 
     Without any it is taken for KITTI's or ScanNet's, whichever fits: such a file says nothing of itself. It is KITTI's
     where rows of four begin in metres and end in an intensity from 0 to 1, ScanNet's where rows of six end in whole
-    colours to 255, or in shares of 1. Raises InputError that names the file where its size is no whole number of rows,
-    and one that asks for the columns where neither fits, or both do.
+    colours to 255, or in shares of 1. Raises InputError that names the file if its size is no whole number of rows, if
+    its numbers are of another type, or speak for rows of another length than those declared, and one that asks for the
+    columns where neither of the two fits, or both do.
     """
     data = read_bytes(path, what=_WHAT)
     columns = reading.columns or columns
@@ -31,9 +39,71 @@ def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[s
     if len(data) % row_bytes:
         raise InputError(
             f"{path}: {len(data)} bytes, expected a multiple of {row_bytes}: rows of {' '.join(columns)} as float32; "
-            "it may be truncated, fetch it again"
+            "it is of other columns, or cut short"
         )
-    return cloud_of(path, zip(columns, _rows(data, len(columns)).T, strict=True), reading)
+    rows = _rows(data, len(columns))
+    _check_type(path, data, rows[:, [[name.lower() for name in columns].index(axis) for axis in POSITION]])
+    _check_width(path, rows.reshape(-1), columns)
+    return cloud_of(path, zip(columns, rows.T, strict=True), reading)
+
+
+def _check_type(path: Path, data: bytes, points: np.ndarray) -> None:
+    """Raise InputError where many of the coordinates are no lengths: nearly 0 or beyond all, as misread bits are."""
+    share = _share_of_nonsense(points)
+    if share <= _MOST_NONSENSE:
+        return
+    others = [dtype for dtype in _OTHER_TYPES if len(data) % np.dtype(dtype).itemsize == 0]
+    likelier = [dtype for dtype in others if _share_of_nonsense(np.frombuffer(data, dtype)) <= _MOST_NONSENSE]
+    bad = np.flatnonzero(_is_nonsense(points).any(axis=1))[0]
+    kind = likelier[0] if likelier else "TYPE"
+    raise InputError(
+        f"{path}: point {bad} is {points[bad].tolist()} as float32, and {share:.0%} of coordinates are as far from any "
+        f"length{f': its numbers are rather {_OTHER_TYPES[kind]}' if likelier else ''}; convert it by "
+        f"numpy.fromfile(NAME, '{kind}').astype('<f4').tofile(NAME)"
+    )
+
+
+def _is_nonsense(numbers: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        sizes = np.abs(numbers.astype(np.float64))
+        return ((sizes > 0) & (sizes < _LEAST_LENGTH)) | (np.isfinite(sizes) & (sizes > _MOST_LENGTH))
+
+
+def _share_of_nonsense(numbers: np.ndarray) -> float:
+    return float(_is_nonsense(numbers).mean())
+
+
+def _check_width(path: Path, numbers: np.ndarray, columns: Sequence[str]) -> None:
+    """Raise InputError where rows of another length divide the numbers into columns that vary far less.
+
+    Under the true length a column holds numbers of one kind; under another it mixes coordinates with intensities.
+    """
+    width = len(columns)
+    spreads = {
+        other: _spread(numbers[: _MOST_NUMBERS // other * other].reshape(-1, other))
+        for other in range(len(POSITION), _MOST_WIDTH + 1)
+        if len(numbers) % other == 0 and len(numbers) >= _LEAST_ROWS * other
+    }
+    if width not in spreads:
+        return
+    gains = {other: spreads[width] - spread for other, spread in spreads.items()}
+    clear = [o for o, gain in gains.items() if gain > (_CLEAR_OF_MULTIPLE if o % width == 0 else _CLEAR)]
+    if clear:
+        likely = next(other for other in clear if gains[other] > max(gains.values()) - _CLEAR)
+        raise InputError(
+            f"{path}: its numbers repeat in rows of {likely}, expected {width}: {' '.join(columns)}; correct "
+            f'"columns" in dataset.json, where "_" stands for a column that is not read'
+        )
+
+
+def _spread(rows: np.ndarray) -> float:
+    """Return the mean over columns of the logarithm of how much a column varies."""
+    known = np.isfinite(rows)
+    rows = np.where(known, rows, 0).astype(np.float64)
+    counts = np.maximum(known.sum(axis=0), 1)
+    means = rows.sum(axis=0) / counts
+    varying = np.sqrt((np.where(known, rows - means, 0) ** 2).sum(axis=0) / counts)
+    return float(np.log(np.maximum(varying, max(1e-4 * varying.max(), 1e-30))).mean())
 
 
 def _rows(data: bytes, width: int) -> np.ndarray:

@@ -1,15 +1,16 @@
-"""Point clouds as text, one point a row: .txt, .xyz, .pts, rooms of S3DIS, ModelNet40's resampled clouds."""
+"""Point clouds as text, one point a row: .txt, .xyz, .pts, .asc, rooms of S3DIS, ModelNet40's resampled clouds."""
 
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
-from .base import Cloud, cloud_of, read_bytes, whole_number
+from .base import Cloud, cloud_of, decoded, miscounted, read_bytes, whole_number
 from .columns import guessed_columns
 from .reading import AS_THEY_ARE, Reading
 
@@ -30,19 +31,26 @@ def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequ
     InputError that names file and line where a row differs from the others, is no number, or where there are more or
     fewer rows than that first line says, and InputError that asks for names where the columns cannot be told.
     """
-    lines, comment = _lines(path)
-    given = reading.columns or columns
-    named, counted = given, False
+    renamed = dict(reading.renamed)
+    lines, comment = _lines(path, renamed)
+    named, counted = reading.columns or columns, False
     words = lines[0][1].split()
-    if _are_names(words):
-        named, lines = given or words, lines[1:]
+    if words[:1] in (["ncols"], ["NCOLS"]):
+        raise InputError(f"{path}: an ESRI grid of heights, expected {_WHAT}; convert it to rows of x y z")
+    if _are_names(words, renamed) or (words and _begin_with_words([line for _, line in lines[:2]])):
+        if named is None and not _are_names(words, renamed):
+            raise InputError(
+                f"{path}:{lines[0][0]}: {lines[0][1][:60]!r} names columns, but not x, y and z by a word each; name "
+                'them in dataset.json, such as "columns": ["x", "y", "z", "intensity"], or correct the line'
+            )
+        named, lines = named or words, lines[1:]
     elif len(words) == 1 and words[0].isdecimal() and len(lines) > 1:
         expected, lines, counted = whole_number(words[0]), lines[1:], True
+        _refuse_ptx(path, lines)
         if expected != len(lines):
-            state = "truncated" if expected is None or len(lines) < expected else "longer than its first line says"
-            raise InputError(
-                f"{path}: {state}: {len(lines)} rows, expected {words[0][:40]} points; fetch the file again"
-            )
+            _numbers(path, lines, width=None)  # names the line that is no point, if there is one
+            numbers = f"{len(lines)} rows, expected {words[0][:40]} points"
+            raise miscounted(path, numbers, short=expected is None or len(lines) < expected, source="first line")
     rows = _numbers(path, lines, width=len(named) if named else None)
     if named is None and len(comment) == rows.shape[1]:
         named = comment
@@ -50,16 +58,30 @@ def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequ
     return cloud_of(path, zip(named, rows.T, strict=True), reading)
 
 
-def _are_names(words: list[str]) -> bool:
-    return all(map(_NAME.fullmatch, words)) and {"x", "y", "z"} <= set(map(str.lower, words))
+def _begin_with_words(lines: list[str]) -> bool:
+    """Return whether the first of two lines holds words alone, and the second numbers alone."""
+    first, second = (lines[0].split(), lines[1].split()) if len(lines) > 1 else ([], [])
+    return bool(second) and not any(map(is_number, first)) and all(map(is_number, second))
 
 
-def _lines(path: Path) -> tuple[list[tuple[int, str]], list[str]]:
+def _refuse_ptx(path: Path, lines: list[tuple[int, str]]) -> None:
+    """Raise InputError for a PTX scan: columns, rows, the scanner's place and axes, a 4 x 4 matrix, then points."""
+    widths = [len(line.split()) for _, line in lines[:9]]
+    if widths == [1, 3, 3, 3, 3, 4, 4, 4, 4]:
+        raise InputError(f"{path}: begins as a PTX scan, with its columns, rows and pose; export it as PTS, PLY or LAS")
+
+
+def _are_names(words: list[str], renamed: dict[str, str]) -> bool:
+    meant = {renamed.get(word, word).lower() for word in words}
+    return all(map(_NAME.fullmatch, words)) and {"x", "y", "z"} <= meant
+
+
+def _lines(path: Path, renamed: dict[str, str]) -> tuple[list[tuple[int, str]], list[str]]:
     """Return (line number, text) of every row, separators as blanks, and the columns named by a comment before them."""
     data = read_bytes(path, what=_WHAT)
-    if b"\0" in data:
-        raise InputError(f"{path}: holds binary data, expected {_WHAT}; fetch the file again")
-    text = data.decode("utf-8-sig", errors="replace")
+    text = decoded(data)
+    if "\0" in text:
+        raise InputError(f"{path}: holds binary data, expected {_WHAT}; give it the suffix of its format")
     end = "\n" if "\n" in text else "\r"  # old Macs
     # not splitlines(): it parts a line at the control characters that damaged files hold
     lines = [(number, line.strip()) for number, line in enumerate(text.split(end), start=1)]
@@ -67,7 +89,7 @@ def _lines(path: Path) -> tuple[list[tuple[int, str]], list[str]]:
     if not found:
         raise InputError(f"{path}: only comments, expected {_WHAT}; fetch the file again or remove it")
     comments = (line.lstrip("#/ ") for number, line in lines if line and number < found[0][0])
-    names = next((words for words in (_separated(line).split() for line in comments) if _are_names(words)), [])
+    names = next((words for words in (_separated(line).split() for line in comments) if _are_names(words, renamed)), [])
     if _has_decimal_commas(path, found):
         return [(number, line.replace(";", " ").replace(",", ".")) for number, line in found], names
     return [(number, _separated(line)) for number, line in found], names
@@ -83,7 +105,8 @@ def _has_decimal_commas(path: Path, lines: list[tuple[int, str]]) -> bool:
     Raises InputError that names a line in which they could be both marks and separators.
     """
     first = lines[0][1]
-    rows = lines[1:] if first.isdecimal() or _are_names(_separated(first).split()) else lines
+    of_words = not any(map(is_number, _separated(first).split())) and len(lines) > 1
+    rows = lines[1:] if first.isdecimal() or of_words else lines
     if not any("," in line for _, line in rows):
         return False
     if len(_words(rows[0][1])) < 3:
@@ -138,17 +161,18 @@ def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> 
         rows = None
     if rows is not None and width in (None, rows.shape[1]):
         return rows
-    width = width or len(lines[0][1].split())
+    width = width or Counter(len(line.split()) for _, line in lines).most_common(1)[0][0]
     for number, line in lines:
         words = line.split()
-        if not words or len(words) != width or not all(map(_is_number, words)):
+        if not words or len(words) != width or not all(map(is_number, words)):
             raise InputError(
                 f"{path}:{number}: {line[:60]!r}, expected {width or 3} numbers; repair or remove the file"
             )
     raise InputError(f"{path}: not {_WHAT}; fetch the file again or remove it")
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Return whether Python reads a word as a number."""
     try:
         float(word)
     except ValueError:

@@ -5,12 +5,14 @@
 
 from types import ModuleType
 
-from . import classes, hdf5, resampled, s3dis, semantickitti, shapenetpart
+from . import classes, hdf5, pointcept, resampled, s3dis, semantickitti, shapenetpart
 from .base import CLASSIFICATION, MARKER, SEGMENTATION, DataFolder, LeftOut, SampleFile, read_marker
 from .litter import folders, is_litter
 from .splits import SPLITS
 
-LAYOUTS: tuple[ModuleType, ...] = (resampled, hdf5, shapenetpart, s3dis, semantickitti, classes)  # in this order
+LAYOUTS: tuple[ModuleType, ...] = (
+    *(resampled, hdf5, shapenetpart, s3dis, semantickitti, pointcept, classes),  # in this order
+)
 FALLBACK = classes  # says what is there where no layout is
 
 __all__ = [

@@ -1,20 +1,28 @@
 """The content of a data set's folder in any layout: its samples by split, their classes, and how to read one."""
 
-from collections import defaultdict
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from ...display.counting import number_of
 from ...errors import InputError
-from ...io.files import read_json, read_text
-from ..formats import READERS, Cloud, Mesh, Reading
+from ...io.files import read_json
+from ..formats import READERS, Cloud, Mesh, Reading, suffix_of
+from ..formats.base import decoded, read_bytes
 from ..labels import CLASSIFICATION, SEGMENTATION
 from .splits import SPLITS
 
 # Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, "files": {…}}, and Reading's keys.
 MARKER = "dataset.json"
 _MOST_SHOWN = 400  # characters of a path in a message
+UNREAD = "of no format that is read"
+BESIDE = {  # what lies beside samples and is none
+    *(".md", ".json", ".yaml", ".yml", ".html", ".pdf", ".log", ".seg", ".label", ".mtl", ".ini", ".cfg", ".py"),
+    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".svg", ".mp4", ".zip", ".tar", ".tgz"),
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,9 @@ class DataFolder:
 
     def __post_init__(self) -> None:
         _ = self.reading  # what dataset.json says wrongly is refused now
+        for names, what in ((self.classes, "classes"), (self.parts, "parts")):
+            if twins := names_alike(names):
+                raise InputError(f"{self.path}: {what} {twins}; expected a name for each, rename one or join them")
 
     @cached_property
     def reading(self) -> Reading:
@@ -145,6 +156,16 @@ class Listing:
             many = len(group) > 1
             self.leave(folder / f"*{suffix}" if many else group[0], reason, files=len(group))
 
+    def refuse_unread(self, folder: Path, paths: Iterable[Path], why: str = UNREAD) -> None:
+        """Note as a fault that a folder of samples has none, but files that may be meant as such."""
+        suffixes = Counter(suffix_of(path) or "no suffix" for path in paths if path.suffix.lower() not in BESIDE)
+        if suffixes:
+            kinds = ", ".join(sorted(suffixes)[:6])
+            self.faults.append(
+                f"{folder}: no sample in it, but {number_of(sum(suffixes.values()), 'file')} ({kinds}) {why}; expected "
+                f"{formats()}, convert them or move the folder away"
+            )
+
     def attempt(self, make: Callable[[], SampleFile]) -> None:
         """Add the sample that `make` describes, or what is wrong with it."""
         try:
@@ -174,11 +195,44 @@ def read_marker(root: Path) -> dict:
 
 
 def listed_lines(path: Path) -> list[str]:
-    """Return the lines of a small list, such as class names. Raises InputError where it is missing or empty."""
-    lines = [line.strip() for line in read_text(path, what="list").splitlines() if line.strip()]
-    if not lines:
-        raise InputError(f"{path}: empty, expected one name a line; fetch the data set again")
-    return lines
+    """Return the lines of a small list, such as class names, with paths as they are written here, not on Windows.
+
+    Raises InputError where it is missing or empty.
+    """
+    text = decoded(read_bytes(path, what="a list")).replace("\\", "/")
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def declared_parts(root: Path, marker: dict) -> tuple[str, ...]:
+    """Return the names of points' classes that dataset.json lists, () without. Raises InputError for another value."""
+    parts = marker.get("parts", [])
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise InputError(f"{root / MARKER}: 'parts' is {parts!r}, expected a list of names; correct or remove it")
+    return tuple(parts)
+
+
+def is_metric(root: Path, marker: dict, *, otherwise: bool) -> bool:
+    """Return whether dataset.json says that clouds are in metres. Raises InputError for another value."""
+    metric = marker.get("metric", otherwise)
+    if not isinstance(metric, bool):
+        raise InputError(f"{root / MARKER}: 'metric' is {metric!r}, expected true or false; correct or remove it")
+    return metric
+
+
+def names_alike(names: Iterable[str]) -> str:
+    """Return two of the names that are the same but for case or Unicode form, as words of a message; "" without any."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(one_name(name), name)
+        if other is not name:
+            how = "are the same" if other == name else "differ by case or Unicode form alone"
+            return f"{other!a} and {name!a} {how}"
+    return ""
+
+
+def one_name(name: str) -> str:
+    """Return what names have in common that differ by case or Unicode form alone: archives and disks change both."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def sample_of(

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ..formats import READERS, Cloud, Mesh, Reading, read
-from ..formats.base import one_line, read_bytes, whole_labels
-from .base import MARKER, DataFolder, Listing, SampleFile, formats, sample_of
+from ..formats import READERS, Cloud, Mesh, Reading, read, stem_of, suffix_of
+from ..formats.base import decoded, one_line, read_bytes, whole_labels
+from .base import MARKER, UNREAD, DataFolder, Listing, SampleFile, declared_parts, formats, is_metric, sample_of
 from .litter import entries, folders
+from .pointcept import is_scene
 from .splits import SPLITS, WORDS, split_of
 
 SEGMENTS = ".seg"  # one whole number a line, as the Princeton segmentation benchmark writes them
@@ -44,9 +45,6 @@ def opened(root: Path, marker: dict) -> DataFolder:
     listing.leave_files((path for path in entries(root) if not path.is_dir() and path.name != MARKER), "not read")
     if not listing.files:
         raise listing.empty(_nothing(root, listing))
-    metric = marker.get("metric", False)
-    if not isinstance(metric, bool):
-        raise InputError(f"{root / MARKER}: 'metric' is {metric!r}, expected true or false; correct or remove it")
     return DataFolder(
         marker.get("name", root.name),
         root,
@@ -55,8 +53,8 @@ def opened(root: Path, marker: dict) -> DataFolder:
         marker,
         "classes",
         _read,
-        parts=_parts(root, marker),
-        metric=metric,
+        parts=declared_parts(root, marker),
+        metric=is_metric(root, marker, otherwise=False),
         left_out=tuple(listing.left_out),
         faults=tuple(listing.faults),
     )
@@ -94,7 +92,7 @@ def _holds_split(folder: Path) -> bool:
 
 
 def _holds_samples(folder: Path) -> bool:
-    return any(path.suffix.lower() in READERS and path.is_file() for path in entries(folder))
+    return not is_scene(folder) and any(suffix_of(path) in READERS and path.is_file() for path in entries(folder))
 
 
 def _table(listing: Listing) -> _Table:
@@ -115,6 +113,8 @@ def _table(listing: Listing) -> _Table:
         if not splits_first and not any(split_of(folder.name) for folder in inside):
             listing.leave(outer, f"no class: {_what(outer)}")
             continue
+        if not inside:
+            listing.refuse_unread(outer, loose, "in no folder of a class")
         listing.leave_files(loose, "in no folder of a class" if splits_first else "in no split's folder")
         for inner in inside:
             name, word = (inner.name, outer.name) if splits_first else (outer.name, inner.name)
@@ -152,23 +152,18 @@ def _list_samples(listing: Listing, folder: Path, *, label: int, split: str) -> 
     for path in entries(folder):
         if path.is_dir():
             listing.leave(path, "a folder among samples")
-        elif path.suffix.lower() not in READERS or not path.is_file():
+        elif suffix_of(path) not in READERS or not path.is_file():
             others.append(path)
-        elif (twin := stems.setdefault(path.stem, path)) != path:
+        elif (twin := stems.setdefault(stem_of(path), path)) != path:
             listing.faults.append(f"{twin}: the same sample is there as {path.name}; keep one format")
         else:
-            segments = path.with_suffix(SEGMENTS)
+            segments = path.with_name(stem_of(path) + SEGMENTS)
             companions = (segments,) if segments.is_file() else ()
             used.update(companions)
             listing.files.append(sample_of(path, listing.root, label=label, split=split, companions=companions))
-    listing.leave_files((path for path in others if path not in used), "of no format that is read")
-
-
-def _parts(root: Path, marker: dict) -> tuple[str, ...]:
-    parts = marker.get("parts", [])
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise InputError(f"{root / MARKER}: 'parts' is {parts!r}, expected a list of names; correct or remove it")
-    return tuple(parts)
+    if not stems:
+        listing.refuse_unread(folder, others)
+    listing.leave_files((path for path in others if path not in used), UNREAD)
 
 
 def _read(file: SampleFile, reading: Reading) -> Mesh | Cloud:
@@ -185,7 +180,7 @@ def _read(file: SampleFile, reading: Reading) -> Mesh | Cloud:
 def _segments(path: Path, reading: Reading) -> np.ndarray:
     data = read_bytes(path, what="a list of labels")
     try:
-        labels = np.loadtxt(io.StringIO(data.decode("utf-8", errors="replace")), ndmin=1)
+        labels = np.loadtxt(io.StringIO(decoded(data)), ndmin=1)
     except ValueError as error:
         raise InputError(f"{path}: not one whole number a line ({one_line(error)}); repair or remove it") from None
     if labels.ndim != 1:

@@ -11,7 +11,7 @@ from ...errors import InputError
 from ...io.fields import shown
 from ..formats import Cloud, Reading
 from ..formats.hdf5 import hdf5_labels, read_hdf5
-from .base import MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
+from .base import BESIDE, MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
 from .litter import entries, folders
 from .splits import SPLITS, WORDS, are_parts, split_of, splits_named, version_of
 
@@ -42,8 +42,6 @@ def opened(root: Path, marker: dict) -> DataFolder:
         for path in dict.fromkeys(splits.get(split, ())):
             if splits[split].count(path) > 1:
                 listing.faults.append(f"{path}: listed twice in split {split}; take it out once")
-            if splits[split].count(path) > 1:
-                listing.faults.append(f"{path}: listed twice in split {split}; take it out once")
             try:
                 labels, num_bytes = hdf5_labels(path), path.stat().st_size
             except InputError as error:
@@ -53,6 +51,12 @@ def opened(root: Path, marker: dict) -> DataFolder:
                 SampleFile(path, f"{path.relative_to(root).as_posix()}/{entry}", int(label), split, num_bytes, entry)
                 for entry, label in enumerate(labels)
             ]
+    for path in entries(root) if FILES not in marker else ():
+        split = next(iter(splits_named(path.stem)), None) if path.is_file() and not _split_of_list(path) else None
+        if split is not None and not splits.get(split) and path.suffix.lower() not in BESIDE:
+            listing.faults.append(
+                f"{path}: named after split {split}, which has no HDF5 file; store it as HDF5, or move it away"
+            )
     _note_left_out(listing, set(used))
     if not listing.files:
         names = ", ".join(path.name for path in _files(root)[:_MOST_NAMED])
@@ -156,7 +160,7 @@ def _chosen(root: Path, marker: dict) -> dict[str, list[Path]]:
 
 
 def _inside(root: Path, name: str) -> Path:
-    relative = Path(name)
+    relative = Path(name.replace("\\", "/"))  # as Windows writes paths
     if "\0" in name or relative.is_absolute() or ".." in relative.parts or not is_file(root / relative):
         raise InputError(f"{root / MARKER}: 'files' names {name[:80]!r}, expected a file inside {root}; correct it")
     return root / relative

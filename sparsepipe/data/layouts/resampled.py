@@ -32,10 +32,13 @@ def opened(root: Path, marker: dict) -> DataFolder:
         if split == "validation" and not path.is_file():  # the published set has none
             continue
         for line in listed_lines(path):
-            name = re.sub(r"_\d+$", "", line)
-            if name not in label or "/" in line or "\0" in line:
-                raise InputError(f"{path}: {shown(line)} is of no class in {prefix}_shape_names.txt; fetch it again")
-            listing.attempt(partial(sample_of, root / name / f"{line}.txt", root, label=label[name], split=split))
+            stem = line.rpartition("/")[2].removesuffix(".txt")
+            name = re.sub(r"_\d+$", "", stem)
+            if name not in label or "\0" in line:
+                raise InputError(
+                    f"{path}: {shown(line)} is of no class in {prefix}_shape_names.txt; correct one of them"
+                )
+            listing.attempt(partial(sample_of, root / name / f"{stem}.txt", root, label=label[name], split=split))
     if not listing.files:
         raise listing.empty(f"{root}: no sample, expected CLASS/NAME.txt as {prefix}_train.txt lists them")
     files = sorted(listing.files, key=lambda file: (file.label, file.name))

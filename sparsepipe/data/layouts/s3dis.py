@@ -75,9 +75,16 @@ def _room(listing: Listing, room: Path, area: Path) -> SampleFile:
     listing.leave_files((path for path in inside if path not in objects), "no CLASS_K.txt")
     if not objects:
         raise InputError(f"{room / _ANNOTATIONS}: no CLASS_K.txt, expected a room's objects; fetch it again")
-    split = "test" if _area(area) == _TEST_AREA else "train"
+    split = split_of_area(area)
+    assert split is not None
     sample = sample_of(objects[0], listing.root, label=None, split=split, companions=objects[1:])
     return replace(sample, name=room.relative_to(listing.root).as_posix())
+
+
+def split_of_area(folder: Path) -> str | None:
+    """Return the split that an area's folder usually is; None for any other folder."""
+    area = _area(folder)
+    return None if not area else "test" if area == _TEST_AREA else "train"
 
 
 def _area(folder: Path) -> int:

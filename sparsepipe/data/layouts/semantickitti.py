@@ -93,6 +93,7 @@ def _list_scans(listing: Listing, sequence: Path) -> None:
     folder = sequence / "labels"
     labels = {path.stem: path for path in entries(folder) if path.suffix == ".label"} if folder.is_dir() else {}
     others: list[Path] = []
+    before = len(listing.files) + len(listing.faults)
     for path in entries(sequence / "velodyne"):
         if path.suffix.lower() != ".bin" or not path.is_file():
             others.append(path)
@@ -104,6 +105,8 @@ def _list_scans(listing: Listing, sequence: Path) -> None:
             continue
         companions = (own,) if own is not None else ()
         listing.files.append(sample_of(path, listing.root, label=None, split=split, companions=companions))
+    if before == len(listing.files) + len(listing.faults):
+        listing.refuse_unread(sequence / "velodyne", others, "that are no *.bin")
     listing.leave_files(others, "no scan")
     listing.leave_files(labels.values(), "labels of no scan")
 
@@ -121,11 +124,15 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
     data = read_bytes(path, what="SemanticKITTI labels")
     if len(data) != 4 * num_points:
         raise InputError(
-            f"{path}: {len(data)} bytes, expected {4 * num_points}: one uint32 for each of {num_points} points; "
-            "fetch it again"
+            f"{path}: {len(data)} bytes, expected {4 * num_points}: one uint32 for each of {num_points} points of its "
+            "scan; they are of different scans, or one is cut short"
         )
     labels = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]
     unknown = np.flatnonzero(labels == _UNKNOWN)
     if len(unknown):
-        raise InputError(f"{path}: label {unknown[0]} is of no class of SemanticKITTI; fetch the file again")
+        raw = int(np.frombuffer(data, dtype="<u4")[unknown[0]] & 0xFFFF)
+        raise InputError(
+            f"{path}: label {unknown[0]} is {raw}, expected a label of SemanticKITTI, such as 10 for a car; lay other "
+            "data out in another way"
+        )
     return labels

@@ -54,7 +54,7 @@ def opened(root: Path, marker: dict) -> DataFolder:
         if not isinstance(named, list):
             raise InputError(f"{path}: expected a list of 'shape_data/SYNSET/NAME'; fetch the data set again")
         for entry in named:
-            words = entry.split("/") if isinstance(entry, str) else []
+            words = entry.replace("\\", "/").split("/") if isinstance(entry, str) else []
             if len(words) < 2 or words[-2] not in categories or words[-1] in ("", ".", "..") or "\0" in words[-1]:
                 listing.faults.append(
                     f"{path}: {shown(entry)}, expected 'shape_data/SYNSET/NAME' with a synset of {_NAMES}"

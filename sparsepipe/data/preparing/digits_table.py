@@ -49,6 +49,8 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
             content = file.read(_MOST_BYTES)
         table = np.loadtxt(io.BytesIO(content), delimiter=",", ndmin=2)
     except (OSError, EOFError, ValueError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the decompressor's
+            raise
         raise InputError(f"{path}: not a table of digits ({complaint(error)}); fetch it again") from None
     if table.shape[1] != _SIDE**2 + 1:
         raise InputError(f"{path}: {table.shape[1]} columns, expected {_SIDE**2} pixels and the digit; fetch it again")

@@ -64,6 +64,8 @@ def _pages(path: Path) -> Iterator[list[str]]:
         with bz2.open(path) as file:
             content = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
     except (OSError, EOFError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the decompressor's
+            raise
         raise InputError(f"{path}: not an export that can be read ({complaint(error)}); fetch it again") from None
     for page in _PAGE.finditer(content):
         text = _TEXT.search(page[1])

@@ -7,7 +7,7 @@ import numpy as np
 
 from ....errors import InputError
 from ....io.fields import complaint
-from ...formats.base import check_regular
+from ...formats.base import check_regular, too_large, unreadable
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM")  # whatever a file is called: ImageNet has a PNG among its JPEGs
@@ -37,7 +37,11 @@ def decoded(path: Path, least_side: int) -> np.ndarray:
         raise
     except Image.DecompressionBombError:
         raise _too_large(path, "more") from None
+    except MemoryError:
+        raise too_large(path) from None
     except Exception as error:  # Pillow's decoders raise whatever they come across in a damaged file
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the decoder's
+            raise unreadable(path, error, what="a picture") from None
         raise InputError(f"{path}: not a picture that can be read ({complaint(error)}); remove or replace it") from None
 
 

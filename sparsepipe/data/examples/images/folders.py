@@ -13,14 +13,15 @@ import numpy as np
 
 from ....errors import InputError
 from ...cache import SampleCache, sample_key
-from ...formats import READERS
+from ...formats import READERS, suffix_of
+from ...layouts.base import names_alike
 from ...layouts.litter import entries, folders, is_litter
 from ...layouts.splits import split_of
 from .base import Style
 from .decoding import SUFFIXES, decoded
 
 _STYLE = Style((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224, margin=256 / 224)  # of ImageNet's training images
-_CLOUDS = set(READERS) - {".txt"}
+_CLOUDS = set(READERS) - {".txt", ".csv"}
 _MOST_KEPT_BYTES = 2**29  # of decoded pictures in memory; what comes after is read again
 
 
@@ -89,7 +90,7 @@ def found(root: Path) -> bool:
     """
     train = _split_folders(root).get("train")
     some = [] if train is None else folders(train)[:3]
-    if any(path.suffix.lower() in _CLOUDS for folder in some for path in entries(folder)):
+    if any(suffix_of(path) in _CLOUDS for folder in some for path in entries(folder)):
         return False
     return any(next(_pictures_lazily(folder), None) for folder in some)
 
@@ -101,9 +102,12 @@ def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
     """
     there = _split_folders(root)
     classes = _classes(there["train"])
+    candidates = [there[name] for name in ("test", "validation") if name in there]
+    for folder in (there["train"], *candidates):
+        if twins := names_alike(sorted({*classes, *_classes(folder)})):
+            raise InputError(f"{folder}: classes {twins}; expected a name for each, rename one or join them")
     if split == "train":
         return FolderPictures(there["train"], split, classes, cache)
-    candidates = [there[name] for name in ("test", "validation") if name in there]
     strange: list[str] = []
     for folder in candidates:
         inside = _classes(folder)

@@ -4,10 +4,8 @@ A file is two zeros, the type of its numbers (8: unsigned bytes), how many axes,
 bytes), then the numbers. Yann LeCun's page of MNIST states it; EMNIST, Fashion-MNIST and KMNIST come so as well.
 """
 
-import gzip
 import math
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +15,7 @@ import numpy as np
 
 from ....display.counting import number_of
 from ....errors import InputError
-from ....io.fields import complaint
-from ...formats.base import check_regular
-from ...formats.bounded import check_claim
+from ...formats.base import read_bytes
 from ...layouts.litter import entries
 from .base import Style
 
@@ -99,22 +95,15 @@ def opened(root: Path, split: str) -> IdxPictures:
 
 def read_idx(path: Path, *, axes: int) -> np.ndarray:
     """Read an idx file of unsigned bytes with so many axes. Raises InputError that names the file for another."""
-    num_bytes = check_regular(path, what="an idx file")
-    packed = path.suffix == ".gz"
-    try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            head = file.read(4 + 4 * axes)
-            if len(head) < 4 + 4 * axes or head[:2] != b"\0\0" or head[3] != axes:
-                raise InputError(f"{path}: not an idx file of {axes} axes; fetch the file again")
-            if head[2] != _UNSIGNED_BYTES:
-                raise InputError(f"{path}: holds numbers of type {head[2]}, expected unsigned bytes (8)")
-            shape = tuple(np.frombuffer(head, dtype=">u4", offset=4).tolist())
-            claimed = math.prod(shape)
-            check_claim(path, claimed, num_bytes=num_bytes, what=f"its head {list(shape)}", packed=packed)
-            content = file.read(claimed + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({complaint(error)}); fetch the file again") from None
-    if len(content) != claimed:
-        more = "more" if len(content) > claimed else str(len(content))
-        raise InputError(f"{path}: {more} bytes of content, expected {claimed} as its head says; fetch the file again")
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    data = read_bytes(path, what="an idx file")
+    start = 4 + 4 * axes
+    if len(data) < start or data[:2] != b"\0\0" or data[3] != axes:
+        raise InputError(f"{path}: not an idx file of {axes} axes; give the file that MNIST calls so")
+    if data[2] != _UNSIGNED_BYTES:
+        raise InputError(f"{path}: holds numbers of type {data[2]}, expected unsigned bytes (8)")
+    shape = tuple(np.frombuffer(data[:start], dtype=">u4", offset=4).tolist())
+    claimed, given = math.prod(shape), len(data) - start
+    if given != claimed:
+        remedy = "fetch the file again" if given < claimed else "repair its head"
+        raise InputError(f"{path}: {given} bytes of content, expected {claimed} as its head says; {remedy}")
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

@@ -9,12 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ....errors import InputError
-from ....io.fields import complaint
-from ...formats.base import check_regular
-from ...formats.bounded import check_claim
+from ...formats.hdf5 import check_storage, hdf5_file
 from ...layouts.litter import entries, folders
 from ...layouts.splits import split_of, splits_named
 
@@ -29,12 +25,10 @@ def found(root: Path) -> bool:
     path = next(iter(_shards(train)), None)
     if path is None or not path.is_file():  # a pipe would be waited for
         return False
-    import h5py  # here: a listing of data sets need not wait for it
-
     try:
-        with h5py.File(path, "r") as file:
+        with hdf5_file(path, what="a shard of samples") as file:
             return any(name in file for name in ARRAYS)
-    except (OSError, RuntimeError):
+    except InputError:
         return False
 
 
@@ -72,38 +66,26 @@ def opened_shard(path: Path) -> Iterator[dict[str, Any]]:
     """Give a shard's arrays, unread, once they are there and fit each other. Raises InputError that names the file."""
     import h5py
 
-    num_bytes = check_regular(path, what="a shard")
-    try:
-        with h5py.File(path, "r") as file:
-            links = {name: file.get(name, getlink=True) for name in ARRAYS}
-            missing = [name for name, link in links.items() if link is None]
-            if missing:
-                raise InputError(f"{path}: no array {', '.join(missing)}, expected {', '.join(ARRAYS)}")
-            if any(not isinstance(link, h5py.HardLink) for link in links.values()):  # never followed
-                raise InputError(f"{path}: one of its arrays is a link, expected them in the file itself")
-            arrays = {name: file[name] for name in ARRAYS}
-            for name, array in arrays.items():
-                _check(path, name, array, num_bytes)
-            _check_shapes(path, {name: array.shape for name, array in arrays.items()})
-            yield arrays
-    except InputError:
-        raise
-    except (OSError, RuntimeError, KeyError, MemoryError, TypeError, ValueError) as error:  # h5py's, for a damaged file
-        raise InputError(f"{path}: a shard that is damaged or cut short ({complaint(error)}); make it again") from None
+    with hdf5_file(path, what="a shard of samples") as file:
+        links = {name: file.get(name, getlink=True) for name in ARRAYS}
+        missing = [name for name, link in links.items() if link is None]
+        if missing:
+            raise InputError(f"{path}: no array {', '.join(missing)}, expected {', '.join(ARRAYS)}")
+        if any(not isinstance(link, h5py.HardLink) for link in links.values()):  # never followed
+            raise InputError(f"{path}: one of its arrays is a link, expected them in the file itself")
+        arrays = {name: file[name] for name in ARRAYS}
+        for name, array in arrays.items():
+            _check(path, name, array)
+        _check_shapes(path, {name: array.shape for name, array in arrays.items()})
+        yield arrays
 
 
-def _check(path: Path, name: str, array: Any, num_bytes: int) -> None:
+def _check(path: Path, name: str, array: Any) -> None:
     import h5py
 
     if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "iub":
         raise InputError(f"{path}: {name} is no array of whole numbers; make the shard again")
-    if array.external or array.is_virtual:
-        raise InputError(f"{path}: the numbers of {name} lie in another file, expected them in this one")
-    packed = array.chunks is not None
-    check_claim(path, array.nbytes, num_bytes=num_bytes, what=f"array {name} {list(array.shape)}", packed=packed)
-    if packed:
-        chunk_bytes = int(np.prod(array.chunks, dtype=object)) * array.dtype.itemsize
-        check_claim(path, chunk_bytes, num_bytes=num_bytes, what=f"a chunk of array {name}", packed=True)
+    check_storage(path, name, array)
 
 
 def _check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
