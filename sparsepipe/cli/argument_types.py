@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..formats.clusters import IN_SLURM
 from ..io.fields import shown
 from ..io.quantities import Quantity
+from ..runtime.config import ALL
 
 MANY = 10**15  # of what is only counted; the library says what of it makes sense
 
@@ -44,6 +45,11 @@ def _of_float(text: str) -> int | None:
 
 
 count = whole(1)
+
+
+def count_or_all(text: str) -> int | str:
+    """Read a whole number, 1 or more, or the word all."""
+    return text if text == ALL else count(text)
 
 
 def quantity(unit: Quantity) -> Callable[[str], float]:

@@ -22,6 +22,7 @@ from .shared_options import (
     machine_options,
     minibatches_option,
     model_options,
+    num_points_option,
     plan_argument,
     replan_option,
     replication_option,
@@ -57,7 +58,7 @@ def _data_check(verb: Parser) -> None:
     verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
     _options_of_examples(verb)
     verb.add_argument("--voxel-size", type=positive, metavar="S", help="edge of the voxels counted (default: 0.05)")
-    verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
+    num_points_option(verb)
     verb.add_argument("--task", choices=TASKS, help="what would be learned (default: all that can be)")
     verb.add_argument("--features", type=names, metavar="F,…", help="of each voxel, as in `run` (default: occupancy)")
 

@@ -12,7 +12,7 @@ from ..replication import RULES
 from ..runtime.config import DEVICES, RunConfig
 from ..sinks import SINKS
 from ..stragglers import KINDS
-from .argument_types import MANY, cluster_file, count, positive, quantity, whole
+from .argument_types import MANY, cluster_file, count, count_or_all, positive, quantity, whole
 
 Parser = argparse.ArgumentParser
 
@@ -34,7 +34,7 @@ def model_options(verb: Parser) -> None:
         "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube (run: 0.02)"
     )
     verb.add_argument("--batch-size", type=count, metavar="N", help="samples per minibatch (run: 32)")
-    verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
+    num_points_option(verb)
     verb.add_argument(
         "--engine",
         choices=tuple(ENGINES),
@@ -44,6 +44,15 @@ def model_options(verb: Parser) -> None:
     verb.add_argument("--threads", type=count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
     verb.add_argument(
         "--seed", type=whole(0, 2**64), metavar="N", help=f"of weights, samples and order (default: {default('seed')})"
+    )
+
+
+def num_points_option(verb: Parser) -> None:
+    verb.add_argument(
+        "--num-points",
+        type=count_or_all,
+        metavar="N",
+        help="most points of a cloud, and number sampled from a mesh (default: all; 1024 of a mesh)",
     )
 
 

@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +23,13 @@ from .folder import open_folder
 from .formats import Cloud, Mesh
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
 from .presence import look_at
-from .recipe import OCCUPANCY, Recipe
-from .sampling import sample_points
+from .recipe import ALL, OCCUPANCY, Recipe
+from .sampling import MESH_POINTS, sample_points
 from .sources import find
 from .voxels import majority, metric_voxel_index, unit_cube, voxel_index
 
 _MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
-_RESERVOIR = 4  # with augmentation: this many times `num_points` are kept, of which each epoch draws its own
+_RESERVOIR = 4  # with augmentation: so many times the points of a sample are kept, of which each epoch draws its own
 
 
 def load(
@@ -36,7 +37,7 @@ def load(
     *,
     split: str,
     voxel_size: float,
-    num_points: int | None = 1024,
+    num_points: int | str | None = ALL,
     seed: int = 0,
     task: str | None = None,
     features: Sequence[str] = (OCCUPANCY,),
@@ -45,7 +46,8 @@ def load(
 ) -> "VoxelDataset":
     """Open one split of a folder in any layout of `layouts`, or of a data set that a manifest names.
 
-    Each cloud has `num_points` points at most (None: all), drawn by `seed` and the sample's name. Objects are scaled to
+    `num_points` "all", the default, takes every point of a cloud and samples 1,024 from a mesh. A number is the most
+    points of a cloud and those of a mesh, drawn by `seed` and the sample's name. Objects are scaled to
     the unit cube before they are voxelized at `voxel_size`; scans keep their metres. `task` is classification or
     segmentation, by default the data set's usual one. `features` of each voxel: see Recipe. With an `augmentation` (or
     the name of one) samples change from epoch to epoch. `cache`, else SPARSEPIPE_CACHE, names a folder for what was
@@ -92,7 +94,7 @@ class VoxelDataset:
             )
         self.files = folder.split(split) if files is None else tuple(files)
         self._cache = open_cache(cache)
-        self._kept: dict[int, Sample | Cloud] = {}  # samples, or with augmentation what they are drawn from
+        self._kept: dict[int, Any] = {}  # samples, or with augmentation what they are drawn from
         self._kept_bytes = 0
         self._counts: dict[int, int] = {}
         self._digest: dict[str, str] | None = None
@@ -179,7 +181,7 @@ class VoxelDataset:
     def points(self, index: int) -> np.ndarray:
         """Return one sample's points before augmentation and voxelization: float64 [P, 3]. Not kept."""
         file = self.files[index]
-        return self._placed(self._drawn(file, self.folder.read(file), self.recipe.num_points), file).points
+        return self._placed(self._drawn(file, self.folder.read(file), self.recipe.most_points), file).points
 
     def sample(self, index: int, *, epoch: int = 0) -> Sample:
         """Return one voxelized sample. Raises InputError that names the file where it cannot be read.
@@ -201,7 +203,7 @@ class VoxelDataset:
 
     def made(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
         """Voxelize what was read of a file, without augmentation. Raises InputError that names the file."""
-        return self._voxelized(self._placed(self._drawn(file, content, self.recipe.num_points), file), file)
+        return self._voxelized(self._placed(self._drawn(file, content, self.recipe.most_points), file), file)
 
     def examined(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
         """Look at all points that were read of a file, then voxelize it. Raises InputError that names the file."""
@@ -261,29 +263,36 @@ class VoxelDataset:
         if epoch < 0:
             raise InputError(f"epoch {epoch} given, expected 0 or more")
         file, recipe = self.files[index], self.recipe
-        cloud = self._kept.get(index)
-        if cloud is None:
-            cloud = self._reservoir(file)
-            self._keep(index, cloud, cloud.points.nbytes + (0 if cloud.attributes is None else cloud.attributes.nbytes))
+        kept = self._kept.get(index)
+        if kept is None:
+            kept = self._reservoir(file)
+            arrays = (kept[0].points, kept[0].attributes)
+            self._keep(index, kept, sum(array.nbytes for array in arrays if array is not None))
+        cloud, count = kept
         seed = sample_seed(recipe.seed, f"{file.name}:{epoch}")
-        chosen = self._placed(sample_points(cloud, recipe.num_points, seed=seed), file)
+        chosen = self._placed(sample_points(cloud, count, seed=seed), file)
         return self._voxelized(recipe.augmentation.apply(chosen, seed=seed), file)
 
-    def _reservoir(self, file: SampleFile) -> Cloud:
-        num_points = self.recipe.num_points
+    def _reservoir(self, file: SampleFile) -> tuple[Cloud, int | None]:
+        """Return the points that epochs draw from, and how many each draws; None: all of them."""
+        count = self.recipe.most_points
         key = self._key(file)
         arrays = None if key is None else self._cache.load(key)
         if arrays is not None and "points" in arrays:
             names = json.loads(arrays["names"].tobytes())
-            return Cloud(arrays["points"], arrays.get("attributes"), tuple(names), arrays.get("labels"))
-        cloud = self._drawn(file, self.folder.read(file), None if num_points is None else _RESERVOIR * num_points)
+            cloud = Cloud(arrays["points"], arrays.get("attributes"), tuple(names), arrays.get("labels"))
+            return cloud, int(arrays["count"][0]) or None
+        content = self.folder.read(file)
+        if count is None and isinstance(content, Mesh):
+            count = MESH_POINTS
+        cloud = self._drawn(file, content, None if count is None else _RESERVOIR * count)
         names = np.frombuffer(json.dumps(cloud.names).encode(), dtype=np.uint8)
-        arrays = {"points": cloud.points, "names": names}
+        arrays = {"points": cloud.points, "names": names, "count": np.array([count or 0])}
         for name, array in (("attributes", cloud.attributes), ("labels", cloud.labels)):
             if array is not None:
                 arrays[name] = array
         self._save(key, arrays)
-        return cloud
+        return cloud, count
 
     def _voxelized(self, cloud: Cloud, file: SampleFile) -> Sample:
         try:
@@ -312,7 +321,7 @@ class VoxelDataset:
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
-    def _keep(self, index: int, value: Sample | Cloud, num_bytes: int) -> None:
+    def _keep(self, index: int, value: Any, num_bytes: int) -> None:
         if self._kept_bytes + num_bytes <= _MAX_KEPT_BYTES:
             self._kept[index] = value
             self._kept_bytes += num_bytes

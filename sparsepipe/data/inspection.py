@@ -18,7 +18,7 @@ from .dataset import VoxelDataset
 from .folder import list_folder, missing_classes
 from .formats import Cloud, Mesh
 from .layouts import DataFolder, LeftOut, SampleFile
-from .recipe import OCCUPANCY, Recipe
+from .recipe import ALL, OCCUPANCY, Recipe
 
 _MOST_PAIRS = 20  # of samples that are there twice, in the text
 
@@ -110,7 +110,7 @@ def check(
     path: Path | str,
     *,
     voxel_size: float = 0.05,
-    num_points: int | None = 1024,
+    num_points: int | str | None = ALL,
     task: str | None = None,
     features: Sequence[str] = (OCCUPANCY,),
     progress: Callable[[str], None] | None = None,

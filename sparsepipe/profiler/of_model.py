@@ -35,7 +35,7 @@ def profile_model(
     *,
     batch_size: int,
     voxel_size: float | None = None,
-    num_points: int = 1024,
+    num_points: int | str = "all",
     model_args: Mapping[str, Any] | None = None,
     data_args: Mapping[str, Any] | None = None,
     loss: str | None = None,
@@ -54,8 +54,9 @@ def profile_model(
     `model` is a name of ours, `package.module:function` or `path/net.py:function` (called with `model_args`), or in a
     notebook an nn.Module itself. `source` is a data set's folder, a manifest's name, or a function of the user's own
     (called with `data_args`). A minibatch has `batch_size` samples; point clouds need a `voxel_size`, the edge of a
-    voxel as a share of a cloud's longest side (in metres where the data set says that it is metric), and `num_points`
-    are sampled from each mesh. `engine` is "auto", "native", "minkowski" or "torch", `device` "cpu" or "cuda"; `loss` a
+    voxel as a share of a cloud's longest side (in metres where the data set says that it is metric). `num_points`
+    "all" takes every point of a cloud and samples 1,024 from a mesh; a number is the most points of a cloud and the
+    points of a mesh. `engine` is "auto", "native", "minkowski" or "torch", `device` "cpu" or "cuda"; `loss` a
     name or a function's, the data's own unless given; each pass is timed `repeats` times, unless given as often as it
     takes to be sure. `device_type` is what the profile calls this device.
     `sizes` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
