@@ -15,6 +15,7 @@ from ..derived.seeds import sample_seed
 from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import given_integer
+from .address import NOT_USED, Address, number_of_points
 from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate, near_origin
 from .cache import open_cache, sample_key
@@ -26,7 +27,7 @@ from .presence import look_at
 from .recipe import ALL, OCCUPANCY, Recipe
 from .sampling import MESH_POINTS, sample_points
 from .sources import find
-from .voxels import majority, metric_voxel_index, unit_cube, voxel_index
+from .voxels import cube_of, majority, metric_cells, metric_voxel_index, unique_rows, unit_cube, voxel_index
 
 _MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
 _RESERVOIR = 4  # with augmentation: so many times the points of a sample are kept, of which each epoch draws its own
@@ -200,6 +201,22 @@ class VoxelDataset:
                 self._save(key, _arrays_of(sample))
             self._keep(index, sample, sum(tensor.nbytes for tensor in (sample.coordinates, sample.features)))
         return sample
+
+    def address(self, index: int) -> Address:
+        """Read a sample's file again to say where its voxels lie there, without augmentation. Not kept."""
+        file, voxel_size = self.files[index], self.recipe.voxel_size
+        content = self.folder.read(file)
+        cloud = self._drawn(file, content, self.recipe.most_points)
+        if self.folder.metric:
+            cells, moved = metric_cells(cloud.points, voxel_size)
+            (rows, voxels), origin, edge = unique_rows(cells), moved * voxel_size, voxel_size
+        else:
+            origin, extent = cube_of(cloud.points)
+            (rows, voxels), edge = voxel_index(self._placed(cloud, file).points, voxel_size), extent * voxel_size
+        voxel_of = np.full(number_of_points(content), NOT_USED)
+        if isinstance(content, Cloud):
+            voxel_of[cloud.file_rows] = voxels
+        return Address(rows.astype(np.int32), origin, edge, voxel_of)
 
     def made(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
         """Voxelize what was read of a file, without augmentation. Raises InputError that names the file."""

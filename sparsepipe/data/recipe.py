@@ -31,7 +31,8 @@ class Recipe:
 
     `num_points` is the most points that are taken of a cloud, drawn by `seed`, and the number sampled from a mesh.
     "all", or None, takes every point of a cloud and samples MESH_POINTS from a mesh. `features` are of FEATURES:
-    `occupancy` is 1 in every voxel, the others are means over a voxel's points, colours scaled to 0 to 1. Raises InputError for a setting out of its range.
+    `occupancy` is 1 in every voxel, the others are means over a voxel's points, colours scaled to 0 to 1.
+    Raises InputError for a setting out of its range.
     """
 
     voxel_size: float

@@ -22,11 +22,17 @@ def unit_cube(points: np.ndarray) -> np.ndarray:
     Raises InputError where there is no point, a coordinate is not finite, or all points coincide.
     """
     points = _checked(points)
+    low, extent = cube_of(points)
+    return (points - low) / extent
+
+
+def cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the lowest corner [D] and the edge of the cube that `unit_cube` brings to the unit cube."""
     low = points.min(axis=0)
     extent = float((points.max(axis=0) - low).max())
     if not extent > 0:
         raise InputError(f"all {len(points)} points coincide, expected a cloud with an extent; leave it out")
-    return (points - low) / extent
+    return low, extent
 
 
 def voxelize(points: np.ndarray, voxel_size: float) -> np.ndarray:
@@ -59,6 +65,16 @@ def metric_voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarra
     Raises InputError also where its extent is beyond int32, and for coordinates that were rounded to float32 at a place
     where that is coarser than a voxel.
     """
+    cells, _ = metric_cells(points, voxel_size)
+    rows, index = unique_rows(cells)
+    return rows.astype(np.int32), index
+
+
+def metric_cells(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the voxel of each point, int64 [P, D], and the voxels [D] that the cloud was moved by, as it lay too far.
+
+    See `metric_voxel_index`.
+    """
     _check_resolution(np.asarray(points), voxel_size)
     places = _in_voxels(points, voxel_size)
     if np.abs(places).max() >= _EXACT:
@@ -70,15 +86,15 @@ def metric_voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarra
     on_a_side = np.abs(places - whole) <= _ROUNDING * np.maximum(np.abs(places), 1)
     cells = np.where(on_a_side, whole, np.floor(places)).astype(np.int64)
     low, high = cells.min(axis=0), cells.max(axis=0)
+    moved = np.zeros_like(low)
     if max(np.abs(low).max(), np.abs(high).max()) > _FAR:
-        cells -= low // _FAR_STEP * _FAR_STEP
+        moved = low // _FAR_STEP * _FAR_STEP
         if (high - low).max() > _INT32_MAX - _FAR_STEP:
             raise InputError(
                 f"a cloud {as_measured((high - low).max())} voxels long at voxel size {voxel_size} is beyond int32; "
                 "use larger voxels, or cut it into pieces"
             )
-    rows, index = unique_rows(cells)
-    return rows.astype(np.int32), index
+    return cells - moved, moved
 
 
 def _in_voxels(points: np.ndarray, voxel_size: float) -> np.ndarray:
