@@ -61,6 +61,7 @@ def _data_check(verb: Parser) -> None:
     num_points_option(verb)
     verb.add_argument("--task", choices=TASKS, help="what would be learned (default: all that can be)")
     verb.add_argument("--features", type=names, metavar="F,…", help="of each voxel, as in `run` (default: occupancy)")
+    verb.add_argument("--engine", choices=("native", "minkowski"), help="that is to hold the voxels (default: native)")
 
 
 def _options_of_examples(verb: Parser) -> None:

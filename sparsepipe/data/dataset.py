@@ -17,17 +17,28 @@ from ..errors import InputError
 from ..io.fields import given_integer
 from .address import NOT_USED, Address, number_of_points
 from .augmentation import Augmentation, named_augmentation
-from .batch import PointBatch, Sample, collate, near_origin
+from .batch import PointBatch, Sample, collate
 from .cache import open_cache, sample_key
 from .digest import files_digest
 from .folder import open_folder
 from .formats import Cloud, Mesh
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
 from .presence import look_at
+from .reach import can_be_held, near_origin
 from .recipe import ALL, OCCUPANCY, Recipe
 from .sampling import MESH_POINTS, sample_points
 from .sources import find
-from .voxels import cube_of, majority, metric_cells, metric_voxel_index, unique_rows, unit_cube, voxel_index
+from .voxels import (
+    OutOfReach,
+    cube_of,
+    majority,
+    metric_cells,
+    metric_voxel_index,
+    too_far,
+    unique_rows,
+    unit_cube,
+    voxel_index,
+)
 
 _MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
 _RESERVOIR = 4  # with augmentation: so many times the points of a sample are kept, of which each epoch draws its own
@@ -100,6 +111,7 @@ class VoxelDataset:
         self._counts: dict[int, int] = {}
         self._digest: dict[str, str] | None = None
         self._steps: tuple[int, ...] | None = None  # see `near_origin`
+        self._reach: int | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -226,17 +238,22 @@ class VoxelDataset:
         """Look at all points that were read of a file, then voxelize it. Raises InputError that names the file."""
         if self.task == SEGMENTATION:
             self._point_labels(content, file)
-        return self.made(file, content)
+        sample = self.made(file, content)
+        if self._within_reach(sample) is None:
+            raise self._out_of_reach(file, content)
+        return sample
 
-    def near_origin(self, steps: tuple[int, ...] | None) -> "VoxelDataset":
+    def near_origin(self, steps: tuple[int, ...] | None, *, reach: int | None = None) -> "VoxelDataset":
         """Return this split with metric clouds moved near the origin in each `batch`, by multiples of `steps` voxels.
 
+        A sample beyond an engine's `reach` (see `reach.reach`) is refused when it is read, with its file and point.
         With a network's coarsest tensor stride as `steps` nothing else changes: where a cloud lies, on a map of a whole
         country too, then makes no difference to what the network computes, bit for bit. None, of a network that places
         voxels in a dense grid, moves nothing, nor are clouds moved that were scaled to the unit cube.
         """
         moved = copy(self)
         moved._steps = steps if self.folder.metric else None
+        moved._reach = reach
         return moved
 
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> PointBatch:
@@ -244,8 +261,30 @@ class VoxelDataset:
         for index in indices:
             if not 0 <= index < len(self):
                 raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
-        samples = [self.sample(index, epoch=epoch) for index in indices]
-        return collate(samples if self._steps is None else [near_origin(sample, self._steps) for sample in samples])
+        return collate([self.placed(index, epoch=epoch) for index in indices])
+
+    def placed(self, index: int, *, epoch: int = 0) -> Sample:
+        """Return a sample as `batch` has it. Raises InputError where it lies beyond the engine's reach."""
+        sample, file = self.sample(index, epoch=epoch), self.files[index]
+        placed = self._within_reach(sample)
+        if placed is None:
+            raise self._out_of_reach(file, self.folder.read(file))
+        return placed
+
+    def _within_reach(self, sample: Sample) -> Sample | None:
+        """Return a sample moved near the origin, None where the engine cannot hold it there."""
+        placed = sample if self._steps is None else near_origin(sample, self._steps)
+        return placed if self._reach is None or can_be_held(placed, self._reach) else None
+
+    def _out_of_reach(self, file: SampleFile, content: Mesh | Cloud) -> InputError:
+        cloud = self._drawn(file, content, self.recipe.most_points)
+        voxel_size = self.recipe.voxel_size * (1 if self.folder.metric else cube_of(cloud.points)[1])
+        return self._named(too_far(cloud.points, voxel_size, f"the {self._reach} that the engine holds"), cloud, file)
+
+    def _named(self, error: OutOfReach, cloud: Cloud, file: SampleFile) -> InputError:
+        """Return an error that names the file and the point by its row there."""
+        row = int(cloud.file_rows[error.point])
+        return InputError(f"{file.path}: {OutOfReach(row, error.place, error.problem)}")
 
     def voxel_counts(self) -> np.ndarray:
         """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""
@@ -316,6 +355,8 @@ class VoxelDataset:
             index_of = metric_voxel_index if self.folder.metric else voxel_index
             coordinates, index = index_of(cloud.points, self.recipe.voxel_size)
             features = self.recipe.voxel_features(cloud, index, len(coordinates))
+        except OutOfReach as error:
+            raise self._named(error, cloud, file) from None
         except InputError as error:
             raise InputError(f"{file.path}: {error}") from None
         label: int | torch.Tensor | None = file.label
@@ -329,10 +370,12 @@ class VoxelDataset:
             raise InputError(
                 f"{file.path}: its points have no labels, expected one each for segmentation; choose a task"
             )
-        if cloud.labels.max() >= len(self.classes):
+        if (label := cloud.labels.max()) >= len(self.classes):
+            first = int(cloud.labels.argmax())
+            where = f"face {first}" if isinstance(cloud, Mesh) else f"point {cloud.file_rows[first]}"
             raise InputError(
-                f"{file.path}: label {cloud.labels.max()} is out of range for {number_of(len(self.classes), 'class')}; "
-                f'correct the labels or the list of parts, or declare "ignore": [{cloud.labels.max()}] in dataset.json'
+                f"{file.path}: label {label} is out of range for {number_of(len(self.classes), 'class')}; "
+                f'correct the label of {where} or the list of parts, or declare "ignore": [{label}] in dataset.json'
             )
         return cloud.labels
 

@@ -16,6 +16,14 @@ _FAR_STEP = 2**10 * 3**3 * 5 * 7  # cells that such an origin is a multiple of: 
 _ROUNDING = 4 * np.finfo(np.float64).eps  # of a coordinate, a voxel size and their quotient together, with room
 
 
+class OutOfReach(InputError):
+    """A point that lies too far away: `point` is its row in the array that was given, `problem` what is wrong."""
+
+    def __init__(self, point: int, place: np.ndarray, problem: str) -> None:
+        super().__init__(f"point {point} at {[round(float(x), 3) for x in place]} {problem}")
+        self.point, self.place, self.problem = point, place, problem
+
+
 def unit_cube(points: np.ndarray) -> np.ndarray:
     """Move and scale a cloud so that it starts at 0 and its longest side is 1: float64 [P, D]. Proportions stay.
 
@@ -47,10 +55,12 @@ def voxelize(points: np.ndarray, voxel_size: float) -> np.ndarray:
 def voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.ndarray]:
     """Return what `voxelize` does, and which of these voxels each point lies in: int64 [P]."""
     cells = np.floor(_in_voxels(points, voxel_size))
-    if np.abs(cells).max() > _INT32_MAX:
-        raise InputError(
-            f"voxel {as_measured(np.abs(cells).max())} at voxel size {voxel_size} is beyond int32; "
-            "use larger voxels or unit_cube()"
+    if (farthest := np.abs(cells).max(axis=1)).max() > _INT32_MAX:
+        raise OutOfReach(
+            int(farthest.argmax()),
+            points[farthest.argmax()],
+            f"is in voxel {as_measured(farthest.max())} at voxel size {voxel_size}, beyond int32; remove it, "
+            "or use larger voxels or unit_cube()",
         )
     rows, index = unique_rows(cells.astype(np.int64))
     return rows.astype(np.int32), index
@@ -77,10 +87,12 @@ def metric_cells(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.
     """
     _check_resolution(np.asarray(points), voxel_size)
     places = _in_voxels(points, voxel_size)
-    if np.abs(places).max() >= _EXACT:
-        raise InputError(
-            f"voxel {as_measured(np.abs(places).max())} at voxel size {voxel_size} is beyond what 64-bit coordinates "
-            "tell apart; use larger voxels"
+    if (farthest := np.abs(places).max(axis=1)).max() >= _EXACT:
+        raise OutOfReach(
+            int(farthest.argmax()),
+            points[farthest.argmax()],
+            f"is in voxel {as_measured(farthest.max())} at voxel size {voxel_size}, beyond what 64-bit coordinates "
+            "tell apart; remove it, or use larger voxels",
         )
     whole = np.rint(places)
     on_a_side = np.abs(places - whole) <= _ROUNDING * np.maximum(np.abs(places), 1)
@@ -90,11 +102,20 @@ def metric_cells(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.
     if max(np.abs(low).max(), np.abs(high).max()) > _FAR:
         moved = low // _FAR_STEP * _FAR_STEP
         if (high - low).max() > _INT32_MAX - _FAR_STEP:
-            raise InputError(
-                f"a cloud {as_measured((high - low).max())} voxels long at voxel size {voxel_size} is beyond int32; "
-                "use larger voxels, or cut it into pieces"
-            )
+            raise too_far(points, voxel_size, "int32")
     return cells - moved, moved
+
+
+def too_far(points: np.ndarray, voxel_size: float, what: str) -> OutOfReach:
+    """Return what to raise for a cloud too long for `what`: it names the point that is farthest from the middle."""
+    offsets = np.abs(points - np.median(points, axis=0))
+    point, axis = np.unravel_index(offsets.argmax(), offsets.shape)
+    return OutOfReach(
+        int(point),
+        points[point],
+        f"lies {as_measured(offsets[point, axis] / voxel_size)} voxels of {voxel_size} from the middle of its cloud, "
+        f"along axis {axis}, beyond {what}; remove it, use a larger voxel size, or cut the cloud into pieces",
+    )
 
 
 def _in_voxels(points: np.ndarray, voxel_size: float) -> np.ndarray:

@@ -18,6 +18,7 @@ from ..host.openmp import check_threads
 from ..io.fields import given_integer
 from ..io.keywords import knows_its_keywords
 from ..profile import Profile
+from ..runtime.cloud_checks import check_clouds
 from ..runtime.config import DataConfig
 from ..runtime.workloads.opening import LearningTask, open_task
 from .devices import limited_to, usable
@@ -94,6 +95,9 @@ def profile_model(
     module = None if isinstance(model, str) else model
     task, order = opened(config, engine=engine, seed=seed, module=module, voxel_size_given=voxel_size is not None)
     dataset = task.training
+    if isinstance(dataset, data.VoxelDataset):  # those that a run will read, too
+        splits = [split for split in ("train", "test") if split in dataset.folder.splits]
+        check_clouds(dataset.folder, config, splits, engine=task.engine.name, seed=seed)
     order = order[:_CANDIDATE_MINIBATCHES]
     start = time.perf_counter()
     typical = [dataset.batch(indices) for indices in order]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from typing import Annotated, Any
 
+from ..data.labels import SEGMENTATION
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
 from .settings import MANY, Choice, Flag, JsonObject, Named, Names, Number, Settings, Text, WholeNumber
@@ -69,6 +70,16 @@ class DataConfig(Settings):
         super().__post_init__()
         if self.balance and not self.shuffle:
             raise InputError(f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle")
+
+    def of_clouds(self, split: str) -> dict[str, Any]:
+        """Return how `data.load` opens a split of point clouds, but for its seed and its cache."""
+        return {
+            "voxel_size": self.voxel_size,
+            "num_points": self.num_points,
+            "task": self.task or (SEGMENTATION if SEGMENTATION in self.model else None),
+            "features": self.features,
+            "augmentation": self.augmentation if split == "train" else None,
+        }
 
 
 @dataclass(frozen=True, repr=False)
