@@ -11,6 +11,7 @@ from ..data.manifests import shipped
 from ..errors import InputError
 from ..formats.clusters import IN_SLURM
 from ..io.fields import shown
+from ..io.paths import expanded
 from ..io.quantities import Quantity
 from ..runtime.config import ALL
 
@@ -66,7 +67,7 @@ def quantity(unit: Quantity) -> Callable[[str], float]:
 
 def chrome_file(text: str) -> Path:
     """Read the path of a trace to write for Chrome and Perfetto, which open names that end in .json."""
-    path = Path(text)
+    path = expanded(text)
     if path.suffix.lower() != ".json":
         raise ArgumentTypeError(
             f"{text}: expected a name that ends in .json (`sparsepipe trace export RUN --out FILE.html` writes "
@@ -80,7 +81,7 @@ def cluster_file(text: str) -> Path:
     try:
         return shipped(text, "clusters", ".toml")
     except InputError:
-        return Path(text)  # told by `known_cluster` where it is opened: what is wrong with other options comes first
+        return expanded(text)  # refused by `known_cluster` where it is opened: other options' mistakes come first
 
 
 def known_cluster(path: Path) -> Path:

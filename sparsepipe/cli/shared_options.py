@@ -1,12 +1,12 @@
 """Options that several verbs of the `sparsepipe` command have, one function each."""
 
 import argparse
-from pathlib import Path
 
 from ..dynamics.variants import VARIANTS
 from ..dynamics.variants.live import Live
 from ..engines import ENGINES
 from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
+from ..io.paths import expanded
 from ..io.quantities import BANDWIDTH, SIZE
 from ..replication import RULES
 from ..runtime.config import DEVICES, RunConfig
@@ -72,7 +72,7 @@ def machine_options(verb: Parser) -> None:
         help="TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, slurm (the job at hand), or a name in "
         "data_manifests/clusters",
     )
-    verb.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
+    verb.add_argument("--server-file", type=expanded, metavar="FILE", help="SparsePipe's list of servers and profiles")
     verb.add_argument(
         "--devices",
         type=whole(-MANY, MOST_LIKE_DEVICES),
@@ -88,7 +88,7 @@ def machine_options(verb: Parser) -> None:
 
 def plan_argument(verb: Parser) -> None:
     verb.add_argument(
-        "plan", type=Path, metavar="PLAN", help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it"
+        "plan", type=expanded, metavar="PLAN", help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it"
     )
 
 
@@ -142,4 +142,6 @@ def timeout_option(verb: Parser) -> None:
 
 
 def run_dir_option(verb: Parser) -> None:
-    verb.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
+    verb.add_argument(
+        "--run-dir", type=expanded, metavar="DIR", help="where the record goes (default: a new one in runs/)"
+    )

@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from ..io.files import sealed, sha256, unsealed, write_atomic
+from ..io.paths import expanded
 from .digest import unreadable
 from .sources import user_cache
 
@@ -33,7 +34,7 @@ class SampleCache:
     """
 
     def __init__(self, folder: Path | str, *, limit: int | None = None) -> None:
-        self.folder = Path(folder)
+        self.folder = expanded(folder)
         self._limit = limit
         self._left = 0  # bytes that may be written before the folder is looked at again
         self._writable = True

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..display.counting import number_of
 from ..errors import InputError
+from ..io.paths import expanded
 from .address import NOT_USED, Address, number_of_points
 from .dataset import VoxelDataset
 from .folder import open_folder
@@ -95,7 +96,7 @@ def _nearest(points: np.ndarray, arrays: Mapping[str, np.ndarray], sample: int) 
 def _loaded(predictions: Path | str | Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     if isinstance(predictions, Mapping):
         return predictions
-    path = Path(predictions)
+    path = expanded(predictions)
     path = path / _FILE if path.is_dir() else path
     try:
         with np.load(path, allow_pickle=False) as found:

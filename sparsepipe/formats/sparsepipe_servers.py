@@ -14,6 +14,7 @@ from pathlib import Path
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from ..io.files import read_text, write_atomic
+from ..io.paths import expanded
 from ..profile import Profile
 
 
@@ -48,7 +49,7 @@ class ServerFile:
         if empty := [name for name, devices in servers.items() if not devices]:
             raise InputError(f"{path}: server {empty[0]!r} has no devices: expected a line 'NAME COUNT PATH' below it")
         listed = tuple((name, tuple(devices.items())) for name, devices in servers.items())
-        return cls(listed, tuple(profiles.items()), Path(path).parent)
+        return cls(listed, tuple(profiles.items()), expanded(path).parent)
 
     def profile(self, instead: Profile | None = None) -> Profile:
         """Join the profiles of all types, in the order of the file; sizes are those of the first.
@@ -76,7 +77,7 @@ class ServerFile:
     def _find(self, path: str) -> Path:
         beside = self.folder / path
         try:
-            return beside if beside.exists() else Path(path)
+            return beside if beside.exists() else expanded(path)
         except (OSError, ValueError):  # a name that no file can have: reading it will say so
             return beside
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .paths import expanded
 
 
 def write_atomic(
@@ -24,7 +25,7 @@ def write_atomic(
     What is no file, such as /dev/stdout, is written to and not replaced. Raises OSError that names `path`, whatever
     went wrong in writing it.
     """
-    path = Path(path)
+    path = expanded(path)
     data = content.encode() if isinstance(content, str) else content
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -88,7 +89,7 @@ def read_text(path: Path | str, *, what: str = "file") -> str:
 
     Raises InputError in one line where that cannot be done.
     """
-    path = Path(path)
+    path = expanded(path)
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -128,7 +129,7 @@ def read_numbered_rows(
     `wanted` sees each line before it is parsed: what is not asked for costs neither time nor memory.
     Raises InputError, naming file and line, where the file cannot be read or a line is no JSON object.
     """
-    path = Path(path)
+    path = expanded(path)
     lines: list[tuple[int, bytes]] = []
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
@@ -170,7 +171,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def sha256(path: Path | str) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
-    with Path(path).open("rb") as handle:
+    with expanded(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -190,7 +191,7 @@ def cut_torn_row(path: Path | str) -> None:
 
     Nobody else may write to the file meanwhile.
     """
-    path = Path(path)
+    path = expanded(path)
     if path.exists():
         whole = path.read_bytes().rfind(b"\n") + 1
         os.truncate(path, whole)

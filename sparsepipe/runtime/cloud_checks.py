@@ -21,5 +21,13 @@ def check_clouds(folder: DataFolder, config: DataConfig, splits: Iterable[str], 
         asked = config.of_clouds(split)
         augmentation = named_augmentation(asked["augmentation"])
         recipe = Recipe(asked["voxel_size"], asked["num_points"], seed, asked["features"], augmentation)
-        given = {"engine": engine, "steps": steps, "cache": config.cache, "tell": tell}
-        check_split(folder, split, recipe=recipe, task=asked["task"], **given)
+        check_split(
+            folder,
+            split,
+            recipe=recipe,
+            task=asked["task"],
+            engine=engine,
+            steps=steps,
+            cache=config.cache,
+            tell=tell,
+        )

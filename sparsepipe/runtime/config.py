@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from ..data.labels import SEGMENTATION
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
+from ..io.paths import expanded
 from .settings import MANY, Choice, Flag, JsonObject, Named, Names, Number, Settings, Text, WholeNumber
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
@@ -60,9 +61,10 @@ class DataConfig(Settings):
     cache: Annotated[str | None, Text("a folder, or 'off'")] = None
 
     def __post_init__(self) -> None:
-        for name in ("data", "cache"):
-            if isinstance(getattr(self, name), PathLike):
-                object.__setattr__(self, name, fspath(getattr(self, name)))
+        for name in ("data", "cache", "model", "loss"):  # the latter may name a file's function
+            value = getattr(self, name)
+            if (isinstance(value, PathLike) and name in ("data", "cache")) or str(value).startswith("~"):
+                object.__setattr__(self, name, fspath(expanded(value)))
         if self.num_points is None:  # as records wrote it
             object.__setattr__(self, "num_points", ALL)
         if isinstance(self.features, list):

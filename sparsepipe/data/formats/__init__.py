@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from ...io.paths import expanded
 from .base import Cloud, Mesh, Reader
 from .hdf5 import read_hdf5
 from .las import read_las
@@ -38,7 +39,7 @@ def read(path: Path | str, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
 
     Raises InputError that names the file for anything wrong in it.
     """
-    path = Path(path)
+    path = expanded(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(f"{path}: unknown format {path.suffix or '(no suffix)'}, expected one of {', '.join(READERS)}")
