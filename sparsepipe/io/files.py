@@ -26,7 +26,7 @@ def write_atomic(
     went wrong in writing it.
     """
     path = expanded(path)
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content  # names: lone surrogates
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():

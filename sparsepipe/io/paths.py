@@ -1,6 +1,12 @@
 """Paths as users write them."""
 
+import re
 from pathlib import Path
+
+
+def name_text(name: str) -> str:
+    r"""Return a file's name as text for tables and records: a byte that is no UTF-8 is written out, as \xe9."""
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", name)
 
 
 def expanded(path: Path | str) -> Path:

@@ -150,7 +150,7 @@ def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") ->
     return {
         "figure": name,
         "title": _title(figure),
-        "table_sha256": hashlib.sha256(table.encode()).hexdigest(),
+        "table_sha256": hashlib.sha256(table.encode(errors="backslashreplace")).hexdigest(),
         "command": here["command"],
         "commit": here["commit"],
         "versions": here["versions"],

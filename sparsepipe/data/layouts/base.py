@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from ...errors import InputError
 from ...io.files import read_json, read_text
+from ...io.paths import name_text
 from ..formats import READERS, Cloud, Mesh, Reading
 from ..labels import CLASSIFICATION, SEGMENTATION
 from .splits import SPLITS
@@ -66,6 +67,10 @@ class DataFolder:
     faults: tuple[str, ...] = ()  # what keeps it from being used, one line each; `open_folder` raises the first
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_text(self.name))
+        object.__setattr__(self, "classes", tuple(map(name_text, self.classes)))
+        files = (replace(file, name=name_text(file.name)) if not file.name.isascii() else file for file in self.files)
+        object.__setattr__(self, "files", tuple(files))
         _ = self.reading  # what dataset.json says wrongly is refused now
 
     @cached_property
