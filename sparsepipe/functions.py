@@ -20,6 +20,7 @@ from .derived.digests import digest
 from .errors import CODE_FAILURES, InputError
 from .host.removed_names import restore_removed_names
 from .io.files import sha256
+from .io.paths import expanded
 
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
@@ -49,6 +50,7 @@ class UserFunction:
         home, _, name = reference.rpartition(":")
         if not is_function(reference):
             raise InputError(f"{reference!r} names no function, expected {_EXAMPLE}")
+        home = str(expanded(home)) if home.endswith(".py") else home
         if home.endswith(".py") and not Path(home).is_file():
             raise InputError(f"{reference}: there is no file {home}; give the path of the file that has {name}()")
         return cls(home, name)

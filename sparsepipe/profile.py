@@ -18,6 +18,7 @@ from .graph_text import GraphText, GraphTextNode
 from .host.background_load import BackgroundLoad
 from .io.fields import number, shown, text, texts
 from .io.files import read_json, write_json
+from .io.paths import expanded
 from .sizes import SIZE_UNITS
 
 FORMAT = "sparsepipe-profile-1"
@@ -401,7 +402,7 @@ def _told_of_load(part: Mapping[str, Any]) -> list[str]:
 
 
 def _is_graph_text(path: Path | str) -> bool:
-    return Path(path).suffix != ".json"
+    return expanded(path).suffix != ".json"
 
 
 def graph_differences(a: LayerGraph, b: LayerGraph) -> str:

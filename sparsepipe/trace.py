@@ -10,6 +10,7 @@ from .errors import InputError
 from .io.fields import MOST, complaint, each, fields, flag, integer, real, shown, shown_key, text
 from .io.files import open_regular, read_json
 from .io.job_operations import read_operations
+from .io.paths import expanded
 
 Source = Literal["simulated", "replayed", "measured"]
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake
@@ -142,7 +143,7 @@ class Trace:
         Of the latter job_operations tells the columns. `load_trace` reads the folder of a run, too. Raises InputError
         in one line for what is neither.
         """
-        path = Path(path)
+        path = expanded(path)
         try:
             with open_regular(path) as file:
                 is_table = file.read(4) == b"PAR1"

@@ -108,3 +108,10 @@ def test_what_is_said_of_a_files_content_keeps_its_names(tmp_path):
     path = tmp_path / "conf.json"
     path.write_text("{}")
     assert as_options(f"{path}: batch_size is 0", "run", parser().verbs) == f"{path}: batch_size is 0"
+
+
+def test_the_number_of_points_may_be_all() -> None:
+    run = "run plan.json --model minkvgg11bn --data x --num-points"
+    given = [parser().parse_args(shlex.split(f"{run} {word}")).num_points for word in ("all", "77", "1e3")]
+    assert given == ["all", 77, 1000]
+    assert parser().parse_args(shlex.split("data check x --num-points all")).num_points == "all"

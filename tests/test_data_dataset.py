@@ -108,3 +108,45 @@ def test_an_unknown_source_is_refused_with_the_names_there_are(tmp_path: Path) -
             data.find(name)
     with pytest.raises(InputError, match="no such folder"):
         data.load(f"{tmp_path}/nowhere", split="train", voxel_size=0.1)
+
+
+@pytest.fixture
+def clouds(tmp_path: Path) -> Path:
+    """One cloud of 3,000 points and one mesh of a square, for each split."""
+    random = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("cloud", "mesh"):
+            (tmp_path / name / split).mkdir(parents=True)
+        np.savetxt(tmp_path / "cloud" / split / "0.txt", random.random((3000, 3)))
+        square = "OFF\n4 1 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n4 0 1 2 3\n"
+        (tmp_path / "mesh" / split / "0.off").write_text(square)
+    return tmp_path
+
+
+@pytest.mark.parametrize("asked", [{}, {"num_points": "all"}, {"num_points": None}])
+def test_a_cloud_gives_all_its_points_and_a_mesh_1024_of_its_surface(clouds: Path, asked: dict) -> None:
+    """Clouds of more than 1,024 points lost the others without a word."""
+    dataset = data.load(clouds, split="train", voxel_size=0.001, **asked)
+    rows = np.loadtxt(clouds / "cloud" / "train" / "0.txt")
+    unit = (rows - rows.min(axis=0)) / np.ptp(rows, axis=0).max()
+    assert np.array_equal(dataset.points(0), unit)
+    assert len(dataset.sample(0)) == len(np.unique(np.floor(unit / 0.001), axis=0))
+    assert len(dataset.points(1)) == 1024
+    assert (dataset.origin["num_points"], dataset.origin["mesh_points"]) == ("all", 1024)
+    few = data.load(clouds, split="train", voxel_size=0.001, num_points=100)
+    assert [len(few.points(0)), len(few.points(1))] == [100, 100]
+    assert few.origin["num_points"] == 100 and "mesh_points" not in few.origin
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_epochs_of_an_augmentation_have_all_points_of_a_cloud_and_1024_of_a_mesh(clouds: Path, cached: bool) -> None:
+    settings = {
+        "voxel_size": 0.0001,
+        "augmentation": data.Augmentation(),
+        "cache": clouds / "kept" if cached else "off",
+    }
+    for _ in range(2):  # made, then taken from the cache
+        dataset = data.load(clouds, split="train", **settings)
+        cloud, mesh = ([dataset.sample(index, epoch=epoch) for epoch in (0, 1)] for index in (0, 1))
+        assert torch.equal(cloud[0].coordinates, cloud[1].coordinates) and len(cloud[0]) == 3000
+        assert not torch.equal(mesh[0].coordinates, mesh[1].coordinates) and len(mesh[0]) <= 1024

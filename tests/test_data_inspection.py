@@ -97,7 +97,7 @@ def test_labels_are_checked_whole_not_only_where_points_are_drawn(tmp_path: Path
     _write(tmp_path / "dataset.json", '{"parts": ["low", "high"], "metric": true}')
     report = check(tmp_path, num_points=4)
     assert [fault.problem for fault in report.faults] == ["label 9 is out of range for 2 classes"]
-    assert check(tmp_path, task="classification").faults == ()
+    assert check(tmp_path, task="classification", voxel_size=0.5).faults == ()  # smaller voxels are too many in a row
 
 
 def test_samples_that_are_in_two_splits_are_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from sparsepipe import SCHEDULES
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```\w*\n(.*?)```", README.read_text(), flags=re.DOTALL)
 EXAMPLE = next(block for block in BLOCKS if block.startswith("import sparsepipe"))
+POINTS = next(block for block in BLOCKS if "sp.data.to_points(" in block)
 SHELL = next(block for block in BLOCKS if block.startswith("sparsepipe data make"))
 
 
@@ -35,6 +36,13 @@ def test_the_example_runs(tmp_path):
     assert float(done.stdout.splitlines()[-1].removesuffix(" samples/s")) > 0
     assert "plotly" in (tmp_path / "timeline.html").read_text()
     assert (tmp_path / "runs/first/status.json").exists()
+
+
+@pytest.mark.slow
+def test_classes_come_back_to_points(tmp_path):
+    done = subprocess.run([sys.executable, "-c", POINTS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "(5000,)"
 
 
 # Added to the commands that begin so: with fewer shapes and passes they say the same, sooner.

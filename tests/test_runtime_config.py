@@ -168,3 +168,14 @@ def test_settings_know_every_loss_augmentation_and_feature() -> None:
     assert set(known.FEATURES) == set(FEATURES)
     own = RunConfig("minkvgg11bn", "x", loss="path/loss.py:function", augmentation=None)
     assert own.loss == "path/loss.py:function" and RunConfig("minkvgg11bn", "x").loss is None
+
+
+def test_settings_say_all_points_or_a_number_and_read_what_records_have() -> None:
+    config = RunConfig("minkvgg11bn", "x")
+    assert config.num_points == "all" == json.loads(json.dumps(config.to_json()))["num_points"]
+    assert RunConfig("minkvgg11bn", "x", num_points=None) == config == RunConfig("minkvgg11bn", "x", num_points="all")
+    for recorded, meant in ((1024, 1024), (None, "all"), ("all", "all")):
+        assert RunConfig.from_json(config.to_json() | {"num_points": recorded}).num_points == meant
+    for wrong in (0, -1, 2.5, True, "none"):
+        with pytest.raises(InputError, match="num_points is .*, expected a whole number of at least 1, or 'all'"):
+            RunConfig("minkvgg11bn", "x", num_points=wrong)

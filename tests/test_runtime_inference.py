@@ -9,6 +9,7 @@ import torch
 from pipeline_jobs import pipelines_of
 from processes import ENOUGH
 from runtime_jobs import NORMED, Job, plan_of, run_jobs, settings, shapes
+from test_data_predicted_points import MAP, SIZE, scans
 from torch.func import functional_call
 
 from sparsepipe import Cluster, InputError, data, launch
@@ -21,6 +22,7 @@ from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
 PLANS = {"alone": [[0]], "two": [[0], [1]], "replicas": [[0], [1, 2]], "three": [[0], [1], [2]]}
 SEGMENTED = "minkunet14a-segmentation-narrow"
 MODELS = {"classes": NORMED, "voxels": SEGMENTED}
+ADDRESSES = {"classes": set(), "voxels": {"coordinates", "origin", "edge", "point_row", "point_offsets"}}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,14 @@ def runs(tmp_path_factory):
             write_forward_only(folder / f"{kind}-{name}", folder / kind / "checkpoints" / "minibatch-00000005")
             adam = config.replace(optimizer="adam")  # what was trained by another optimizer is no matter
             jobs.append(Job(f"{kind}-{name}", plan_of(model, ranks), adam))
+    tiles = scans(folder / "tiles", shift=MAP, broken=(3, 5))
+    config = settings(tiles, model=SEGMENTED, task="segmentation", validate=True, voxel_size=SIZE, batch_size=2)
+    plan = plan_of(SEGMENTED, [[0], [1]])
+    jobs.append(Job("tiles", plan, config.replace(last_minibatch="keep")))
+    for num_points in ("all", 40):
+        (folder / f"tiles-{num_points}").mkdir()
+        write_forward_only(folder / f"tiles-{num_points}", folder / "tiles" / "checkpoints" / "minibatch-00000001")
+        jobs.append(Job(f"tiles-{num_points}", plan, config.replace(num_points=num_points)))
     found = run_jobs(folder, jobs)
     return {job.name: (job, found[job.name]) for job in jobs}
 
@@ -49,7 +59,7 @@ def predictions(result):
 @pytest.mark.parametrize("name", [name for name in PLANS if name != "alone"])
 def test_every_plan_gives_what_one_process_gives_to_the_bit(runs, kind, name):
     one, other = (predictions(runs[f"{kind}-{plan}"][1]) for plan in ("alone", name))
-    assert one.keys() == other.keys() == {"outputs", "predictions", "sample"}
+    assert one.keys() == other.keys() == {"outputs", "predictions", "sample", "name"} | ADDRESSES[kind]
     for array in one:
         assert np.array_equal(one[array], other[array])
     assert not list(runs[f"{kind}-{name}"][1].folder.glob(".predictions*"))
@@ -92,6 +102,26 @@ def test_rows_are_the_uncut_networks_in_the_order_of_the_data(runs, kind):
     hits = found["predictions"] == labels
     assert summary["validation"]["accuracy"] == pytest.approx(hits[labels >= 0].mean())
     assert summary["validation"]["loss"] == pytest.approx(trained.rows("epoch")[-1]["validation"]["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("num_points", ["all", 40])
+def test_rows_of_voxels_say_which_points_of_the_files_they_are_of(runs, num_points):
+    """Predictions of voxels could not be put back on the cloud."""
+    job, result = runs[f"tiles-{num_points}"]
+    found = predictions(result)
+    classes = data.to_points(result.folder, job.config.data)
+    assert found["name"].tolist() == list(classes) == [f"tile/test/{name}.txt" for name in "abc"]
+    for sample, (name, given) in enumerate(classes.items()):
+        points = np.loadtxt(Path(job.config.data) / name, skiprows=1)[:, :3]
+        rows = found["point_row"][slice(*found["point_offsets"][sample : sample + 2])]
+        middles = found["origin"][sample] + (found["coordinates"] + 0.5) * found["edge"][sample]
+        used = rows >= 0
+        assert len(rows) == len(points) == len(given)
+        assert used.sum() == (len(points) - 2 if num_points == "all" else 40)
+        assert (found["sample"][rows[used]] == sample).all()
+        assert (np.abs(middles[rows[used]] - points[used]) <= SIZE / 2 + 1e-6).all()
+        assert np.array_equal(given[used], found["outputs"][rows[used]].argmax(axis=1))
+        assert ((given == data.IGNORED) == np.isnan(points).any(axis=1)).all()
 
 
 def test_the_summary_has_pace_and_latency(runs):

@@ -11,7 +11,9 @@ from ..data.manifests import shipped
 from ..errors import InputError
 from ..formats.clusters import IN_SLURM
 from ..io.fields import shown
+from ..io.paths import expanded
 from ..io.quantities import Quantity
+from ..runtime.config import ALL
 
 MANY = 10**15  # of what is only counted; the library says what of it makes sense
 
@@ -46,6 +48,11 @@ def _of_float(text: str) -> int | None:
 count = whole(1)
 
 
+def count_or_all(text: str) -> int | str:
+    """Read a whole number, 1 or more, or the word all."""
+    return text if text == ALL else count(text)
+
+
 def quantity(unit: Quantity) -> Callable[[str], float]:
     """Return what reads a number with a unit, such as 10GB/s."""
 
@@ -60,7 +67,7 @@ def quantity(unit: Quantity) -> Callable[[str], float]:
 
 def chrome_file(text: str) -> Path:
     """Read the path of a trace to write for Chrome and Perfetto, which open names that end in .json."""
-    path = Path(text)
+    path = expanded(text)
     if path.suffix.lower() != ".json":
         raise ArgumentTypeError(
             f"{text}: expected a name that ends in .json (`sparsepipe trace export RUN --out FILE.html` writes "
@@ -74,7 +81,7 @@ def cluster_file(text: str) -> Path:
     try:
         return shipped(text, "clusters", ".toml")
     except InputError:
-        return Path(text)  # told by `known_cluster` where it is opened: what is wrong with other options comes first
+        return expanded(text)  # refused by `known_cluster` where it is opened: other options' mistakes come first
 
 
 def known_cluster(path: Path) -> Path:

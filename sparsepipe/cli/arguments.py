@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..data.labels import TASKS
 from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
+from ..io.paths import expanded
 from ..pipeline_simulator import RESTART_SECONDS
 from ..planners import PLANNERS
 from ..runtime.config import DEVICES
@@ -22,6 +23,7 @@ from .shared_options import (
     machine_options,
     minibatches_option,
     model_options,
+    num_points_option,
     plan_argument,
     replan_option,
     replication_option,
@@ -37,12 +39,12 @@ def _data_list(verb: Parser) -> None:
 
 def _data_fetch(verb: Parser) -> None:
     verb.add_argument("name", metavar="NAME", help="one that `data list` has")
-    verb.add_argument("--out", type=Path, metavar="DIR", help="where to put its folder")
+    verb.add_argument("--out", type=expanded, metavar="DIR", help="where to put its folder")
 
 
 def _data_make(verb: Parser) -> None:
     verb.add_argument("what", choices=["shapes"], help="CAD-like shapes of 17 families")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write them to")
+    verb.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder to write them to")
     verb.add_argument("--train", type=count, default=32, help="training shapes of each family (default: 32)")
     verb.add_argument("--test", type=count, default=8, help="test shapes of each family (default: 8)")
     verb.add_argument("--seed", type=whole(0, 2**64), default=0, metavar="N", help="of the shapes (default: 0)")
@@ -57,9 +59,10 @@ def _data_check(verb: Parser) -> None:
     verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
     _options_of_examples(verb)
     verb.add_argument("--voxel-size", type=positive, metavar="S", help="edge of the voxels counted (default: 0.05)")
-    verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
+    num_points_option(verb)
     verb.add_argument("--task", choices=TASKS, help="what would be learned (default: all that can be)")
     verb.add_argument("--features", type=names, metavar="F,…", help="of each voxel, as in `run` (default: occupancy)")
+    verb.add_argument("--engine", choices=("native", "minkowski"), help="that is to hold the voxels (default: native)")
 
 
 def _options_of_examples(verb: Parser) -> None:
@@ -91,7 +94,7 @@ def _profile(verb: Parser) -> None:
     )
     verb.add_argument(
         "--out",
-        type=Path,
+        type=expanded,
         required=True,
         metavar="FILE",
         help="profile JSON (.json), or a graph.txt under another name",
@@ -120,7 +123,7 @@ def _plan(verb: Parser) -> None:
     )
     replication_option(verb)
     planner_options(verb)
-    verb.add_argument("--out", type=Path, metavar="PLAN.json", help="where to write the (first) plan")
+    verb.add_argument("--out", type=expanded, metavar="PLAN.json", help="where to write the (first) plan")
 
 
 def _simulate(verb: Parser) -> None:
@@ -160,7 +163,7 @@ def _sweep(verb: Parser) -> None:
         help="a further profile of the network, such as at another voxel size: all of it on this one, too; repeatable",
     )
     verb.add_argument("--minibatches", type=whole(8, MOST_MINIBATCHES), default=48, help="simulated (default: 48)")
-    verb.add_argument("--out", type=Path, metavar="DIR", help="the table, the picture, and plans of the best edge")
+    verb.add_argument("--out", type=expanded, metavar="DIR", help="the table, the picture, and plans of the best edge")
 
 
 # --- run, replay --------------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ def _sweep(verb: Parser) -> None:
 def _runs_list(verb: Parser) -> None:
     verb.add_argument(
         "--folder",
-        type=Path,
+        type=expanded,
         default=Path("runs"),
         metavar="DIR",
         help="default: runs. In the column `stages`, 2-1 means that the first stage has two replicas and the next has "
@@ -181,17 +184,17 @@ def _runs_list(verb: Parser) -> None:
 
 
 def _runs_compare(verb: Parser) -> None:
-    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="their folders, or their names in runs/")
+    verb.add_argument("runs", type=expanded, nargs="+", metavar="RUN", help="their folders, or their names in runs/")
 
 
 def _one_run(verb: Parser) -> None:
-    verb.add_argument("run", type=Path, metavar="RUN", help="its folder, or its name in runs/")
+    verb.add_argument("run", type=expanded, metavar="RUN", help="its folder, or its name in runs/")
 
 
 def _runs_replan(verb: Parser) -> None:
     _one_run(verb)
     verb.add_argument(
-        "plan", type=Path, metavar="PLAN", help="for the same network and the run's devices, or some of them"
+        "plan", type=expanded, metavar="PLAN", help="for the same network and the run's devices, or some of them"
     )
     verb.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
 
@@ -214,7 +217,7 @@ def _runs_export(verb: Parser) -> None:
 def _cluster_file(verb: Parser, *, named: bool = True) -> None:
     verb.add_argument(
         "file",
-        type=cluster_file if named else Path,
+        type=cluster_file if named else expanded,
         metavar="FILE",
         help="as of --cluster: TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, or slurm",
     )
@@ -225,7 +228,7 @@ def _cluster_measure(verb: Parser) -> None:
     verb.add_argument("--device", choices=DEVICES, help="default: GPUs where torch sees any, else the CPU")
     verb.add_argument(
         "--out",
-        type=Path,
+        type=expanded,
         metavar="FILE.toml",
         help="where it is written (default: FILE itself, or FILE.toml beside it); comments are not kept",
     )
@@ -242,7 +245,7 @@ def _runs_drift(verb: Parser) -> None:
 def _one_trace(verb: Parser) -> None:
     verb.add_argument(
         "file",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="a run's folder or its name in runs/, a Chrome trace, or a job's operations (.parquet)",
     )
@@ -254,7 +257,7 @@ def _trace_export(verb: Parser) -> None:
         "--out",
         "--perfetto",
         "--chrome",
-        type=Path,
+        type=expanded,
         required=True,
         metavar="FILE",
         help=".json for Perfetto and Chrome, .html for a page of its own",
@@ -269,7 +272,7 @@ def _export(verb: Parser) -> None:
     verb.add_argument("--profile", metavar="FILE", help="profile of the model: adds gpus=N.txt")
     verb.add_argument("--model", metavar="M", help="adds the stages as Python modules")
     verb.add_argument("--classes", type=count, metavar="N", help="of that model (default: 10)")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write the files to")
+    verb.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder to write the files to")
 
 
 def _reproduce(verb: Parser) -> None:
@@ -281,7 +284,7 @@ def _reproduce(verb: Parser) -> None:
         "--data", default=None, metavar="D", help="a data set's folder or name (default: synthetic shapes)"
     )
     verb.add_argument(
-        "--out", type=Path, default=Path("figures"), metavar="DIR", help="where figures go (default: figures)"
+        "--out", type=expanded, default=Path("figures"), metavar="DIR", help="where figures go (default: figures)"
     )
     verb.add_argument(
         "-p",

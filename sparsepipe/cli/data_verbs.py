@@ -96,7 +96,7 @@ def _options_of_examples(options: argparse.Namespace) -> dict[str, Any]:
 def data_check(options: argparse.Namespace) -> Answer:
     progress = Progress()
     given = _options_of_examples(options)
-    settings = {name: getattr(options, name) for name in ("task", "features", "num_points", "voxel_size")}
+    settings = {name: getattr(options, name) for name in ("task", "features", "num_points", "voxel_size", "engine")}
     warn(of_other_data(settings, options.path))
     if not is_examples(options.path):
         given = {"voxel_size": _VOXEL_SIZE} | {name: value for name, value in settings.items() if value is not None}

@@ -2,10 +2,10 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from ..dynamics.interference.kinds import KINDS
 from ..engines import ENGINES
+from ..io.paths import expanded
 from ..runtime.config import DEVICES
 from .argument_types import count, names, positive, whole
 
@@ -35,8 +35,12 @@ def _run(verb: Parser) -> None:
 
 
 def _measure(verb: Parser) -> None:
-    verb.add_argument("--out", type=Path, required=True, metavar="ROWS.jsonl", help="one that is there is gone on with")
-    verb.add_argument("--predictor", type=Path, metavar="FILE.json", help="learn from all of it, and write that here")
+    verb.add_argument(
+        "--out", type=expanded, required=True, metavar="ROWS.jsonl", help="one that is there is gone on with"
+    )
+    verb.add_argument(
+        "--predictor", type=expanded, metavar="FILE.json", help="learn from all of it, and write that here"
+    )
     verb.add_argument(
         "--victim", action="append", metavar="M", help=f"networks that are timed (default: {', '.join(_VICTIMS)})"
     )

@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..formats.plan_files import load_plan
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
+from ..io.paths import expanded
 from ..launchers import LOCAL, RAY
 from ..launchers.going_on import went_on
 from ..pipelines import Pipelines, holds_pipelines
@@ -46,7 +47,8 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
         raise InputError("--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out")
     cache = getattr(options, "cache", None)
     if launcher == LOCAL and cache not in (None, NO_CACHE):
-        Path(cache).mkdir(parents=True, exist_ok=True)  # else workers would go on without, which their logs alone tell
+        # Else workers would go on without, which their logs alone tell.
+        expanded(cache).mkdir(parents=True, exist_ok=True)
     given = {"--encrypt": options.encrypt, "--on-lost-host": on_lost_host}
     if launcher == LOCAL and (named := [name for name, value in given.items() if value]):
         raise InputError(f"{named[0]} goes with hosts beyond this one: name them, --cluster FILE, or leave it out")

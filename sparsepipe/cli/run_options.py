@@ -1,10 +1,10 @@
 """What `sparsepipe run` and `replay` take: the model, the optimizer, numerics, data, and what may go wrong."""
 
-from pathlib import Path
 from typing import Any
 
 from ..data.labels import TASKS
 from ..data.minibatch_sizes import LAST_MINIBATCH
+from ..io.paths import expanded
 from ..launchers import LAUNCHERS, LOCAL, SLURM
 from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, ON_LOST_HOST, OPTIMIZERS, PRECISIONS
 from .argument_types import cluster_file, count, names, positive, whole
@@ -27,7 +27,7 @@ from .shared_options import (
 def run(verb: Parser) -> None:
     verb.add_argument(
         "plan",
-        type=Path,
+        type=expanded,
         nargs="?",
         metavar="PLAN",
         help="a plan; a hybrid_conf.json with its gpus=N.txt beside it or a module for each layer of the model; or the "
@@ -68,14 +68,14 @@ def run(verb: Parser) -> None:
     replan_option(verb)
     verb.add_argument(
         "--predictor",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="for --replan predicted (or epoch): of this machine, as interference measure --predictor writes it",
     )
     run_dir_option(verb)
     verb.add_argument(
         "--forward-only",
-        type=Path,
+        type=expanded,
         metavar="CHECKPOINT",
         help="train nothing: compute the outputs for the validation split with the weights of a checkpoint, or of the "
         "newest of a run (its folder, or its name in runs/), and write predictions.npz; what is not given is as in "
@@ -84,7 +84,7 @@ def run(verb: Parser) -> None:
     )
     verb.add_argument(
         "--resume",
-        type=Path,
+        type=expanded,
         metavar="RUN",
         help="go on from the last checkpoint of this run: its folder, or its name in runs/. Imports the Python files "
         "that its config.json names as model, data or loss, and connects to the hosts that its hosts.toml names: of a "

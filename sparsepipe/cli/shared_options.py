@@ -1,18 +1,18 @@
 """Options that several verbs of the `sparsepipe` command have, one function each."""
 
 import argparse
-from pathlib import Path
 
 from ..dynamics.variants import VARIANTS
 from ..dynamics.variants.live import Live
 from ..engines import ENGINES
 from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
+from ..io.paths import expanded
 from ..io.quantities import BANDWIDTH, SIZE
 from ..replication import RULES
 from ..runtime.config import DEVICES, RunConfig
 from ..sinks import SINKS
 from ..stragglers import KINDS
-from .argument_types import MANY, cluster_file, count, positive, quantity, whole
+from .argument_types import MANY, cluster_file, count, count_or_all, positive, quantity, whole
 
 Parser = argparse.ArgumentParser
 
@@ -34,7 +34,7 @@ def model_options(verb: Parser) -> None:
         "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube (run: 0.02)"
     )
     verb.add_argument("--batch-size", type=count, metavar="N", help="samples per minibatch (run: 32)")
-    verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
+    num_points_option(verb)
     verb.add_argument(
         "--engine",
         choices=tuple(ENGINES),
@@ -44,6 +44,15 @@ def model_options(verb: Parser) -> None:
     verb.add_argument("--threads", type=count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
     verb.add_argument(
         "--seed", type=whole(0, 2**64), metavar="N", help=f"of weights, samples and order (default: {default('seed')})"
+    )
+
+
+def num_points_option(verb: Parser) -> None:
+    verb.add_argument(
+        "--num-points",
+        type=count_or_all,
+        metavar="N",
+        help="most points of a cloud, and number sampled from a mesh (default: all; 1024 of a mesh)",
     )
 
 
@@ -63,7 +72,7 @@ def machine_options(verb: Parser) -> None:
         help="TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, slurm (the job at hand), or a name in "
         "data_manifests/clusters",
     )
-    verb.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
+    verb.add_argument("--server-file", type=expanded, metavar="FILE", help="SparsePipe's list of servers and profiles")
     verb.add_argument(
         "--devices",
         type=whole(-MANY, MOST_LIKE_DEVICES),
@@ -79,7 +88,7 @@ def machine_options(verb: Parser) -> None:
 
 def plan_argument(verb: Parser) -> None:
     verb.add_argument(
-        "plan", type=Path, metavar="PLAN", help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it"
+        "plan", type=expanded, metavar="PLAN", help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it"
     )
 
 
@@ -133,4 +142,6 @@ def timeout_option(verb: Parser) -> None:
 
 
 def run_dir_option(verb: Parser) -> None:
-    verb.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
+    verb.add_argument(
+        "--run-dir", type=expanded, metavar="DIR", help="where the record goes (default: a new one in runs/)"
+    )

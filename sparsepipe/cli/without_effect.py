@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..data.examples import is_examples
@@ -12,6 +11,7 @@ from ..data.examples.recognising import recognised
 from ..data.manifests import LEARNED, get_learned
 from ..errors import InputError
 from ..functions import is_function
+from ..io.paths import expanded
 from ..models import is_table, network
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -26,16 +26,16 @@ def kind_of_data(source: str) -> str | None:
 
     What a function of the user's own gives is known once it is called.
     """
-    if is_function(source) and not Path(source).exists():
+    if is_function(source) and not expanded(source).exists():
         return None
     try:
-        if not Path(source).exists():
+        if not expanded(source).exists():
             return get_learned(source).kind
     except (InputError, OSError):
         return None  # told by whoever opens it
     if not is_examples(source):
         return CLOUDS
-    found = recognised(Path(source))
+    found = recognised(expanded(source))
     return _KINDS.get(found[0], IMAGES) if found else None
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         minibatches,
         voxel_balanced_minibatches,
     )
+    from .predicted_points import to_points
     from .shapes import make_shapes
     from .sources import find
     from .voxels import unit_cube, voxelize
@@ -47,6 +48,7 @@ _HOMES = {  # a file of this folder: what it gives
         "minibatches",
         "voxel_balanced_minibatches",
     ),
+    "predicted_points": ("to_points",),
     "shapes": ("make_shapes",),
     "sources": ("find",),
     "voxels": ("unit_cube", "voxelize"),
@@ -78,6 +80,7 @@ __all__ = [
     "minibatches",
     "open_folder",
     "sizes",
+    "to_points",
     "unit_cube",
     "voxel_balanced_minibatches",
     "voxelize",

@@ -1,7 +1,7 @@
 """A minibatch of voxelized point clouds: every voxel's coordinates and features, every sample's label."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -158,15 +158,6 @@ def collate(samples: Sequence[Sample]) -> PointBatch:
         labels=torch.cat(labels) if per_voxel else torch.tensor(labels, dtype=torch.int64, device=index.device),
         per_voxel=per_voxel,
     )
-
-
-def near_origin(sample: Sample, steps: Sequence[int]) -> Sample:
-    """Return the sample moved so that its middle lies near the origin, by a multiple of `steps` voxels on each axis."""
-    coordinates = sample.coordinates.long()
-    low, high = coordinates.amin(dim=0), coordinates.amax(dim=0)
-    step = torch.tensor(tuple(steps), dtype=torch.int64, device=coordinates.device)
-    middle = (low + high).div(2, rounding_mode="floor").div(step, rounding_mode="floor")
-    return replace(sample, coordinates=(coordinates - middle * step).to(torch.int32))
 
 
 def _described(tensor: Tensor) -> str:

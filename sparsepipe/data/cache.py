@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from ..io.files import open_lock, read_whole, sealed, sha256, unsealed, write_atomic
+from ..io.paths import expanded
 from .digest import unreadable
 from .sources import user_cache
 
@@ -39,7 +40,7 @@ class SampleCache:
     """
 
     def __init__(self, folder: Path | str, *, limit: int | None = None) -> None:
-        self.folder = Path(folder)
+        self.folder = expanded(folder)
         self._limit = limit
         self._left = 0  # bytes that may be written before the folder is looked at again
         self._writable = True

@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,21 +15,33 @@ from ..derived.seeds import sample_seed
 from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import given_integer
+from .address import NOT_USED, Address, number_of_points
 from .augmentation import Augmentation, named_augmentation
-from .batch import PointBatch, Sample, collate, near_origin
+from .batch import PointBatch, Sample, collate
 from .cache import open_cache, sample_key
 from .digest import files_digest
 from .folder import open_folder
 from .formats import Cloud, Mesh
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
 from .presence import look_at
-from .recipe import OCCUPANCY, Recipe
-from .sampling import sample_points
+from .reach import can_be_held, near_origin
+from .recipe import ALL, OCCUPANCY, Recipe
+from .sampling import MESH_POINTS, sample_points
 from .sources import find
-from .voxels import majority, metric_voxel_index, unit_cube, voxel_index
+from .voxels import (
+    OutOfReach,
+    cube_of,
+    majority,
+    metric_cells,
+    metric_voxel_index,
+    too_far,
+    unique_rows,
+    unit_cube,
+    voxel_index,
+)
 
 _MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
-_RESERVOIR = 4  # with augmentation: this many times `num_points` are kept, of which each epoch draws its own
+_RESERVOIR = 4  # with augmentation: so many times the points of a sample are kept, of which each epoch draws its own
 
 
 def load(
@@ -36,7 +49,7 @@ def load(
     *,
     split: str,
     voxel_size: float,
-    num_points: int | None = 1024,
+    num_points: int | str | None = ALL,
     seed: int = 0,
     task: str | None = None,
     features: Sequence[str] = (OCCUPANCY,),
@@ -45,7 +58,8 @@ def load(
 ) -> "VoxelDataset":
     """Open one split of a folder in any layout of `layouts`, or of a data set that a manifest names.
 
-    Each cloud has `num_points` points at most (None: all), drawn by `seed` and the sample's name. Objects are scaled to
+    `num_points` "all", the default, takes every point of a cloud and samples 1,024 from a mesh. A number is the most
+    points of a cloud and those of a mesh, drawn by `seed` and the sample's name. Objects are scaled to
     the unit cube before they are voxelized at `voxel_size`; scans keep their metres. `task` is classification or
     segmentation, by default the data set's usual one. `features` of each voxel: see Recipe. With an `augmentation` (or
     the name of one) samples change from epoch to epoch. `cache`, else SPARSEPIPE_CACHE, names a folder for what was
@@ -92,11 +106,12 @@ class VoxelDataset:
             )
         self.files = folder.split(split) if files is None else tuple(files)
         self._cache = open_cache(cache)
-        self._kept: dict[int, Sample | Cloud] = {}  # samples, or with augmentation what they are drawn from
+        self._kept: dict[int, Any] = {}  # samples, or with augmentation what they are drawn from
         self._kept_bytes = 0
         self._counts: dict[int, int] = {}
         self._digest: dict[str, str] | None = None
         self._steps: tuple[int, ...] | None = None  # see `near_origin`
+        self._reach: int | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -179,7 +194,7 @@ class VoxelDataset:
     def points(self, index: int) -> np.ndarray:
         """Return one sample's points before augmentation and voxelization: float64 [P, 3]. Not kept."""
         file = self.files[index]
-        return self._placed(self._drawn(file, self.folder.read(file), self.recipe.num_points), file).points
+        return self._placed(self._drawn(file, self.folder.read(file), self.recipe.most_points), file).points
 
     def sample(self, index: int, *, epoch: int = 0) -> Sample:
         """Return one voxelized sample. Raises InputError that names the file where it cannot be read.
@@ -199,25 +214,46 @@ class VoxelDataset:
             self._keep(index, sample, sum(tensor.nbytes for tensor in (sample.coordinates, sample.features)))
         return sample
 
+    def address(self, index: int) -> Address:
+        """Read a sample's file again to say where its voxels lie there, without augmentation. Not kept."""
+        file, voxel_size = self.files[index], self.recipe.voxel_size
+        content = self.folder.read(file)
+        cloud = self._drawn(file, content, self.recipe.most_points)
+        if self.folder.metric:
+            cells, moved = metric_cells(cloud.points, voxel_size)
+            (rows, voxels), origin, edge = unique_rows(cells), moved * voxel_size, voxel_size
+        else:
+            origin, extent = cube_of(cloud.points)
+            (rows, voxels), edge = voxel_index(self._placed(cloud, file).points, voxel_size), extent * voxel_size
+        voxel_of = np.full(number_of_points(content), NOT_USED)
+        if isinstance(content, Cloud):
+            voxel_of[cloud.file_rows] = voxels
+        return Address(rows.astype(np.int32), origin, edge, voxel_of)
+
     def made(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
         """Voxelize what was read of a file, without augmentation. Raises InputError that names the file."""
-        return self._voxelized(self._placed(self._drawn(file, content, self.recipe.num_points), file), file)
+        return self._voxelized(self._placed(self._drawn(file, content, self.recipe.most_points), file), file)
 
     def examined(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
         """Look at all points that were read of a file, then voxelize it. Raises InputError that names the file."""
         if self.task == SEGMENTATION:
             self._point_labels(content, file)
-        return self.made(file, content)
+        sample = self.made(file, content)
+        if self._within_reach(sample) is None:
+            raise self._out_of_reach(file, content)
+        return sample
 
-    def near_origin(self, steps: tuple[int, ...] | None) -> "VoxelDataset":
+    def near_origin(self, steps: tuple[int, ...] | None, *, reach: int | None = None) -> "VoxelDataset":
         """Return this split with metric clouds moved near the origin in each `batch`, by multiples of `steps` voxels.
 
+        A sample beyond an engine's `reach` (see `reach.reach`) is refused when it is read, with its file and point.
         With a network's coarsest tensor stride as `steps` nothing else changes: where a cloud lies, on a map of a whole
         country too, then makes no difference to what the network computes, bit for bit. None, of a network that places
         voxels in a dense grid, moves nothing, nor are clouds moved that were scaled to the unit cube.
         """
         moved = copy(self)
         moved._steps = steps if self.folder.metric else None
+        moved._reach = reach
         return moved
 
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> PointBatch:
@@ -225,8 +261,30 @@ class VoxelDataset:
         for index in indices:
             if not 0 <= index < len(self):
                 raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
-        samples = [self.sample(index, epoch=epoch) for index in indices]
-        return collate(samples if self._steps is None else [near_origin(sample, self._steps) for sample in samples])
+        return collate([self.placed(index, epoch=epoch) for index in indices])
+
+    def placed(self, index: int, *, epoch: int = 0) -> Sample:
+        """Return a sample as `batch` has it. Raises InputError where it lies beyond the engine's reach."""
+        sample, file = self.sample(index, epoch=epoch), self.files[index]
+        placed = self._within_reach(sample)
+        if placed is None:
+            raise self._out_of_reach(file, self.folder.read(file))
+        return placed
+
+    def _within_reach(self, sample: Sample) -> Sample | None:
+        """Return a sample moved near the origin, None where the engine cannot hold it there."""
+        placed = sample if self._steps is None else near_origin(sample, self._steps)
+        return placed if self._reach is None or can_be_held(placed, self._reach) else None
+
+    def _out_of_reach(self, file: SampleFile, content: Mesh | Cloud) -> InputError:
+        cloud = self._drawn(file, content, self.recipe.most_points)
+        voxel_size = self.recipe.voxel_size * (1 if self.folder.metric else cube_of(cloud.points)[1])
+        return self._named(too_far(cloud.points, voxel_size, f"the {self._reach} that the engine holds"), cloud, file)
+
+    def _named(self, error: OutOfReach, cloud: Cloud, file: SampleFile) -> InputError:
+        """Return an error that names the file and the point by its row there."""
+        row = int(cloud.file_rows[error.point])
+        return InputError(f"{file.path}: {OutOfReach(row, error.place, error.problem)}")
 
     def voxel_counts(self) -> np.ndarray:
         """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""
@@ -262,35 +320,44 @@ class VoxelDataset:
         if epoch < 0:
             raise InputError(f"epoch {epoch} given, expected 0 or more")
         file, recipe = self.files[index], self.recipe
-        cloud = self._kept.get(index)
-        if cloud is None:
-            cloud = self._reservoir(file)
-            self._keep(index, cloud, cloud.points.nbytes + (0 if cloud.attributes is None else cloud.attributes.nbytes))
+        kept = self._kept.get(index)
+        if kept is None:
+            kept = self._reservoir(file)
+            arrays = (kept[0].points, kept[0].attributes)
+            self._keep(index, kept, sum(array.nbytes for array in arrays if array is not None))
+        cloud, count = kept
         seed = sample_seed(recipe.seed, f"{file.name}:{epoch}")
-        chosen = self._placed(sample_points(cloud, recipe.num_points, seed=seed), file)
+        chosen = self._placed(sample_points(cloud, count, seed=seed), file)
         return self._voxelized(recipe.augmentation.apply(chosen, seed=seed), file)
 
-    def _reservoir(self, file: SampleFile) -> Cloud:
-        num_points = self.recipe.num_points
+    def _reservoir(self, file: SampleFile) -> tuple[Cloud, int | None]:
+        """Return the points that epochs draw from, and how many each draws; None: all of them."""
+        count = self.recipe.most_points
         key = self._key(file)
         arrays = None if key is None else self._cache.load(key)
         if arrays is not None and "points" in arrays:
             names = json.loads(arrays["names"].tobytes())
-            return Cloud(arrays["points"], arrays.get("attributes"), tuple(names), arrays.get("labels"))
-        cloud = self._drawn(file, self.folder.read(file), None if num_points is None else _RESERVOIR * num_points)
+            cloud = Cloud(arrays["points"], arrays.get("attributes"), tuple(names), arrays.get("labels"))
+            return cloud, int(arrays["count"][0]) or None
+        content = self.folder.read(file)
+        if count is None and isinstance(content, Mesh):
+            count = MESH_POINTS
+        cloud = self._drawn(file, content, None if count is None else _RESERVOIR * count)
         names = np.frombuffer(json.dumps(cloud.names).encode(), dtype=np.uint8)
-        arrays = {"points": cloud.points, "names": names}
+        arrays = {"points": cloud.points, "names": names, "count": np.array([count or 0])}
         for name, array in (("attributes", cloud.attributes), ("labels", cloud.labels)):
             if array is not None:
                 arrays[name] = array
         self._save(key, arrays)
-        return cloud
+        return cloud, count
 
     def _voxelized(self, cloud: Cloud, file: SampleFile) -> Sample:
         try:
             index_of = metric_voxel_index if self.folder.metric else voxel_index
             coordinates, index = index_of(cloud.points, self.recipe.voxel_size)
             features = self.recipe.voxel_features(cloud, index, len(coordinates))
+        except OutOfReach as error:
+            raise self._named(error, cloud, file) from None
         except InputError as error:
             raise InputError(f"{file.path}: {error}") from None
         label: int | torch.Tensor | None = file.label
@@ -304,16 +371,18 @@ class VoxelDataset:
             raise InputError(
                 f"{file.path}: its points have no labels, expected one each for segmentation; choose a task"
             )
-        if cloud.labels.max() >= len(self.classes):
+        if (label := cloud.labels.max()) >= len(self.classes):
+            first = int(cloud.labels.argmax())
+            where = f"face {first}" if isinstance(cloud, Mesh) else f"point {cloud.file_rows[first]}"
             raise InputError(
-                f"{file.path}: label {cloud.labels.max()} is out of range for {number_of(len(self.classes), 'class')}; "
-                f'correct the labels or the list of parts, or declare "ignore": [{cloud.labels.max()}] in dataset.json'
+                f"{file.path}: label {label} is out of range for {number_of(len(self.classes), 'class')}; "
+                f'correct the label of {where} or the list of parts, or declare "ignore": [{label}] in dataset.json'
             )
         return cloud.labels
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
-    def _keep(self, index: int, value: Sample | Cloud, num_bytes: int) -> None:
+    def _keep(self, index: int, value: Any, num_bytes: int) -> None:
         if self._kept_bytes + num_bytes <= _MAX_KEPT_BYTES:
             self._kept[index] = value
             self._kept_bytes += num_bytes

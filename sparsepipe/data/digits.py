@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..io.files import folder_beside, write_atomic, write_json
+from ..io.paths import expanded
 from .layouts import MARKER
 
 _FACTOR = 4  # grid steps between two pixels
@@ -23,7 +24,7 @@ def make_digits(out: Path | str) -> Path:
     import h5py  # here: a listing of data sets need not wait for them
     from sklearn.datasets import load_digits
 
-    out = Path(out)
+    out = expanded(out)
     digits = load_digits()
     clouds, labels = height_fields(digits.images / 16), digits.target.astype(np.uint8)
     marker = {"name": "digits", "synthetic": False, "generator": "digits", "version": 1}

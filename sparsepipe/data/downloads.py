@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..host.file_locks import lock_file
 from ..io.files import open_lock
+from ..io.paths import expanded
 from .archives import unpack_zip
 from .manifests import Manifest, RemoteFile, get_manifest, package_address
 from .packages import fetch_from_package
@@ -32,7 +33,7 @@ def fetch(
     not match, or the download fails; nothing half-done is left under the final name.
     """
     manifest = get_manifest(name, manifests)
-    parent = Path(folder) if folder is not None else data_folders()[-1]
+    parent = expanded(folder) if folder is not None else data_folders()[-1]
     target = (place_of(manifest) if folder is None else None) or parent / manifest.folder
     if manifest.generator:
         return target if _is_there(target) else generator(manifest.generator)(target)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import InputError
+from ..io.paths import expanded
 from .formats.base import format_of
 from .layouts import FALLBACK, LAYOUTS, SPLITS, DataFolder, LeftOut, SampleFile, folders, hdf5, read_marker
 
@@ -29,7 +30,7 @@ def open_folder(path: Path | str) -> DataFolder:
 
 def list_folder(path: Path | str) -> DataFolder:
     """List a data set with its `faults`, what is wrong with its files. Raises InputError where no sample is found."""
-    given = Path(path)
+    given = expanded(path)
     if not given.is_dir():
         state = "is a file" if given.exists() else "no such folder"
         raise InputError(f"{given}: {state}, expected a folder CLASS/{{train,test}}/FILE; check the path")

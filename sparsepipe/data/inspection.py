@@ -18,8 +18,10 @@ from .dataset import VoxelDataset
 from .folder import list_folder, missing_classes
 from .formats import Cloud, Mesh
 from .layouts import DataFolder, LeftOut, SampleFile
-from .recipe import OCCUPANCY, Recipe
+from .reach import reach
+from .recipe import ALL, OCCUPANCY, Recipe
 
+_USUAL_STRIDE = (32, 32, 32)  # the coarsest of our networks: clouds are moved by multiples of it
 _MOST_PAIRS = 20  # of samples that are there twice, in the text
 
 
@@ -110,13 +112,15 @@ def check(
     path: Path | str,
     *,
     voxel_size: float = 0.05,
-    num_points: int | None = 1024,
+    num_points: int | str | None = ALL,
     task: str | None = None,
     features: Sequence[str] = (OCCUPANCY,),
+    engine: str = "auto",
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Read every file of a data set once, make the sample that a run would, and report; nothing is kept on disk.
 
+    What `engine` ("auto", "native" or "minkowski") cannot hold at this voxel size is a fault: a point far away.
     Without a `task` the samples are made for all that the data set allows. One is in memory at a time. `progress` is
     told how far it is, in words. Raises InputError for a bad setting, and where the folder is no data set; what is
     wrong with files is in the report, each fault of them.
@@ -133,7 +137,7 @@ def check(
             Fault(str(folder.path), f"no split train, only {', '.join(folder.splits)}", "add training samples")
         )
     tasks = (task,) if task else folder.tasks
-    reader = _Reader(folder, recipe, tasks, progress or (lambda line: None))
+    reader = _Reader(folder, recipe, tasks, reach(engine, 3), progress or (lambda line: None))
     splits = {split: reader.read_split(split) for split in folder.splits}
     return Report(
         name=folder.name,
@@ -152,8 +156,10 @@ def check(
 class _Reader:
     """Reads the files of a data set one after the other and gathers what is wrong and what is there twice."""
 
-    def __init__(self, folder: DataFolder, recipe: Recipe, tasks: Sequence[str], tell: Callable[[str], None]) -> None:
-        self.folder, self.recipe, self.tasks, self.tell = folder, recipe, tasks, tell
+    def __init__(
+        self, folder: DataFolder, recipe: Recipe, tasks: Sequence[str], limit: int, tell: Callable[[str], None]
+    ) -> None:
+        self.folder, self.recipe, self.tasks, self.limit, self.tell = folder, recipe, tasks, limit, tell
         self.faults: list[Fault] = []
         self.twins: list[Twins] = []
         self._first: dict[bytes, SampleFile] = {}  # by what a sample holds
@@ -163,7 +169,9 @@ class _Reader:
         """Read the samples of one split."""
         files = self.folder.of_split(split)
         datasets = [
-            VoxelDataset(self.folder, split, recipe=self.recipe, task=task, cache="off", files=files)
+            VoxelDataset(self.folder, split, recipe=self.recipe, task=task, cache="off", files=files).near_origin(
+                _USUAL_STRIDE, reach=self.limit
+            )
             for task in self.tasks
         ]
         counts: Counter[str] = Counter(samples=len(files))

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.keywords import meant
+from ..io.paths import expanded
 from ..io.yaml_files import read_yaml
 
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
@@ -122,7 +123,7 @@ def shipped(text: str, folder: str, ending: str) -> Path:
 
     Raises InputError, which lists the names there are, for a name that is neither.
     """
-    path = Path(text)
+    path = expanded(text)
     if text.isprintable() and path.name == text and not path.suffix and not path.exists():
         named = manifests_folder().parent / folder / f"{text}{ending}"
         if not named.is_file():
@@ -138,7 +139,7 @@ def _manifest_paths(folder: Path | None) -> list[Path]:
 
 def read_manifest(path: Path | str) -> Manifest:
     """Read and check one manifest. Raises InputError in one line that names the file and the entry."""
-    path = Path(path)
+    path = expanded(path)
     content = read_yaml(path, what="manifest")
     _require(isinstance(content, dict), path, "expected a mapping with the keys " + ", ".join(_REQUIRED))
     missing = [key for key in _REQUIRED if key not in content]

@@ -12,9 +12,11 @@ from ..io.fields import given_integer, given_number
 from .augmentation import Augmentation
 from .formats import Cloud, Reading
 from .formats.base import COLOUR, INTENSITY, NORMAL, check_measured
+from .sampling import MESH_POINTS
 from .voxels import mean_in_voxels
 
 OCCUPANCY = "occupancy"
+ALL = "all"  # of a cloud's points
 FEATURES: dict[str, tuple[str, ...]] = {  # name: the columns of a cloud it stands for
     OCCUPANCY: (),
     "normals": NORMAL,
@@ -27,12 +29,14 @@ FEATURES: dict[str, tuple[str, ...]] = {  # name: the columns of a cloud it stan
 class Recipe:
     """The settings that decide a sample's voxels, and so the key under which it is cached.
 
-    `num_points` None takes all. `features` are of FEATURES: `occupancy` is 1 in every voxel, the others are means over
-    a voxel's points, colours scaled to 0 to 1. Raises InputError for a setting out of its range.
+    `num_points` is the most points that are taken of a cloud, drawn by `seed`, and the number sampled from a mesh.
+    "all", or None, takes every point of a cloud and samples MESH_POINTS from a mesh. `features` are of FEATURES:
+    `occupancy` is 1 in every voxel, the others are means over a voxel's points, colours scaled to 0 to 1.
+    Raises InputError for a setting out of its range.
     """
 
     voxel_size: float
-    num_points: int | None = 1024
+    num_points: int | str | None = ALL
     seed: int = 0
     features: tuple[str, ...] = (OCCUPANCY,)
     augmentation: Augmentation | None = None
@@ -41,11 +45,13 @@ class Recipe:
         given_number(self.voxel_size, "voxel size")
         if not (math.isfinite(self.voxel_size) and self.voxel_size > 0):
             raise InputError(f"voxel size {self.voxel_size} given, expected a positive number such as 0.02")
-        if self.num_points is not None:
-            given_integer(self.num_points, "points a sample:")
+        if self.num_points is None:  # as records wrote it
+            object.__setattr__(self, "num_points", ALL)
+        if self.most_points is not None:
+            given_integer(self.most_points, "points a sample:")
         given_integer(self.seed, "seed")
-        if self.num_points is not None and self.num_points < 1:
-            raise InputError(f"{self.num_points} points a sample given, expected at least 1, or None for all")
+        if self.most_points is not None and self.most_points < 1:
+            raise InputError(f"{self.num_points} points a sample given, expected at least 1, or {ALL!r}")
         if self.seed < 0:
             raise InputError(f"seed {self.seed} given, expected 0 or more")
         unknown = [name for name in self.features if name not in FEATURES]
@@ -58,9 +64,15 @@ class Recipe:
         """Count the columns of a sample's features."""
         return sum(max(1, len(FEATURES[name])) for name in self.features)
 
+    @property
+    def most_points(self) -> int | None:
+        """The most points that are taken of a cloud, None for all."""
+        return None if self.num_points == ALL else self.num_points  # type: ignore[return-value]  # a number is left
+
     def facts(self) -> dict:
-        """Return the settings, ready for JSON."""
-        return asdict(self) | {"features": list(self.features)}
+        """Return the settings, ready for JSON, with the points of a mesh where no number was asked for."""
+        meshes = {"mesh_points": MESH_POINTS} if self.most_points is None else {}
+        return asdict(self) | {"features": list(self.features), **meshes}
 
     def measured(self, cloud: Cloud, path: Path, reading: Reading) -> Cloud:
         """Return the points of which all these features were measured.

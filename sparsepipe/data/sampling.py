@@ -6,20 +6,20 @@ from ..errors import InputError
 from .formats import Cloud, Mesh
 from .formats.base import NORMAL
 
+MESH_POINTS = 1024  # of a mesh, which has no points of its own to take all of
 _MOST_OF_A_MESH = 10**7  # points, which take about a gigabyte while they are drawn
 
 
 def sample_points(content: Mesh | Cloud, num_points: int | None, *, seed: int) -> Cloud:
     """Draw `num_points` points with their attributes and labels: of a mesh by area, of a cloud without repetition.
 
-    A cloud of fewer points gives all it has, and None all there are. Raises InputError for a mesh without area, or
-    without a number.
+    A cloud of fewer points gives all it has. None takes all points of a cloud, and MESH_POINTS of a mesh.
+    Raises InputError for a mesh without area.
     """
     if num_points is not None and num_points < 1:
         raise InputError(f"{num_points} points asked for, expected at least 1")
     if isinstance(content, Mesh):
-        if num_points is None:
-            raise InputError("all points of a mesh asked for, which has none of its own; give their number")
+        num_points = MESH_POINTS if num_points is None else num_points
         if num_points > _MOST_OF_A_MESH:
             raise InputError(f"{num_points} points of a mesh asked for, expected {_MOST_OF_A_MESH} at most")
         return sample_surface(content, num_points, seed=seed)

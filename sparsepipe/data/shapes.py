@@ -12,6 +12,7 @@ from ..derived.seeds import sample_seed
 from ..errors import InputError
 from ..io.fields import given_integer
 from ..io.files import folder_beside, read_json, write_json
+from ..io.paths import expanded
 from .families import FAMILIES, PARTS, face_parts
 from .layouts import MARKER
 from .layouts.classes import SEGMENTS
@@ -35,7 +36,7 @@ def make_shapes(
     """
     names = tuple(sorted(FAMILIES)) if families is None else tuple(families)
     _check(names, num_train=num_train, num_test=num_test, seed=seed)
-    out = Path(out)
+    out = expanded(out)
     marker = {
         "name": f"synthetic shapes (seed {seed})",
         "synthetic": True,

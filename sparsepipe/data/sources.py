@@ -5,18 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError
+from ..io.paths import expanded
 from .manifests import Manifest, get_learned
 
 
 def data_folders() -> tuple[Path, ...]:
     """Return where data sets are looked for: the folders of SPARSEPIPE_DATA, then where `fetch` puts them."""
-    named = [Path(part) for part in os.environ.get("SPARSEPIPE_DATA", "").split(os.pathsep) if part]
+    named = [expanded(part) for part in os.environ.get("SPARSEPIPE_DATA", "").split(os.pathsep) if part]
     return (*named, user_cache() / "data")
 
 
 def user_cache() -> Path:
     """Return the user's cache folder, for what can be downloaded or computed again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsepipe"
+    return expanded(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsepipe"
 
 
 def find(source: str | Path) -> Path:
@@ -25,7 +26,7 @@ def find(source: str | Path) -> Path:
     Raises InputError where it is neither, where no network learns from what the manifest tells of, and where no data
     folder holds it yet.
     """
-    path = Path(source)
+    path = expanded(source)
     if path.exists() or isinstance(source, Path) or os.sep in source:
         return path
     manifest, place = _known(source)
@@ -37,7 +38,7 @@ def found(source: str) -> Path | None:
 
     Raises InputError, as `find` and what opens its folder do, where there is no such data set.
     """
-    path = Path(source)
+    path = expanded(source)
     if path.exists():
         return path
     if os.sep in source:

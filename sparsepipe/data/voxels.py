@@ -16,17 +16,31 @@ _FAR_STEP = 2**10 * 3**3 * 5 * 7  # cells that such an origin is a multiple of: 
 _ROUNDING = 4 * np.finfo(np.float64).eps  # of a coordinate, a voxel size and their quotient together, with room
 
 
+class OutOfReach(InputError):
+    """A point that lies too far away: `point` is its row in the array that was given, `problem` what is wrong."""
+
+    def __init__(self, point: int, place: np.ndarray, problem: str) -> None:
+        super().__init__(f"point {point} at {[round(float(x), 3) for x in place]} {problem}")
+        self.point, self.place, self.problem = point, place, problem
+
+
 def unit_cube(points: np.ndarray) -> np.ndarray:
     """Move and scale a cloud so that it starts at 0 and its longest side is 1: float64 [P, D]. Proportions stay.
 
     Raises InputError where there is no point, a coordinate is not finite, or all points coincide.
     """
     points = _checked(points)
+    low, extent = cube_of(points)
+    return (points - low) / extent
+
+
+def cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the lowest corner [D] and the edge of the cube that `unit_cube` brings to the unit cube."""
     low = points.min(axis=0)
     extent = float((points.max(axis=0) - low).max())
     if not extent > 0:
         raise InputError(f"all {len(points)} points coincide, expected a cloud with an extent; leave it out")
-    return (points - low) / extent
+    return low, extent
 
 
 def voxelize(points: np.ndarray, voxel_size: float) -> np.ndarray:
@@ -41,10 +55,12 @@ def voxelize(points: np.ndarray, voxel_size: float) -> np.ndarray:
 def voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.ndarray]:
     """Return what `voxelize` does, and which of these voxels each point lies in: int64 [P]."""
     cells = np.floor(_in_voxels(points, voxel_size))
-    if np.abs(cells).max() > _INT32_MAX:
-        raise InputError(
-            f"voxel {as_measured(np.abs(cells).max())} at voxel size {voxel_size} is beyond int32; "
-            "use larger voxels or unit_cube()"
+    if (farthest := np.abs(cells).max(axis=1)).max() > _INT32_MAX:
+        raise OutOfReach(
+            int(farthest.argmax()),
+            points[farthest.argmax()],
+            f"is in voxel {as_measured(farthest.max())} at voxel size {voxel_size}, beyond int32; remove it, "
+            "or use larger voxels or unit_cube()",
         )
     rows, index = unique_rows(cells.astype(np.int64))
     return rows.astype(np.int32), index
@@ -59,26 +75,47 @@ def metric_voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarra
     Raises InputError also where its extent is beyond int32, and for coordinates that were rounded to float32 at a place
     where that is coarser than a voxel.
     """
+    cells, _ = metric_cells(points, voxel_size)
+    rows, index = unique_rows(cells)
+    return rows.astype(np.int32), index
+
+
+def metric_cells(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the voxel of each point, int64 [P, D], and the voxels [D] that the cloud was moved by, as it lay too far.
+
+    See `metric_voxel_index`.
+    """
     _check_resolution(np.asarray(points), voxel_size)
     places = _in_voxels(points, voxel_size)
-    if np.abs(places).max() >= _EXACT:
-        raise InputError(
-            f"voxel {as_measured(np.abs(places).max())} at voxel size {voxel_size} is beyond what 64-bit coordinates "
-            "tell apart; use larger voxels"
+    if (farthest := np.abs(places).max(axis=1)).max() >= _EXACT:
+        raise OutOfReach(
+            int(farthest.argmax()),
+            points[farthest.argmax()],
+            f"is in voxel {as_measured(farthest.max())} at voxel size {voxel_size}, beyond what 64-bit coordinates "
+            "tell apart; remove it, or use larger voxels",
         )
     whole = np.rint(places)
     on_a_side = np.abs(places - whole) <= _ROUNDING * np.maximum(np.abs(places), 1)
     cells = np.where(on_a_side, whole, np.floor(places)).astype(np.int64)
     low, high = cells.min(axis=0), cells.max(axis=0)
+    moved = np.zeros_like(low)
     if max(np.abs(low).max(), np.abs(high).max()) > _FAR:
-        cells -= low // _FAR_STEP * _FAR_STEP
+        moved = low // _FAR_STEP * _FAR_STEP
         if (high - low).max() > _INT32_MAX - _FAR_STEP:
-            raise InputError(
-                f"a cloud {as_measured((high - low).max())} voxels long at voxel size {voxel_size} is beyond int32; "
-                "use larger voxels, or cut it into pieces"
-            )
-    rows, index = unique_rows(cells)
-    return rows.astype(np.int32), index
+            raise too_far(points, voxel_size, "int32")
+    return cells - moved, moved
+
+
+def too_far(points: np.ndarray, voxel_size: float, what: str) -> OutOfReach:
+    """Return what to raise for a cloud too long for `what`: it names the point that is farthest from the middle."""
+    offsets = np.abs(points - np.median(points, axis=0))
+    point, axis = np.unravel_index(offsets.argmax(), offsets.shape)
+    return OutOfReach(
+        int(point),
+        points[point],
+        f"lies {as_measured(offsets[point, axis] / voxel_size)} voxels of {voxel_size} from the middle of its cloud, "
+        f"along axis {axis}, beyond {what}; remove it, use a larger voxel size, or cut the cloud into pieces",
+    )
 
 
 def _in_voxels(points: np.ndarray, voxel_size: float) -> np.ndarray:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import PointBatch
+from ..data.reach import check_within, reach, within_reach
 from ..errors import InputError
 from ..host.removed_names import restore_removed_names
 from ..models.base import LayerRow
@@ -18,7 +19,6 @@ from .batch_norm import GroupBatchNorm
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
 from .input_checks import checked
-from .native.coordinates import pack, within_reach
 
 restore_removed_names()
 with warnings.catch_warnings():
@@ -26,9 +26,6 @@ with warnings.catch_warnings():
     import MinkowskiEngine as ME
 
 AnyTensor: TypeAlias = ME.SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
-
-
-_EXACT = 2**22  # voxels from the origin: it divides by strides in float32, which beyond 2^24 gives other voxels
 
 
 class MinkowskiEngine:
@@ -50,7 +47,9 @@ class MinkowskiEngine:
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> ME.SparseTensor:
         dimension = batch.coordinates.shape[1] - 1
-        coordinates = within_reach(batch.coordinates.to(device), _EXACT)
+        limit = reach(self.name, dimension)
+        coordinates = within_reach(batch.coordinates.to(device), limit)
+        check_within(coordinates, limit)
         coordinate_set = CoordinateSet((1,) * dimension, coordinates)
         return self.join(Parts((coordinate_set,), {"input": Feature(batch.features.to(device), 0)}))["input"]
 
@@ -177,7 +176,9 @@ class Dropout(SeededDropout):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
         if not isinstance(tensor, ME.SparseTensor):
             return self.drop(tensor, seed)
-        order = torch.argsort(pack(within_reach(tensor.C)))
+        order = torch.arange(len(tensor), device=tensor.device)
+        for column in tensor.C.unbind(dim=1)[::-1]:  # in the end by sample, then by the first axis, as keys are sorted
+            order = order[torch.argsort(column[order], stable=True)]
         dropped = self.drop(tensor.F.index_select(0, order), seed)
         return _with_features(tensor, dropped.index_select(0, torch.argsort(order)))
 

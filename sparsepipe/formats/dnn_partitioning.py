@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..graph import Layer, LayerGraph
 from ..io.fields import integer, number, shown
 from ..io.files import read_json
+from ..io.paths import expanded
 from ..profile import CostSample, LayerCost, Profile
 
 ACCELERATOR, CPU = "accelerator", "cpu"
@@ -42,7 +43,7 @@ class PartitioningFile:
         """Read a file. Raises InputError with the node or edge that does not follow the format."""
         content = read_json(path, what="graph of dnn-partitioning")
         try:
-            return cls.of(content, name=Path(path).stem)
+            return cls.of(content, name=expanded(path).stem)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 

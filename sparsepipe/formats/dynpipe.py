@@ -25,6 +25,7 @@ from ..errors import InputError
 from ..graph import Layer, LayerGraph
 from ..io.fields import MOST_DEVICES, integer, number, shown
 from ..io.files import read_json, read_text
+from ..io.paths import expanded
 from ..plan import Plan, Stage
 from ..profile import CostSample, LayerCost, Profile
 from .pipedream_conf import KEYS
@@ -50,7 +51,7 @@ def load_partition(
     Raises InputError naming the file.
     """
     content = read_json(path, what="partition file")
-    found = Path(conf) if conf else _beside(Path(path))
+    found = expanded(conf) if conf else _beside(expanded(path))
     ranks = _ranks_of(found) if found else None
     try:
         if not is_partition(content):
@@ -158,7 +159,7 @@ def _replicas(content: Mapping[str, Any], num_stages: int) -> list[int]:
 
 def is_layer_list(path: Path | str) -> bool:
     """Whether a file is named as a list of forward times is."""
-    return Path(path).name.endswith(FORWARD)
+    return expanded(path).name.endswith(FORWARD)
 
 
 def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: Path | str | None = None) -> Profile:
@@ -167,13 +168,13 @@ def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: 
     `sending`: another list of transfer times. A layer's `output_bytes` are what takes the listed time on a link of
     `BANDWIDTH`. The lists know neither weights nor what minibatch they are of. Raises InputError naming file and line.
     """
-    path = Path(path)
+    path = expanded(path)
     if not is_layer_list(path):
         raise InputError(f"{path}: expected a list of forward times, named …{FORWARD}")
     stem = path.name.removesuffix(FORWARD)
     forward, backward = _milliseconds(path), _milliseconds(path.with_name(stem + BACKWARD))
     beside = path.with_name(stem.split("_data_")[0] + SENDING)
-    sent_by = Path(sending) if sending else beside
+    sent_by = expanded(sending) if sending else beside
     sent = [*_milliseconds(sent_by), 0.0]
     for other, values, count in ((path.with_name(stem + BACKWARD), backward, 0), (sent_by, sent, 1)):
         if len(values) != len(forward):

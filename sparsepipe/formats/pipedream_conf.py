@@ -15,6 +15,7 @@ from ..graph import LayerGraph
 from ..graph_text import GraphText
 from ..io.fields import MOST_DEVICES
 from ..io.files import read_json, write_json
+from ..io.paths import expanded
 from ..plan import Plan, Stage
 from ..profile import Profile
 
@@ -55,7 +56,7 @@ def export_plan(plan: Plan, folder: Path | str, *, profile: Profile | None = Non
     """Write hybrid_conf.json, mp_conf.json and dp_conf.json, and with a profile gpus=N.txt. Returns their paths."""
     confs = {"hybrid": conf_of(plan), "mp": model_parallel_conf(plan), "dp": data_parallel_conf(plan)}
     text = graph_text_of(plan, profile) if profile else None
-    folder = Path(folder)
+    folder = expanded(folder)
     written = [write_json(folder / f"{name}_conf.json", conf) for name, conf in confs.items()]
     if text:
         written.append(text.save(folder / f"gpus={len(plan.ranks)}.txt"))
@@ -87,7 +88,7 @@ def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) ->
     if not isinstance(document, Mapping) or KEYS[0] not in document:
         return Plan.load(path)
     graph = graph if isinstance(graph, LayerGraph) else graph()
-    beside = _beside(Path(path), document)
+    beside = _beside(expanded(path), document)
     if beside:
         text = GraphText.load(beside)
         return _renamed(load_conf(path, text), text.graph, graph, where=beside)

@@ -22,6 +22,7 @@ from ..display.counting import number_of
 from ..errors import InputError
 from ..functions import is_function
 from ..io.fields import shown
+from ..io.paths import expanded
 from ..io.yaml_files import read_yaml
 from ..plan import Plan
 from .clusters.hosts import Host, Unsaid, cluster_of_hosts
@@ -40,7 +41,7 @@ class DriverFile:
     @classmethod
     def load(cls, path: Path | str) -> "DriverFile":
         """Read a driver file. Raises InputError in one line for keys and values that are none."""
-        path = Path(path)
+        path = expanded(path)
         document = read_yaml(path, what="driver file")
         if not isinstance(document, Mapping) or "machines" not in document:
             raise InputError(f"{path}: expected a driver file with machines: ['host:gpu', …]")
@@ -89,7 +90,7 @@ class DriverFile:
     @property
     def folder(self) -> Path | None:
         """Where its runs are recorded, each in a folder of its own."""
-        return Path(self.values["log_directory"]) if "log_directory" in self.values else None
+        return expanded(self.values["log_directory"]) if "log_directory" in self.values else None
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ..errors import InputError
 from ..graph import Layer, LayerGraph
 from ..io.fields import MOST_DEVICES, integer, number, real, shown, shown_key, text
 from ..io.files import read_json
+from ..io.paths import expanded
 from ..plan import Plan, Stage
 from ..profile import CostSample, LayerCost, Profile
 
@@ -141,7 +142,7 @@ class SailorFiles:
 
         Raises InputError for a file that is not there or is none of theirs.
         """
-        folder = Path(folder)
+        folder = expanded(folder)
         planner = folder / "sailor" / "Planner"
         planner = planner if planner.is_dir() else folder
         providers = folder / "sailor" / "providers"
@@ -159,7 +160,7 @@ class SailorFiles:
 
     def plan(self, path: Path | str) -> MeasuredPlan:
         """Read one measured plan. Raises InputError that names the file and what is wrong or missing."""
-        path = Path(path)
+        path = expanded(path)
         content = _table(path)
         try:
             return self._plan(content, path)

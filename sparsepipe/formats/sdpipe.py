@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..graph import LayerGraph
 from ..io.fields import MOST_DEVICES, complaint, flag, integer, shown
 from ..io.files import read_text
+from ..io.paths import expanded
 from ..io.yaml_files import read_yaml
 from ..pipelines import Pipelines
 from ..plan import Plan, Stage
@@ -45,7 +46,7 @@ class HetuNode:
 
 def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
     """Read the file that `heturun -c` takes. Raises InputError in one line that names the file and the entry."""
-    path = Path(path)
+    path = expanded(path)
     document = read_yaml(path, what="heturun file")
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not entries:

@@ -15,6 +15,7 @@ from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from ..io.fields import MOST_DEVICES
 from ..io.files import read_text, write_atomic
+from ..io.paths import expanded
 from ..profile import Profile
 
 
@@ -51,7 +52,7 @@ class ServerFile:
         if (count := sum(sum(devices.values()) for devices in servers.values())) > MOST_DEVICES:
             raise InputError(f"{path}: {count} devices, expected {MOST_DEVICES} at most: correct the counts")
         listed = tuple((name, tuple(devices.items())) for name, devices in servers.items())
-        return cls(listed, tuple(profiles.items()), Path(path).parent)
+        return cls(listed, tuple(profiles.items()), expanded(path).parent)
 
     def profile(self, instead: Profile | None = None) -> Profile:
         """Join the profiles of all types, in the order of the file; sizes are those of the first.
@@ -79,7 +80,7 @@ class ServerFile:
     def _find(self, path: str) -> Path:
         beside = self.folder / path
         try:
-            return beside if beside.exists() else Path(path)
+            return beside if beside.exists() else expanded(path)
         except (OSError, ValueError):  # a name that no file can have: reading it will say so
             return beside
 

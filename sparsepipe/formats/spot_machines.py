@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.files import read_text
+from ..io.paths import expanded
 
 _EVENT, _READING = "2040000,remove,node19", "2021-12-11, 11:15:50, 54"
 _EVENTS = ("add", "remove")
@@ -55,7 +56,7 @@ class SpotMachines:
 
 def read_spot_machines(path: Path | str) -> SpotMachines:
     """Read a record in either format. Raises InputError in one line that names the file and what is wrong in it."""
-    path = Path(path)
+    path = expanded(path)
     lines = read_text(path, what="record of machines").splitlines()
     rows = [(f"{path}, line {k}", [field.strip() for field in line.split(",")]) for k, line in enumerate(lines, 1)]
     rows = [(where, fields) for where, fields in rows if fields != [""]]

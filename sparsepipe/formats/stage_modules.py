@@ -5,6 +5,7 @@ from pathlib import Path
 from ..display.counting import number_of
 from ..errors import InputError
 from ..io.files import write_atomic
+from ..io.paths import expanded
 from ..models.rows import INPUT, Network, Row
 from ..plan import Plan
 
@@ -12,7 +13,7 @@ from ..plan import Plan
 def write_stage_modules(plan: Plan, network: Network, folder: Path | str) -> list[Path]:
     """Write stage0.py, stage1.py, … and __init__.py. Raises InputError when the plan is for another network."""
     plan.check(network.graph())
-    folder = Path(folder)
+    folder = expanded(folder)
     texts = {f"stage{k}.py": stage_source(plan, network, k) for k in range(len(plan.stages))}
     names = [f"Stage{k}" for k in range(len(plan.stages))]
     texts["__init__.py"] = "\n".join(

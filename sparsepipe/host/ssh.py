@@ -83,13 +83,18 @@ def _is_ipv6(host: str) -> bool:
 def ssh_command(destination: str, words: Sequence[str], *, connect_seconds: float = 10.0) -> list[str]:
     """Return the command that runs `words` on a host, standard input and output being those of the command there.
 
-    Each word arrives as it is: `ssh` hands a line to the user's shell there, in which the words are quoted.
+    Each word arrives as it is: `ssh` hands a line to the user's shell there, in which the words are quoted. A leading
+    ~/ is left to that shell: the home folder is the one there.
     """
     options = [
         word for option in (*_OPTIONS, f"ConnectTimeout={max(1, round(connect_seconds))}") for word in ("-o", option)
     ]
     *port, host = Destination.parse(destination).words
-    return ["ssh", "-T", *options, *port, "--", host, shlex.join(words)]
+    return ["ssh", "-T", *options, *port, "--", host, " ".join(map(_quoted, words))]
+
+
+def _quoted(word: str) -> str:
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and word != "~/" else shlex.quote(word)
 
 
 def ssh_failure(destination: str, said: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .paths import expanded
 
 MOST_BYTES = 2**29  # of a file that is read whole: parsed it takes several times as much memory
 _MOST_LINE_BYTES = 2**26  # of a row of JSON
@@ -28,8 +29,8 @@ def write_atomic(
     What is no file, such as /dev/stdout, is written to and not replaced. Raises OSError that names `path`, whatever
     went wrong in writing it.
     """
-    path = Path(path)
-    data = content.encode() if isinstance(content, str) else content
+    path = expanded(path)
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content  # names: lone surrogates
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
@@ -138,7 +139,7 @@ def read_text(path: Path | str, *, what: str = "file") -> str:
 
     Raises InputError in one line if that cannot be done, and for what is no regular file of at most 512 MiB.
     """
-    path = Path(path)
+    path = expanded(path)
     try:
         return io.TextIOWrapper(io.BytesIO(read_whole(path)), encoding="utf-8-sig").read()
     except FileNotFoundError:
@@ -178,7 +179,7 @@ def read_numbered_rows(
     `wanted` sees each line before it is parsed: what is not asked for costs neither time nor memory.
     Raises InputError, naming file and line, where the file cannot be read or a line is no JSON object.
     """
-    path = Path(path)
+    path = expanded(path)
     lines: list[tuple[int, bytes]] = []
     try:
         with open_regular(path) as handle:
@@ -220,7 +221,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def sha256(path: Path | str) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
-    with open_regular(path) as handle:
+    with open_regular(expanded(path)) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -240,7 +241,7 @@ def cut_torn_row(path: Path | str) -> None:
 
     Nobody else may write to the file meanwhile.
     """
-    path = Path(path)
+    path = expanded(path)
     if path.exists():
         with open_regular(path) as handle:
             whole = handle.read().rfind(b"\n") + 1

@@ -78,8 +78,11 @@ def launch(
     `forward_only=CHECKPOINT`, or the folder of a run: nothing is trained; the validation split goes through the stages
     forwards alone, and the network's outputs are written to predictions.npz there: `outputs` [rows, …], a row a sample,
     or a voxel where voxels have classes, in the data's order; `predictions` [rows], the class or word that is largest;
-    `sample` [rows]. The summary has samples/s, and minibatches' latencies (mean, median, p95). Of several pipelines
-    the first computes them, on its own devices.
+    `sample` [rows], an index into `name` [samples]. Rows of voxels have `coordinates` [rows, 3] too, and `point_row`
+    [points] has the row of each point of each file, −1 for one that was not used, sample after sample as
+    `point_offsets` [samples + 1] says; see `data.to_points`. The middle of a voxel is at `origin` [samples, 3] +
+    (`coordinates` + 0.5) * `edge` [samples], in the file's own units. The summary has samples/s, and minibatches'
+    latencies (mean, median, p95). Of several pipelines the first computes them, on its own devices.
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """

@@ -6,6 +6,7 @@ from ..data.sources import found
 from ..functions import is_function
 from ..models import is_table
 from ..runtime import RunConfig
+from ..runtime.cloud_checks import check_clouds
 from ..workload_facts import workload_facts
 
 # Which of the settings are held against what the data are, beside the split that is validated on.
@@ -26,8 +27,8 @@ def check_here(config: RunConfig) -> None:
 def _check_data(config: RunConfig) -> None:
     """Raise InputError where workers on this machine would find no data of that name, or none for the other settings.
 
-    No sample is read. A function of the user's own is called, and data that are made when they are first opened are
-    made, only where such a setting is given.
+    Point clouds are read, once for the same data and settings. A function of the user's own is called, and data that
+    are made when they are first opened are made, only where such a setting is given.
     """
     own, asked = is_function(config.data), _OF_DATA & config.chosen.keys()
     place = None if own else found(config.data)
@@ -36,7 +37,6 @@ def _check_data(config: RunConfig) -> None:
         from ..runtime.workloads.opening import check_settings
 
         check_settings(config, seed=config.seed)
-    elif place is not None and not is_examples(place):
-        folder = open_folder(place)
-        for split in ("train", *([config.validation_split] if config.validate else [])):
-            folder.split(split)
+    if place is not None and not is_examples(place):
+        splits = ("train", *([config.validation_split] if config.validate else []))
+        check_clouds(open_folder(place), config, splits, engine=config.engine, seed=config.seed)

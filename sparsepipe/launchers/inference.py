@@ -5,6 +5,7 @@ from pathlib import Path
 from ..cluster import Cluster
 from ..errors import InputError
 from ..functions import short_name
+from ..io.paths import expanded
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime import RunConfig
@@ -35,7 +36,7 @@ def find_checkpoint(given: Path | str, plan: Plan, config: RunConfig) -> Path:
     # Here: it brings torch, for which nobody else who launches need wait.
     from ..runtime.training_state import checkpoint
 
-    folder = Path(given).resolve()
+    folder = expanded(given).resolve()
     if (folder / "plan.json").exists():
         found = checkpoint.latest(folder)
         if found is None:

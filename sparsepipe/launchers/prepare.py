@@ -9,6 +9,7 @@ from ..cluster import Cluster
 from ..errors import InputError
 from ..functions import UserFunction, is_function, short_name
 from ..io.files import write_atomic, write_json
+from ..io.paths import expanded
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
@@ -36,7 +37,7 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
     Raises InputError for what one machine alone takes.
     """
     check_for_hosts(port=port)
-    count = num_processes(Path(run_dir).resolve(), plan) if resume else len(plan.ranks)
+    count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not set(plan.ranks) <= set(range(count)):
         raise InputError(
             f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
@@ -73,7 +74,7 @@ def prepare(
         if resume:
             raise InputError("forward_only computes outputs anew: leave out resume, or forward_only")
         config = inference_config(config)
-    folder = Path(run_dir).resolve()
+    folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     config = checked(plan, config, profile=profile, cluster=cluster, processes=processes)
     if not elsewhere:

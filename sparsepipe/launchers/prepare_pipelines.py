@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..cluster import Cluster
 from ..errors import InputError
 from ..io.files import write_json
+from ..io.paths import expanded
 from ..pipelines import Pipelines
 from ..profile import Profile
 from ..record import RunRecord
@@ -56,7 +57,7 @@ def prepare_pipelines(
     if not elsewhere:
         check_here(config)
         configs = [_sharing_cores(own, num_ranks=len(plan.ranks)) for own in configs]
-    folder = Path(run_dir).resolve()
+    folder = expanded(run_dir).resolve()
     check_at_launch(
         plan.pipelines,
         configs[0],

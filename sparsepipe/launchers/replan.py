@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..cluster import Cluster
 from ..errors import InputError
 from ..io.fields import shown
+from ..io.paths import expanded
 from ..models import is_table
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -44,7 +45,7 @@ def request_replan(
     Raises InputError for a run that is not at work, or of a version before, a plan that is not one for its network, its
     ranks, its settings or its memory, one that it follows already, and while another change is under way.
     """
-    record = RunRecord.load(Path(run_dir).resolve())
+    record = RunRecord.load(expanded(run_dir).resolve())
     folder = record.folder
     if not isinstance(plan, Plan | Pipelines):
         raise InputError(f"plan {shown(plan)}: expected a Plan, as Plan.load reads it from a file")
@@ -71,7 +72,7 @@ def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -
 
     `running` says whether the job is. Raises InputError where it goes on under its old plan, with the reason, or ended.
     """
-    folder = Path(run_dir).resolve()
+    folder = expanded(run_dir).resolve()
     while True:
         alive = running()
         if (minibatch := commands.taken_plan(folder, token)) is not None:

@@ -22,6 +22,7 @@ from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.files import read_text, write_atomic, write_json
+from ..io.paths import expanded
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from .chromium import NoPicture, browser, drawn
@@ -57,7 +58,7 @@ def export(
     Raises InputError where the folder cannot be written to, and, after the table and the origin are written, NoPicture
     where no Chromium can draw: see `chromium.drawn` for how long that may take.
     """
-    stem = Path(stem)
+    stem = expanded(stem)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("csv", "json", *FORMATS)]
     rests_on, sheet = described(figure, origin), paper or Paper(inches)
     rows, figure = table.to_csv(index=False), with_held_up(figure, rests_on.held_up)
@@ -149,7 +150,7 @@ def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") ->
     return {
         "figure": name,
         "title": _title(figure),
-        "table_sha256": hashlib.sha256(table.encode()).hexdigest(),
+        "table_sha256": hashlib.sha256(table.encode(errors="backslashreplace")).hexdigest(),
         "command": here["command"],
         "commit": here["commit"],
         "versions": here["versions"],

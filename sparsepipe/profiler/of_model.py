@@ -18,6 +18,7 @@ from ..host.openmp import check_threads
 from ..io.fields import given_integer
 from ..io.keywords import knows_its_keywords
 from ..profile import Profile
+from ..runtime.cloud_checks import check_clouds
 from ..runtime.config import DataConfig
 from ..runtime.workloads.opening import LearningTask, open_task
 from .devices import limited_to, usable
@@ -35,7 +36,7 @@ def profile_model(
     *,
     batch_size: int,
     voxel_size: float | None = None,
-    num_points: int = 1024,
+    num_points: int | str = "all",
     model_args: Mapping[str, Any] | None = None,
     data_args: Mapping[str, Any] | None = None,
     loss: str | None = None,
@@ -54,8 +55,9 @@ def profile_model(
     `model` is a name of ours, `package.module:function` or `path/net.py:function` (called with `model_args`), or in a
     notebook an nn.Module itself. `source` is a data set's folder, a manifest's name, or a function of the user's own
     (called with `data_args`). A minibatch has `batch_size` samples; point clouds need a `voxel_size`, the edge of a
-    voxel as a share of a cloud's longest side (in metres where the data set says that it is metric), and `num_points`
-    are sampled from each mesh. `engine` is "auto", "native", "minkowski" or "torch", `device` "cpu" or "cuda"; `loss` a
+    voxel as a share of a cloud's longest side (in metres where the data set says that it is metric). `num_points`
+    "all" takes every point of a cloud and samples 1,024 from a mesh; a number is the most points of a cloud and the
+    points of a mesh. `engine` is "auto", "native", "minkowski" or "torch", `device` "cpu" or "cuda"; `loss` a
     name or a function's, the data's own unless given; each pass is timed `repeats` times, unless given as often as it
     takes to be sure. `device_type` is what the profile calls this device.
     `sizes` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
@@ -93,6 +95,9 @@ def profile_model(
     module = None if isinstance(model, str) else model
     task, order = opened(config, engine=engine, seed=seed, module=module, voxel_size_given=voxel_size is not None)
     dataset = task.training
+    if isinstance(dataset, data.VoxelDataset):  # those that a run will read, too
+        splits = [split for split in ("train", "test") if split in dataset.folder.splits]
+        check_clouds(dataset.folder, config, splits, engine=task.engine.name, seed=seed)
     order = order[:_CANDIDATE_MINIBATCHES]
     start = time.perf_counter()
     typical = [dataset.batch(indices) for indices in order]

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from ..io.paths import expanded
 from ..trace import Trace
 from .run_record import RunRecord
 
 
 def load_trace(path: Path | str) -> Trace:
     """Read the trace of a run by its folder, or of a file as `Trace.load` does. Raises InputError for others."""
-    path = Path(path)
+    path = expanded(path)
     return RunRecord.load(path).trace() if path.is_dir() else Trace.load(path)

@@ -34,6 +34,7 @@ from ..host import cpu
 from ..host.background_load import BackgroundLoad
 from ..io.fields import shown
 from ..io.files import write_json
+from ..io.paths import expanded
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..sizes import SIZE_UNITS
@@ -107,7 +108,7 @@ class RunRecord:
         cls, folder: Path | str, plan: Plan | Pipelines, config: Mapping[str, Any], origin: Origin
     ) -> "RunRecord":
         """Start a record. Raises InputError when the folder holds another run already, or cannot be made."""
-        folder = Path(folder)
+        folder = expanded(folder)
         if (folder / "plan.json").exists():
             raise InputError(f"{folder}: holds a run already; choose another run_dir, or resume it")
         try:
@@ -123,7 +124,7 @@ class RunRecord:
     @classmethod
     def load(cls, folder: Path | str) -> "RunRecord":
         """Open a record. Raises InputError where the folder holds none."""
-        folder = Path(folder)
+        folder = expanded(folder)
         if folder.is_file():
             raise InputError(f"{folder}: is a file, expected a run's folder")
         if not (folder / "plan.json").exists():

@@ -11,6 +11,7 @@ from ..cluster import Cluster, DeviceType, Link, Node
 from ..data.manifests import get_manifest
 from ..data.sources import place_of
 from ..display.html import counted
+from ..io.paths import expanded
 from ..profile import LayerCost, Profile
 
 PUBLISHED = {"RTX": "RTX", "TITAN V": "tv", "TITAN Xp": "txp"}  # device type → its published profile of MinkVGG
@@ -109,9 +110,8 @@ def published_dense(names: Sequence[str]) -> dict[str, Machines]:
 def reference_folders() -> list[Path]:
     """Where published profiles and answers are looked for: SPARSEPIPE_REFERENCE, else beside SPARSEPIPE_DATA."""
     named, data = os.environ.get("SPARSEPIPE_REFERENCE"), os.environ.get("SPARSEPIPE_DATA")
-    found = (
-        [Path(named)] if named else [Path(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
-    )
+    beside = [expanded(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
+    found = [expanded(named)] if named else beside
     return [path.resolve() for path in found]
 
 

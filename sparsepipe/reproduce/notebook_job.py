@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..functions import is_function
 from ..io.files import read_json, write_json
 from ..io.keywords import meant
+from ..io.paths import expanded
 from ..record import NO_PICTURES, NOTEBOOK, PAPER
 from . import catalogue
 from .notebook_processes import NotebookProcesses
@@ -68,12 +69,12 @@ class NotebookJob:
         missing = [name for name in catalogue.NOTEBOOKS if not (folder / f"{name}.ipynb").exists()]
         if missing:
             raise InputError(f"{folder}: no {missing[0]}.ipynb; run from a checkout of the project")
-        out = Path(out).resolve()
+        out = expanded(out).resolve()
         if out.exists() and not out.is_dir():
             raise InputError(f"{out}: is a file, expected a folder for the figures")
         if data and not is_function(str(data)) and not (place := find(data)).exists():
             raise InputError(f"{place}: no such folder; give that of a data set, or a name that `data list` has")
-        source = "" if not data else str(Path(data).resolve()) if Path(data).exists() else str(data)
+        source = "" if not data else str(expanded(data).resolve()) if expanded(data).exists() else str(data)
         told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
         exports = {name: catalogue.exported(folder / f"{name}.ipynb") for name in catalogue.NOTEBOOKS}
         return cls(folder, out, out.parent / "runs" / "notebooks", told, exports, pictures, paper)
@@ -243,7 +244,7 @@ def _code() -> str:
 
 def _contents(data: str) -> list[list[Any]]:
     """Names, sizes and times of the files of a data folder; nothing for a name."""
-    if not data or not Path(data).is_dir():
+    if not data or not expanded(data).is_dir():
         return []
-    files = sorted(path for path in Path(data).rglob("*") if path.is_file())
+    files = sorted(path for path in expanded(data).rglob("*") if path.is_file())
     return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]

@@ -4,12 +4,13 @@ from pathlib import Path
 
 from ..data.manifests import get_manifest
 from ..data.sources import place_of
+from ..io.paths import expanded
 
 
 def folder_of(manifest: str, folder: str = "") -> Path | None:
     """Return the folder given, else where data are looked for; that nothing is there is said in one line."""
     if folder:
-        return Path(folder)
+        return expanded(folder)
     found = place_of(get_manifest(manifest))
     if found is None:
         print(f"{manifest} is not here: sparsepipe data fetch {manifest}, or name its folder in SPARSEPIPE_DATA")

@@ -15,6 +15,7 @@ from ..display.numbers import as_given, as_measured, voxel_size_text
 from ..display.table import html_table
 from ..errors import InputError
 from ..io.fields import integer
+from ..io.paths import expanded
 from ..plots.table import strategy
 from ..profile import Profile
 from ..record import RunRecord
@@ -50,8 +51,8 @@ class Overview:
         `rows`: how many a table has at most, the newest ones; 0: all. Raises InputError for less.
         """
         integer(rows, "rows", least=0)
-        place = (Path(root) if root else checkout() or Path.cwd()).resolve()
-        return cls(place, Path(figures).resolve() if figures else place / "figures", rows)
+        place = (expanded(root) if root else checkout() or Path.cwd()).resolve()
+        return cls(place, expanded(figures).resolve() if figures else place / "figures", rows)
 
     @property
     def loop(self) -> "Shown":

@@ -1,10 +1,10 @@
 """Profiles that others published, and those that are shipped, by the name of their network."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..data.manifests import manifests_folder
 from ..errors import InputError
+from ..io.paths import expanded
 from ..profile import Profile
 
 
@@ -16,7 +16,7 @@ def published_profiles(folder: str = "", only: Sequence[str] = ()) -> dict[str, 
     """
     if not folder:
         print("no folder of published profiles is named: those of data_manifests/profiles are planned")
-    place = Path(folder) if folder else manifests_folder().parent / "profiles"
+    place = expanded(folder) if folder else manifests_folder().parent / "profiles"
     paths = {path.parent.name: path for path in sorted(place.rglob("graph.txt"))}
     paths |= {path.stem: path for path in sorted(place.rglob("*.json"))}
     chosen = {name: path for name, path in paths.items() if not only or name in only}

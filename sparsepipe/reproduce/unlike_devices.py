@@ -11,6 +11,7 @@ from ..data.manifests import manifests_folder, shipped
 from ..display.numbers import voxel_size_text
 from ..errors import InputError
 from ..formats.sparsepipe_servers import ServerFile
+from ..io.paths import expanded
 from ..models import NETWORKS
 from ..profile import Profile
 from .machines import BETWEEN, INSIDE, PUBLISHED, published_profile
@@ -100,7 +101,7 @@ def _profiles_of(model: str) -> Path:
 def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile:
     names = [kind.name for kind in devices.device_types]
     if profiles:
-        found = reduce(or_, [_named(name, Path(path)) for name, path in profiles.items()])
+        found = reduce(or_, [_named(name, expanded(path)) for name, path in profiles.items()])
     elif set(names) <= set(PUBLISHED.values()):
         there = published_profile({name: name for name in names})
         if there is None:

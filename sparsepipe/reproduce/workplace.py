@@ -19,6 +19,7 @@ from ..data.sources import find
 from ..display.html import link_text
 from ..io.fields import MOST_DEVICES, integer
 from ..io.files import write_atomic
+from ..io.paths import expanded
 from ..launchers.run_folders import new_folder
 from ..pipelines import Pipelines, load_any
 from ..plan import Plan
@@ -63,7 +64,7 @@ class Workplace:
         Without `data`, seeded shapes are written as OFF meshes: `shapes_per_class` to train on, a third of it to test.
         Raises InputError for a folder that is none.
         """
-        place = Path(root) if root else checkout() or Path.cwd()
+        place = expanded(root) if root else checkout() or Path.cwd()
         place = place.resolve()
         source = data
         if not source:
@@ -75,9 +76,9 @@ class Workplace:
             folder = place / "work" / "data" / f"shapes-{shapes_per_class}-{num_test}-seed{seed}"
             source = str(make_shapes(folder, num_train=shapes_per_class, num_test=num_test, seed=seed))
             _say(f"no data given: synthetic shapes in {folder}")
-        elif Path(data).exists():
-            source = str(Path(data).resolve())
-        place_of_figures = Path(figures).resolve() if figures else place / "figures"
+        elif expanded(data).exists():
+            source = str(expanded(data).resolve())
+        place_of_figures = expanded(figures).resolve() if figures else place / "figures"
         return cls(place, place_of_figures, source, paper or Paper.asked())
 
     @property
@@ -95,7 +96,7 @@ class Workplace:
         *,
         voxel_size: float,
         batch_size: int,
-        num_points: int | None,
+        num_points: int | str | None,
         engine: str,
         threads: int,
         seed: int,
@@ -165,7 +166,7 @@ class Workplace:
         runs: Iterable[RunRecord] = (),
         *,
         voxel_size: float,
-        num_points: int | None = 1024,
+        num_points: int | str | None = 1024,
         seed: int = 0,
         timed: bool = True,
         **settings: Any,

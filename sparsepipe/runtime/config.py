@@ -5,8 +5,10 @@ from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from typing import Annotated, Any
 
+from ..data.labels import SEGMENTATION
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
+from ..io.paths import expanded
 from .settings import MANY, Choice, Flag, JsonObject, Named, Names, Number, Settings, Text, WholeNumber
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
@@ -20,6 +22,7 @@ AUGMENTATIONS = ("shapes", "scans", "shapes-in-cube", "resized-crop", "shift", "
 FEATURES = ("occupancy", "normals", "colours", "intensity")
 DEVICES = ("cpu", "cuda")
 ON_LOST_HOST = ("replan", "wait")
+ALL = "all"  # of a cloud's points, as data.recipe has it
 _WEEK = 7 * 24 * 3600.0
 
 
@@ -36,7 +39,8 @@ class DataConfig(Settings):
     loss_args: Annotated[str | None, JsonObject('{"label_smoothing": 0.1}')] = None
     voxel_size: Annotated[float, Number(0, 1, above=True)] = 0.02
     batch_size: Annotated[int, WholeNumber(1)] = 32  # samples of a minibatch
-    num_points: Annotated[int | None, WholeNumber(1)] = 1024  # None: all
+    # the most of a cloud, and those sampled from a mesh; all: every point of a cloud, 1,024 of a mesh
+    num_points: Annotated[int | str, WholeNumber(1, word=ALL)] = ALL
     # classification or segmentation; None: what the model's name and the data say
     task: Annotated[str | None, Text("'classification'")] = None
     features: Annotated[tuple[str, ...], Names(FEATURES, "('occupancy',)")] = (
@@ -57,14 +61,27 @@ class DataConfig(Settings):
     cache: Annotated[str | None, Text("a folder, or 'off'")] = None
 
     def __post_init__(self) -> None:
-        for name in ("data", "cache"):
-            if isinstance(getattr(self, name), PathLike):
-                object.__setattr__(self, name, fspath(getattr(self, name)))
+        for name in ("data", "cache", "model", "loss"):  # the latter may name a file's function
+            value = getattr(self, name)
+            if (isinstance(value, PathLike) and name in ("data", "cache")) or str(value).startswith("~"):
+                object.__setattr__(self, name, fspath(expanded(value)))
+        if self.num_points is None:  # as records wrote it
+            object.__setattr__(self, "num_points", ALL)
         if isinstance(self.features, list):
             object.__setattr__(self, "features", tuple(self.features))
         super().__post_init__()
         if self.balance and not self.shuffle:
             raise InputError(f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle")
+
+    def of_clouds(self, split: str) -> dict[str, Any]:
+        """Return how `data.load` opens a split of point clouds, but for its seed and its cache."""
+        return {
+            "voxel_size": self.voxel_size,
+            "num_points": self.num_points,
+            "task": self.task or (SEGMENTATION if SEGMENTATION in self.model else None),
+            "features": self.features,
+            "augmentation": self.augmentation if split == "train" else None,
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,6 +179,7 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
         config.replace(OptimizerConfig(optimizer="adam"), seed=1)   # another optimizer with its defaults, and a seed
 
     - `voxel_size`: the edge of a voxel, as a share of a cloud's longest side (metres where the data say so)
+    - `num_points`: "all" points of a cloud (1,024 sampled from a mesh), or a number, of clouds at most
     - `batch_size`: samples per minibatch; with a flush schedule per microbatch, of which `num_microbatches` of the plan
       make a step
     - `epochs`, or `minibatches` in all; `decay_epochs` and `checkpoint_every` are epochs, `warmup_minibatches`

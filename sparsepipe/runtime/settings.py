@@ -89,12 +89,18 @@ class Flag:
 
 @dataclass(frozen=True)
 class WholeNumber:
+    """A whole number from `least` to `most`, or where there is one the `word`."""
+
     least: int
     most: int = MANY
+    word: str | None = None
 
     def check(self, name: str, value: Any, *, optional: bool) -> None:
+        if self.word is not None and value == self.word:
+            return
+        word = f", or {self.word!r}" if self.word else ""
         if isinstance(value, bool) or not isinstance(value, int) or value < self.least:
-            raise InputError(f"{name} is {_written(value)}, expected a whole number of at least {self.least}")
+            raise InputError(f"{name} is {_written(value)}, expected a whole number of at least {self.least}{word}")
         if value > self.most:
             raise InputError(f"{name} is {_written(value)}, expected a whole number from {self.least} to {self.most}")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from ..errors import CODE_FAILURES, InputError
 from ..functions import UserFunction, is_function
 from ..io.fields import complaint
+from ..io.paths import expanded
 from .base import Sink, scalars
 from .tensorboard import TensorBoard
 
@@ -20,6 +21,7 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
     `kind` is one of SINKS, or one's own: "package.module:function" or "path/file.py:function", which is called with the
     folder and returns a `Sink`. Raises InputError for another kind, and where it cannot be opened.
     """
+    folder = expanded(folder)
     if kind in SINKS:
         return SINKS[kind](folder)
     if is_function(kind):

@@ -15,6 +15,7 @@ from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.files import read_text
+from ..io.paths import expanded
 
 _TIMES = ("batch_time_norm", "batch_time")  # what the column of times is called
 
@@ -103,7 +104,7 @@ class MinibatchTimes:
 
 def read_minibatch_times(path: Path | str) -> Mapping[int, Readings]:
     """Read each worker's minibatch times. Raises InputError in one line that names the file and what is wrong in it."""
-    path = Path(path)
+    path = expanded(path)
     found: dict[int, dict[int, float]] = {}
     table = csv.DictReader(io.StringIO(read_text(path, what="file of minibatch times")))
     try:

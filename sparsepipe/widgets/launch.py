@@ -15,6 +15,7 @@ from ..display.counting import number_of
 from ..display.words import OF_RUNS
 from ..errors import DamagedRecord, InputError
 from ..io.fields import shown
+from ..io.paths import expanded
 from ..launchers import Job, attach, launch
 from ..launchers.lock import is_held
 from ..launchers.replan import Requested, replanned, request_replan
@@ -62,7 +63,7 @@ class LaunchBoard(Shown):
         cluster: Cluster | None = None,
     ) -> None:
         self.plans: dict[str, Plan | Pipelines] = dict(plans)
-        self.runs = Path(runs)
+        self.runs = expanded(runs)
         self.profile, self.cluster = profile, cluster
         self._given = config
         self._made_for: dict[str, MadeFor] = {}  # of plans that were added with it

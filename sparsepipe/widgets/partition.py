@@ -13,6 +13,7 @@ from ..display.counting import number_of
 from ..display.markup import Html
 from ..display.words import OF_PIPELINES, OF_PLANS
 from ..errors import InputError
+from ..io.paths import expanded
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import PLANNERS, Problem
@@ -109,8 +110,8 @@ class PartitionExplorer(Shown):
         self.view.graph = graph_text(profile)
         self._make_controls(cluster)
         self._redraw = self.messages.shown(self.update)
-        self.exporter = Exporter(self.messages, Path(figures), self._figures, button=SettledButton(self.view))
-        self.saver = PlanSaver(profile, self.view, self.messages, self.current, folder=Path(plans), board=board)
+        self.exporter = Exporter(self.messages, expanded(figures), self._figures, button=SettledButton(self.view))
+        self.saver = PlanSaver(profile, self.view, self.messages, self.current, folder=expanded(plans), board=board)
         self.view.on_cut(self._cut_moved)
         self.view.on_copy(self.as_code)
         for control in [*self._controls(), *self.several.controls]:

@@ -1,9 +1,9 @@
 """Another plan for a job that runs: which job, which plan of the board or of a file, and a button."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from ..display.markup import Html
+from ..io.paths import expanded
 from ..pipelines import Pipelines
 from ..plan import Plan
 from . import looks
@@ -59,5 +59,5 @@ class PlanChange:
         if not self.job.value:
             return  # it has ended as the button was clicked
         file = self.file.value.strip()
-        plan = Plan.load(Path(file).expanduser()) if file else self._prepared(self.plan.value)
+        plan = Plan.load(expanded(file)) if file else self._prepared(self.plan.value)
         self._change(self.job.value, plan, file or self.plan.value)

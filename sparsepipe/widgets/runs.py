@@ -12,6 +12,7 @@ from .. import plots
 from ..display.counting import number_of
 from ..display.markup import Html
 from ..errors import DamagedRecord, InputError
+from ..io.paths import expanded
 from ..launchers.lock import hold, is_held
 from ..plots.run_places import compared_with
 from ..plots.table import record_names
@@ -41,7 +42,7 @@ class RunsTable(Shown):
     """Shows the runs below `folder`. `table` is what passes the filter, `chosen` the records that are marked."""
 
     def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
-        self.folder = Path(folder)
+        self.folder = expanded(folder)
         self.messages, self.link = Messages(), PageLink()
         self.filter = looks.Text(
             description="filter",
@@ -76,7 +77,7 @@ class RunsTable(Shown):
         self._to_delete: tuple[str, ...] = ()  # what the question on screen is about
         self.throughput, self.accuracy = PlotView(), PlotView()
         self.views = looks.VBox([self.throughput, self.accuracy], layout={"display": "none"})
-        self.exporter = Exporter(self.messages, Path(figures), self._figures)
+        self.exporter = Exporter(self.messages, expanded(figures), self._figures)
         shown = self.messages.shown
         for chooser in (self.filter, self.columns):
             chooser.observe(shown(lambda _: self.update()), names="value")

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..display.words import OF_RUNS
 from ..errors import InputError
+from ..io.paths import expanded
 from ..launchers.supervisor import GOING_ON
 from ..plots.table import strategy
 from ..plots.throughput import pace_of
@@ -57,7 +58,9 @@ def runs_table(folder: Path | str, *, more: tuple[str, ...] = (), kept: Kept | N
     `more`: other columns, of SETTINGS and METRICS. The pace of a run that did not end is that of what it did. `kept`
     has the rows of runs that have ended from call to call: they are read again when one of their files changed.
     """
-    rows = [_row_or_kept(path.parent, more, {} if kept is None else kept) for path in Path(folder).glob("*/plan.json")]
+    rows = [
+        _row_or_kept(path.parent, more, {} if kept is None else kept) for path in expanded(folder).glob("*/plan.json")
+    ]
     table = pd.DataFrame(rows, columns=[*COLUMNS, *more])
     return table.sort_values(["started", "run"], ascending=False, ignore_index=True)
 

@@ -11,6 +11,7 @@ from .. import plots
 from ..cluster import Cluster, Link
 from ..display.counting import number_of
 from ..io.fields import integer
+from ..io.paths import expanded
 from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -67,7 +68,7 @@ class WaitingExplorer(Shown):
         self._drawn: tuple[Cluster, tuple[Plan, ...], dict[str, Any]] | None = None  # what they are of
         self._make_controls(pipelines, stages, rules, rule)
         self.waiting = WaitingFigures()
-        self.exporter = Exporter(self.messages, Path(figures), self._export)
+        self.exporter = Exporter(self.messages, expanded(figures), self._export)
         redraw = self.messages.shown(self.update)
         for control in self._controls:
             control.observe(redraw, names="value")

@@ -14,8 +14,10 @@ from torch import Tensor
 from ...display.counting import number_of
 from ...display.markup import one_line
 from ...errors import InputError
+from ..batch import PointBatch
 from ..inspection import Fault, Twins
 from ..labels import IGNORED
+from ..reach import can_be_held, reach
 from .base import ExampleBatch, ExampleDataset
 from .collate import PADDING
 from .opening import SPLITS, open_examples
@@ -183,6 +185,13 @@ class _Reader:
         return bad
 
     def _compare(self, dataset: ExampleDataset, chosen: Sequence[int], batch: Any, *, skipped: int) -> None:
+        if isinstance(batch, PointBatch):
+            for index, sample in zip(chosen, batch.samples()[skipped:], strict=True):
+                limit = reach("auto", sample.coordinates.shape[1])
+                if not can_be_held(sample, limit):
+                    raise InputError(
+                        f"{dataset.name(index)}: its voxels span more than an engine holds, {limit} from 0"
+                    )
         if not isinstance(batch, ExampleBatch) or isinstance(dataset, PlainTextExamples):
             return
         for row, index in enumerate(chosen, start=skipped):

@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import InputError
 from ...functions import UserFunction, is_function
 from ...io.fields import given_integer
+from ...io.paths import expanded
 from ..cache import SampleCache, open_cache
 from .base import ExampleDataset
 from .files import check_options
@@ -58,7 +59,7 @@ def open_examples(
     if split not in SPLITS:
         raise InputError(f"split {split!r} asked, expected one of {', '.join(SPLITS)}")
     given_integer(seed, "seed", least=0)
-    if is_function(str(source)) and not Path(source).exists():
+    if is_function(str(source)) and not expanded(source).exists():
         if augmentation is not None:
             raise InputError(
                 f"{source}: augmentation {augmentation!r} given, but items of a function change by its own"

@@ -82,6 +82,11 @@ class OwnExamples:
             )
         return dataset
 
+    @property
+    def clouds(self) -> VoxelDataset | None:
+        """What the user's function returned, where that is a split that `data.load` gave."""
+        return self._dataset if isinstance(self._dataset, VoxelDataset) else None
+
     @cached_property
     def _length(self) -> int:
         return int(self._call(lambda: len(self._dataset), "in len()"))

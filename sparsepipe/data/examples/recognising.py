@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...functions import is_function
+from ...io.paths import expanded
 from ..layouts.litter import folders
 from ..manifests import CLOUDS, get_manifest
 from ..sources import find
@@ -35,12 +36,12 @@ def is_examples(source: str | Path) -> bool:
             return isinstance(source, str) and get_manifest(text).kind != CLOUDS
         except InputError:
             return False
-    return recognised(Path(text)) is not None
+    return recognised(expanded(text)) is not None
 
 
 def _is_there(text: str) -> bool:
     try:
-        return Path(text).exists()
+        return expanded(text).exists()
     except OSError:  # a name longer than any file's
         return False
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from ...io.paths import expanded
 from .base import Cloud, Mesh, Reader, is_packed, stem_of, suffix_of
 from .hdf5 import read_hdf5
 from .las import read_las
@@ -45,7 +46,7 @@ def read(path: Path | str, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
 
     Raises InputError that names the file for anything wrong in it.
     """
-    path = Path(path)
+    path = expanded(path)
     reader = READERS.get(suffix_of(path))
     if reader is None:
         given = suffix_of(path) or f"(no suffix{' before .gz' if is_packed(path) else ''})"

@@ -83,7 +83,8 @@ class Cloud:
 
     `attributes` float32 [P, C] holds what else was measured, one column for each of `names` ("nx", "intensity", ...),
     NaN where it was not; `labels` int64 [P], where known, the class of each point, IGNORED for none.
-    `measured` bool [rows of the file] says which rows these points are, where some were left out.
+    `measured` bool [rows of the file] says which rows these points are, where some were left out; `rows` int64 [P]
+    which row each is, where some of the others were taken.
     """
 
     points: np.ndarray
@@ -91,9 +92,17 @@ class Cloud:
     names: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     measured: np.ndarray | None = None
+    rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.points)
+
+    @property
+    def file_rows(self) -> np.ndarray:
+        """Return which of the file's points each is: int64 [P]."""
+        if self.rows is not None:
+            return self.rows
+        return np.arange(len(self)) if self.measured is None else np.flatnonzero(self.measured)
 
     @property
     def num_unmeasured(self) -> int:
@@ -112,6 +121,7 @@ class Cloud:
             None if self.attributes is None else self.attributes[rows],
             self.names,
             None if self.labels is None else self.labels[rows],
+            rows=self.file_rows[rows],
         )
 
     def with_labels(self, labels: np.ndarray) -> "Cloud":

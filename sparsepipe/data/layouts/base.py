@@ -3,13 +3,14 @@
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from ...display.counting import number_of
 from ...errors import InputError
 from ...io.files import read_json
+from ...io.paths import name_text
 from ..formats import READERS, Cloud, Mesh, Reading, suffix_of
 from ..formats.base import decoded, read_bytes
 from ..labels import CLASSIFICATION, SEGMENTATION
@@ -74,6 +75,10 @@ class DataFolder:
     faults: tuple[str, ...] = ()  # what keeps it from being used, one line each; `open_folder` raises the first
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_text(self.name))
+        object.__setattr__(self, "classes", tuple(map(name_text, self.classes)))
+        files = (replace(file, name=name_text(file.name)) if not file.name.isascii() else file for file in self.files)
+        object.__setattr__(self, "files", tuple(files))
         _ = self.reading  # what dataset.json says wrongly is refused now
         for names, what in ((self.classes, "classes"), (self.parts, "parts")):
             if twins := names_alike(names):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ...io.fields import shown
 from ...io.files import read_json, write_json
+from ...io.paths import expanded
 from ...io.quantities import SIZE
 
 FORMAT = "sparsepipe-forest-1"
@@ -110,7 +111,7 @@ _ARRAYS = {
 def read_bounded_json(path: Path | str, *, what: str) -> Any:
     """Read JSON of a size that fits into memory. Raises InputError for a larger file, unread."""
     try:
-        size = Path(path).stat().st_size
+        size = expanded(path).stat().st_size
     except (OSError, ValueError):
         size = 0  # what is wrong is told by who reads it
     if size > MOST_FILE_BYTES:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.batch import PointBatch
+from ...data.reach import reach, within_reach
 from ...errors import InputError
 from ...models.base import LayerRow
 from ...models.rows import Row
@@ -14,7 +15,7 @@ from ..base import CoordinateSet, Feature, Parts
 from ..input_checks import checked
 from ..subnetwork import Subnetwork
 from . import machine_code
-from .coordinates import CoordinateManager, pack, within_reach
+from .coordinates import CoordinateManager, pack
 from .layers import AnyTensor, build
 from .tensor import SparseTensor
 from .tuning import fused_kernels
@@ -35,7 +36,8 @@ class NativeEngine:
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> SparseTensor:
         """Raises InputError for a sample too large for the keys; one too far from the origin is moved near it."""
         dimension = batch.coordinates.shape[1] - 1
-        keys, order = torch.sort(pack(within_reach(batch.coordinates.to(device))))
+        placed = within_reach(batch.coordinates.to(device), reach(self.name, dimension))
+        keys, order = torch.sort(pack(placed))
         manager = CoordinateManager(dimension)
         stride = (1,) * dimension
         manager.insert(stride, keys)

@@ -7,16 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...data.reach import AXIS_BITS, check_within, reach
 from ...errors import InputError
 from ...models.rows import each_axis
 from .kernel_map import KernelMap, kernel_map, tiling_map
 
 Stride = tuple[int, ...]
-
-# dimension -> bits per spatial axis; what is left of 63 bits holds the batch index:
-#   | batch | axis 1 | ... | axis D |      order of keys = lexicographic order of (batch, axis 1, ..., axis D)
-_AXIS_BITS = {1: 31, 2: 22, 3: 16, 4: 12}
-_STEPS = {1: 5760, 2: 5760, 3: 5760, 4: 240}  # voxels; samples move by these: usual tensor strides divide them
 
 
 def times(stride: Stride, factor: int | Sequence[int]) -> Stride:
@@ -24,56 +20,22 @@ def times(stride: Stride, factor: int | Sequence[int]) -> Stride:
     return tuple(step * own for step, own in zip(stride, each_axis(factor, len(stride)), strict=True))
 
 
-def _limit(dimension: int) -> int:
-    return 3 << (_AXIS_BITS[dimension] - 3)
-
-
-def within_reach(coordinates: Tensor, limit: int | None = None) -> Tensor:
-    """Return coordinates [N, 1 + D] with each sample moved near the origin, where any is too far from it to be packed.
-
-    `limit` is how far the caller can reach where not as far as keys do.
-
-    The order of voxels within a sample stays, and so does what a network whose tensor strides divide the step makes of
-    them. What fits, and what `pack` refuses for another reason, is returned as it is.
-    """
-    dimension = coordinates.shape[1] - 1
-    if dimension not in _AXIS_BITS or not len(coordinates):
-        return coordinates
-    limit, index = limit or _limit(dimension), coordinates[:, 0].long()
-    low, high = (int(bound) for bound in torch.aminmax(coordinates[:, 1:]))
-    if (-limit <= low and high < limit) or int(index.min()) < 0:
-        return coordinates
-    places = coordinates[:, 1:].long()
-    rows = index[:, None].expand_as(places)
-    bounds = places.new_zeros(int(index.max()) + 1, dimension)
-    lows, highs = (bounds.scatter_reduce(0, rows, places, how, include_self=False) for how in ("amin", "amax"))
-    step = _STEPS[dimension]
-    origins = (lows + highs).div(2 * step, rounding_mode="floor") * step
-    moved = (places - origins.index_select(0, index)).to(coordinates.dtype)
-    return torch.cat([coordinates[:, :1], moved], dim=1)
-
-
 def pack(coordinates: Tensor) -> Tensor:
     """Pack integer coordinates [N, 1 + D] into int64 keys [N].
 
-    An outer quarter of each axis stays free, so that a key plus a kernel offset never runs into the next axis.
+        | batch | axis 1 | ... | axis D |      order of keys = lexicographic order of (batch, axis 1, ..., axis D)
+
     Raises InputError for a dimension other than 1 to 4 and for coordinates that do not fit.
     """
     dimension = coordinates.shape[1] - 1
-    if dimension not in _AXIS_BITS:
-        raise InputError(f"coordinates with {dimension} spatial axes: expected 1 to 4, after the batch index")
-    bits = _AXIS_BITS[dimension]
-    limit, samples = _limit(dimension), 1 << (63 - bits * dimension)
+    limit, bits = reach("native", dimension), AXIS_BITS[dimension]
+    samples = 1 << (63 - bits * dimension)
     coordinates = coordinates.long()
     if len(coordinates):
-        low, high = (bound.tolist() for bound in torch.aminmax(coordinates, dim=0))
-        if low[0] < 0 or high[0] >= samples:
-            raise InputError(f"batch indices {low[0]}..{high[0]}: expected 0..{samples - 1} in {dimension} dimensions")
-        if min(low[1:]) < -limit or max(high[1:]) >= limit:
-            raise InputError(
-                f"voxel coordinates {min(low[1:])}..{max(high[1:])}: expected {-limit}..{limit - 1} in {dimension} "
-                "dimensions; use a larger voxel size or cut the cloud into pieces"
-            )
+        low, high = (int(bound) for bound in torch.aminmax(coordinates[:, 0]))
+        if low < 0 or high >= samples:
+            raise InputError(f"batch indices {low}..{high}: expected 0..{samples - 1} in {dimension} dimensions")
+        check_within(coordinates, limit)
     keys = coordinates[:, 0]
     for axis in range(1, dimension + 1):
         keys = (keys << bits).add_(coordinates[:, axis])
@@ -82,7 +44,7 @@ def pack(coordinates: Tensor) -> Tensor:
 
 def unpack(keys: Tensor, dimension: int) -> Tensor:
     """Return the int32 coordinates [N, 1 + D] of keys."""
-    bits = _AXIS_BITS[dimension]
+    bits = AXIS_BITS[dimension]
     columns = []
     for axis in range(dimension):
         columns.append(((keys >> (bits * (dimension - 1 - axis))) & ((1 << bits) - 1)) - (1 << (bits - 1)))
@@ -90,7 +52,7 @@ def unpack(keys: Tensor, dimension: int) -> Tensor:
 
 
 def batch_index(keys: Tensor, dimension: int) -> Tensor:
-    return keys >> (_AXIS_BITS[dimension] * dimension)
+    return keys >> (AXIS_BITS[dimension] * dimension)
 
 
 class CoordinateManager:

@@ -11,6 +11,7 @@ from typing import Any
 from ...cluster import Cluster, Link
 from ...errors import InputError
 from ...io.files import read_json, read_text
+from ...io.paths import expanded
 from ...io.yaml_files import read_yaml
 from ..dnn_partitioning import PartitioningFile, is_partitioning_file
 from ..sdpipe import cluster_of, load_nodes
@@ -62,7 +63,7 @@ def load_cluster_file(
     "slurm", where no file has that name, is the job of Slurm by its environment `variables`.
     Raises InputError in one line that names the file, what is wrong, and what is expected.
     """
-    path, unsaid = Path(path), Unsaid(device_type, memory_bytes, link or Link(), network or Link())
+    path, unsaid = expanded(path), Unsaid(device_type, memory_bytes, link or Link(), network or Link())
     if path == Path(IN_SLURM) and not path.exists():
         return ClusterFile("slurm", cluster_of_hosts(hosts_of_job(variables), unsaid))
     kind = kind_of(path)
@@ -81,7 +82,7 @@ def tells_links(path: Path) -> bool:
 
 def kind_of(path: Path | str) -> str:
     """The kind of a file, one of KINDS. Raises InputError for one that cannot be read, or is of none of them."""
-    path = Path(path)
+    path = expanded(path)
     if path.suffix == ".toml":
         return "toml"
     if path.suffix == ".json":

@@ -105,7 +105,8 @@ def _evaluated(context: WorkerContext, replicas: Mapping[int, StageReplica], run
     context.exchange.finish()
     for values, what in ((tally.values, "outcomes"), (watch.clock.table, "times"), (watch.busy, "times")):
         process.sum(values, what=f"{what} of the predictions")
-    watch.predictions.write(run_dir / PREDICTIONS, process, plan.stages[-1].ranks, len(batches))
+    last = plan.stages[-1].ranks
+    watch.predictions.write(run_dir / PREDICTIONS, process, last, len(batches), workload.addresses)
     told, samples = tally.report(), sum(map(len, batches))
     pace = watch.clock.report(samples)
     whole = samples / pace["samples_per_second"]

@@ -1,7 +1,7 @@
 """What a run of forwards alone keeps: each minibatch's outputs, row by row, and when it began and was done."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,19 @@ class Predictions:
             found["predictions"] = outputs.argmax(dim=-1).numpy()
         self._rows[minibatch] = found
 
-    def write(self, path: Path, process: Process, ranks: Sequence[int], count: int) -> None:
+    def write(
+        self,
+        path: Path,
+        process: Process,
+        ranks: Sequence[int],
+        count: int,
+        addresses: Callable[[], Mapping[str, Any]],
+    ) -> None:
         """Write those of all ranks as one file, in the order of `count` minibatches. Every rank comes here.
 
-        `ranks` have them: the first of them writes the file. To it come those of the others, by the disk of their host
-        or, where they are on several, over the network.
+        `addresses` gives further arrays of the file, which say what the rows stand for. `ranks` have the rows: the
+        first of them writes the file. To it come those of the others, by the disk of their host or, where they are on
+        several, over the network.
         """
         if process.hosts and not any(set(ranks) <= set(own) for own in process.hosts):
             self._send(process, ranks[0])
@@ -49,7 +57,7 @@ class Predictions:
             return
         arrays = _joined([self._rows[m] for m in range(count)])
         file = io.BytesIO()
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays, **addresses())  # type: ignore[arg-type]
         write_atomic(path, file.getvalue(), make_folder=False)
 
     def _send(self, process: Process, first: int) -> None:

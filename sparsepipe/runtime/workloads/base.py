@@ -121,6 +121,10 @@ class Workload(Protocol):
         """
         ...
 
+    def addresses(self) -> dict[str, Any]:
+        """Return arrays that say what the rows of the validation split stand for, by name; see `Predictions.write`."""
+        ...
+
     def runner(self, plan: Plan, position: Position) -> StageRunner:
         """Return what runs the layers of this process's stage at `position`, warmed up."""
         ...

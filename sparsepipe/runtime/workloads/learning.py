@@ -7,10 +7,13 @@ from functools import cached_property, lru_cache, partial
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ... import data
+from ...data.examples.own import OwnExamples
+from ...data.predicted_points import joined
 from ...derived.digests import digest
 from ...display.counting import number_of
 from ...engines import Engine
@@ -217,6 +220,19 @@ class Learning:
                 f"the network gives {described(found)} for {number_of(len(numbers), 'sample')}: expected a row for each"
             )
         return Rows(found, numbers)
+
+    def addresses(self) -> dict[str, Any]:
+        """Return the names of the validation split's samples and, of voxels, their coordinates and their points."""
+        split = self.task.validation
+        assert split is not None
+        names = {"name": np.array([split.name(index) for index in range(len(split))])}
+        if not self._of_voxels:
+            return names
+        clouds = split.clouds if isinstance(split, OwnExamples) else split
+        if isinstance(clouds, data.VoxelDataset):
+            return names | joined([clouds.address(index) for index in range(len(clouds))])
+        voxels = [split.batch([index]).coordinates[:, 1:].numpy() for index in range(len(split))]
+        return names | {"coordinates": np.concatenate(voxels)}
 
     @cached_property
     def _all_labels(self) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from torch import nn
 
 from ... import data
 from ...data.examples import ExampleDataset, is_examples, open_examples
-from ...data.layouts import SEGMENTATION
+from ...data.reach import reach
 from ...engines import AUTO, Engine, engine
 from ...errors import InputError
 from ...functions import short_name
@@ -80,17 +80,7 @@ def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
         return open_examples(
             config.data, split=split, seed=seed, cache=config.cache, augmentation=augmentation, **options
         )
-    return data.load(
-        config.data,
-        split=split,
-        voxel_size=config.voxel_size,
-        num_points=config.num_points,
-        seed=seed,
-        task=config.task or (SEGMENTATION if SEGMENTATION in config.model else None),
-        features=config.features,
-        augmentation=config.augmentation if split == "train" else None,
-        cache=config.cache,
-    )
+    return data.load(config.data, split=split, seed=seed, cache=config.cache, **config.of_clouds(split))
 
 
 def _table_task(config: DataConfig, engine_name: str, training: Dataset, validation: Dataset | None) -> LearningTask:
@@ -98,8 +88,9 @@ def _table_task(config: DataConfig, engine_name: str, training: Dataset, validat
         raise InputError(f"model {config.model} takes point clouds, {config.data} has examples of other kinds")
     facts = training.facts
     net = network(config.model, num_classes=facts["num_classes"], in_channels=facts.get("in_channels", 1))
-    near = [_near_origin(split, net.coarsest_stride) for split in (training, validation)]
-    return LearningTask(net, engine(engine_name), near[0], near[1], _loss_of(config, training))
+    chosen = engine(engine_name)
+    near = [_near_origin(split, net.coarsest_stride, chosen) for split in (training, validation)]
+    return LearningTask(net, chosen, near[0], near[1], _loss_of(config, training))
 
 
 def _has_clouds(dataset: Dataset) -> bool:
@@ -111,8 +102,11 @@ def first_samples(dataset: Dataset) -> range:
     return range(min(2, len(dataset)))
 
 
-def _near_origin(dataset: Any, steps: tuple[int, ...] | None) -> Any:
-    return dataset.near_origin(steps) if isinstance(dataset, data.VoxelDataset) else dataset
+def _near_origin(dataset: Any, steps: tuple[int, ...] | None, chosen: Engine) -> Any:
+    """Return a split whose clouds the engine can hold: others are refused with their file when they are read."""
+    if not isinstance(dataset, data.VoxelDataset):
+        return dataset
+    return dataset.near_origin(steps, reach=reach(chosen.name, 3))
 
 
 def _module_task(
@@ -131,6 +125,7 @@ def _module_task(
         args = json_object(config.model_args, "model_args")
         module = build_module(config.model, args, facts, seed=seed)
     chosen = engine(_engine_for(module, engine_name, config.model))
+    training, validation = (_near_origin(split, None, chosen) for split in (training, validation))
     batch = training.batch(first_samples(training))
     if isinstance(batch, data.PointBatch) != chosen.takes_points:
         has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"

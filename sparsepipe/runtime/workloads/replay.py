@@ -162,6 +162,9 @@ class Replay:
     def rows(self, samples: Any, indices: Sequence[int], output: Any) -> Rows:
         return Rows(output[: len(indices)], torch.tensor(tuple(indices), dtype=torch.int64))
 
+    def addresses(self) -> dict[str, Any]:
+        return {}
+
     @property
     def score_names(self) -> tuple[str, ...]:
         return ()

@@ -12,6 +12,7 @@ import torch
 from ....derived.seeds import sample_seed
 from ....errors import InputError
 from ....io.fields import given_integer
+from ....io.paths import name_text
 from ...presence import look_at
 from ..base import ExampleBatch
 from ..files import check_indices, named_digest
@@ -58,7 +59,7 @@ class ImageExamples:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.pictures.classes
+        return tuple(map(name_text, self.pictures.classes))
 
     @property
     def labels(self) -> tuple[int, ...]:
@@ -85,7 +86,7 @@ class ImageExamples:
     def origin(self) -> dict[str, Any]:
         style = self.pictures.style
         return {
-            "name": self.root.name,
+            "name": name_text(self.root.name),
             "split": self.split,
             "samples": len(self),
             "classes": list(self.classes),
@@ -103,7 +104,7 @@ class ImageExamples:
         return self.augmentation if self.split == "train" else None
 
     def name(self, index: int) -> str:
-        return self.pictures.name(index)
+        return name_text(self.pictures.name(index))
 
     def look(self) -> None:
         """Check that all files are there, without reading them."""

@@ -16,6 +16,7 @@ import torch
 from ....derived.seeds import sample_seed
 from ....errors import InputError
 from ....io.fields import given_integer
+from ....io.paths import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at
@@ -136,7 +137,7 @@ class PlainTextExamples(TextExamples):
     @cached_property
     def origin(self) -> dict[str, Any]:
         return {
-            "name": self.root.name,
+            "name": name_text(self.root.name),
             "split": self.split,
             "samples": len(self),
             "synthetic": self.synthetic,

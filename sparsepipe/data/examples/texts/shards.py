@@ -11,6 +11,7 @@ import numpy as np
 from ....errors import InputError
 from ....io.fields import given_integer
 from ....io.files import read_text
+from ....io.paths import name_text
 from ...labels import IGNORED
 from ...presence import look_at
 from ..base import ExampleBatch
@@ -97,7 +98,7 @@ class ShardExamples(TextExamples):
     @cached_property
     def origin(self) -> dict[str, Any]:
         return {
-            "name": self.root.name,
+            "name": name_text(self.root.name),
             "split": self.split,
             "samples": len(self),
             "synthetic": self.synthetic,

@@ -17,6 +17,7 @@ import torch
 
 from ....errors import InputError
 from ....io.fields import given_integer
+from ....io.paths import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at
@@ -134,7 +135,7 @@ class TranslationExamples(TextExamples):
     def origin(self) -> dict[str, Any]:
         source, target = (file.name.rpartition(".")[2] for file in self._texts.files)
         return {
-            "name": self.root.name,
+            "name": name_text(self.root.name),
             "split": self.split,
             "samples": len(self),
             "synthetic": self.synthetic,

@@ -17,6 +17,7 @@ import numpy as np
 from ....errors import InputError
 from ....io.fields import complaint, given_integer
 from ....io.files import read_text
+from ....io.paths import expanded
 from ...cache import SampleCache, sample_key
 from .ragged import Ragged
 
@@ -83,7 +84,7 @@ def opened_vocabulary(
     of range, and for a file that is no vocabulary, lacks the special tokens, or is of another text.
     """
     if given is not None:
-        return _read(Path(given), special, read())
+        return _read(expanded(given), special, read())
     given_integer(size, "vocabulary_size", least=_LEAST)
     if size > _MOST:
         raise InputError(f"vocabulary_size {size} given, expected {_MOST} at most")
