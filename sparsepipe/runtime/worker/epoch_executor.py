@@ -172,7 +172,7 @@ class EpochExecutor:
 
     def _whole_backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], m: int, *, scale: float
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         """Gather or average the gradients of the weights; return those of what was received."""
         weights, leaves = self.replica.weights, list(flight.version.tensors.values())
         turn = m // self.replica.own.round  # replicas take every minibatch but their own elsewhere
@@ -276,8 +276,10 @@ class EpochExecutor:
         """The unit that ends with an update of these minibatches, where pipelines average."""
         return self.units.ended_by(members, self.program.num_minibatches, self.feed.samples) if self.units else None
 
-    def _mean(self, num_minibatches: int, *, what: str) -> list[Tensor]:
-        gradients = self.replication.mean(self.replica.weights.take_gradients, num_minibatches, what=what)
+    def _mean(self, num_minibatches: int, *, what: str) -> list[Tensor | None]:
+        weights = self.replica.weights
+        newest = list(weights.newest.tensors.values())
+        gradients = self.replication.mean(newest, weights.take_gradients, num_minibatches, what=what)
         if self.replica.runner.averaging_seconds:
             time.sleep(self.replica.runner.averaging_seconds)
         return gradients
