@@ -177,6 +177,18 @@ def sentences(split: str, kind: str, mask: bool = True) -> Sentences:
     return Sentences(18 if split == "train" else 6, 1 if split == "train" else 2, kind, mask)
 
 
+class Unlabelled(Spots):
+    """The first three pictures have no label."""
+
+    def __getitem__(self, index: int) -> tuple:
+        picture, label = super().__getitem__(index)
+        return picture, label if index > 2 else -100
+
+
+def unlabelled(split: str) -> Unlabelled:
+    return Unlabelled(18 if split == "train" else 3, 1)
+
+
 def spots(split: str) -> Spots:
     return Spots(18 if split == "train" else 8, 1 if split == "train" else 2)
 

@@ -15,6 +15,7 @@ from runtime_jobs import Job, run_jobs, same_training
 from test_runtime_laws import CLOSE, Oracle, _optimizer
 from torch.func import functional_call
 
+from sparsepipe.cli.run_text import summary_text
 from sparsepipe.data.examples import open_examples
 from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
@@ -24,6 +25,7 @@ from sparsepipe.models.traced.building import build_module
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profiler import profile_model
 from sparsepipe.profiler.spread import spread_examples
+from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.opening import open_task
@@ -260,6 +262,23 @@ def test_what_the_loss_does_not_reach_is_not_trained_to_the_bit(tmp_path):
     never = {name for name, parameter in module.named_parameters() if torch.equal(parameter, begun[name])}
     assert never == {"stray.weight", "stray.bias", "end.weight", "end.bias"}
     assert result.tensors("velocity").keys() == begun.keys() - never
+
+
+def test_without_labels_there_is_no_loss_and_no_step(tmp_path):
+    """Nothing is labelled in the first minibatch, which is all that is trained, and in the validation split."""
+    labels = {"data": f"{OWN}:unlabelled", "loss": "classes", "validate": True, "shuffle": False}
+    config = settings(**HEADS | labels, minibatches=1, optimizer="adamw")
+    result = run_jobs(tmp_path, [Job("unlabelled", plan_of(config, [[0]]), config)])["unlabelled"]
+    module = build_module(config.model, {}, {"num_classes": 4}, seed=config.seed)
+    assert all(torch.equal(result.tensors()[name], parameter) for name, parameter in module.named_parameters())
+    (step,), (epoch,), (summary,) = (result.rows(event) for event in ("step", "epoch", "summary"))
+    assert (step["loss"], step["counted"], step["samples"]) == (None, 0, 3)
+    nothing = {"loss": None, "accuracy": None, "samples": 3, "counted": 0}
+    assert epoch["train"] == {**nothing, "minibatches": 1} and epoch["validation"] == nothing
+    assert (summary["train"], summary["validation"]) == (epoch["train"], epoch["validation"])
+    record = RunRecord(result.folder)
+    assert record.frame("epoch")["validation.counted"].tolist() == [0]
+    assert "validation without labels: no loss, no accuracy" in summary_text(summary)
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ class Replay:
     def score_names(self) -> tuple[str, ...]:
         return ()
 
-    def scores(self, found: Checkpoint) -> dict[str, float]:
+    def scores(self, found: Checkpoint) -> dict[str, float | None]:
         return {}
 
     @property
@@ -264,7 +264,7 @@ class SleptStage:
         detailed: bool = False,
         weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
-        return torch.zeros(()), Outcome(0.0, samples, samples, 0)
+        return torch.zeros(()), Outcome(None, samples, 0)  # nothing is learned
 
     def result(self, outputs: Mapping[str, Any]) -> Tensor:
         return torch.zeros(0)  # nothing is computed
