@@ -16,7 +16,7 @@ from .display.numbers import gap_text, rate_text
 from .display.plan_text import stage_table, warmups_told
 from .errors import InputError
 from .graph import LayerGraph
-from .io.fields import integer, number, shown, texts
+from .io.fields import integer, maybe, number, shown, texts
 from .io.files import read_json, write_json
 from .plan import FORMAT, Plan, Stage
 from .replication import rule_from_json, rule_to_json
@@ -34,7 +34,7 @@ class Pipelines:
 
     pipelines: tuple[Plan, ...]
     replication: Rule
-    samples: float = 1.0  # of a minibatch; 1 where the profile that was planned with does not tell
+    samples: float | None = None  # of a minibatch; None: the profile that was planned with does not say
     # Seconds per minibatch of all together that no split of the devices beats by the planner's cost model; None: no
     # such bound is proven.
     lower_bound_seconds: float | None = None
@@ -44,7 +44,7 @@ class Pipelines:
     data_parallel_seconds: float | None = None  # period of one stage over all devices; None: it was not planned for
 
     @classmethod
-    def alike(cls, plan: Plan, count: int, replication: Rule, *, samples: float = 1.0) -> "Pipelines":
+    def alike(cls, plan: Plan, count: int, replication: Rule, *, samples: float | None = None) -> "Pipelines":
         """Return `count` pipelines of the same plan, whose ranks are from 0: each on the next ranks of a cluster."""
         integer(count, "pipelines", least=2)
         num_ranks = len(plan.ranks)
@@ -53,6 +53,11 @@ class Pipelines:
             stages = (replace(one, ranks=tuple(rank + k * num_ranks for rank in one.ranks)) for one in plan.stages)
             copies.append(replace(plan, stages=tuple(stages)))
         return cls(tuple(copies), replication, samples)
+
+    @property
+    def counted(self) -> str:
+        """What its throughput counts: "samples", or "minibatches" if it does not know how many samples one has."""
+        return "minibatches" if self.samples is None else "samples"
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -192,6 +197,7 @@ class Pipelines:
             "replication": rule_to_json(self.replication),
             "samples": self.samples,
             "samples_per_second": self._samples_per_second(rate),
+            "minibatches_per_second": rate,
             "pipelines": [
                 {**document, "samples_per_second": self._samples_per_second(_rate(plan))}
                 for document, plan in zip(documents, self.pipelines, strict=True)
@@ -202,7 +208,7 @@ class Pipelines:
         }
 
     def _samples_per_second(self, rate: float | None) -> float | None:
-        return None if rate is None else rate * self.samples
+        return None if rate is None or self.samples is None else rate * self.samples
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Pipelines":
@@ -221,7 +227,7 @@ class Pipelines:
         return cls(
             tuple(_pipeline(k, entry) for k, entry in enumerate(entries)),
             rule_from_json(document["replication"]),
-            number(document.get("samples", 1.0), "samples"),
+            maybe(number)(document.get("samples"), "samples"),
             None if bound is None else number(bound, "lower_bound_seconds"),
             number(document.get("plan_seconds", 0.0), "plan_seconds"),
             texts(document.get("warnings", []), "warnings"),
@@ -265,7 +271,8 @@ class Pipelines:
             f"{self.replication.name}"
         )
         if rate := self.minibatches_per_second:
-            text += f", {rate_text(rate, 'minibatches')} ({rate_text(rate * self.samples)}) where none waits"
+            samples = "" if self.samples is None else f" ({rate_text(rate * self.samples)})"
+            text += f", {rate_text(rate, 'minibatches')}{samples} where none waits"
             text += ", gap not proven" if self.gap is None else f", gap {gap_text(self.gap)}"
         return one_line(text)
 

@@ -234,14 +234,14 @@ class Trained:
             averager.load_state(state)
         self.update = 0
 
-    def step(self, gradient: Callable[[str, Tensor], Tensor], *, samples: int = 4, rate: float = 0.1) -> None:
+    def step(self, gradient: Callable[[str, Tensor], Tensor | None], *, samples: int = 4, rate: float = 0.1) -> None:
         """One update of every stage. `gradient(name, weight)` is a weight's. Each stage has a thread, as it has a rank:
         one that waits for other pipelines keeps nobody else waiting."""
         with ThreadPoolExecutor(len(self.stages)) as ranks:
             list(ranks.map(lambda k: self._step(k, gradient, samples, rate), reversed(range(len(self.stages)))))
         self.update += 1
 
-    def _step(self, k: int, gradient: Callable[[str, Tensor], Tensor], samples: int, rate: float) -> None:
+    def _step(self, k: int, gradient: Callable[[str, Tensor], Tensor | None], samples: int, rate: float) -> None:
         replica, averager = self.stages[k], self.averagers[k]
         tensors = replica.weights.newest.tensors
         gradients = [gradient(name, tensor.detach()) for name, tensor in tensors.items()]

@@ -54,6 +54,21 @@ class Pictures(nn.Module):
         return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
+class Heads(nn.Module):
+    """Three heads on one trunk, each of two layers: `heads_loss` reaches one always, one at times and one never."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(64, 12)
+        self.middle, self.aside, self.stray = (nn.Linear(12, 12) for _ in range(3))
+        self.head, self.side, self.end = (nn.Linear(12, num_classes) for _ in range(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = torch.tanh(self.trunk(x.flatten(1)))
+        middle, aside, stray = torch.tanh(self.middle(x)), torch.tanh(self.aside(x)), torch.tanh(self.stray(x))
+        return {"logits": self.head(middle), "side": self.side(aside), "end": self.end(stray)}
+
+
 class Recurrent(nn.Module):
     """Two LSTMs, the state of the first begins the second."""
 
@@ -75,6 +90,10 @@ def tied(width: int = 8, dropout: float = 0.0) -> nn.Module:
 
 def pictures(num_classes: int) -> nn.Module:
     return Pictures(num_classes)
+
+
+def heads(num_classes: int) -> nn.Module:
+    return Heads(num_classes)
 
 
 def recurrent(width: int = 8) -> nn.Module:
@@ -158,6 +177,18 @@ def sentences(split: str, kind: str, mask: bool = True) -> Sentences:
     return Sentences(18 if split == "train" else 6, 1 if split == "train" else 2, kind, mask)
 
 
+class Unlabelled(Spots):
+    """The first three pictures have no label."""
+
+    def __getitem__(self, index: int) -> tuple:
+        picture, label = super().__getitem__(index)
+        return picture, label if index > 2 else -100
+
+
+def unlabelled(split: str) -> Unlabelled:
+    return Unlabelled(18 if split == "train" else 3, 1)
+
+
 def spots(split: str) -> Spots:
     return Spots(18 if split == "train" else 8, 1 if split == "train" else 2)
 
@@ -165,3 +196,9 @@ def spots(split: str) -> Spots:
 def words_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor:
     logits = output["logits"] if isinstance(output, dict) else output
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=-100)
+
+
+def heads_loss(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    """The side head is judged in some minibatches alone, so that others have no gradient of it."""
+    loss = functional.cross_entropy(output["logits"], target)
+    return loss + functional.cross_entropy(output["side"], target) if int(target[0]) == 1 else loss

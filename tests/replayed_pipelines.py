@@ -31,11 +31,11 @@ Row = Mapping[str, Any]
 class Learner:
     """One pipeline of one stage in this process: trains on minibatches by their numbers, as its rank did."""
 
-    def __init__(self, plan: Plan, config: RunConfig) -> None:
+    def __init__(self, plan: Plan, config: RunConfig, *, averages_gradients: bool = False) -> None:
         self.workload, self.config = Learning.open(config), config
         connections = Connections(Process(0, 1, torch.device("cpu"), 60), compile_until_steady(plan))
         self.replica = StageReplica.open(plan, config, position=connections.at(0), workload=self.workload)
-        self.held = Held(self.replica)
+        self.held = Held(self.replica, of_gradients=averages_gradients)
 
     def gradients(self, number: int) -> tuple[float, list[Tensor]]:
         """Return a minibatch's loss and gradients."""
@@ -297,7 +297,8 @@ class Replay:
     def __init__(self, result: PipelinesResult, plan: Pipelines, config: RunConfig, *, epoch_minibatches: int) -> None:
         count = len(plan.pipelines)
         self.told, self.rule = Told(result, count, epoch_minibatches), plan.replication
-        self.learners = [Learner(plan.local(k), config) for k in range(count)]
+        of_gradients = self.rule.arithmetic is Arithmetic.MEAN_GRADIENTS
+        self.learners = [Learner(plan.local(k), config, averages_gradients=of_gradients) for k in range(count)]
         self.snapshots: dict[tuple[int, int], Tensor] = {}  # what was contributed, by pipeline and update
         self.ends: dict[tuple[int, int], Tensor] = {}  # what the last average is of
         self.merging = MERGINGS[self.rule.arithmetic](self)

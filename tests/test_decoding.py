@@ -115,7 +115,7 @@ def test_bleu_pairs_each_translation_with_its_target() -> None:
     assert bleu(Copier(shift=1), examples, vocabulary=Numbers(), most_sentences=100)["bleu"] < 5
     some = bleu(model, examples, vocabulary=Numbers(), most_sentences=4)
     assert some == {"bleu": pytest.approx(100.0), "bleu_sentences": 4.0}
-    assert bleu(model, Copies([]), vocabulary=Numbers(), most_sentences=4) == {"bleu": 0.0, "bleu_sentences": 0.0}
+    assert bleu(model, Copies([]), vocabulary=Numbers(), most_sentences=4) == {"bleu": None, "bleu_sentences": 0.0}
 
 
 def test_bleu_of_copies_is_what_a_network_that_copies_gets() -> None:

@@ -1,5 +1,6 @@
 """Loss and scores of hand-made outputs whose values are known."""
 
+import json
 import math
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 
 from sparsepipe.data import IGNORED
 from sparsepipe.errors import InputError
-from sparsepipe.losses import CrossEntropy, Segmentation, Tally
-from sparsepipe.losses.classes import mean_iou
+from sparsepipe.losses import CrossEntropy, Segmentation, Tally, open_loss
+from sparsepipe.losses.masked_words import MaskedWords
 
 
 def _certain(classes: list[int], num_classes: int) -> torch.Tensor:
@@ -28,7 +29,7 @@ def test_classification_counts_samples() -> None:
     told = tally.report()
     assert told["samples"] == 6
     assert told["loss"] == pytest.approx((4 * math.log(8) + 2 * sure.loss) / 6)
-    assert set(told) == {"loss", "accuracy", "samples", "top5_accuracy"}
+    assert set(told) == {"loss", "accuracy", "samples", "counted", "top5_accuracy"} and told["counted"] == 6
 
 
 def test_top_five_counts_a_class_among_the_first() -> None:
@@ -45,14 +46,52 @@ def test_voxels_without_a_class_count_for_nothing() -> None:
     assert (outcome.samples, outcome.counted, outcome.correct) == (1, 3, 2)
     assert outcome.details.view(3, 3).tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
     _, nothing = Segmentation(3)(rows, torch.full((4,), IGNORED), samples=1)
-    assert (nothing.loss, nothing.counted) == (0.0, 0)
+    assert (nothing.loss, nothing.counted) == (None, 0)
 
 
 def test_mean_iou_is_over_classes_that_occur() -> None:
     """Class 0: 1 of 2 in either; class 1: 1 of 1; class 2 found once, never right; class 3 does not occur."""
     confusion = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    assert mean_iou(confusion) == pytest.approx((0.5 + 1.0 + 0.0) / 3)
-    assert mean_iou(torch.zeros(3, 3)) == 0.0
+    told = Segmentation(4).report(confusion.double(), 4)
+    assert told == {"mean_iou": pytest.approx((0.5 + 1.0 + 0.0) / 3), "iou_classes": 3}
+    assert Segmentation(3).report(torch.zeros(9, dtype=torch.float64), 0) == {"mean_iou": None, "iou_classes": 0}
+
+
+def _own_loss(output, target):
+    """A mean over what is labelled: of nothing it is NaN."""
+    known = target != IGNORED
+    loss = torch.nn.functional.cross_entropy(output, target, ignore_index=IGNORED)
+    return loss, {"counted": int(known.sum()), "correct": 0, "margin": float("nan") if not known.any() else 1.0}
+
+
+@pytest.mark.parametrize("name", ["classes", "voxels", "tokens", "masked-words", f"{__file__}:_own_loss"])
+def test_a_mean_over_nothing_is_no_number(name) -> None:
+    """Nothing labelled was a loss of 0 and an accuracy of 0: the best loss there is."""
+    loss = open_loss(name, facts={"num_classes": 8})
+    output, target = torch.zeros(4, 8, requires_grad=True), torch.full((4,), IGNORED)
+    if name in ("tokens", "masked-words"):
+        output, target = output[None], target[None]
+    tally = Tally(loss)
+    tally.add(loss(output, target, samples=4, detailed=True)[1])
+    told = tally.report()
+    assert (told.pop("samples"), told.pop("counted"), told.pop("iou_classes", 0)) == (4, 0, 0)
+    assert {"loss", "accuracy"} <= told.keys() and set(told.values()) == {None}
+    json.dumps(told, allow_nan=False)
+    assert Tally(loss).report()["loss"] is None, "a rank that saw no minibatch"
+
+
+def test_masked_words_and_sentences_are_means_of_their_own() -> None:
+    """No word is masked: the loss is the sentences', and the words' output gets no gradient, not even zeros."""
+    words, sentences = torch.zeros(2, 3, 8, requires_grad=True), torch.zeros(2, 2, requires_grad=True)
+    target = {"words": torch.full((2, 3), IGNORED), "next_sentence": torch.tensor([0, 1])}
+    loss, outcome = MaskedWords()((words, sentences), target, samples=2, detailed=True)
+    assert outcome.loss == loss.item() == pytest.approx(math.log(2))
+    assert torch.autograd.grad(loss, [words, sentences], allow_unused=True)[0] is None
+    tally = Tally(MaskedWords())
+    tally.add(outcome)
+    told = tally.report()
+    assert (told["loss"], told["accuracy"], told["perplexity"]) == (pytest.approx(math.log(2)), None, None)
+    assert (told["counted"], told["sentences"], told["sentence_accuracy"]) == (0, 2, 0.5)
 
 
 def test_a_label_for_each_row() -> None:

@@ -159,6 +159,7 @@ def test_a_loss_of_ones_own_is_trained_on_and_reported(own) -> None:
     tally.add(mine(output[:1, 1:], target[:1, 1:], samples=1, detailed=True)[1])
     # Means over all five numbers that were counted, four of the first batch and one of the second.
     expected = {"loss": 2 * (1.2 + 1.0) / 5, "worst": (4 * 1.0 + 1.0) / 5, "accuracy": 3 / 5, "samples": 3}
+    expected["counted"] = 5
     assert tally.report() == pytest.approx(expected)
 
 
@@ -216,7 +217,7 @@ def test_the_last_layer_may_compute_the_loss() -> None:
         assert found is value and (outcome.loss, outcome.counted) == (2.0, 4)
     tally = Tally(loss)
     tally.add(outcome)
-    assert tally.report() == {"loss": 2.0, "samples": 4}  # nothing is known of what is right
+    assert tally.report() == {"loss": 2.0, "samples": 4, "counted": 4}  # nothing is known of what is right
     with torch.no_grad():
         assert loss(value * 2, None, samples=4)[1].loss == 4.0  # as a validation does
 

@@ -60,7 +60,7 @@ def test_padding_and_how_sentences_are_batched_change_no_report() -> None:
     assert parts.report() == pytest.approx(whole.report(), rel=1e-6)
     plain = sum(by_hand(logits.detach(), target, 0.0)) / 7
     assert whole.report()["perplexity"] == pytest.approx(math.exp(plain), rel=1e-6)  # of the labels as they are
-    assert set(whole.report()) == {"loss", "accuracy", "perplexity", "samples"}
+    assert set(whole.report()) == {"loss", "accuracy", "perplexity", "samples", "counted"}
 
 
 def test_no_gradient_goes_to_padding() -> None:
@@ -98,7 +98,7 @@ def test_masked_words_and_next_sentences_are_averaged_each_over_their_own() -> N
     report = tally.report()
     assert report["perplexity"] == pytest.approx(math.exp(sum(told) / 4), rel=1e-5)
     assert report["sentence_accuracy"] == ((output[1].argmax(-1) == target["next_sentence"]).float().mean())
-    assert set(report) == {"loss", "accuracy", "perplexity", "sentence_accuracy", "samples"}
+    assert set(report) == {"loss", "accuracy", "perplexity", "sentence_accuracy", "sentences", "samples", "counted"}
 
 
 def test_masked_words_add_up_over_batches_of_unlike_many_words() -> None:

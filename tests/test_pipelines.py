@@ -35,6 +35,16 @@ def test_good_pipelines_have_no_violations():
     assert pipelines().check(GRAPH, Cluster.uniform(5)) == pipelines()
 
 
+def test_without_a_batch_size_its_throughput_is_in_minibatches(tmp_path):
+    """Minibatches per second stood there as samples per second."""
+    whole = pipelines()
+    document = json.loads(whole.save(tmp_path / "plan.json").read_text())
+    assert Pipelines.load(tmp_path / "plan.json") == whole and document["samples"] is None
+    assert document["samples_per_second"] is None and document["minibatches_per_second"] == 6
+    assert [one["samples_per_second"] for one in document["pipelines"]] == [None, None]
+    assert "samples" not in whole.summary() and "minibatches/s" in whole.summary()
+
+
 def test_disk_round_trip(tmp_path):
     told = {"lower_bound_seconds": 0.15, "plan_seconds": 0.01, "data_parallel_seconds": 0.4}
     whole = pipelines(samples=8.0, warnings=("slow",), **told)

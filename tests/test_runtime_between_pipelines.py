@@ -2,6 +2,7 @@
 
 import time
 import zlib
+from functools import partial
 
 import pytest
 import torch
@@ -153,6 +154,31 @@ def test_gradients_are_averaged_before_the_step():
         close({name: found[f"velocity:{name}"] for name in velocity}, velocity)
     updates = [facts["update"] for pipeline, _, facts in board.facts if pipeline == 1 and not facts.get("last")]
     assert updates == [0, 1, 2, 3, 4]
+
+
+def test_a_weight_is_stepped_if_the_loss_of_any_pipeline_reaches_it():
+    """The first weight is reached in one pipeline, in update 0 alone: momentum takes it no further. The last is reached
+    in none."""
+    layers, weights, _ = network(5)
+    first, *others, last = sorted(weights)
+    board = Board(RULES["all-reduce"](), 2)
+    trained = [Trained(board, p, layers, weights, cuts=cuts, momentum=0.9) for p, cuts in enumerate([(), (2,)])]
+
+    def gradient(one, name, weight):
+        alone = name == first and one.client.pipeline == 0 and one.update == 0
+        return torch.ones_like(weight) if name in others or alone else None
+
+    try:
+        at_once(*(lambda one=one: [one.step(partial(gradient, one)) for _ in range(2)] for one in trained))
+        at_once(*(one.finish for one in trained))
+    finally:
+        for one in trained:
+            one.close()
+    moved = dict.fromkeys(others, 0.1 * (1 + 1.9)) | {first: 0.1 * 0.5, last: 0.0}
+    for one in trained:
+        close(one.weights(), {name: weight - moved[name] for name, weight in weights.items()})
+        kept = {key for own in one.stages for key in own.tensors() if key.startswith("velocity:")}
+        assert kept == {f"velocity:{name}" for name in (first, *others)}
 
 
 def test_buffers_are_averaged_and_counts_stay_local():

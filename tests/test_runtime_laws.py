@@ -101,7 +101,8 @@ class Oracle:
                 if m == members[-1]:
                     ready.append((s, sums[s].pop(step)))
                     self._set_rate(s, epoch * len(order) + members[0], len(order))
-            sums_of = [sum(g[k] for g in of_round).flatten() for _, of_round in ready for k in of_round[0]]
+            # A weight that the loss of no minibatch of the round reaches has no gradient, and is not stepped.
+            sums_of = [g[k].flatten() for _, of_round in ready for g in [_sums(of_round)] for k in g]
             norm = torch.cat([torch.zeros(1), *sums_of]).norm()
             for s, of_round in ready:
                 self._update(s, of_round, min(1.0, (config.clip_norm or torch.inf) / max(float(norm), 1e-30)))
@@ -151,8 +152,9 @@ class Oracle:
             group["lr"] = factor * config.learning_rate
 
     def _update(self, s: int, gradients: list[dict], factor: float) -> None:
+        sums = _sums(gradients)
         for name, weight in self.weights[s].items():
-            weight.grad = factor * torch.stack([g[name] for g in gradients]).sum(0)
+            weight.grad = factor * sums[name] if name in sums else None
         self.optimizers[s].step()
 
     def _average_buffers(self) -> None:
@@ -205,6 +207,11 @@ def _optimizer(weights, config: RunConfig) -> torch.optim.Optimizer:
     if config.optimizer in ("adam", "adamw"):
         return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer](weights, **settings)
     return torch.optim.SGD(weights, momentum=config.momentum, **settings)
+
+
+def _sums(gradients: list[dict]) -> dict[str, torch.Tensor]:
+    names = dict.fromkeys(name for of_minibatch in gradients for name in of_minibatch)
+    return {name: torch.stack([g[name] for g in gradients if name in g]).sum(0) for name in names}
 
 
 def _copy(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

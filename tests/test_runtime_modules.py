@@ -10,10 +10,12 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as functional
+from own_networks import heads_loss
 from runtime_jobs import Job, run_jobs, same_training
 from test_runtime_laws import CLOSE, Oracle, _optimizer
 from torch.func import functional_call
 
+from sparsepipe.cli.run_text import summary_text
 from sparsepipe.data.examples import open_examples
 from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
@@ -23,6 +25,7 @@ from sparsepipe.models.traced.building import build_module
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profiler import profile_model
 from sparsepipe.profiler.spread import spread_examples
+from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.opening import open_task
@@ -32,6 +35,7 @@ pytestmark = pytest.mark.timeout(600)
 OWN = f"{__file__.rpartition('/')[0]}/own_networks.py"
 WORDS = {"model": f"{OWN}:tied", "data": f"{OWN}:words"}
 PICTURES = {"model": f"{OWN}:pictures", "data": f"{OWN}:spots"}
+HEADS = {"model": f"{OWN}:heads", "data": f"{OWN}:spots", "loss": f"{OWN}:heads_loss", "weight_decay": 0.1}
 RECURRENT = {"model": f"{OWN}:recurrent", "data": f"{OWN}:words", "data_args": '{"mask_as": "in order"}'}
 GNMT = {
     "model": "gnmt-small",
@@ -81,6 +85,17 @@ LAWS: dict[str, tuple] = {
     "bert, stash": (BERT, [[0], [1], [2]], STASH, {}),
     "bert, 2bw": (BERT, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
     "recurrent, stash": (RECURRENT, [[0], [1]], STASH, {}),
+    "heads, one process": (HEADS, [[0]], FLUSH, {}),
+    "heads, 2 stages": (HEADS, [[0], [1]], FLUSH, {}),
+    "heads, 3 stages, sockets": (HEADS, [[0], [1], [2]], FLUSH, {"shared_memory": False}),
+    "heads, zero-bubble": (HEADS, [[0], [1]], {**FLUSH, "schedule": "zero-bubble"}, {}),
+    "heads, recompute, clipped": (HEADS, [[0], [1]], {**FLUSH, "recompute": True}, {"clip_norm": 0.5}),
+    "heads, data parallel": (HEADS, [[0, 1]], STASH, {}),
+    "heads, data parallel, flush": (HEADS, [[0, 1]], FLUSH, {"optimizer": "adam", "learning_rate": 1e-2}),
+    "heads, 2-1": (HEADS, [[0, 1], [2]], FLUSH, {"clip_norm": 0.5}),
+    "heads, stash": (HEADS, [[0], [1], [2]], STASH, {"optimizer": "adamw", "learning_rate": 1e-2}),
+    "heads, 2bw": (HEADS, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
+    "heads, vertical sync": (HEADS, [[0], [1]], {**STASH, "weights": "vertical-sync"}, {}),
 }
 # Compared with each other: what a plain loop draws at random is not what a run draws.
 SAME: dict[str, tuple] = {
@@ -150,12 +165,9 @@ class ModuleOracle(Oracle):
         output = functional_call(self.module, everything, args, named)
         loss, outcome = self.loss(output, batch.target, samples=len(indices))
         self._in_step(loss, output, batch.target, indices, of_step).backward()
-        zeros = [{name: torch.zeros_like(leaf) for name, leaf in of_stage.items()} for of_stage in leaves]
-        found = [
-            {name: none[name] if leaf.grad is None else leaf.grad for name, leaf in of_stage.items()}
-            for of_stage, none in zip(leaves, zeros, strict=True)
+        return outcome.loss, [
+            {name: leaf.grad for name, leaf in of_stage.items() if leaf.grad is not None} for of_stage in leaves
         ]
-        return outcome.loss, found
 
     def _in_step(self, loss, output, target, indices, of_step):
         """Return the loss such that, weighed by samples, a step is the mean over its words, and over its sentences."""
@@ -212,6 +224,9 @@ def test_a_plan_trains_like_a_plain_loop_over_the_users_module(runs, name):
         ("words, one process", "words, interleaved"),
         ("words, one process", "words, zero-bubble"),
         ("words, one process", "words, recompute"),
+        ("heads, one process", "heads, 2 stages"),
+        ("heads, one process", "heads, 3 stages, sockets"),
+        ("heads, one process", "heads, zero-bubble"),
         ("gnmt, one process", "gnmt, 3 stages"),
         ("bert, one process", "bert, 3 stages"),
         ("dropped, one process", "dropped, 3 stages"),
@@ -221,6 +236,49 @@ def test_a_plan_trains_like_a_plain_loop_over_the_users_module(runs, name):
 )
 def test_stages_equal_one_process_to_the_bit(runs, name, other):
     same_training(runs[name][1], runs[other][1])
+
+
+def test_what_the_loss_does_not_reach_is_not_trained_to_the_bit(tmp_path):
+    """Two stages and momentum: as torch.optim on the module in one piece, where such parameters have no gradient."""
+    config = settings(**HEADS, epochs=1, shuffle=False)
+    plan = plan_of(config, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
+    result = run_jobs(tmp_path, [Job("heads", plan, config)])["heads"]
+    training = open_task(config, engine_name="auto", seed=config.seed).training
+    module = build_module(config.model, {}, training.facts, seed=config.seed).train()
+    begun = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    # One for each parameter: torch's fused SGD takes no parameters of which some have a velocity.
+    options = {"lr": config.learning_rate, "momentum": config.momentum, "weight_decay": 0.1, "fused": True}
+    steps = {name: torch.optim.SGD([parameter], **options) for name, parameter in module.named_parameters()}
+    for first in range(0, 18, 6):
+        for start in (first, first + 3):
+            batch = training.batch(range(start, start + 3))
+            heads_loss(module(batch.inputs), batch.target).backward()
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad /= 2
+            steps[name].step()
+            steps[name].zero_grad()
+    assert all(torch.equal(result.tensors()[name], parameter) for name, parameter in module.named_parameters())
+    never = {name for name, parameter in module.named_parameters() if torch.equal(parameter, begun[name])}
+    assert never == {"stray.weight", "stray.bias", "end.weight", "end.bias"}
+    assert result.tensors("velocity").keys() == begun.keys() - never
+
+
+def test_without_labels_there_is_no_loss_and_no_step(tmp_path):
+    """Nothing is labelled in the first minibatch, which is all that is trained, and in the validation split."""
+    labels = {"data": f"{OWN}:unlabelled", "loss": "classes", "validate": True, "shuffle": False}
+    config = settings(**HEADS | labels, minibatches=1, optimizer="adamw")
+    result = run_jobs(tmp_path, [Job("unlabelled", plan_of(config, [[0]]), config)])["unlabelled"]
+    module = build_module(config.model, {}, {"num_classes": 4}, seed=config.seed)
+    assert all(torch.equal(result.tensors()[name], parameter) for name, parameter in module.named_parameters())
+    (step,), (epoch,), (summary,) = (result.rows(event) for event in ("step", "epoch", "summary"))
+    assert (step["loss"], step["counted"], step["samples"]) == (None, 0, 3)
+    nothing = {"loss": None, "accuracy": None, "samples": 3, "counted": 0}
+    assert epoch["train"] == {**nothing, "minibatches": 1} and epoch["validation"] == nothing
+    assert (summary["train"], summary["validation"]) == (epoch["train"], epoch["validation"])
+    record = RunRecord(result.folder)
+    assert record.frame("epoch")["validation.counted"].tolist() == [0]
+    assert "validation without labels: no loss, no accuracy" in summary_text(summary)
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 import pytest
 
+from sparsepipe.display.numbers import validation_text
 from sparsepipe.errors import InputError
 from sparsepipe.replication import SERVER, rule
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.minibatch_queue import MinibatchQueue
 from sparsepipe.runtime.pipelines.state import START_SECONDS, GivenUp, Request, RunOfPipelines, RunState
+from sparsepipe.runtime.pipelines.tallies import Sums
 from sparsepipe.runtime.pipelines.work import WAIT
 
 
@@ -117,6 +119,37 @@ def test_an_epoch_by_hand() -> None:
     for place in range(4):
         asks(state, "done", 0, task=0, place=place, row={})
     assert asks(state, "next_task", 0, number=1) == (1, Kind.TRAIN, 1, 6, 2)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_epoch_is_closed_by_a_pipeline_that_trained_on_it(dies) -> None:
+    """Pipeline 1 has trained none of epoch 0: its weights, those of the epoch before, were validated for it. Only if
+    nobody is left that has trained on the epoch they are."""
+    state = begun(whole=1, epoch=2, total=6)
+    assert asks(state, "next_task", 0, number=0).kind is Kind.TRAIN
+    assert takes(state, 0, 0, 1) == [0, 1]
+    assert asks(state, "next_task", 1, number=0)[1:3] == (Kind.TRAIN, 1), "all of epoch 0 is handed out"
+    for place in (0, 1):
+        asks(state, "done", 0, task=0, place=place, row={"loss": 1.0, "samples": 2})
+    closer = 1 if dies else 0
+    if dies:
+        asks(state, "leave", 0)
+        asks(state, "done", 1, task=0, place=0, row={"loss": 1.0, "samples": 2})
+    assert asks(state, "next_task", closer, number=1) == (1, Kind.CLOSE_EPOCH, 0, 0, 0)
+    asks(state, "closed", closer, epoch=0, row={"validation": {"loss": 2.0, "accuracy": 0.5, "counted": 2}})
+    (row,) = (row for _, row in state.changes.rows if row["event"] == "epoch")
+    assert row["validated_pipelines"] == [closer]
+    assert row["train"] == {"loss": 1.0, "samples": 4, "counted": 4, "minibatches": 2}
+    assert validation_text(row) == f"validation accuracy 50.0% (weights of pipeline {closer})"
+
+
+def test_an_epoch_without_labels_has_no_loss_and_its_counts() -> None:
+    sums = Sums()
+    sums.add({"loss": None, "samples": 3, "counted": 0, "correct": 0}, now=1.0)
+    nothing = {"loss": None, "accuracy": None, "samples": 3, "counted": 0, "minibatches": 1}
+    assert sums.train == nothing
+    sums.add({"loss": 2.0, "samples": 3, "counted": 1, "correct": 1}, now=2.0)
+    assert sums.train == {"loss": 2.0, "accuracy": 1.0, "samples": 6, "counted": 1, "minibatches": 2}
 
 
 def test_epochs_that_are_closed_at_once_are_told_of_in_order() -> None:

@@ -34,7 +34,7 @@ def test_gradients_set_out_while_the_backward_goes_on() -> None:
     output = torch.tanh(inner) @ second.t() @ torch.ones(1200, 1000) + third
     with averaging.watching():
         gradients = torch.autograd.grad(output.sum(), [first, second, third])
-    assert told == [[1000, 1_200_000]], "the later layers' were under way when the backward came to the first"
+    assert told == [[1001, 1_200_001]], "the later layers' were under way when the backward came to the first"
     averaging.complete(gradients)
     for mean, gradient in zip(averaging.mean(4, what="averaging 0U0"), gradients, strict=True):
         torch.testing.assert_close(mean, gradient / 2)  # twice the sum, over four minibatches
@@ -44,7 +44,7 @@ def test_what_was_gathered_before_and_what_nobody_used_is_counted() -> None:
     used, unused = torch.randn(3, requires_grad=True), torch.randn(2, requires_grad=True)
     averaging = Averaging([used, unused], [torch.ones(3), torch.ones(2)], _Double())
     with averaging.watching():
-        gradients = torch.autograd.grad((2 * used).sum(), [used, unused], allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad((2 * used).sum(), [used, unused], allow_unused=True)
     averaging.complete(gradients)
     means = averaging.mean(2, what="averaging 0U0")
     assert means[0].tolist() == [3, 3, 3] and means[1].tolist() == [1, 1]
@@ -59,17 +59,32 @@ def test_replicas_come_to_the_mean_of_their_round_however_gradients_set_out() ->
     with early.overlap([weight], [gathered]):
         gradients = torch.autograd.grad(weight @ last, [weight])
     early.complete(gradients)
-    (first,) = early.mean(lambda: [], 6, what="averaging 0U0")
-    (second,) = late.mean(lambda: [gathered + last], 6, what="averaging 0U0")
-    (alone,) = Alone().mean(lambda: [gathered + last], 3, what="0U0")
+    (first,) = early.mean([weight], lambda: [], 6, what="averaging 0U0")
+    (second,) = late.mean([weight], lambda: [gathered + last], 6, what="averaging 0U0")
+    (alone,) = Alone().mean([weight], lambda: [gathered + last], 3, what="0U0")
     torch.testing.assert_close(first, (gathered + last) / 3)
     torch.testing.assert_close(second, first)
     torch.testing.assert_close(alone, first)
 
 
+def test_a_weight_that_one_replica_reaches_gets_the_mean_and_one_that_none_reaches_gets_none() -> None:
+    """The other replica's loss reaches the second weight alone."""
+
+    class Other(_Double):
+        def start_sum(self, values: torch.Tensor) -> torch.Tensor:
+            return values.add_(torch.tensor([0.0, 0.0, 8.0, 8.0, 0.0, 0.0, 0.0, 1.0, 0.0]))
+
+    first, second, third = torch.ones(2), torch.ones(2), torch.ones(2)
+    averaging = Averaging([third, second, first], None, Other())
+    averaging.complete([None, None, torch.full((2,), 4.0)])
+    none, one, other = averaging.mean(2, what="averaging 0U0")
+    assert none is None and one is not None and other is not None
+    assert one.tolist() == [4, 4] and other.tolist() == [2, 2]
+
+
 def test_replicas_of_a_stage_without_weights_meet_all_the_same() -> None:
     group = _Double()
-    assert AllReduce(group, num_replicas=2).mean(lambda: [], 2, what="averaging 0U0") == []
+    assert AllReduce(group, num_replicas=2).mean([], lambda: [], 2, what="averaging 0U0") == []
     assert group.set_out == [1]
 
 

@@ -70,6 +70,9 @@ def runs(tmp_path_factory):
         # 5 minibatches an epoch: stops within the second, and its position is kept.
         job("counted", [[0], [1]], minibatches=8),
         job("counted-2", [[0], [1]], epochs=3, resume=True, folder="counted"),
+        job("within", [[0], [1]], minibatches=7),
+        job("within-2", [[0], [1], [2]], minibatches=9, resume=True, folder="within"),
+        job("within-3", [[0], [1]], epochs=3, resume=True, folder="within"),
         Job("segmented", plan_of(SEGMENTED, [[0], [1]]), replace(normed, model=SEGMENTED, batch_size=4, epochs=1)),
         Job("seven", plan_of(PLAIN, [[0], [1]]), settings(many, validate=True)),
         Job("validated", plan_of(NORMED, [[0, 1], [2]], schedule="1f1b", shares={0: (2, 1)}), normed),
@@ -175,6 +178,20 @@ def test_a_run_that_ended_within_an_epoch_goes_on_there(runs) -> None:
     samples = [row["samples"] for row in sorted(resumed.rows("step"), key=lambda row: row["minibatch"])]
     assert samples == [4, 4, 4, 4, 2] * 3, "each sample once an epoch"
     assert len(resumed.losses) == 15
+
+
+def test_an_epochs_row_covers_the_epoch_wherever_the_run_was_resumed(runs) -> None:
+    """Stopped after 2 and after 4 of its 5 minibatches: means and counts have the same bits as undisturbed."""
+    (_, whole), (_, resumed) = runs["whole"], runs["within-3"]
+    assert [row["minibatches"] for row in resumed.rows("resume")] == [7, 9]
+    assert resumed.losses == whole.losses
+    assert [row["train"] for row in resumed.rows("epoch")] == [row["train"] for row in whole.rows("epoch")]
+    assert [row["minibatches"] for row in resumed.rows("epoch")] == [5, 10, 15]
+    counts = {"samples": 18, "counted": 18, "minibatches": 5}
+    assert all({name: row["train"][name] for name in counts} == counts for row in resumed.rows("epoch"))
+    summaries = [result.rows("summary")[-1] for result in (whole, resumed)]
+    assert [summary["epochs"] for summary in summaries] == [3, 3]
+    assert summaries[0]["train"] == summaries[1]["train"]
 
 
 def _whole_network(job, result) -> tuple[torch.Tensor, torch.Tensor]:

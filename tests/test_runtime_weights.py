@@ -62,6 +62,56 @@ def test_the_layout_in_memory_changes_nothing(name: str, layout: str) -> None:
             second.load(["a"], state)
 
 
+# By step: which of three weights the loss reaches. The last is reached late, the first not in every step.
+REACHED = ((True, True, False), (False, True, False), (True, True, True), (True, False, True), (False, False, False))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_weight_without_a_gradient_is_not_stepped(name: str, momentum: float) -> None:
+    """As in torch.optim, to the bit: decay and momentum move no weight that the loss does not reach.
+
+    Each weight has an optimizer of its own: torch's fused SGD takes no weights of which some have a velocity.
+    """
+    ours, weights, theirs = optimizer(name, momentum=momentum, weight_decay=0.1), _tensors(0), _tensors(0)
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    options = {"lr": 0.1, "weight_decay": 0.1, "fused": True} | ({"momentum": momentum} if name == "sgd" else {})
+    references = [kind([tensor], **options) for tensor in theirs]
+    for step, reached in enumerate(REACHED):
+        gradients = [g if there else None for g, there in zip(_tensors(step + 1), reached, strict=True)]
+        for tensor, gradient in zip(theirs, gradients, strict=True):
+            tensor.grad = None if gradient is None else gradient.clone()
+        for reference in references:
+            reference.step()
+        ours.step(weights, gradients, 0.1)
+        assert all(torch.equal(a, b) for a, b in zip(weights, theirs, strict=True))
+        again = optimizer(name, momentum=momentum, weight_decay=0.1)
+        again.load(["a", "b", "c"], ours.state(["a", "b", "c"]))
+        ours = again
+
+
+def test_lamb_leaves_a_weight_without_a_gradient() -> None:
+    """Each weight counts its own steps: one that is reached late steps as it would alone."""
+    ours, alone = (optimizer("lamb", momentum=0.0, weight_decay=0.1) for _ in range(2))
+    (first, late, _), (_, single, _) = _tensors(0), _tensors(0)
+    ours.step([first, late], [_tensors(1)[0], None], 0.1)
+    assert torch.equal(late, single)
+    ours.step([first, late], _tensors(2)[:2], 0.1)
+    alone.step([single], [_tensors(2)[1]], 0.1)
+    assert torch.equal(late, single)
+
+
+def test_gradients_of_a_round_add_up_where_there_are_any() -> None:
+    weights = Weights({name: torch.ones(1) for name in "abc"}, SGD(momentum=0.0, weight_decay=0.5))
+    weights.accumulate([torch.ones(1), None, None])
+    weights.accumulate([torch.ones(1), torch.ones(1), None])
+    gathered = weights.take_gradients()
+    assert [gradient if gradient is None else gradient.item() for gradient in gathered] == [2, 1, None]
+    weights.update(gathered, 1.0)
+    assert [tensor.item() for tensor in weights.newest.tensors.values()] == [-1.5, -0.5, 1.0]
+    assert weights.take_gradients() == [None, None, None], "this replica had no minibatch"
+
+
 def test_lamb_is_its_papers_formula() -> None:
     """You et al., algorithm 2, written out for one tensor in double precision."""
     decay, rate, (first, second) = 0.01, 0.1, (0.9, 0.999)
@@ -159,9 +209,9 @@ def test_a_version_that_a_later_minibatch_will_meet_is_kept() -> None:
     assert weights.acquire(1) is weights.newest
 
 
-def test_a_round_without_minibatches_brings_zeros() -> None:
+def test_a_round_without_minibatches_brings_nothing() -> None:
     weights = _weights()
     weights.accumulate([torch.tensor([1.0])])
     weights.accumulate([torch.tensor([2.0])])
     assert float(weights.take_gradients()[0]) == 3.0
-    assert float(weights.take_gradients()[0]) == 0.0
+    assert weights.take_gradients() == [None]

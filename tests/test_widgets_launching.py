@@ -197,6 +197,44 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
     assert shown(third)[1].state.value == told
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"batch_size": 32}, "another batch size"),
+        ({"data": "digits"}, "another data"),
+        ({"data": "digits", "batch_size": 32}, "another data, batch size"),
+        ({"voxel_size": 0.05}, "another voxel size"),
+        ({"num_points": None}, "another num points"),
+        ({"model_args": '{"width": 2}'}, "another model args"),
+        ({"data_args": '{"size": 2, "kind": "a"}'}, "another data args"),
+        ({"loss_args": '{"auxiliary": 0.3}'}, "another loss args"),
+        ({"precision": "bfloat16"}, "another precision"),
+    ],
+)
+def test_a_run_on_other_data_or_minibatches_is_not_this_plans(board, plans, change, told):
+    """A run of digits in minibatches of 32 was shown as that of shapes in minibatches of 16."""
+    ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=1234.0)
+
+    def shown(config):
+        made = LaunchBoard({"pipeline": plans["pipeline"]}, config, runs=board.runs)
+        return made, made._lines["pipeline"].state.value
+
+    made, state = shown(CONFIG.replace(**change))
+    assert state.startswith("not launched: net-pipeline-001") and told in state and "1,234" not in state
+    assert made.jobs == {}
+    same, state = shown(CONFIG.replace(epochs=9, learning_rate=0.5, seed=3, checkpoint_every=0))
+    same._thread.join(timeout=ENOUGH)
+    assert "1,234 samples/s" in same._lines["pipeline"].state.value, "how long it learns is no other work"
+
+
+def test_arguments_are_the_same_in_any_order(board, plans):
+    first, second = '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'
+    record = ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=1.0)
+    (record.folder / "config.json").write_text(json.dumps(CONFIG.replace(data_args=first).to_json()))
+    made = LaunchBoard(plans, CONFIG.replace(data_args=second), runs=board.runs)
+    assert made.jobs.keys() == {"pipeline"}
+
+
 def test_predicted_and_measured_speed_of_each_stage_stand_side_by_side(board, plans):
     record = ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=99.0)
     told = speeds_table(record)

@@ -4,6 +4,7 @@ import html
 import json
 import re
 import threading
+from dataclasses import replace
 from decimal import Decimal
 
 import ipywidgets
@@ -161,6 +162,26 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     assert f"the straggler costs {lost:,} of them" in explorer.waiting.told.value
     waited = max((one["waited_for_seconds"] for one in replication["pipelines"]), key=max)
     assert f"pipeline {waited.index(max(waited))} ({as_measured(max(waited))} s)" in explorer.waiting.waits.value
+
+
+def test_throughput_is_in_minibatches_if_the_profile_has_no_batch_size(profile, cluster, tmp_path, capsys):
+    """As most published profiles: the explorer called them samples/s."""
+    unknown = replace(profile, origin={"model": "net"})
+    made = PartitionExplorer(unknown, cluster)
+    made.several.slider.value = 2
+    shown = made.current()
+    shown_texts = [made.view.scene, made.waiting.told.value, made.waiting.waits.value, made.waiting.paces.figure]
+    assert not any("samples" in text for text in shown_texts)
+    assert tile(made, "together") == f"{as_measured(shown.forecast.sum_of_paces)} minibatches/s"
+    assert tile(made, "as predicted") == f"{as_measured(shown.plan.minibatches_per_second)} minibatches/s"
+    (tmp_path / "cluster.toml").write_text(cluster.to_toml())
+    given = ("--profile", unknown.save(tmp_path / "profile.json"), "--cluster", tmp_path / "cluster.toml")
+    out = shown.plan.save(tmp_path / "plan.json")
+    assert main([str(part) for part in ("simulate", out, *given)]) == 0
+    text = capsys.readouterr().out
+    assert "samples" not in text and "minibatches/s" in text
+    document = printed(capsys, "simulate", out, *given)
+    assert document["samples_per_second"] is None and document["minibatches_per_second"] > 0
 
 
 def test_each_pipeline_is_drawn_with_its_own_stages_and_ranks(explorer):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..display.numbers import pace_text, rate_text
+from ..display.numbers import pace_text, rate_text, validation_text
 from ..errors import CODE_FAILURES
 from ..io.fields import complaint
 from ..record.run_progress import RunProgress
@@ -31,10 +31,8 @@ class RunFollower:
             self._step(row)
         elif row.get("event") == "epoch" and {"epoch", "train"} <= row.keys() and (speed := pace_text(row)):
             self._line.end()
-            accuracy = (row.get("validation") or {}).get("accuracy")
-            told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
-            loss = self._loss(row["train"]["loss"])
-            progress_line(f"epoch {row['epoch'] + 1}: " + ", ".join(filter(None, [loss, speed])) + told)
+            parts = [self._loss(row["train"].get("loss")), speed, validation_text(row)]
+            progress_line(f"epoch {row['epoch'] + 1}: " + ", ".join(filter(None, parts)))
 
     def close(self) -> None:
         """Take the moving line away."""
@@ -50,8 +48,10 @@ class RunFollower:
         told = ", ".join(filter(None, [self._loss(row["loss"]), speed]))
         self._line.tell(f"{self._progress.text}: {told}" if told else self._progress.text)
 
-    def _loss(self, loss: float) -> str:
-        return f"loss {loss:.4f}" if self._trains else ""
+    def _loss(self, loss: float | None) -> str:
+        if not self._trains:
+            return ""
+        return "no labels, so no loss" if loss is None else f"loss {loss:.4f}"
 
 
 class Forgiving:

@@ -11,11 +11,12 @@ def forecast_text(told: PipelinesForecast) -> str:
     count = sum(one.minibatches for one in told.pipelines)
     lines = [
         f"{number_of(count, 'minibatch')} in {told.trace.makespan:.3f} s simulated, "
-        f"{rate_text(told.samples_per_second)}; the pipelines' paces add up to {rate_text(told.sum_of_paces)}, "
+        f"{rate_text(told.samples_per_second, told.counted)}; the pipelines' paces add up to "
+        f"{rate_text(told.sum_of_paces, told.counted)}, "
         f"{_share(told.sum_of_paces, told.own_pace)} of what all would train if none waited",
         f"{rule_text(told.rule)}: {_merges(told)}, {scaled_bytes(told.bytes)} sent",
     ]
-    return "\n".join([*lines, *(_line(k, one) for k, one in enumerate(told.pipelines))])
+    return "\n".join([*lines, *(_line(k, one, told.counted) for k, one in enumerate(told.pipelines))])
 
 
 def _merges(told: PipelinesForecast) -> str:
@@ -28,11 +29,11 @@ def _merges(told: PipelinesForecast) -> str:
     )
 
 
-def _line(k: int, one: PipelinePace) -> str:
+def _line(k: int, one: PipelinePace, counted: str) -> str:
     lost = [f"{cause} {as_measured(seconds)} s" for cause, seconds in one.lost_seconds.items() if seconds]
     waited = [f"{name} {as_measured(seconds)} s" for name, seconds in one.waits]
     return (
-        f"pipeline {k}: {number_of(one.minibatches, 'minibatch')}, {rate_text(one.samples_per_second)}, "
+        f"pipeline {k}: {number_of(one.minibatches, 'minibatch')}, {rate_text(one.samples_per_second, counted)}, "
         f"{_share(one.samples_per_second, one.own_pace)} of its own pace"
         + (f"; lost by {', '.join(lost)}" if lost else "")
         + (f"; waited for {', '.join(waited)}" if waited else "")

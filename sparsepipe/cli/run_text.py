@@ -5,7 +5,7 @@ from typing import Any
 
 from ..display.counting import number_of
 from ..display.markup import one_line
-from ..display.numbers import as_measured, duration, pace_text
+from ..display.numbers import as_measured, duration, pace_text, validation_text
 from ..record.rates import MINIBATCHES, SAMPLES
 from .output import cell
 
@@ -37,13 +37,12 @@ def run_lines(row: Mapping[str, Any]) -> list[str]:
 
 def summary_text(summary: Mapping[str, Any], *, nothing_left: bool = False) -> str:
     """The line at a run's end. `nothing_left`: it resumed with all of its minibatches trained: the pace is recorded."""
-    validation, pace = summary.get("validation") or {}, pace_text(summary)
-    accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
+    pace, learned = pace_text(summary), validation_text(summary)
     told = f"{number_of(summary['minibatches'], 'minibatch')} at {pace}"
     if nothing_left:
         recorded = f", at {pace} by the record" if summary.get("samples_per_second") else ""
         told = f"nothing was left to train after {number_of(summary['minibatches'], 'minibatch')}{recorded}"
-    return f"{one_line(summary['run_dir'])}: {told}{accuracy}" + _of_inference(summary)
+    return f"{one_line(summary['run_dir'])}: {', '.join(filter(None, [told, learned]))}" + _of_inference(summary)
 
 
 def _of_inference(summary: Mapping[str, Any]) -> str:

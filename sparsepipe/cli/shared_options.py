@@ -43,7 +43,10 @@ def model_options(verb: Parser) -> None:
     verb.add_argument("--device", choices=DEVICES, help=f"what layers are computed on (default: {default('device')})")
     verb.add_argument("--threads", type=count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
     verb.add_argument(
-        "--seed", type=whole(0, 2**64), metavar="N", help=f"of weights, samples and order (default: {default('seed')})"
+        "--seed",
+        type=whole(0, 2**64),
+        metavar="N",
+        help=f"of weights, samples and order; the same run for the same number of threads (default: {default('seed')})",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from .colors import STAGE_COLORS, edge_of, type_colors, work_color
 from .counting import number_of
 from .markup import Html, joined
-from .numbers import as_given, duration, duration_or_none, pace_text, scaled_bytes
+from .numbers import as_given, duration, duration_or_none, pace_text, scaled_bytes, validation_text
 from .plan_text import warmups_told
 from .table import html_table
 from .trace_shares import SHARES_HEAD, rank_shares
@@ -163,12 +163,12 @@ def record(value: Any) -> str:
     try:
         status, epochs, steps = value.status, value.metrics("epoch"), value.metrics("step")
         summary = value.metrics("summary")
-        accuracies = [(row.get("validation") or {}).get("accuracy") for row in epochs]
+        learned = validation_text(epochs[-1]) if epochs else ""
         reason = f": {status['reason']}" if status.get("reason") else ""
         told = f"run {value.name}, {status['state']}{reason}"
         rows = [["minibatches", f"{len(steps)}"], ["epochs", f"{len(epochs)}"]]
         rows += [["throughput", pace_text(summary[-1])]] if summary else []
-        rows += [["validation accuracy", f"{accuracies[-1]:.1%}"]] if accuracies and accuracies[-1] is not None else []
+        rows += [["validation", learned.removeprefix("validation ")]] if learned else []
         rates = [row["learning_rate"] for row in steps if "learning_rate" in row]  # older runs did not tell it
         rows += [["learning rate", as_given(rates[-1])]] if rates else []
         rows += [["held up on purpose", value.straggler_note]] if value.straggler_note else []

@@ -93,6 +93,19 @@ def pace_text(row: Mapping[str, Any]) -> str:
     return next((rate_text(rate, what) for rate, what in rates if rate is not None), "")
 
 
+def validation_text(row: Mapping[str, Any]) -> str:
+    """What an epoch's row or a summary says of its validation: "validation accuracy 93.1%", or that nothing was
+    labelled; of several pipelines also whose weights it is of. Empty without a validation, or if it has no accuracy."""
+    scores: Mapping[str, Any] = row.get("validation") or {}
+    if scores.get("counted") == 0 and scores.get("loss") is None:
+        return "validation without labels: no loss, no accuracy"
+    if (accuracy := scores.get("accuracy")) is None:
+        return ""
+    pipelines = list(row.get("validated_pipelines") or [])
+    whose = f" (weights of pipeline {pipelines[0]})" if len(pipelines) == 1 else ""
+    return f"validation accuracy {accuracy:.1%}{whose}"
+
+
 def duration(seconds: float, unit: str | None = None) -> str:
     """A measured or predicted time: "5.30 ms", "1,034 ms", and "12.3 s" from ten seconds on; in `unit`, "ms" or "s",
     where the axis beside it has one."""

@@ -15,7 +15,7 @@ class Outcome:
     `counted`: the items that have a target, such as samples, voxels or words; `correct`: those of them predicted right.
     """
 
-    loss: float  # mean over what was counted
+    loss: float | None  # mean over what was counted; None if nothing was: then there is no gradient either
     samples: int
     counted: int
     correct: int = 0
@@ -55,9 +55,17 @@ class Loss(Protocol):
         """
         ...
 
-    def report(self, details: Tensor, counted: float) -> Mapping[str, float]:
-        """Return what to report, by name, of details added up over a validation in which so many items counted."""
+    def report(self, details: Tensor, counted: float) -> Mapping[str, float | None]:
+        """Return what to report, by name, of details added up over a validation in which so many items counted.
+
+        None for a mean over nothing (`mean_of`).
+        """
         ...
+
+
+def mean_of(total: float, count: float) -> float | None:
+    """Return the mean of `count` items that add up to `total`; None of nothing, which is no number to compare with."""
+    return total / count if count else None
 
 
 def weighed(mean: Tensor, weights: Sequence[float] | None, which: int = 0) -> Tensor:
@@ -79,21 +87,22 @@ class Tally:
         return self._loss.counts_correct
 
     def add(self, outcome: Outcome) -> None:
-        counts = [outcome.loss * outcome.counted, outcome.samples, outcome.counted, outcome.correct]
+        counts = [(outcome.loss or 0.0) * outcome.counted, outcome.samples, outcome.counted, outcome.correct]
         self.values[:4] += torch.tensor(counts, dtype=torch.float64)
         if outcome.details is not None:
             self.values[4:] += outcome.details
             self._names = outcome.names
 
-    def report(self) -> dict[str, float]:
-        """Return the mean loss, the accuracy where there is one, the number of samples, and what the loss adds.
+    def report(self) -> dict[str, float | None]:
+        """Return the mean loss, the accuracy if the loss counts one, over how many samples and items ("counted") they
+        are, and what the loss adds. Means are None if nothing counted.
 
         Details that outcomes have named are means over what was counted.
         """
         loss, samples, counted, correct = self.values[:4].tolist()
-        counted = max(counted, 1.0)
-        told = {"loss": loss / counted}
+        scores = {"loss": mean_of(loss, counted)}
         if self._loss.counts_correct:
-            told["accuracy"] = correct / counted
-        named = dict(zip(self._names, (self.values[4:] / counted).tolist(), strict=False))
-        return told | {"samples": int(samples), **self._loss.report(self.values[4:], counted), **named}
+            scores["accuracy"] = mean_of(correct, counted)
+        named = zip(self._names, self.values[4:].tolist(), strict=False)
+        scores |= {"samples": int(samples), "counted": int(counted), **self._loss.report(self.values[4:], counted)}
+        return scores | {name: mean_of(total, counted) for name, total in named}

@@ -32,13 +32,13 @@ def bleu(
     most_sentences: int,
     batch_size: int = 32,
     longest: int | None = None,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Translate at most `most_sentences` of `examples`, spread evenly over them, and compare with their targets.
 
-    Returns "bleu", from 0 to 100, and "bleu_sentences", how many were translated. `module` is the whole network, see
-    `greedy_decode`; it is in eval mode meanwhile. `vocabulary` is the target language's. A translation has at most
-    `longest` words: twice the words of its minibatch's longest source and ten, unless told. Raises InputError for
-    examples that are no translations.
+    Returns "bleu", from 0 to 100 (None of no sentences), and "bleu_sentences", how many were translated. `module` is
+    the whole network, see `greedy_decode`; it is in eval mode meanwhile. `vocabulary` is the target language's. A
+    translation has at most `longest` words: twice the words of its minibatch's longest source and ten, unless told.
+    Raises InputError for examples that are no translations.
     """
     begin, end = _marks(examples)
     device, training = next(module.parameters()).device, module.training
@@ -65,7 +65,7 @@ def bleu_of_copies(
     vocabulary: Vocabulary,
     most_sentences: int,
     batch_size: int = 32,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """As `bleu`, of sources taken for translations as they stand: names and numbers alone are right, so learn more."""
     _, end = _marks(examples)
     copies: list[str] = []
@@ -78,9 +78,9 @@ def bleu_of_copies(
     return _score(copies, references)
 
 
-def _score(translations: list[str], references: list[str]) -> dict[str, float]:
-    score = sacrebleu.corpus_bleu(translations, [references]).score if references else 0.0
-    return {"bleu": float(score), "bleu_sentences": float(len(references))}
+def _score(translations: list[str], references: list[str]) -> dict[str, float | None]:
+    score = float(sacrebleu.corpus_bleu(translations, [references]).score) if references else None
+    return {"bleu": score, "bleu_sentences": float(len(references))}
 
 
 def _minibatches(examples: ExampleDataset, most_sentences: int, batch_size: int) -> list[list[int]]:

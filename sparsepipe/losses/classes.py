@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data.labels import IGNORED
 from ..display.counting import number_of
 from ..errors import InputError
-from .base import Outcome, weighed
+from .base import Outcome, mean_of, weighed
 from .outputs import auxiliary_outputs, check_rows, described, main_output, num_known
 
 _TOP = 5  # a class among so many first ones counts as found
@@ -22,7 +22,7 @@ _TOP = 5  # a class among so many first ones counts as found
 class CrossEntropy:
     """Of samples' classes: `output` float [B, classes], `target` int64 [B]. Details: those found among the five first.
 
-    Targets IGNORED (-100, as torch has it) count for nothing; where none counts, the loss is 0. The minibatches of a
+    Targets IGNORED (-100, as torch has it) count for nothing; if none counts, there is no loss. The minibatches of a
     step weigh by their samples all the same: to know more, every replica would read the images of all. Where the output
     is a tuple, such as Inception's (logits, aux_logits) in training, or a dict with entries "aux…", the loss of each
     head beside the first is added, `auxiliary` times: 0.4, as Inception v3 is commonly trained; GoogLeNet's paper
@@ -51,7 +51,7 @@ class CrossEntropy:
             if head.shape != main.shape:
                 raise InputError(f"a head of the network gives {described(head)}, the first one {described(main)}")
             loss = loss + self.auxiliary * mean_cross_entropy(head, target, samples=samples)[0]
-            outcome = replace(outcome, loss=float(loss.detach()))
+            outcome = replace(outcome, loss=float(loss.detach()) if outcome.counted else None)
         loss = weighed(loss, weights)
         if not detailed:
             return loss, outcome
@@ -60,8 +60,8 @@ class CrossEntropy:
         found = (first == target.to(rows.device)[:, None]).any(dim=1).sum()
         return loss, replace(outcome, details=found.to("cpu", torch.float64)[None])
 
-    def report(self, details: Tensor, counted: float) -> dict[str, float]:
-        return {"top5_accuracy": float(details[0]) / counted} if self.num_classes > _TOP else {}
+    def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
+        return {"top5_accuracy": mean_of(float(details[0]), counted)} if self.num_classes > _TOP else {}
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,16 @@ class Segmentation:
         confusion = torch.bincount(pairs, minlength=self.num_details)
         return loss, replace(outcome, details=confusion.to("cpu", torch.float64))
 
-    def report(self, details: Tensor, counted: float) -> dict[str, float]:
-        return {"mean_iou": mean_iou(details.view(self.num_classes, self.num_classes))}
+    def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
+        """ "iou_classes": over how many classes the mean is."""
+        iou = class_ious(details.view(self.num_classes, self.num_classes))
+        return {"mean_iou": mean_of(float(iou.sum()), len(iou)), "iou_classes": len(iou)}
 
 
 def mean_cross_entropy(output: Tensor, target: Tensor, *, samples: int) -> tuple[Tensor, Outcome]:
     """Return the mean cross entropy of `output` [N, classes] over the targets [N] that count, and what to report.
+
+    If none counts, the tensor is 0 and the outcome has no loss.
 
     Raises InputError unless there is a row of output for each target.
     """
@@ -111,7 +115,7 @@ def mean_cross_entropy(output: Tensor, target: Tensor, *, samples: int) -> tuple
     counted = int((labels != IGNORED).sum())
     loss = functional.cross_entropy(rows, labels, ignore_index=IGNORED) if counted else rows.sum() * 0.0
     correct = int((rows.detach().argmax(dim=1) == labels).sum())
-    return loss, Outcome(float(loss.detach()), samples, counted, correct)
+    return loss, Outcome(float(loss.detach()) if counted else None, samples, counted, correct)
 
 
 def _check_classes(num_classes: int) -> None:
@@ -127,9 +131,9 @@ def _check_width(output: Tensor, num_classes: int, *, exactly: bool = False) -> 
         )
 
 
-def mean_iou(confusion: Tensor) -> float:
-    """Return the mean over classes of |label and found| / |label or found|, of classes that occur in either."""
+def class_ious(confusion: Tensor) -> Tensor:
+    """Return |label and found| / |label or found| of each class that occurs in either."""
     both = confusion.diagonal()
     either = confusion.sum(dim=0) + confusion.sum(dim=1) - both
     occurs = either > 0
-    return float((both[occurs] / either[occurs]).mean()) if bool(occurs.any()) else 0.0
+    return both[occurs] / either[occurs]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..data.labels import IGNORED
 from ..errors import InputError
-from .base import Outcome, weighed
+from .base import Outcome, mean_of, weighed
 from .outputs import check_known, check_rows, described, main_output, num_known
 from .tokens import perplexity, words_cross_entropy
 
@@ -20,8 +20,9 @@ class MaskedWords:
 
     `output`: logits of words [B, S, vocabulary] and of sentences [B, 2], a tuple or a dict in this order. `target`: a
     dict of "words" int64 [B, S], IGNORED where none is masked, and "next_sentence" int64 [B]. Without "next_sentence",
-    or as a tensor of words alone, it is the masked words alone. What is counted are masked words. Details: summed
-    cross entropies of words and of sentences, the sentences, and those of them found right.
+    or as a tensor of words alone, it is the masked words alone. A mean over nothing adds nothing, and no gradient:
+    without a masked word the loss is the sentences'. What is counted are masked words. Details: summed cross entropies
+    of words and of sentences, the sentences, and those of them found right.
     """
 
     counts_correct = True
@@ -38,21 +39,27 @@ class MaskedWords:
         """Raises InputError where there is not a row of output for each target, with a column for each word."""
         words, follows = _targets(target)
         word_loss, counted, correct = _mean(main_output(output), words, "word")
-        told, loss, sentences = word_loss.detach(), weighed(word_loss, weights), (0.0, 0, 0)
+        means = [(word_loss, weighed(word_loss, weights), counted)]
+        sentences = (0.0, 0, 0)
         if follows is not None:
             sentence_loss, known, right = _mean(_second(output), follows, "next-sentence class")
-            told, loss = told + sentence_loss.detach(), loss + weighed(sentence_loss, weights, 1)
+            means.append((sentence_loss, weighed(sentence_loss, weights, 1), known))
             sentences = (float(sentence_loss.detach()) * known, known, right)
+        there = [(mean, part) for mean, part, count in means if count]
+        loss = torch.stack([part for _, part in there]).sum() if there else word_loss
+        value = float(torch.stack([mean.detach() for mean, _ in there]).sum()) if there else None
         details = torch.tensor([float(word_loss.detach()) * counted, *sentences], dtype=torch.float64)
-        return loss, Outcome(float(told), samples, counted, correct, details if detailed else None)
+        return loss, Outcome(value, samples, counted, correct, details if detailed else None)
 
-    def report(self, details: Tensor, counted: float) -> dict[str, float]:
+    def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
         """The loss here is exact: its words are averaged over words, its sentences over sentences."""
         words, sentences, known, right = details.tolist()
-        told = {"loss": words / counted, "perplexity": perplexity(words / counted)}
+        means = (mean_of(words, counted), mean_of(sentences, known))
+        there = [mean for mean in means if mean is not None]
+        scores = {"loss": sum(there) if there else None, "perplexity": perplexity(means[0])}
         if known:
-            told |= {"loss": words / counted + sentences / known, "sentence_accuracy": right / known}
-        return told
+            scores |= {"sentence_accuracy": right / known, "sentences": int(known)}
+        return scores
 
 
 def _targets(target: Any) -> tuple[Any, Any]:

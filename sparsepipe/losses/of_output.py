@@ -33,5 +33,5 @@ class OutputLoss:
         loss = check_scalar(found, "the loss that the network gives")
         return weighed(loss, weights), Outcome(float(loss.detach()), samples, samples)
 
-    def report(self, details: Tensor, counted: float) -> dict[str, float]:
+    def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
         return {}

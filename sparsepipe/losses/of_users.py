@@ -21,7 +21,8 @@ class UserLoss:
     """Called as function(output, target, **args) -> loss, or (loss, numbers).
 
     `numbers` is a dict of what to report of the minibatch by name, each a mean over what was counted; besides, it may
-    say "counted", the items that the mean is over (samples, unless said), and "correct", those predicted right. The
+    say "counted", the items that the mean is over (samples, unless said), and "correct", those predicted right. If it
+    counts 0, the minibatch has no loss and no gradient, whatever scalar it returns. The
     target is on the output's device. What it counts is known too late to weigh the minibatches of a step by: they weigh
     by their samples.
     """
@@ -49,10 +50,11 @@ class UserLoss:
             sums["accuracy"] = correct
         names, details = self._details(sums)
         known = details if detailed else None
-        outcome = Outcome(float(loss.detach()), samples, int(counted), int(correct or 0), known, names)
+        value = float(loss.detach()) if counted else None
+        outcome = Outcome(value, samples, int(counted), int(correct or 0), known, names)
         return weighed(loss, weights), outcome
 
-    def report(self, details: Tensor, counted: float) -> dict[str, float]:
+    def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
         return {}  # Tally knows the names
 
     def _call(self, output: Any, target: Any) -> Any:
@@ -86,7 +88,9 @@ class UserLoss:
         for name in _OURS & told.keys():
             raise InputError(f"loss {self._name} reports {name!r}, a name that reports have already: choose another")
         for name, value in told.items():
-            if not math.isfinite(value) or (name in ("counted", "correct") and value < 0):
+            if (not math.isfinite(value) and told.get("counted") != 0) or (
+                name in ("counted", "correct") and value < 0
+            ):
                 raise InputError(
                     f"loss {self._name} says {name}: {value}, expected a finite number, of counts from 0 on"
                 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data.labels import IGNORED
 from ..errors import InputError
-from .base import Outcome, weighed
+from .base import Outcome, mean_of, weighed
 from .outputs import check_known, check_rows, main_output, num_correct, num_known
 
 
@@ -48,10 +48,11 @@ class TokenCrossEntropy:
         if detailed:
             plain = words_cross_entropy(rows.detach(), words, counted)
             details = (plain.double() * counted).cpu()[None]
-        return weighed(loss, weights), Outcome(float(loss.detach()), samples, counted, correct, details)
+        value = float(loss.detach()) if counted else None
+        return weighed(loss, weights), Outcome(value, samples, counted, correct, details)
 
-    def report(self, details: Tensor, counted: float) -> dict[str, float]:
-        return {"perplexity": perplexity(float(details[0]) / counted)}
+    def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
+        return {"perplexity": perplexity(mean_of(float(details[0]), counted))}
 
 
 def words_cross_entropy(rows: Tensor, words: Tensor, counted: int, *, label_smoothing: float = 0.0) -> Tensor:
@@ -61,6 +62,6 @@ def words_cross_entropy(rows: Tensor, words: Tensor, counted: int, *, label_smoo
     return functional.cross_entropy(rows, words, ignore_index=IGNORED, label_smoothing=label_smoothing)
 
 
-def perplexity(cross_entropy: float) -> float:
-    """Return e to the mean cross entropy of a word, at most the largest number that there is."""
-    return math.exp(min(cross_entropy, math.log(torch.finfo(torch.float64).max)))
+def perplexity(cross_entropy: float | None) -> float | None:
+    """Return e to the mean cross entropy of a word, at most the largest number that there is; None of no words."""
+    return None if cross_entropy is None else math.exp(min(cross_entropy, math.log(torch.finfo(torch.float64).max)))

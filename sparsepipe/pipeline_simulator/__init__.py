@@ -80,7 +80,7 @@ def simulate_pipelines(
         found.run(begins)
         lives = [[life for life in (*found.past, last) if life.number == last.number] for last in found.members]
         paces = tuple(
-            _pace(found, own, profile, cluster, sizes, samples=pipelines.samples, start=start)
+            _pace(found, own, profile, cluster, sizes, samples=pipelines.samples or 1.0, start=start)
             for own, start in zip(lives, begins, strict=True)
         )
         spans = [span for own in lives for life in own for span in _numbered(life)]

@@ -61,14 +61,22 @@ class PipelinesForecast:
     forced_merges: int  # decided by the rule's bound
     bytes: float  # sent for merges, by all ranks
     taken: tuple[tuple[int, ...], ...]  # the minibatches of each pipeline, in its order
-    samples: float = 1.0  # of a minibatch
+    samples: float | None = None  # of a minibatch; None: not known, and paces are in minibatches
     done: tuple[float, float] = (0.0, 0.0)  # when the first and the last minibatch of all was, in its last stage
 
     @property
     def samples_per_second(self) -> float:
-        """All samples by the clock, from the first minibatch that is done to the last, as a run's summary has them."""
+        """All samples by the clock, from the first minibatch that is done to the last, as a run's summary has them.
+
+        All minibatches (`counted`) if nobody knows how many samples one has; likewise the pipelines' paces.
+        """
         count, (first, last) = sum(one.minibatches for one in self.pipelines), self.done
-        return pace(self.samples * (count - 1), last - first)
+        return pace((self.samples or 1.0) * (count - 1), last - first)
+
+    @property
+    def counted(self) -> str:
+        """What its paces count: "samples", or "minibatches"."""
+        return "minibatches" if self.samples is None else "samples"
 
     @property
     def sum_of_paces(self) -> float:
@@ -78,7 +86,7 @@ class PipelinesForecast:
     @property
     def minibatches_per_second(self) -> float:
         """All minibatches by the clock, as `samples_per_second`."""
-        return self.samples_per_second / self.samples
+        return self.samples_per_second / (self.samples or 1.0)
 
     @property
     def own_pace(self) -> float:
@@ -100,12 +108,14 @@ class PipelinesForecast:
         return {
             "makespan_seconds": self.trace.makespan,
             "minibatches_per_second": self.minibatches_per_second,
-            "samples_per_second": self.samples_per_second,
+            "samples_per_second": None if self.samples is None else self.samples_per_second,
+            "counted": self.counted,
             "sum_of_paces": self.sum_of_paces,
             "own_pace": self.own_pace,
             "bubble_fraction": self.trace.bubble_fraction,
             "replication": {
                 "rule": self.rule.name,
+                "counted": self.counted,
                 "options": rule_to_json(self.rule)["options"],
                 "group_sizes": {str(size): count for size, count in sorted(self.group_sizes.items())},
                 "mean_group_size": self.mean_group_size,

@@ -159,11 +159,11 @@ def partition_pipelines(
     bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
     found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
     samples = profile.batch_size
-    unsure = "the profile does not tell how many samples a minibatch has: samples/s stand for minibatches/s"
+    unsure = "the profile does not say how many samples a minibatch has: throughput is in minibatches/s"
     pipelines = Pipelines(
         found.plans,
         chosen,
-        float(samples or 1),
+        None if samples is None else float(samples),
         found.lower_bound_seconds,
         time.perf_counter() - start,
         tuple(filter(None, [found.left_out, "" if samples else unsure])),

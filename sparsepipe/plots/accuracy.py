@@ -22,6 +22,9 @@ _ROOM = 1.04  # of the last epoch: its marker is whole
 _MOST_MARKERS = 30  # of a line: more would hide it
 
 
+_SCORES = ("train_accuracy", "validation_accuracy", "train_loss", "validation_loss")
+
+
 def accuracy_table(*records: RunRecord, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row for each epoch of each run: accuracies, losses, seconds since the run began.
 
@@ -31,9 +34,10 @@ def accuracy_table(*records: RunRecord, names: Sequence[str] | None = None) -> p
     found = of_readable(records, _rows)
     kept = [records[place] for place, _ in found]
     called = [names[place] for place, _ in found] if names else record_names(kept)
-    return pd.DataFrame(
+    table = pd.DataFrame(
         [{"strategy": name, **row} for name, (_, rows) in zip(called, found, strict=True) for row in rows]
     )
+    return table.astype({column: float for column in _SCORES if column in table})  # None of all is no number, too
 
 
 def _rows(record: RunRecord) -> list[dict[str, Any]]:

@@ -28,12 +28,14 @@ def _row(record: RunRecord) -> dict[str, Any]:
     epochs = record.metrics("epoch")
     if not epochs or not epochs[-1]["validation"]:
         raise InputError(f"{record.folder}: has no epoch that was validated ({record.status['state']}); leave it out")
+    if (accuracy := epochs[-1]["validation"].get("accuracy")) is None:
+        raise InputError(f"{record.folder}: its validation has no accuracy; leave it out")
     minibatches = max(epochs[-1]["minibatches"], 1) / len(epochs)
     return {
         "compression": record.config["compression"] or DEFAULT,
         "run": record.name,
         "seed": record.config["seed"],
-        "validation_accuracy": epochs[-1]["validation"]["accuracy"],
+        "validation_accuracy": accuracy,
         "train_loss": epochs[-1]["train"]["loss"],
         "sent_bytes": epochs[-1]["sent_bytes"] / minibatches,
     }

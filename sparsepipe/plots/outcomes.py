@@ -36,6 +36,7 @@ class Outcome:
     lost_seconds: Mapping[str, float] = field(default_factory=dict)  # cause → seconds, of all pipelines together
     seed: int = 0
     run: str = ""  # the record it was read from
+    counted: str = "samples"  # what paces count; "minibatches" if nobody knows how many samples one has
 
     @classmethod
     def of(
@@ -65,6 +66,7 @@ class Outcome:
             lost,
             seed,
             run,
+            replication.get("counted", "samples"),
         )
 
     @classmethod
@@ -80,7 +82,7 @@ class Outcome:
             seed=record.config.get("seed", 0),
             run=record.name,
         )
-        return replace(found, straggler=record.straggler_note)
+        return replace(found, straggler=record.straggler_note, counted=record.counted)
 
     @property
     def samples_per_second(self) -> float:

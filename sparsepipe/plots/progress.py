@@ -25,7 +25,7 @@ def progress_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFr
                 found.append(
                     {"run": name, "event": "epoch", "seconds": row["seconds"], "validation_accuracy": accuracy, **facts}
                 )
-    return pd.DataFrame(found, columns=_COLUMNS)
+    return pd.DataFrame(found, columns=_COLUMNS).astype({"loss": float, "validation_accuracy": float})
 
 
 def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "") -> go.Figure:

@@ -27,7 +27,9 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     minibatches and delays, had no pipeline waited for another: a bar reaches it at most. Where delays are drawn, or who
     is slow does other minibatches, rules meet other delays, and their lines are of other heights.
     """
+    outcomes = list(outcomes)
     table = waiting_table(outcomes)
+    unit = "/s or ".join(dict.fromkeys(one.counted for one in outcomes)) + "/s"
     stragglers, rules = (list(dict.fromkeys(table[column])) for column in ("straggler", "rule"))
     step = _GROUP / len(rules)
     figure = go.Figure()
@@ -40,7 +42,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
             "y": kept["mean"],
             "error_y": _interval(kept, rule_color(rule) if source == "simulated" else GREY),
             "customdata": list(kept.index),
-            "hovertemplate": Html("{}<br>%{{customdata}}: %{{y:.1f}} samples/s<extra>{}</extra>").format(rule, source),
+            "hovertemplate": Html("{}<br>%{{customdata}}: %{{y:.1f}} {}<extra>{}</extra>").format(rule, unit, source),
         }
         if source == "simulated":
             color = rule_color(rule)
@@ -69,7 +71,7 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
         showgrid=False,
         tickangle=0,
     )
-    figure.update_yaxes(title_text="samples/s, all pipelines", rangemode="tozero")
+    figure.update_yaxes(title_text=f"{unit}, all pipelines", rangemode="tozero")
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 130})
     title = "What waiting costs: throughput by replication rule and straggler"

@@ -81,13 +81,15 @@ _COMMON: Mapping[str, Check] = {
     "minibatch": _count,
     "minibatches": _count,
     "epoch_minibatches": lambda value, what: integer(value, what, least=1, most=_MOST),
-    "loss": maybe(measured),
+    "loss": maybe(measured),  # None: nothing counted
+    "counted": number,
     **dict.fromkeys(SIZE_UNITS, number),
     "learning_rate": _rate,
     "samples_per_second": number,
     "sent_bytes": number,
     "train": _SCORES,
     "validation": maybe(_SCORES),
+    "validated_pipelines": each(_count),  # whose weights were validated: of several, the mean of theirs
     "stages": each(_STAGE),
     # Of a change of the plan, and of a summary all of them.
     **dict.fromkeys(("moved_bytes", "usual_seconds"), number),

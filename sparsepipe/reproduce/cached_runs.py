@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
-from ..display.numbers import pace_text
+from ..display.numbers import pace_text, validation_text
 from ..errors import InputError
 from ..launchers import Job, launch
 from ..launchers.run_folders import folders, new_folder
@@ -94,9 +94,8 @@ def tell_epoch(row: Mapping[str, Any]) -> None:
     if row.get("event") in ("start", "epoch"):
         report(run={key: row[key] for key in _OF_PROGRESS if key in row})
     if row.get("event") == "epoch":
-        accuracy = (row.get("validation") or {}).get("accuracy")
-        told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
-        print(f"  epoch {row['epoch'] + 1}: {pace_text(row)}{told}", flush=True)
+        told = ", ".join(filter(None, [pace_text(row), validation_text(row)]))
+        print(f"  epoch {row['epoch'] + 1}: {told}", flush=True)
 
 
 def _fits(record: RunRecord, plan: Plan, config: RunConfig) -> bool:

@@ -254,7 +254,7 @@ def losses_by_seconds(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, l
     """
     found = {}
     for variant, (record, *_) in records.items():
-        rows = _trained(record)
+        rows = [row for row in _trained(record) if row["loss"] is not None]
         means = (fmean(row["loss"] for row in rows[max(0, k - _NEWEST) : k + 1]) for k in range(len(rows)))
         found[variant] = list(zip((row["seconds"] - rows[0]["seconds"] for row in rows), means, strict=True))
     return found
@@ -271,7 +271,7 @@ def accuracies_by_seconds(records: Mapping[str, Sequence[RunRecord]]) -> dict[st
         found[variant] = [
             (row["seconds"] - steps[0]["seconds"], 100 * row["validation"]["accuracy"])
             for row in epochs
-            if "accuracy" in row["validation"]
+            if row["validation"].get("accuracy") is not None
         ]
     return found
 

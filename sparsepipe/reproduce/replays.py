@@ -41,7 +41,7 @@ def replay(
     facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
     called, samples = plan.planner, profile.batch_size or 1
     if isinstance(plan, Pipelines):
-        called, samples = plan.replication.name, max(1, int(plan.samples))
+        called, samples = plan.replication.name, max(1, int(plan.samples or 1))
     facts += [samples, stragglers, seed]
     said = called if isinstance(plan, Pipelines) or len(plan.stages) == 1 else f"{called} ({plan.schedule})"
     folder = runs / f"replay-{called}-{len(plan.ranks)}-{digest(facts)}"

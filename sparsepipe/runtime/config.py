@@ -187,6 +187,9 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
     - `optimizer`: "sgd", "adam", "adamw" or "lamb"; `learning_rate_schedule`: "constant", "step", "exponential",
       "polynomial" or "cosine"
     - `engine`: "auto", "native", "minkowski" or "torch"; `device`: "cpu" or "cuda"; `threads`: cores of each process
+    - `seed`: of weights, order of samples, augmentation, dropout and stragglers. Runs of one pipeline without replicas
+      are the same to the bit under the same seed, versions and `threads`; another number of threads, or replicas that
+      sum gradients, add up in another order
     - `precision`: "float32", "bfloat16" or "float16"; `compression` of what crosses boundaries: "none", "zeros",
       "lossless" (both exact), "bfloat16", "float16" or "int8"
     - `balance`: None, "voxels" or "classes"; `last_minibatch`: "merge", "keep" or "drop"

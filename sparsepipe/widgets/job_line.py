@@ -1,23 +1,24 @@
 """One plan on the launch board: its stages and what it promises, its buttons, its job's progress and end."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..display.counting import number_of
 from ..display.html import counted
 from ..display.markup import Html
-from ..display.numbers import as_measured, rate_text
+from ..display.numbers import as_measured, rate_text, validation_text
 from ..errors import DamagedRecord, InputError, RunFailed
 from ..launchers import Job
 from ..pipelines import Pipelines
 from ..plan import Plan
-from ..provenance import work_digest
+from ..record import RunRecord
 from ..replication import rule_text
 from ..runtime.config import RunConfig
 from . import looks
 from .html_view import HtmlView
 from .live import learned, phase
 from .messages import Messages
-from .promised import samples_per_second
+from .promised import differences, samples_per_second
 from .view_model import devices
 
 _BAD = Html("<span style='border-left:4px solid #D55E00;padding-left:6px'>{}</span>")
@@ -29,6 +30,9 @@ class Board(Protocol):
 
     messages: Messages
     jobs: dict[str, Job]
+
+    @property
+    def config(self) -> RunConfig: ...
 
     def prepared(self, name: str) -> tuple[Plan | Pipelines, RunConfig]: ...
 
@@ -65,10 +69,12 @@ class JobLine:
         """Show the stages that the next launch would have, and the speed that is predicted for it."""
         self.promise.value = _promise(plan, batch_size)
 
-    def launched(self, plan: Plan | Pipelines, *, running: bool = True) -> None:
-        """Show that a job of `plan` runs or ended, and where that is not the plan of this name any more."""
+    def launched(self, plan: Plan | Pipelines, *, running: bool = True, differs: Sequence[str] = ()) -> None:
+        """Show that a job of `plan` runs or ended, and in what it differs from a run that would be launched now."""
         self.plan, self._moved = plan, False
-        self.other = "" if self._is_own(plan) else f"a run of an earlier plan of this name ({plan.summary()})"
+        self.other = f"with another {', '.join(differs)}" if differs else ""
+        if "plan" in differs:
+            self.other = f"a run of an earlier plan of this name ({plan.summary()})"
         self._offer(running=running)
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
@@ -77,20 +83,23 @@ class JobLine:
         self.plan, self._moved = plan, True
         self.other = f"under {called} from minibatch {minibatch} on{f' ({doubt})' if doubt else ''}"
 
-    def never_ran(self, earlier: str) -> None:
-        """Show that no run is of this plan, and the newest of an earlier one of its name, where there is one."""
-        told = f": {earlier}, the newest run of this name, is of another plan; the table of runs has it"
-        self.state.value = f"not launched{told if earlier else ''}"
+    def never_ran(self, earlier: RunRecord | None) -> None:
+        """Show that no run is of this plan and these settings, and the newest of its name, if there is one."""
+        told = ""
+        if earlier:
+            other = ", ".join(self.differences(earlier))
+            told = f": {earlier.name}, the newest run of this name, is of another {other}; the table of runs has it"
+        self.state.value = f"not launched{told}"
         self.progress.max, self.progress.value, self.progress.description, self.progress.bar_style = 1, 0, "", ""
         self._offer(running=False)
 
     def is_of(self, job: Job) -> bool:
         """Whether a job is of this line's plan, or runs: how fast another was says nothing of the plan."""
-        return job.running or self._moved or self._is_own(job.record.plan)
+        return job.running or self._moved or not self.differences(job.record)
 
-    def _is_own(self, plan: Plan | Pipelines) -> bool:
-        """Whether a run of `plan` is one of what the next launch would be."""
-        return work_digest(plan) == work_digest(self.board.planned(self.name))
+    def differences(self, record: RunRecord) -> list[str]:
+        """Return in what a run differs from what the next launch would be; [] if in nothing."""
+        return differences(record, self.board.planned(self.name), self.board.config)
 
     def _start(self, _: Any) -> None:
         job = self.board.jobs.get(self.name)
@@ -119,7 +128,7 @@ class JobLine:
         """Show how a job stands, or what is damaged of its record; return whether that tells how fast the plan is."""
         try:
             if not self.is_of(job):
-                self.never_ran(job.record.name)
+                self.never_ran(job.record)
                 return False
             self._show(job, rows)
         except DamagedRecord as error:
@@ -187,8 +196,8 @@ def _ended(job: Job) -> Html | str:
         summary = job.wait(timeout=1)
     except (InputError, RunFailed) as error:
         return _BAD.format(error)
-    accuracy = (summary.get("validation") or {}).get("accuracy")
-    told = f", validation accuracy {accuracy:.1%}" if accuracy is not None else ""
+    learned = validation_text(summary)
+    told = f", {learned}" if learned else ""
     ended = (
         "finished" if job.state == "finished" else f"{job.state} after {number_of(summary['minibatches'], 'minibatch')}"
     )

@@ -23,7 +23,6 @@ from ..launchers.run_folders import folders, new_folder
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
-from ..provenance import work_digest
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from . import looks
@@ -48,7 +47,8 @@ class LaunchBoard(Shown):
 
     Epochs, learning rate, batch size and schedule can be changed before a launch; `add` brings in another plan. Of each
     plan the newest run in `runs` is shown, also after the kernel was restarted: of that very plan, whatever it is
-    called, as another's speed says nothing of it; a job of an earlier plan of its name is followed while it runs. With
+    called, on the same data with the same batch size, voxel size and arguments, as another's speed says nothing of it.
+    A job of an earlier plan of its name is followed while it runs. With
     `profile` and `cluster` a finished run is held against its simulation. While another job of `runs` is at work, a
     click asks before it launches one beside it. One thread follows all jobs, and changes of widgets pass one lock.
     """
@@ -181,15 +181,15 @@ class LaunchBoard(Shown):
         with self._lock:
             for name in [name for name in self.plans if name not in self.jobs]:
                 runs = [folder for folder in folders(self.runs, self._called(name)) if _readable(folder)]
-                own = work_digest(self.planned(name))
-                ended = (one for one in runs if work_digest(RunRecord(one).plan) == own)
+                line = self._lines[name]
+                ended = (one for one in runs if not line.differences(RunRecord(one)))
                 folder = next((one for one in runs if is_held(one)), None) or next(ended, None)
                 if folder is None:
-                    self._lines[name].never_ran(runs[0].name if runs else "")
+                    line.never_ran(RunRecord(runs[0]) if runs else None)
                     continue
                 job, running = attach(folder), is_held(folder)
                 self.jobs[name] = job
-                self._lines[name].launched(job.record.plan, running=running)
+                line.launched(job.record.plan, running=running, differs=line.differences(job.record))
                 self._begin(name, select=running)
                 found += [name] if running else []
         return found

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..display.markup import Html, joined
-from ..display.numbers import pace_text
+from ..display.numbers import pace_text, validation_text
 from ..io.files import open_regular
 from ..pipelines import Pipelines
 from ..plan import Plan
@@ -156,10 +156,8 @@ def learned(rows: Sequence[MetricsRow]) -> str:
         recent = [row["loss"] for row in steps[-20:] if row.get("loss") is not None]  # a record may be damaged
         told.append(f"loss {sum(recent) / len(recent):.3f}")
     if epochs:
-        accuracy = (epochs[-1].get("validation") or {}).get("accuracy")
-        told += [f"validation accuracy {accuracy:.1%}"] if accuracy is not None else []
-        told.append(pace_text(epochs[-1]))
-    return ", ".join(told)
+        told += [validation_text(epochs[-1]), pace_text(epochs[-1])]
+    return ", ".join(filter(None, told))
 
 
 def log_of(folder: Path, rank: int, plan: Plan | Pipelines | None = None) -> Html:

@@ -41,7 +41,9 @@ def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
         "before": None,
         "cuts": {"at": [], "movable": False, "blocked": [], "reasons": []},
         "hint": _HINT,
-        "stages_are": "bars without the straggler, samples/s with it" if answer.stragglers.parts else "",
+        "stages_are": f"bars without the straggler, {answer.forecast.counted}/s with it"
+        if answer.stragglers.parts
+        else "",
         "code": answer.as_code(),
         **_timeline(answer.forecast, len(plans)),
     }
@@ -81,12 +83,12 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
     rule, who = rule_text(told.rule), answer.stragglers.clause()
     run = f"{number_of(len(answer.sizes), 'minibatch')}, filling and emptying the stages included"
     how = f"simulated, by {rule}, while {who or 'nobody is slow'}: {run}"
-    found = [["together", rate_text(told.sum_of_paces), how]]
+    found = [["together", rate_text(told.sum_of_paces, told.counted), how]]
     if who:
-        paced = rate_text(free.sum_of_paces)
+        paced = rate_text(free.sum_of_paces, free.counted)
         found.append(["while nobody is slow", paced, "the same, without the straggler"])
     alone = "what the pipelines would train with this straggler if none waited for another"
-    found.append(["if none waited", rate_text(told.own_pace), alone])
+    found.append(["if none waited", rate_text(told.own_pace, told.counted), alone])
     found += _promised(answer)
     sizes = ", ".join(f"{count} of {size}" for size, count in sorted(told.group_sizes.items()))
     mean = f"{told.mean_group_size:.1f} pipelines" if sizes else "no average yet"
@@ -103,7 +105,7 @@ def _promised(answer: PipelinesAnswer) -> list[list[str]]:
     pipelines, found = answer.plan, []
     if rate := pipelines.minibatches_per_second:
         what = f"by the default cost model, nobody slow and none waiting: {duration(1 / rate)} per minibatch of all"
-        found.append(["as predicted", rate_text(rate * pipelines.samples), what])
+        found.append(["as predicted", rate_text(rate * (pipelines.samples or 1.0), pipelines.counted), what])
         if seconds := pipelines.data_parallel_seconds:
             what = "both as predicted, nobody slow; data parallelism has all layers on every device, equal shares: "
             what += f"{duration(seconds)} per minibatch"
@@ -137,9 +139,9 @@ def _name(answer: PipelinesAnswer, k: int) -> str:
     return f"pipeline {k} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _paced(one: PipelinePace) -> str:
+def _paced(one: PipelinePace, counted: str) -> str:
     share = f", {one.samples_per_second / one.own_pace:.0%} of its own pace" if one.own_pace else ""
-    return f"{number_of(one.minibatches, 'minibatch')}, {part_text(one.samples_per_second)} samples/s{share}"
+    return f"{number_of(one.minibatches, 'minibatch')}, {part_text(one.samples_per_second)} {counted}/s{share}"
 
 
 def _layers(answer: PipelinesAnswer, k: int) -> list[list[Any]]:
@@ -152,7 +154,7 @@ def _layers(answer: PipelinesAnswer, k: int) -> list[list[Any]]:
 
 def _stages(answer: PipelinesAnswer, k: int) -> list[dict[str, Any]]:
     rows = stages(answer.plan.pipelines[k], answer.problem)
-    head = f"{_name(answer, k)}: {_paced(answer.forecast.pipelines[k])}"
+    head = f"{_name(answer, k)}: {_paced(answer.forecast.pipelines[k], answer.forecast.counted)}"
     return [{**row, **({"head": head} if place == 0 else {})} for place, row in enumerate(rows)]
 
 

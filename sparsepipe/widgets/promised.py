@@ -4,11 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..cluster import Cluster
-from ..errors import InputError
+from ..errors import DamagedRecord, InputError
+from ..io.fields import json_object
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners.run_estimate import estimated_for_run
 from ..profile import Profile
+from ..provenance import work_digest
+from ..record import RunRecord
 from ..runtime.config import RunConfig
 
 
@@ -34,6 +37,31 @@ class MadeFor:
         except InputError:
             return {}
         return {"profile": self.profile, "cluster": self.cluster}
+
+
+# Settings that decide what work a run did: its speed and accuracy under others say nothing of this one's.
+_WORK = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "voxel_size", "num_points")
+_WORK += ("task", "features", "augmentation", "balance", "engine", "precision", "compression", "device")
+
+
+def differences(record: RunRecord, plan: Plan | Pipelines, config: RunConfig) -> list[str]:
+    """Return in what a run differs from one of `plan` under `config`: "plan", "batch size", …; [] if in nothing.
+
+    How long and how fast it learned, or with which seed, is no difference of the work.
+    """
+    found = [] if work_digest(record.plan) == work_digest(plan) else ["plan"]
+    try:
+        own = RunConfig.from_json(record.config)
+    except DamagedRecord:
+        return found  # whoever shows the run says what is damaged
+    except InputError:
+        return [*found, "version's settings"]
+    return found + [name.replace("_", " ") for name in _WORK if _setting(own, name) != _setting(config, name)]
+
+
+def _setting(config: RunConfig, name: str) -> Any:
+    value = getattr(config, name)
+    return json_object(value, name) if name.endswith("_args") else value
 
 
 def promised(plan: Plan | Pipelines, config: RunConfig, made_for: MadeFor) -> Plan | Pipelines:

@@ -146,7 +146,7 @@ class WaitingExplorer(Shown):
         kind, link = self.profile.device_types[0], replace(self.link, bandwidth=self.link_bandwidth.value)
         one, cluster = (Cluster.uniform(number, device_type=kind, link=link) for number in (stages, count * stages))
         plan = partition(self.profile, one, planner="model-parallel")
-        samples = self.profile.batch_size or 1
+        samples = self.profile.batch_size
         return cluster, Pipelines.alike(plan, count, parse_rule(self.rule.value), samples=samples)
 
     def _simulate(self, cluster: Cluster, planned: Pipelines, rule: str, stragglers: Stragglers) -> PipelinesForecast:

@@ -25,7 +25,7 @@ _OWN = "Own pace: what a pipeline trains by itself with the same straggler"
 _SHOWN = Html("{}<div style='opacity:.75;font-size:12px'>{}</div>")
 _HEAD, _CELL = Html("<th style='padding-right:12px'>{}</th>"), Html("<td style='padding-right:12px'>{}</td>")
 _NOTHING = 0.005  # of a pace
-_HEADS = ("pipeline", "minibatches", "samples/s", "of its own pace", "held up itself", "waited", "waited for")
+_HEADS = ("pipeline", "minibatches", "{}/s", "of its own pace", "held up itself", "waited", "waited for")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class Compared:
     def told(self) -> Html:
         """The pace, what the straggler costs, what waiting costs, and the averages, in a few sentences."""
         pace, own = self.forecast.sum_of_paces, self.forecast.own_pace
-        text = Html("<b>{}</b>: {} together").format(rule_text(self.forecast.rule), rate_text(pace))
+        text = Html("<b>{}</b>: {} together").format(
+            rule_text(self.forecast.rule), rate_text(pace, self.forecast.counted)
+        )
         if self.free:
             free = self.undisturbed
             lost = _as_shown(free) - _as_shown(pace)  # so that a reader who subtracts finds the same
@@ -125,7 +127,8 @@ def part_text(value: float) -> str:
 def waits_table(forecast: PipelinesForecast) -> Html:
     """A row for each pipeline: its pace, what held it up, how long it waited, and for whom."""
     rows = [_row(k, one) for k, one in enumerate(forecast.pipelines)]
-    columns = [column for column in zip(_HEADS, *rows, strict=True) if any(column[1:])]  # nobody waited: for nobody
+    heads = [head.format(forecast.counted) for head in _HEADS]
+    columns = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]  # nobody waited: for nobody
     head, *told = zip(*columns, strict=True)
     body = joined(Html("<tr>{}</tr>").format(joined(map(_CELL.format, row))) for row in told)
     table = _TABLE.format(joined(map(_HEAD.format, head)), body)

@@ -191,7 +191,7 @@ class Coordinator(Protocol):
 class Averager(Protocol):
     """One stage replica's part in the averages between pipelines, called by the executor around each update."""
 
-    def before_step(self, gradients: "list[Tensor]", update: int, *, samples: int) -> "list[Tensor]":
+    def before_step(self, gradients: "list[Tensor | None]", update: int, *, samples: int) -> "list[Tensor | None]":
         """Return the gradients to step with: the mean over the pipelines where the rule averages gradients."""
         ...
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...losses.base import mean_of
+
 _KEPT = 64  # epochs, the latest
 
 
@@ -15,6 +17,7 @@ class Sums:
     counted: float = 0.0  # samples, or what else the loss is a mean over
     correct: float | None = None  # of these; None: nobody counts them
     samples: float = 0.0
+    minibatches: int = 0
     first_samples: float = 0.0  # of the first minibatch that was done
     first: float | None = None  # seconds at which it was
     last: float = 0.0  # seconds at which the latest was
@@ -31,8 +34,18 @@ class Sums:
         if self.first is None:
             self.first, self.first_samples = now, samples
         self.samples += samples
+        self.minibatches += 1
         self.last = now
         return samples
+
+    @property
+    def train(self) -> dict[str, float | None]:
+        """What an epoch's row says of the training, as `EpochSoFar.train` has it."""
+        scores = {"loss": mean_of(self.loss, self.counted)}
+        if self.correct is not None:
+            scores["accuracy"] = mean_of(self.correct, self.counted)
+        counts = {"samples": self.samples, "counted": self.counted, "minibatches": self.minibatches}
+        return scores | {name: int(count) for name, count in counts.items()}
 
     @property
     def pace(self) -> float:
@@ -60,12 +73,7 @@ class Tallies:
     def of_epoch(self, epoch: int) -> dict[str, Any]:
         """Return the fields of an epoch's row that all its minibatches together make; none where it has none."""
         sums = self._epochs.get(epoch)
-        if not sums or not sums.counted:
-            return {}
-        train = {"loss": sums.loss / sums.counted}
-        if sums.correct is not None:
-            train["accuracy"] = sums.correct / sums.counted
-        return {"train": train, "samples_per_second": sums.pace or self.pace}
+        return {"train": sums.train, "samples_per_second": sums.pace or self.pace} if sums else {}
 
     @property
     def latest(self) -> dict[str, Any]:

@@ -25,10 +25,10 @@ WAIT = Wait()
 class Work:
     """The tasks of all pipelines of a run, from the queue of its minibatches.
 
-    No pipeline waits for another at the end of an epoch. The first with nothing more to take of it closes it; at the
-    end of the run, once every minibatch is done, all average and one closes the run and its last epoch with it. What
-    one that died was to do is done by the next that asks. The record is told of epochs in order, of each once nobody
-    trains on it any more.
+    No pipeline waits for another at the end of an epoch. The first that has trained on it and has nothing more to take
+    of it closes it, and validates its own weights. At the end of the run, once every minibatch is done, all average and
+    one closes the run and its last epoch with it. What one that died was to do is done by the next that asks. The
+    record is told of epochs in order, of each once nobody trains on it any more.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Work:
         self._closing: dict[int, int] = {}  # epoch → the pipeline that closes it
         self._closed = set(closed)
         self._untold: dict[int, dict[str, Any]] = {}  # rows of epochs that were closed: an earlier one is open, or
+        self._trained: dict[int, set[int]] = {}  # epoch → pipelines whose weights have been trained in it
         self._in_epoch: dict[int, int] = {}  # pipeline → the epoch that it trains on: it has measured part of it
         self.measured = Measured()
         self._run_closer: int | None = None
@@ -95,7 +96,7 @@ class Work:
 
     def _what_next(self, member: Member) -> tuple[Kind | None, int]:
         """Return what a pipeline does next, and in which epoch; None: nothing now, but there may be more."""
-        if (due := self._epoch_to_close()) is not None:
+        if (due := self._epoch_to_close(member)) is not None:
             self._closing[due] = member.number
             return Kind.CLOSE_EPOCH, due
         if not self.stopped and (found := self.queue.next_epoch()) is not None:
@@ -111,10 +112,14 @@ class Work:
             return Kind.CLOSE_RUN, self.queue.num_epochs - 1
         return None, -1
 
-    def _epoch_to_close(self) -> int | None:
-        """Return the oldest epoch that nobody closes and of which all is handed out. The last ends with the run."""
+    def _epoch_to_close(self, member: Member) -> int | None:
+        """Return the oldest epoch that nobody closes, of which all is handed out, and that this pipeline may close: it
+        has trained on it, or no pipeline that is left has. The last ends with the run."""
         for epoch in range(min(self.queue.num_begun, self.queue.num_epochs - 1)):
-            if epoch not in self._closed and epoch not in self._closing and not self.queue.num_waiting(epoch):
+            if epoch in self._closed or epoch in self._closing or self.queue.num_waiting(epoch):
+                continue
+            trained = self._trained.get(epoch, set()) | {p for p, own in self._in_epoch.items() if own == epoch}
+            if not trained or member.number in trained:
                 return epoch
         return None
 
@@ -135,6 +140,8 @@ class Work:
         for epoch, minibatches in self.queue.put_back(member.number).items():
             self._changes.row(MINIBATCHES, "put back", **facts, epoch=epoch, minibatches=minibatches)
         self._closing = {epoch: closer for epoch, closer in self._closing.items() if closer != member.number}
+        for trained in self._trained.values():
+            trained.discard(member.number)
         if self._run_closer == member.number and not self.run_closed:
             self._run_closer = None
         if self._in_epoch.pop(member.number, None) is not None:
@@ -198,6 +205,7 @@ class Work:
         member.done.add((number, place))
         epoch, minibatch, pipeline = task.epoch, places[place], member.number
         self.queue.finish(epoch, minibatch)
+        self._trained.setdefault(epoch, set()).add(pipeline)
         member.count(self.tallies.add(epoch, row, now=self._changes.now), now=self._changes.now)
         self._changes.row(MINIBATCHES, "done", pipeline=pipeline, epoch=epoch, minibatches=[minibatch])
         of_run = epoch * self.queue.epoch_minibatches + minibatch
@@ -220,13 +228,18 @@ class Work:
         with_run = self._run_closer == member.number and self.queue.is_done(epoch)
         if self._closing.get(epoch) == member.number or (with_run and epoch not in self._closed):
             self._closing.pop(epoch, None)
-            self._untold[epoch] = {**row, "epoch": epoch, "minibatches": self.queue.num_done}
+            told = {**row, "epoch": epoch, "minibatches": self.queue.num_done}
+            if row.get("validation"):  # at the end of a run all pipelines have the mean of their weights
+                last = self._merges.last if with_run else None
+                told["validated_pipelines"] = list(last.members) if last else [member.number]
+            self._untold[epoch] = told
             if with_run:
                 self._in_epoch.clear()  # all is done
             self._count_as_closed(epoch)
 
     def _count_as_closed(self, epoch: int) -> None:
         self._closed.add(epoch)
+        self._trained.pop(epoch, None)
         self._tell_of_epochs()
 
     def _tell_of_epochs(self) -> None:

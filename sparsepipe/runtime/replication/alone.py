@@ -14,16 +14,25 @@ class Alone:
     overlaps = False
     statistics = None
 
-    def overlap(self, weights: Sequence[Tensor], gathered: Sequence[Tensor] | None) -> AbstractContextManager[None]:
+    def overlap(
+        self, weights: Sequence[Tensor], gathered: Sequence[Tensor | None] | None
+    ) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def complete(self, gradients: Sequence[Tensor]) -> None:
+    def complete(self, gradients: Sequence[Tensor | None]) -> None:
         """Nothing sets out."""
 
-    def mean(self, gathered: Callable[[], list[Tensor]], num_minibatches: int, *, what: str) -> list[Tensor]:
+    def mean(
+        self,
+        weights: Sequence[Tensor],
+        gathered: Callable[[], list[Tensor | None]],
+        num_minibatches: int,
+        *,
+        what: str,
+    ) -> list[Tensor | None]:
         gradients = gathered()
-        if num_minibatches > 1 and gradients:
-            torch._foreach_div_(gradients, num_minibatches)
+        if num_minibatches > 1 and (there := [gradient for gradient in gradients if gradient is not None]):
+            torch._foreach_div_(there, num_minibatches)
         return gradients
 
     def average_buffers(self, buffers: Sequence[Tensor], share: float) -> None:

@@ -25,7 +25,9 @@ class Replication(Protocol):
         """Whether gradients set out while the last backward of a round goes on, within `overlap`."""
         ...
 
-    def overlap(self, weights: Sequence[Tensor], gathered: Sequence[Tensor] | None) -> AbstractContextManager[None]:
+    def overlap(
+        self, weights: Sequence[Tensor], gathered: Sequence[Tensor | None] | None
+    ) -> AbstractContextManager[None]:
         """Let gradients set out as autograd finds them: to be entered around this replica's last backward of a round.
 
         `weights` are the leaves that the backward meets, `gathered` the sums of their gradients over the replica's
@@ -33,15 +35,23 @@ class Replication(Protocol):
         """
         ...
 
-    def complete(self, gradients: Sequence[Tensor]) -> None:
-        """Let those gradients of that backward set out which have not yet: `gradients` has one for each weight."""
+    def complete(self, gradients: Sequence[Tensor | None]) -> None:
+        """Let those gradients of that backward set out which have not yet: `gradients` has an entry for each weight."""
         ...
 
-    def mean(self, gathered: Callable[[], list[Tensor]], num_minibatches: int, *, what: str) -> list[Tensor]:
+    def mean(
+        self,
+        weights: Sequence[Tensor],
+        gathered: Callable[[], list[Tensor | None]],
+        num_minibatches: int,
+        *,
+        what: str,
+    ) -> list[Tensor | None]:
         """Return the mean gradient of each weight over a round of `num_minibatches`: each minibatch weighs the same.
 
-        `gathered` gives the sums over this replica's minibatches, zeros where it had none; it is not asked where they
-        have set out. `what` is named where it waits too long.
+        None for a weight that the loss of no minibatch of the round reaches, on no replica. If some reach it, the
+        others count as zeros. `gathered` gives the sums over this replica's minibatches; it is not asked if they have
+        set out. `what` is named if it waits too long.
         """
         ...
 

@@ -126,8 +126,10 @@ class Recorder:
         self._metrics.close()
 
 
-def forget_rows(run_dir: Path, minibatches: int) -> None:
+def forget_rows(run_dir: Path, minibatches: int, *, within: bool = False) -> None:
     """Take from the metrics what a run that resumes after `minibatches` will do again, and say so in a row.
+
+    `within` an epoch: what a run that ended there told of it goes, too; its row will be of the whole epoch.
 
     One rank calls it, before any opens the file. Readers who follow the file see another in its place, in which all up
     to the row "resume" is what they have seen before.
@@ -135,6 +137,8 @@ def forget_rows(run_dir: Path, minibatches: int) -> None:
     path = run_dir / "metrics.jsonl"
     rows = read_metrics(path) if path.exists() else []
     kept = [row for row in rows if row["event"] in _DONE_BY and _DONE_BY[row["event"]](row) <= minibatches]
+    if within:
+        kept = [row for row in kept if row["event"] not in ("epoch", "trained") or row["minibatches"] < minibatches]
     told = {row["minibatches"] for row in kept if row["event"] == "epoch"}
     kept = [row for row in kept if row["event"] != "trained" or row["minibatches"] not in told]
     last = max((row.get("seconds", 0.0) for row in rows), default=0.0)

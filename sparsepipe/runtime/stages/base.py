@@ -178,8 +178,10 @@ class StageRunner(Protocol):
         """Return the network's output as its forward gives it; of sparse tensors the rows."""
         ...
 
-    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
+    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor | None]:
         """Return the gradients of `flight.outputs` that came back, each in its output's shape.
+
+        None for an output that the loss does not depend on.
 
         Raises PacketMismatch for gradients of other shapes.
         """
@@ -187,23 +189,24 @@ class StageRunner(Protocol):
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Return the gradients of the stage's parameters and of `flight.leaves`. The graph is let go.
 
-        `gradients` are those of `flight.outputs`; None stands for 1, the loss's own, times `scale`.
+        `gradients` are those of `flight.outputs`; in the last stage [None]: its loss's own is 1, times `scale`.
+        Elsewhere None, given or returned, says that the loss does not depend on it, which is no gradient of zero.
         """
         ...
 
     def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
-    ) -> tuple[list[Tensor], Any]:
+    ) -> tuple[list[Tensor | None], Any]:
         """Return the gradients of `flight.leaves`, and what `backward_weight` will need."""
         ...
 
-    def backward_weight(self, flight: InFlight, later: Any) -> list[Tensor]:
+    def backward_weight(self, flight: InFlight, later: Any) -> list[Tensor | None]:
         """Return the gradients of the stage's parameters."""
         ...
 
-    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
+    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor | None]) -> Packet:
         """Pack the gradients of `flight.leaves` for the stage before."""
         ...

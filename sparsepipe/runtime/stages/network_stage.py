@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 
 # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
@@ -24,7 +25,7 @@ from ..config import RunConfig
 from ..failures import PacketMismatch
 from ..training_state.weights import Version
 from ..transport.compression import Compressor, restored
-from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
+from ..transport.packet import BACKWARD, FORWARD, NO_GRADIENT, Packet, Slot, boundary_id
 from ..transport.zero_elision import num_present, values_at, with_zeros
 from .base import InFlight, Output, PackedOutputs, PacketAndSamples
 from .split_backward import Later, split_backward
@@ -184,31 +185,35 @@ class NetworkStage:
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        given = _given(flight.outputs, gradients, scale)
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        edges, given = self._entries(flight, gradients, scale)
         wanted = [*flight.version.tensors.values(), *flight.leaves]
-        if not flight.outputs or not wanted:
-            found = [torch.zeros_like(tensor) for tensor in wanted]
-        else:
-            edges = [output.edge for output in flight.outputs]
-            found = list(torch.autograd.grad(edges, wanted, given, allow_unused=True, materialize_grads=True))
-        flight.outputs = ()
+        found: list[Tensor | None] = [None] * len(wanted)
+        if edges and wanted:
+            found = list(torch.autograd.grad(edges, wanted, given, allow_unused=True))
         count = len(flight.version.tensors)
         return found[:count], found[count:]
 
     def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
-    ) -> tuple[list[Tensor], Later]:
-        if not flight.outputs:
+    ) -> tuple[list[Tensor | None], Later]:
+        edges, given = self._entries(flight, gradients, scale)
+        if not edges:
             nothing: list[Tensor | None] = [None] * len(flight.weights)
-            return [torch.zeros_like(leaf) for leaf in flight.leaves], Later(nothing, flight.weights)
-        given = _given(flight.outputs, gradients, scale)
-        edges = [output.edge for output in flight.outputs]
-        found = split_backward(edges, given, flight.weights, flight.leaves)
-        flight.outputs = ()
-        return found
+            return [None] * len(flight.leaves), Later(nothing, flight.weights)
+        return split_backward(edges, given, flight.weights, flight.leaves)
 
-    def backward_weight(self, flight: InFlight, later: Later) -> list[Tensor]:
+    def _entries(
+        self, flight: InFlight, gradients: Sequence[Tensor | None], scale: float
+    ) -> tuple[list[GradientEdge], list[Tensor]]:
+        """Return where the backward enters the graph, with which gradients; the flight lets go of it."""
+        outputs, flight.outputs = flight.outputs, ()
+        if self.is_last:
+            gradients = [torch.full(o.shape, scale, dtype=o.dtype, device=o.device) for o in outputs]
+        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
+        return [o.edge for o, _ in pairs], [g.to(o.device, o.dtype) for o, g in pairs]
+
+    def backward_weight(self, flight: InFlight, later: Later) -> list[Tensor | None]:
         return later.compute()
 
     def run_again(self, flight: InFlight) -> dict[str, Any]:
@@ -219,26 +224,28 @@ class NetworkStage:
             flight.outputs = _wanted(self._output_slots(outputs)[1])
         return outputs
 
-    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
-        crossing = (
-            gradient if present is None else values_at(present, gradient)
+    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor | None]) -> Packet:
+        slots = tuple(
+            NO_GRADIENT if gradient is None else Slot(gradient if present is None else values_at(present, gradient))
             for gradient, present in zip(gradients, flight.leaves_present, strict=True)
         )
-        small = self._backwards.shrink(tuple(map(Slot, crossing)))
-        return Packet(BACKWARD, flight.minibatch, self.id_before, small, size=flight.size)
+        return Packet(BACKWARD, flight.minibatch, self.id_before, self._backwards.shrink(slots), size=flight.size)
 
-    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
+    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor | None]:
         """Raises PacketMismatch unless each has its output's shape, or a value for each element that it has."""
         pairs = list(zip(flight.outputs, flight.outputs_present, strict=True))
         sent = [tuple(output.shape) if present is None else (num_present(present),) for output, present in pairs]
         back = [slot.shape or tuple(slot.rows.shape) for slot in packet.slots]
-        if sent != back:
+        absent = [slot.is_no_gradient for slot in packet.slots]
+        if len(sent) != len(back) or any(a != b and not none for a, b, none in zip(sent, back, absent, strict=True)):
             raise PacketMismatch(
                 f"gradients of minibatch {flight.minibatch} have shapes {back}, its features had {sent}"
             )
-        gradients = [restored(slot) for slot in packet.slots]
+        gradients = [None if none else restored(slot) for slot, none in zip(packet.slots, absent, strict=True)]
         return [
-            gradient if present is None else with_zeros(gradient.to(present.device), present, output.shape)
+            gradient
+            if gradient is None or present is None
+            else with_zeros(gradient.to(present.device), present, output.shape)
             for gradient, (output, present) in zip(gradients, pairs, strict=True)
         ]
 
@@ -301,12 +308,3 @@ def _packet_of(received: Packet | PacketAndSamples) -> Packet:
 
 def _wanted(slots: Sequence[Slot]) -> tuple[Output, ...]:
     return Output.of(*(slot.rows for slot in slots if slot.needs_gradient))
-
-
-def _given(outputs: Sequence[Output], gradients: Sequence[Tensor | None], scale: float) -> list[Tensor]:
-    return [
-        torch.full(output.shape, scale, dtype=output.dtype, device=output.device)
-        if gradient is None
-        else gradient.to(output.device, output.dtype)
-        for output, gradient in zip(outputs, gradients, strict=True)
-    ]

@@ -27,20 +27,21 @@ class Later:
     weights: Sequence[Tensor]
     joints: Sequence[tuple[tuple[GradientEdge, ...], tuple[Tensor, ...], tuple[int, ...]]] = ()
 
-    def compute(self) -> list[Tensor]:
-        """Return the gradients of all weights. The graph is let go."""
+    def compute(self) -> list[Tensor | None]:
+        """Return the gradients of all weights, None of one that the loss does not reach. The graph is let go."""
         for edges, reached, places in self.joints:
             wanted = [self.weights[place] for place in places]
-            for place, gradient in zip(places, torch.autograd.grad(edges, wanted, reached), strict=True):
+            gradients = torch.autograd.grad(edges, wanted, reached, allow_unused=True)
+            for place, gradient in zip(places, gradients, strict=True):
                 self.found[place] = gradient
         self.joints = ()
-        return [torch.zeros_like(w) if g is None else g for g, w in zip(self.found, self.weights, strict=True)]
+        return list(self.found)
 
 
 def split_backward(
     outputs: Sequence[GradientEdge], given: Sequence[Tensor], weights: Sequence[Tensor], inputs: Sequence[Tensor]
-) -> tuple[list[Tensor], Later]:
-    """Return the gradients of `inputs` and what is left to do for the `weights`.
+) -> tuple[list[Tensor | None], Later]:
+    """Return the gradients of `inputs` (None: not reached) and what is left to do for the `weights`.
 
     `given` are the gradients at `outputs`. `inputs` and `weights` are views of leaves, not leaves.
     """
@@ -51,16 +52,17 @@ def split_backward(
     caught: dict[Any, tuple[Tensor | None, ...]] = {}
     hooks = [joint.register_prehook(lambda reached, joint=joint: caught.update({joint: reached})) for joint in joints]
     try:
-        gradients = torch.autograd.grad(
-            outputs, wanted, given, retain_graph=bool(joints), allow_unused=True, materialize_grads=True
-        )
+        gradients = torch.autograd.grad(outputs, wanted, given, retain_graph=bool(joints), allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
     found: list[Tensor | None] = [None] * len(weights)
     for place, gradient in zip(early, gradients[len(inputs) :], strict=True):
         found[place] = gradient
-    return list(gradients[: len(inputs)]), Later(found, weights, [_kept(j, caught[j], joints[j]) for j in caught])
+    kept = [
+        _kept(joint, reached, joints[joint]) for joint, reached in caught.items() if not all(g is None for g in reached)
+    ]
+    return list(gradients[: len(inputs)]), Later(found, weights, kept)
 
 
 def _kept(joint: Any, reached: Sequence[Tensor | None], places: tuple[int, ...]) -> tuple[Any, Any, tuple[int, ...]]:

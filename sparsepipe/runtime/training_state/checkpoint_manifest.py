@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DamagedRecord, InputError
-from ...io.fields import Fields, fields, flag, integer, maybe, number, text
+from ...io.fields import Fields, fields, flag, integer, maybe, measured, number, real, text
 from ...io.files import write_json
 from ...record.record_files import read_fields
 
@@ -47,6 +47,14 @@ def _loss_scale(value: Any, what: str) -> Fields:
     return found
 
 
+# Of an epoch that the checkpoint is within: what its minibatches add up to.
+_SO_FAR = fields(
+    {
+        "minibatches": lambda value, what: integer(value, what, most=10**15),
+        "loss": measured,
+        **dict.fromkeys(("counted", "correct", "samples", "sent_bytes"), real),
+    }
+)
 _MANIFEST = fields(
     {
         "minibatches": lambda value, what: integer(value, what, most=10**15),
@@ -61,6 +69,7 @@ _MANIFEST = fields(
         "shuffle": flag,
         "balance": maybe(text),
         "loss_scale": maybe(_loss_scale),
+        "epoch_so_far": maybe(_SO_FAR),
         _SEAL: _digest,
     }
 )

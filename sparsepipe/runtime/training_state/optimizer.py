@@ -14,7 +14,10 @@ from ...errors import InputError
 class Optimizer(Protocol):
     """Changes weights in place by a gradient; what it remembers is keyed by the weights' places in the list."""
 
-    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None: ...
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        """Step each weight that has a gradient. One without (None) keeps its value and its state, as in torch.optim:
+        neither weight decay nor momentum moves it."""
+        ...
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return what must be kept to go on exactly, as KIND:NAME. Empty before the first step."""
@@ -35,13 +38,20 @@ class SGD:
         self._momentum, self._weight_decay = momentum, weight_decay
         self._velocity: list[Tensor | None] = []
 
-    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
-        known = self._velocity or [None] * len(weights)
-        self._velocity = [v if v is None else _laid_out(v, w) for v, w in zip(known, weights, strict=True)]
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        self._velocity = self._velocity or [None] * len(weights)
+        reached = _reached(weights, gradients)
+        fresh = {place for place in reached if self._velocity[place] is None}
+        for places in (fresh, reached.keys() - fresh):  # torch's kernel takes velocities of all weights, or of none
+            self._step({place: reached[place] for place in sorted(places)}, learning_rate)
+
+    def _step(self, reached: Mapping[int, tuple[Tensor, Tensor]], learning_rate: float) -> None:
+        known = [(self._velocity[place], weight) for place, (weight, _) in reached.items()]
+        velocity = [v if v is None else _laid_out(v, w) for v, w in known]
         sgd(
-            list(weights),
-            list(map(_laid_out, gradients, weights)),
-            self._velocity,
+            [weight for weight, _ in reached.values()],
+            [_laid_out(gradient, weight) for weight, gradient in reached.values()],
+            velocity,
             fused=True,
             foreach=False,
             lr=learning_rate,
@@ -51,6 +61,8 @@ class SGD:
             nesterov=False,
             maximize=False,
         )
+        for place, own in zip(reached, velocity, strict=True):
+            self._velocity[place] = own
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         kept = zip(names, self._velocity, strict=False)
@@ -58,8 +70,8 @@ class SGD:
 
     def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         _only(state, {"velocity"}, "sgd")
-        if state:
-            self._velocity = list(_unnamed(state, names, adopt=adopt)["velocity"])
+        kept = [state.get(f"velocity:{name}") for name in names]  # none of a weight that no gradient has reached yet
+        self._velocity = kept if adopt else [tensor if tensor is None else tensor.clone() for tensor in kept]
 
 
 class Adam:
@@ -71,17 +83,19 @@ class Adam:
         self._weight_decay, self._betas, self._decoupled = weight_decay, betas, decoupled
         self._moments: dict[str, list[Tensor]] = {}
 
-    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
         moments = self._moments = self._moments or _moments(weights)
+        reached = _reached(weights, gradients)
         for kind in ("mean", "square"):
-            moments[kind] = list(map(_laid_out, moments[kind], weights))
+            for place, (weight, _) in reached.items():
+                moments[kind][place] = _laid_out(moments[kind][place], weight)
         adam(
-            list(weights),
-            list(map(_laid_out, gradients, weights)),
-            moments["mean"],
-            moments["square"],
+            [weight for weight, _ in reached.values()],
+            [_laid_out(gradient, weight) for weight, gradient in reached.values()],
+            [moments["mean"][place] for place in reached],
+            [moments["square"][place] for place in reached],
             [],
-            moments["steps"],
+            [moments["steps"][place] for place in reached],
             fused=True,
             foreach=False,
             decoupled_weight_decay=self._decoupled,
@@ -110,23 +124,25 @@ class LAMB:
         self._weight_decay, self._betas = weight_decay, betas
         self._moments: dict[str, list[Tensor]] = {}
 
-    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
-        if not weights:
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        self._moments = self._moments or _moments(weights)
+        reached, (first, second) = _reached(weights, gradients), self._betas
+        if not reached:
             return
-        moments = self._moments = self._moments or _moments(weights)
-        (first, second), weights, gradients = self._betas, list(weights), list(gradients)
+        moments = {kind: [own[place] for place in reached] for kind, own in self._moments.items()}
+        stepped, slopes = ([pair[k] for pair in reached.values()] for k in (0, 1))
         torch._foreach_add_(moments["steps"], 1)
-        torch._foreach_lerp_(moments["mean"], gradients, 1 - first)
+        torch._foreach_lerp_(moments["mean"], slopes, 1 - first)
         torch._foreach_mul_(moments["square"], second)
-        torch._foreach_addcmul_(moments["square"], gradients, gradients, 1 - second)
-        steps = float(moments["steps"][0])
-        scales = torch._foreach_div(moments["square"], 1 - second**steps)
+        torch._foreach_addcmul_(moments["square"], slopes, slopes, 1 - second)
+        steps = [float(own) for own in moments["steps"]]
+        scales = torch._foreach_div(moments["square"], [1 - second**own for own in steps])
         torch._foreach_sqrt_(scales)
         torch._foreach_add_(scales, 1e-6)
-        changes = torch._foreach_div(moments["mean"], 1 - first**steps)
+        changes = torch._foreach_div(moments["mean"], [1 - first**own for own in steps])
         torch._foreach_div_(changes, scales)
-        torch._foreach_add_(changes, weights, alpha=self._weight_decay)
-        for weight, change in zip(weights, changes, strict=True):
+        torch._foreach_add_(changes, stepped, alpha=self._weight_decay)
+        for weight, change in zip(stepped, changes, strict=True):
             length, reach = float(weight.norm()), float(change.norm())
             weight.sub_(change, alpha=learning_rate * (length / reach if length and reach else 1.0))
 
@@ -147,6 +163,12 @@ def optimizer(name: str, *, momentum: float, weight_decay: float) -> Optimizer:
     if name == "lamb":
         return LAMB(weight_decay=weight_decay)
     raise AssertionError(f"{name} is not one of the optimizers of RunConfig")
+
+
+def _reached(weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return the weights that have a gradient, with it, by their place in the list."""
+    pairs = enumerate(zip(weights, gradients, strict=True))
+    return {place: (weight, gradient) for place, (weight, gradient) in pairs if gradient is not None}
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Weights:
         self._versions = [Version(0, {name: _leaf(tensor) for name, tensor in parameters.items()})]  # oldest first
         self._to_come: Counter[int] = Counter()  # version -> forwards that will meet it
         self._spare: list[list[Tensor]] = []  # memory of versions let go, for the next ones
-        self._gradients: list[Tensor] | None = None
+        self._gradients: list[Tensor | None] | None = None
         self.most_versions = 1
 
     @property
@@ -59,26 +59,33 @@ class Weights:
         version.users -= 1
         self._drop_unneeded()
 
-    def accumulate(self, gradients: Sequence[Tensor]) -> None:
-        """Add one minibatch's gradients, which autograd gave to nobody else, to those of its round."""
+    def accumulate(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add one minibatch's gradients, which autograd gave to nobody else, to those of its round.
+
+        None: the minibatch's loss does not reach that weight.
+        """
         if self._gradients is None:
             self._gradients = list(gradients)
-        elif self.names:
-            torch._foreach_add_(self._gradients, list(gradients))
+            return
+        both = [(a, b) for a, b in zip(self._gradients, gradients, strict=True) if a is not None and b is not None]
+        if both:
+            torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+        self._gradients = [b if a is None else a for a, b in zip(self._gradients, gradients, strict=True)]
 
-    def take_gathered(self) -> list[Tensor] | None:
+    def take_gathered(self) -> list[Tensor | None] | None:
         """Return the sum of the round's gradients so far, None where there are none yet, and start afresh."""
         taken, self._gradients = self._gradients, None
         return taken
 
-    def take_gradients(self) -> list[Tensor]:
-        """Return the sum of the round's gradients, zeros where this replica had no minibatch, and start afresh."""
+    def take_gradients(self) -> list[Tensor | None]:
+        """Return the sum of the round's gradients and start afresh. None for a weight that no minibatch reached, and
+        for all weights where this replica had no minibatch."""
         taken = self.take_gathered()
-        return [torch.zeros_like(tensor) for tensor in self.newest.tensors.values()] if taken is None else taken
+        return [None] * len(self.names) if taken is None else taken
 
     @torch.no_grad()
-    def update(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
-        """Make the next version out of the newest and the round's averaged gradients."""
+    def update(self, gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        """Make the next version out of the newest and the round's averaged gradients: a weight without one stays."""
         old = self.newest
         if self._is_needed(old):
             kept = list(old.tensors.values())

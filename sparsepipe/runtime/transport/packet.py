@@ -63,6 +63,16 @@ class Slot:
         every = (self.rows.detach(), self.scales, self.upper, self.present)
         return tuple(section for section in every if section is not None)
 
+    @property
+    def is_no_gradient(self) -> bool:
+        """Whether it stands for a gradient that there is none of, of any shape."""
+        return self.rows.dtype is torch.bool
+
+
+# No gradient is of booleans. It crosses a boundary for a tensor that the loss does not depend on: zeros would have the
+# stage before step weights by decay and momentum.
+NO_GRADIENT = Slot(torch.empty(0, dtype=torch.bool))
+
 
 @dataclass(frozen=True, eq=False)
 class Packet:

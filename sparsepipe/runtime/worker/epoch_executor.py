@@ -139,12 +139,12 @@ class EpochExecutor:
             loss, outcome = self.replica.runner.loss(
                 outputs, targets.labels, samples=len(self.feed.samples(m)), weights=targets.weights
             )
-        if not math.isfinite(outcome.loss):
+        if outcome.loss is not None and not math.isfinite(outcome.loss):
             raise LossNotFinite(
                 f"the loss of minibatch {self.feed.number(m)} (epoch {self.epoch}) is {outcome.loss} in stage "
                 f"{self.replica.stage}; lower the learning rate, the last checkpoint is kept"
             )
-        flight.outputs = Output.of(loss)
+        flight.outputs = () if outcome.loss is None else Output.of(loss)  # nothing counted: no gradient, so no step
         flight.targets = targets if flight.received is not None else None
         self.outcomes[m] = outcome
 
@@ -172,7 +172,7 @@ class EpochExecutor:
 
     def _whole_backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], m: int, *, scale: float
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         """Gather or average the gradients of the weights; return those of what was received."""
         weights, leaves = self.replica.weights, list(flight.version.tensors.values())
         turn = m // self.replica.own.round  # replicas take every minibatch but their own elsewhere
@@ -230,18 +230,17 @@ class EpochExecutor:
 
     def _tell(self, m: int, size: int, end: float) -> None:
         outcome = self.outcomes.pop(m)
-        told = [end, outcome.samples, outcome.loss, outcome.counted, outcome.correct]
-        self.table.numpy()[m] = told
+        self.table.numpy()[m] = [end, outcome.samples, outcome.loss or 0.0, outcome.counted, outcome.correct]
         first = _round_of(self.program, self.replica.stage, m)[0]
         row = {
             "epoch": self.epoch,
             "minibatch": self.feed.number(m),
             "loss": outcome.loss,
-            **{self.context.workload.size_unit: size, "samples": outcome.samples},
+            **{self.context.workload.size_unit: size, "samples": outcome.samples, "counted": outcome.counted},
             "learning_rate": self.weight_update.learning_rate(self.feed.number(first)),
         }
         self.context.recorder.metric("step", **row)
-        self.rows[m] = {**row, "counted": outcome.counted, "correct": outcome.correct}
+        self.rows[m] = {**row, "correct": outcome.correct}
 
     def update(self, action: Action) -> None:
         """Average the gradients of a round over the replicas, and step.
@@ -276,8 +275,10 @@ class EpochExecutor:
         """The unit that ends with an update of these minibatches, where pipelines average."""
         return self.units.ended_by(members, self.program.num_minibatches, self.feed.samples) if self.units else None
 
-    def _mean(self, num_minibatches: int, *, what: str) -> list[Tensor]:
-        gradients = self.replication.mean(self.replica.weights.take_gradients, num_minibatches, what=what)
+    def _mean(self, num_minibatches: int, *, what: str) -> list[Tensor | None]:
+        weights = self.replica.weights
+        newest = list(weights.newest.tensors.values())
+        gradients = self.replication.mean(newest, weights.take_gradients, num_minibatches, what=what)
         if self.replica.runner.averaging_seconds:
             time.sleep(self.replica.runner.averaging_seconds)
         return gradients

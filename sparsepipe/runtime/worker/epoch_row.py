@@ -1,12 +1,14 @@
 """What the ranks know together of an epoch: its losses, its pace, how busy its stages were, and what they held."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ...losses.base import mean_of
 from ...trace import SPAN_KINDS
 from ..reporting import metrics
 from .context import WorkerContext
@@ -14,12 +16,39 @@ from .context import WorkerContext
 _WHAT = "end of an epoch"
 
 
-@dataclass
+@dataclass(frozen=True)
 class EpochSoFar:
-    """What was trained of an epoch under plans before this one."""
+    """What the minibatches of an epoch add up to that are trained: under plans before, and before the run resumed."""
 
-    tables: list[Tensor] = field(default_factory=list)  # as EpochExecutor.table, of all ranks
-    sent_bytes: float = 0.0  # by this rank
+    minibatches: int = 0
+    loss: float = 0.0  # means times what they are over
+    counted: float = 0.0  # samples, or what else the loss is a mean over
+    correct: float = 0.0  # of these
+    samples: float = 0.0
+    sent_bytes: float = 0.0  # by this rank, and of what came before the run resumed by all, on rank 0
+
+    def with_part(self, table: Tensor, sent_bytes: float) -> "EpochSoFar":
+        """Add what comes next: `table` of all ranks, as EpochExecutor.table.
+
+        Minibatch by minibatch, so that the sums have the same bits wherever the run was stopped between.
+        """
+        _, of_samples, losses, of_counted, of_correct = table.numpy().T
+        start = np.array([[self.loss, self.counted, self.correct, self.samples]])
+        rows = np.concatenate([start, np.stack([losses * of_counted, of_counted, of_correct, of_samples], axis=1)])
+        loss, counted, correct, samples = np.add.accumulate(rows, axis=0)[-1].tolist()
+        minibatches, sent = self.minibatches + len(table), self.sent_bytes + sent_bytes
+        return EpochSoFar(minibatches, loss, counted, correct, samples, sent)
+
+    def train(self, *, counts_correct: bool) -> dict[str, float | None]:
+        """Return the mean loss, the share that was right if that is counted, and over how many they are."""
+        scores = {"loss": mean_of(self.loss, self.counted)}
+        if counts_correct:
+            scores["accuracy"] = mean_of(self.correct, self.counted)
+        return scores | {
+            "samples": int(self.samples),
+            "counted": int(self.counted),
+            "minibatches": self.minibatches,
+        }
 
 
 def summed(tables: Mapping[int, Tensor], context: WorkerContext, num_minibatches: int) -> Tensor:
@@ -32,12 +61,12 @@ def summed(tables: Mapping[int, Tensor], context: WorkerContext, num_minibatches
 
 
 def epoch_row(
-    context: WorkerContext, table: Tensor, started: float, *, stages: Sequence[int], before: EpochSoFar
+    context: WorkerContext, table: Tensor, started: float, *, stages: Sequence[int], so_far: EpochSoFar
 ) -> dict[str, Any]:
     """Bring together what the ranks know of an epoch, whose last part is `table`, begun at `started`.
 
-    `stages`: this rank's. What was trained before the last part counts in the losses; pace, shares and memory are of
-    the plan that the epoch ended under. Every rank comes here.
+    `stages`: this rank's. `so_far`: all of the epoch, `table` included, which losses and bytes are of; pace, shares and
+    memory are of its last part. Every rank comes here.
     """
     process, plan = context.process, context.plan
     times, samples, *_ = table.unbind(dim=1)
@@ -58,20 +87,10 @@ def epoch_row(
     for entry in summaries:
         most = memory[entry["ranks"]].amax(dim=0).tolist()
         entry |= dict(zip(metrics.MEMORY, map(int, most), strict=True))
-    sent = torch.tensor([before.sent_bytes + context.exchange.sent_bytes], dtype=torch.float64)
+    sent = torch.tensor([so_far.sent_bytes], dtype=torch.float64)
     return {
-        "train": _train(torch.cat([*before.tables, table]), context),
+        "train": so_far.train(counts_correct=context.workload.tally().counts_correct),
         "samples_per_second": metrics.pace(times.tolist(), samples.tolist(), window, started),
         "sent_bytes": int(process.sum(sent, what=_WHAT)),
         "stages": summaries,
     }
-
-
-def _train(table: Tensor, context: WorkerContext) -> dict[str, float]:
-    """Return the mean loss of what was trained, and the share of it that was right where that is counted."""
-    _, _, losses, counted, correct = table.unbind(dim=1)
-    total = max(float(counted.sum()), 1.0)
-    found = {"loss": float((losses * counted).sum()) / total}
-    if context.workload.tally().counts_correct:
-        found["accuracy"] = float(correct.sum()) / total
-    return found

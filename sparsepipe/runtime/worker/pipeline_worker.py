@@ -214,7 +214,7 @@ class PipelineWorker(Worker):
         self._prove()
         self._tell_closed(epoch, done, validation)
 
-    def _tell_closed(self, epoch: int, done: int, validation: Mapping[str, float] | None) -> None:
+    def _tell_closed(self, epoch: int, done: int, validation: Mapping[str, float | None] | None) -> None:
         if self.context.writes_metrics:
             row = self.of_epoch.get(epoch) or (self.epochs[-1] if self.epochs else {})
             told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}
@@ -236,7 +236,7 @@ class PipelineWorker(Worker):
         self._prove()
         self._tell_closed(epoch, done, validation)
         if self.context.writes_metrics:
-            own = run_summary(self.context, self.run_dir, done, epochs=self.epochs, first_own=self.first_epoch)
+            own = run_summary(self.context, self.run_dir, done, epochs=self.epochs, of_plan=self.epochs)
             row = {**own, "run_dir": self._record_of_all(), "validation": validation or {}}
             self.coordinator.tell("summary", {**row, "stages": self._among_all(own["stages"])})
 
@@ -255,7 +255,7 @@ class PipelineWorker(Worker):
 
     def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """What this pipeline measured of a task, from its row, and of the run up to it, for the record of all."""
-        run = measured(self.context, self.epochs)
+        run = measured(self.context, self.epochs, of_plan=self.epochs)
         told = {key: row[key] for key in ("trained", "sent_bytes", "load")}
         stages, run_stages = self._among_all(row["stages"]), self._among_all(run["stages"])
         return {**told, "stages": stages, "run": {**run, "stages": run_stages}}

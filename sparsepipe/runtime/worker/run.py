@@ -103,7 +103,7 @@ def train(
         found = member.checkpoint()
         _keep_rows(run_dir, process)
     else:
-        found = _agree(run_dir, process) if resume else None
+        found = _agree(run_dir, process, workload) if resume else None
     recorder = Recorder(
         run_dir,
         rank=process.rank,
@@ -159,20 +159,25 @@ def _check_data(process: Process, workload: Workload) -> None:
         process.barrier("start")  # a rank that has other data tells
 
 
-def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
+def _agree(run_dir: Path, process: Process, workload: Workload) -> checkpoint.Checkpoint | None:
     """Return the checkpoint to go on from: the one that rank 0 finds the newest. It also makes the metrics fit it."""
     chosen = torch.zeros(1, dtype=torch.float64)
     if process.rank == 0:
         found = checkpoint.latest(run_dir)
         chosen[0] = found.minibatches if found else 0
-        forget_rows(run_dir, int(chosen))
+        forget_rows(run_dir, int(chosen), within=_goes_on_within(int(chosen), workload))
         went_back(run_dir, int(chosen))
     minibatches = int(process.sum(chosen, what="resume"))
     if process.hosts:  # each has the rows, of which one host's go on
         if process.leads_host and process.rank:
-            forget_rows(run_dir, minibatches)
+            forget_rows(run_dir, minibatches, within=_goes_on_within(minibatches, workload))
         process.barrier("resume")
     return checkpoint.load(checkpoint.folder_of(run_dir, minibatches)) if minibatches else None
+
+
+def _goes_on_within(minibatches: int, workload: Workload) -> bool:
+    """Whether a run that resumes after so many minibatches trains the rest of an epoch."""
+    return minibatches % workload.epoch_minibatches > 0 and minibatches < workload.total_minibatches
 
 
 def _keep_rows(run_dir: Path, process: Process) -> None:

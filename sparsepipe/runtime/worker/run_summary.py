@@ -1,25 +1,15 @@
 """What a run comes to when it ends: its pace, its losses, how busy its stages were, what changes of the plan cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...errors import InputError
-from ...plan import Plan
 from ...record.record_files import read_metrics
 from ..reporting import metrics
 from ..reporting.load import worst_load
 from .context import WorkerContext
-
-
-def epochs_told(run_dir: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Return the epochs of a plan that a run's metrics tell of. Raises InputError where there are none."""
-    path = run_dir / "metrics.jsonl"
-    told = [dict(row) for row in read_metrics(path, "epoch") if len(row["stages"]) == len(plan.stages)]
-    if not told:
-        raise InputError(f"{path}: has no epoch of this plan, so nothing to sum up")
-    return told
 
 
 def run_summary(
@@ -27,15 +17,18 @@ def run_summary(
     run_dir: Path,
     done: int,
     *,
-    epochs: Sequence[dict[str, Any]],
-    first_own: int,
+    epochs: Sequence[Mapping[str, Any]],
+    of_plan: Sequence[Mapping[str, Any]],
     replans: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Sum a run up after `done` minibatches: medians over `epochs`, without the first (it reads the data) if there are
-    others; of stages over those from `first_own` on, which ended under this plan. There may be none, where pipelines
-    share the minibatches. `replans`: what changes of the plan cost whose rows of metrics may be on other hosts."""
+    others; of stages over those `of_plan`, which ended under this plan. There may be none, if pipelines share the
+    minibatches. "epochs" are those begun, of which the last may be unfinished.
+
+    `replans`: what changes of the plan cost whose rows of metrics may be on other hosts.
+    """
     plan, workload = context.plan, context.workload
-    steady, found = epochs[1:] or epochs, measured(context, epochs, first_own=first_own)
+    steady, found = epochs[1:] or epochs, measured(context, epochs, of_plan=of_plan)
     changes = _replans(context, run_dir, replans)
     return {
         "run_dir": context.process.record or str(run_dir),
@@ -45,7 +38,7 @@ def run_summary(
         "planner": plan.planner,
         "synthetic": workload.synthetic,
         "minibatches": done,
-        "epochs": len(epochs),
+        "epochs": ceil(done / workload.epoch_minibatches),
         "samples_per_second": median(row["samples_per_second"] for row in steady) if steady else 0.0,
         "train": epochs[-1]["train"] if epochs else {},
         "validation": (epochs[-1]["validation"] or {}) if epochs else {},
@@ -55,10 +48,12 @@ def run_summary(
     }
 
 
-def measured(context: WorkerContext, epochs: Sequence[dict[str, Any]], *, first_own: int = 0) -> dict[str, Any]:
+def measured(
+    context: WorkerContext, epochs: Sequence[Mapping[str, Any]], *, of_plan: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return the engine, the worst load and the medians of the plan's stages, over epochs as `run_summary` has them."""
-    steady, own = epochs[1:] or epochs, epochs[first_own:]
-    shares = metrics.median_summaries([row["stages"] for row in own[1:] or own])
+    steady = epochs[1:] or epochs
+    shares = metrics.median_summaries([row["stages"] for row in of_plan[1:] or of_plan])
     return {
         "engine": context.workload.engine_name,
         "load": worst_load(steady),

@@ -1,5 +1,6 @@
 """The validation split through the stages: forward only, the newest weights, running statistics."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica], *, wa
     return tally
 
 
-def scores(context: WorkerContext, load: Callable[[], Checkpoint | None]) -> dict[str, float]:
+def scores(context: WorkerContext, load: Callable[[], Checkpoint | None]) -> dict[str, float | None]:
     """Return, on every rank, what the network in one piece reaches by the checkpoint that `load` returns, if any.
 
     Rank 0 finds it out: it makes checkpoints whole, and has them at hand whatever host the last stage is on.
@@ -68,6 +69,7 @@ def scores(context: WorkerContext, load: Callable[[], Checkpoint | None]) -> dic
     found = torch.zeros(1 + len(names), dtype=torch.float64)
     if context.rank == 0 and (whole := load()):
         by_name = context.workload.scores(whole)
-        found[:] = torch.tensor([1.0, *(by_name[name] for name in names)], dtype=torch.float64)
-    there, *values = context.process.sum(found, what="scores of the validation").tolist()
-    return dict(zip(names, values, strict=True)) if there else {}
+        values = (math.nan if by_name[name] is None else by_name[name] for name in names)  # tensors have no None
+        found[:] = torch.tensor([1.0, *values], dtype=torch.float64)
+    there, *sums = context.process.sum(found, what="scores of the validation").tolist()
+    return {name: None if math.isnan(own) else own for name, own in zip(names, sums, strict=True)} if there else {}

@@ -29,7 +29,7 @@ class WeightUpdate:
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self._most_waiting = num_stages if context.plan.flushes else 1
-        self._averaged: list[tuple[StageReplica, list[Tensor]]] = []  # of this rank's stages, until all can step
+        self._averaged: list[tuple[StageReplica, list[Tensor | None]]] = []  # of this rank's stages, until all can step
 
     def learning_rate(self, minibatch: int) -> float:
         """The rate of the update whose first minibatch is `minibatch` of the run."""
@@ -41,7 +41,7 @@ class WeightUpdate:
     def take(
         self,
         replica: StageReplica,
-        gradients: list[Tensor],
+        gradients: list[Tensor | None],
         *,
         action: Action,
         minibatches: Sequence[int],
@@ -57,7 +57,7 @@ class WeightUpdate:
         if len(self._averaged) < self._most_waiting:
             return start
         ready, self._averaged = self._averaged, []
-        together = [gradient for _, own in ready for gradient in own]
+        together = [gradient for _, own in ready for gradient in own if gradient is not None]
         last = minibatches[-1]
         if self.scales_loss:
             overflows = self._unscale(together)

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,7 +40,7 @@ from .packet_exchange import PacketExchange
 from .pause import Pause, last_end, usual_gap
 from .probe import Probe
 from .replanning import Moment
-from .run_summary import epochs_told, run_summary
+from .run_summary import run_summary
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
 from .validation import scores, validate
@@ -96,6 +96,8 @@ class Worker:
         self.control = before.control if before else Control(run_dir, process, self.horizon)
         self._programs: dict[int, Program] = {}
         self.so_far = EpochSoFar()
+        self.unfinished: EpochSoFar | None = None  # for a checkpoint within an epoch: its bytes are those of all ranks
+        self.earlier: list[Mapping[str, Any]] = []  # rows of epochs that ended before this run was resumed
         self.epochs: list[dict[str, Any]] = []
         self.first_epoch = 0  # of those, that ended under this plan
         self.last_table = torch.zeros(1, 5, dtype=torch.float64)  # of the part that ended last, of all ranks
@@ -124,6 +126,8 @@ class Worker:
             }
             self.recorder.metric("start", **facts)
         if resume_from:
+            if self.context.writes_metrics:
+                self.earlier = [*read_metrics(self.run_dir / "metrics.jsonl", "epoch")]
             self._validate_late(done)
         return done
 
@@ -138,6 +142,9 @@ class Worker:
             self.recorder.restart()
             (row, trained), epoch = self._train(part, self._given(part)), part.epoch
             done += trained
+            if row:
+                whole = not done % self.workload.epoch_minibatches
+                self.unfinished = None if whole else replace(self.so_far, sent_bytes=float(row["sent_bytes"]))
             due = self.control.due if done < self.workload.total_minibatches else None
             with self._meeting(epoch):
                 for replica in self.replicas.values():
@@ -147,8 +154,9 @@ class Worker:
             if trained == part.count:
                 self._end_epoch(epoch, done, row, stops=due == STOP)
             elif due == STOP:
+                if row:
+                    self.epochs.append({**row, "validation": None})  # for the summary: whoever resumes ends the epoch
                 self._checkpoint(done, last=True)
-                self.epochs.append({**row, "validation": None})  # for the summary: whoever resumes ends the epoch
             self.recorder.flush()
             if due == STOP:
                 break
@@ -201,8 +209,7 @@ class Worker:
         if row is not None:
             whole = {**row, "validation": validation}
             self._tell("epoch", epoch, done, whole)
-            if len(row["stages"]) == len(self.plan.stages):  # not of another plan
-                self.epochs.append(whole)
+            self.earlier.append(whole)
 
     def _prove(self) -> None:
         """Let the checkpoint before an epoch's go, once the epoch's weights are known to be of use."""
@@ -221,6 +228,8 @@ class Worker:
         Returns what all ranks know of them, nothing where there were none, and how many were trained: fewer, where a
         command is due before their end, or where other pipelines took the others (`units`: after which they average).
         """
+        if not part.first:
+            self.so_far = EpochSoFar()
         for replica in self.replicas.values():
             replica.runner.begin(training=True)
         program, epoch, control = self.program(part.count), part.epoch, self.control
@@ -252,12 +261,10 @@ class Worker:
                 return {}, 0
             table = summed(tables, self.context, control.end)
             self.last_table = table
+            self.so_far = self.so_far.with_part(table, self.context.exchange.sent_bytes)
             if control.end < part.count and control.due == REPLAN:
-                self.so_far.tables.append(table)
-                self.so_far.sent_bytes += self.context.exchange.sent_bytes
                 return {}, control.end
-            row = epoch_row(self.context, table, started, stages=tuple(tables), before=self.so_far)
-            self.so_far = EpochSoFar()
+            row = epoch_row(self.context, table, started, stages=tuple(tables), so_far=self.so_far)
             return row | {"load": shared_load(self.process, before, after)}, control.end
 
     def _look(self) -> None:
@@ -273,7 +280,7 @@ class Worker:
         yield
         self.recorder.span("wait", f"{self.recorder.stage}E{epoch}", start, self.recorder.now())
 
-    def _validate(self, epoch: int, done: int) -> dict[str, float]:
+    def _validate(self, epoch: int, done: int) -> dict[str, float | None]:
         """Validate the newest weights. What fails costs no epoch: its checkpoint is whole when this raises."""
         try:
             tally = validate(self.context, self.replicas)
@@ -288,11 +295,11 @@ class Worker:
         except Exception:
             self.snapshots.wait()
             raise
-        told = tally.report()
-        if not math.isfinite(told["loss"]):
-            what = f"the validation loss after epoch {epoch} is {told['loss']}"
+        found = tally.report()
+        if (loss := found["loss"]) is not None and not math.isfinite(loss):
+            what = f"the validation loss after epoch {epoch} is {loss}"
             self._stop(LossNotFinite, what, told_by=self.context.writes_metrics)
-        return told | scores(self.context, partial(self._checkpoint_after, done))
+        return found | scores(self.context, partial(self._checkpoint_after, done))
 
     def _checkpoint_after(self, done: int) -> checkpoint.Checkpoint | None:
         """Return the checkpoint after so many minibatches, once it is whole; None where there is none."""
@@ -379,8 +386,8 @@ class Worker:
 
     def take_over(self, before: "Worker", moment: Moment, *, since: float) -> None:
         """Go on where the worker under the plan before has stopped, whose layers have come."""
-        self.epochs, self.first_epoch = before.epochs, len(before.epochs)
-        self.unproven, self.so_far = before.unproven, before.so_far
+        self.earlier, self.epochs, self.first_epoch = before.earlier, before.epochs, len(before.epochs)
+        self.unproven, self.so_far, self.unfinished = before.unproven, before.so_far, before.unfinished
         self.weight_update.loss_scale = before.weight_update.loss_scale
         self.context.memory.restart(self.connections.shared_memory)
         self.control.go_on(self.horizon)
@@ -428,6 +435,7 @@ class Worker:
             "optimizer": config.optimizer,
             **self._order(),
             "loss_scale": asdict(self.weight_update.loss_scale) if self.weight_update.scales_loss else None,
+            "epoch_so_far": asdict(self.unfinished) if self.unfinished else None,
         }
 
     def _order(self) -> dict[str, Any]:
@@ -445,6 +453,9 @@ class Worker:
             replica.load(found)
         if self.weight_update.scales_loss and found.manifest.get("loss_scale"):
             self.weight_update.loss_scale = LossScale(**found.manifest["loss_scale"])
+        if sums := found.manifest.get("epoch_so_far"):  # checkpoints of before have none
+            self.unfinished = EpochSoFar(**sums)
+            self.so_far = self.unfinished if self.rank == 0 else replace(self.unfinished, sent_bytes=0.0)
         return found.minibatches
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -455,9 +466,16 @@ class Worker:
             self.recorder.metric("summary", **self._summary(done))
 
     def _summary(self, done: int) -> dict[str, Any]:
-        """Sum the run up; of epochs that this worker saw none of, the run's metrics tell."""
-        if not self.epochs:  # it was killed between its last checkpoint and its end
-            self.epochs = epochs_told(self.run_dir, self.plan)
+        """Sum the run up: all of its epochs, those before it was resumed included.
+
+        Its stages are measured in the epochs of this process's plan; if it saw none, in those of the same plan before.
+        """
+        stages = len(self.plan.stages)
+        of_plan: list[Mapping[str, Any]] = [*self.epochs[self.first_epoch :]]
+        of_plan = of_plan or [row for row in self.earlier if len(row["stages"]) == stages]
+        if not of_plan:
+            path = self.run_dir / "metrics.jsonl"
+            raise InputError(f"{path}: has no epoch of this plan, so nothing to sum up")
+        epochs = [*self.earlier, *self.epochs]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
-        told: dict[str, Any] = {"epochs": self.epochs, "first_own": self.first_epoch, "replans": elsewhere}
-        return run_summary(self.context, self.run_dir, done, **told)
+        return run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)

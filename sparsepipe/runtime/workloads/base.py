@@ -134,7 +134,7 @@ class Workload(Protocol):
         """What `scores` has by name, the same on every rank; () where it has nothing."""
         ...
 
-    def scores(self, found: Checkpoint) -> dict[str, float]:
+    def scores(self, found: Checkpoint) -> dict[str, float | None]:
         """Return what a validation reports of the network in one piece, as a checkpoint has it; most often nothing."""
         ...
 

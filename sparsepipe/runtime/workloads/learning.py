@@ -95,7 +95,7 @@ class Learning:
         translates = split is not None and {"begin", "end"} <= split.facts.keys() and hasattr(split, "decode")
         return _BLEU if count and translates else ()
 
-    def scores(self, found: Checkpoint) -> dict[str, float]:
+    def scores(self, found: Checkpoint) -> dict[str, float | None]:
         """Return the BLEU of translations by the checkpoint's weights, where the data are pairs of sentences."""
         count, split = self.config.bleu_sentences, self.task.validation
         if not self.score_names or split is None:

@@ -169,7 +169,7 @@ class Replay:
     def score_names(self) -> tuple[str, ...]:
         return ()
 
-    def scores(self, found: Checkpoint) -> dict[str, float]:
+    def scores(self, found: Checkpoint) -> dict[str, float | None]:
         return {}
 
     @property
@@ -267,31 +267,31 @@ class SleptStage:
         detailed: bool = False,
         weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
-        return torch.zeros(()), Outcome(0.0, samples, samples, 0)
+        return torch.zeros(()), Outcome(None, samples, 0)  # nothing is learned
 
     def result(self, outputs: Mapping[str, Any]) -> Tensor:
         return torch.zeros(0)  # nothing is computed
 
-    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
+    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor | None]:
         return []
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         _sleep(self._backward[self._place(flight.minibatch)])
         return [], []
 
     def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
-    ) -> tuple[list[Tensor], None]:
+    ) -> tuple[list[Tensor | None], None]:
         _sleep(self._backward_input[self._place(flight.minibatch)])
         return [], None
 
-    def backward_weight(self, flight: InFlight, later: None) -> list[Tensor]:
+    def backward_weight(self, flight: InFlight, later: None) -> list[Tensor | None]:
         _sleep(self._backward_weight[self._place(flight.minibatch)])
         return []
 
-    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
+    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor | None]) -> Packet:
         return self._packet(Op.BACKWARD, flight.minibatch, self.id_before, self._bytes_before, flight.size)
 
     def _packet(self, op: Op, minibatch: int, boundary: int, sizes: Sequence[Array], size: int) -> Packet:

@@ -64,7 +64,7 @@ class GradientAverager:
         self._waited = Waited()
         self._update = self._version = -1  # the last step, and the merge that it was of
 
-    def before_step(self, gradients: list[Tensor], update: int, *, samples: int) -> list[Tensor]:
+    def before_step(self, gradients: list[Tensor | None], update: int, *, samples: int) -> list[Tensor | None]:
         found: Tensor | None = None
         if self._exchanging is not None:
             number = self._contributions.number(update, samples=samples)
@@ -74,7 +74,7 @@ class GradientAverager:
         return gradients if told is None else self._held.gradients(told)
 
     def _mean(
-        self, exchanging: ExchangingGradients, number: int, update: int, gradients: list[Tensor]
+        self, exchanging: ExchangingGradients, number: int, update: int, gradients: list[Tensor | None]
     ) -> Tensor | None:
         own, waited = self._held.snapshot_of(gradients), self._waited.seconds
         mean: Mean | None = None

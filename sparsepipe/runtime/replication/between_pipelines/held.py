@@ -11,7 +11,7 @@ from ....replication.base import Merge
 from ...processes.process import Process
 from ...training_state.weights import Weights
 from ..base import Replication
-from .layout import BUFFER, WEIGHT, Layout
+from .layout import BUFFER, REACHED, WEIGHT, Layout
 
 
 class Runner(Protocol):
@@ -69,7 +69,8 @@ class Held:
     A version of the weights that a forward has met is never changed: calls come right after an update.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, *, of_gradients: bool = False) -> None:
+        """`of_gradients`: vectors have gradients in the weights' places, and say which weights have one."""
         self._replica = replica
         self.stage = replica.position.stage
         self._group = replica.position.replication
@@ -79,7 +80,9 @@ class Held:
             for name, buffer in replica.runner.buffers().items()
             if buffer.is_floating_point() and not _of_an_earlier_call(name, layers)
         ]
-        self.layout = Layout(self.tensors())
+        weights = replica.weights.newest.tensors if of_gradients else {}
+        self._all_reached = {f"{REACHED}{name}": torch.ones(1, device=w.device) for name, w in weights.items()}
+        self.layout = Layout(self.tensors() | self._all_reached)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors themselves, named as in checkpoints."""
@@ -89,19 +92,29 @@ class Held:
 
     def snapshot(self) -> Tensor:
         """Return a copy as they are."""
-        return self.layout.flat(self.tensors())
+        return self.layout.flat(self.tensors() | self._all_reached)
 
-    def snapshot_of(self, gradients: list[Tensor]) -> Tensor:
-        """Return a copy with gradients in the weights' places."""
-        names = (f"{WEIGHT}{name}" for name in self._replica.weights.names)
-        return self.layout.flat(self.tensors() | dict(zip(names, gradients, strict=True)))
+    def snapshot_of(self, gradients: list[Tensor | None]) -> Tensor:
+        """Return a copy with gradients in the weights' places: zeros if the loss does not reach a weight (None)."""
+        tensors = self.tensors()
+        for name, gradient in zip(self._replica.weights.names, gradients, strict=True):
+            weight = tensors[f"{WEIGHT}{name}"]
+            tensors[f"{WEIGHT}{name}"] = torch.zeros_like(weight) if gradient is None else gradient
+            tensors[f"{REACHED}{name}"] = torch.tensor([float(gradient is not None)], device=weight.device)
+        return self.layout.flat(tensors)
 
-    def gradients(self, flat: Tensor) -> list[Tensor]:
-        """Return the gradients that a vector has in the weights' places; its buffers become this replica's."""
+    def gradients(self, flat: Tensor) -> list[Tensor | None]:
+        """Return the gradients that a vector has in the weights' places; its buffers become this replica's.
+
+        None for a weight that the loss reaches in no pipeline.
+        """
         parts, tensors = self.layout.parts(flat), self.tensors()
         self.layout.copy({name: tensor for name, tensor in tensors.items() if name.startswith(BUFFER)}, flat)
-        names = [f"{WEIGHT}{name}" for name in self._replica.weights.names]
-        return [parts[name].to(tensors[name].device, tensors[name].dtype) for name in names]
+        weights = {name: tensors[f"{WEIGHT}{name}"] for name in self._replica.weights.names}
+        return [
+            parts[f"{WEIGHT}{name}"].to(weight.device, weight.dtype) if float(parts[f"{REACHED}{name}"]) else None
+            for name, weight in weights.items()
+        ]
 
     def apply(self, change: Tensor | None, *, in_place_of: bool = False) -> None:
         """Add a vector, or take it in place of what is there, in all replicas of the stage: all come here, and the

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 WEIGHT, BUFFER = "weight:", "buffer:"  # as checkpoints name them
+REACHED = "reached:"  # of a weight, one number: whether the loss reaches it. By name it comes before the weights
 _MOST_SHARES = 1000  # that are remembered
 
 

@@ -67,7 +67,7 @@ class _Opening:
     ) -> None:
         self._coordinator, self._rule, self._replica, self._timeout = coordinator, rule, replica, timeout
         self._contributions, self._encryption = contributions, encryption
-        self._held = Held(replica)
+        self._held = Held(replica, of_gradients=rule.arithmetic is Arithmetic.MEAN_GRADIENTS)
         self._layout = self._held.layout
         self._peers = Peers(coordinator, self._layout.sizes, encryption)
         self._handlers: dict[str, Handler] = {}

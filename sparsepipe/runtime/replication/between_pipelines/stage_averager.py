@@ -33,7 +33,7 @@ class StageAverager:
         self._told = 0.0  # seconds waited of which a merge has told
         self._update = -1
 
-    def before_step(self, gradients: list[Tensor], update: int, *, samples: int) -> list[Tensor]:
+    def before_step(self, gradients: list[Tensor | None], update: int, *, samples: int) -> list[Tensor | None]:
         return gradients
 
     def after_step(self, update: int, *, samples: int) -> None:
