@@ -36,6 +36,7 @@ class SGD:
         self._velocity: list[Tensor | None] = []
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
+        weights, gradients = _real(weights), _real(gradients)
         known = self._velocity or [None] * len(weights)
         self._velocity = [v if v is None else _laid_out(v, w) for v, w in zip(known, weights, strict=True)]
         sgd(
@@ -72,6 +73,7 @@ class Adam:
         self._moments: dict[str, list[Tensor]] = {}
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
+        weights, gradients = _real(weights), _real(gradients)
         moments = self._moments = self._moments or _moments(weights)
         for kind in ("mean", "square"):
             moments[kind] = list(map(_laid_out, moments[kind], weights))
@@ -113,6 +115,7 @@ class LAMB:
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
         if not weights:
             return
+        weights, gradients = _real(weights), _real(gradients)
         moments = self._moments = self._moments or _moments(weights)
         (first, second), weights, gradients = self._betas, list(weights), list(gradients)
         torch._foreach_add_(moments["steps"], 1)
@@ -147,6 +150,11 @@ def optimizer(name: str, *, momentum: float, weight_decay: float) -> Optimizer:
     if name == "lamb":
         return LAMB(weight_decay=weight_decay)
     raise AssertionError(f"{name} is not one of the optimizers of RunConfig")
+
+
+def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return complex tensors as views of real and imaginary parts, [..., 2]: the kernels take real numbers alone."""
+    return [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
