@@ -7,6 +7,7 @@ innermost module in whose forward it happens.
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -55,15 +56,25 @@ def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = ()) -
     try:
         return tracer.record(inputs)
     except Exception as error:
-        if isinstance(error, CannotBeTraced):
-            raise
         raise CannotBeTraced(_reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) < 120 else text[:117] + "..."
-    return text if isinstance(error, CannotBeTraced) else f"{type(error).__name__}: {text}"
+    text = text if isinstance(error, CannotBeTraced) else f"{type(error).__name__}: {text}"
+    kind = _made(error)
+    return f"it makes a {kind} of values, and layers exchange tensors alone ({text})" if kind else text
+
+
+def _made(error: BaseException) -> str:
+    """Return the class of the user's own object that was being made; "" for none."""
+    for frame, _ in walk_tb(error.__traceback__):
+        made = type(frame.f_locals.get("self"))
+        foreign = not made.__module__.startswith(("torch", "builtins", __package__)) and not issubclass(made, nn.Module)
+        if foreign and frame.f_code.co_name in ("__init__", "__post_init__"):
+            return made.__name__
+    return ""
 
 
 class LayerTracer(fx.Tracer):
@@ -220,7 +231,10 @@ class LayerTracer(fx.Tracer):
             return a
         if isinstance(a, nn.Module):
             raise CannotBeTraced(f"it gives a {type(a).__name__} to a function")
-        return super().create_arg(a)
+        try:
+            return super().create_arg(a)
+        except NotImplementedError:
+            raise CannotBeTraced(f"it gives a {type(a).__name__} to a layer, and layers exchange tensors alone") from None
 
     def _state(self, tensor: Tensor) -> ValueProxy:
         """Record the reading of a parameter, a buffer, or a tensor that nobody registered."""

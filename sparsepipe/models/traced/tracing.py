@@ -18,7 +18,7 @@ from .network import TracedNetwork
 from .recording import CannotBeTraced, Recording, names_of, observe, put_back
 from .sizes import Sizes
 from .subnetwork import LayerFailed
-from .values import Structure, features, flattened, is_tensor, tensors_of
+from .values import Structure, features, flattened, is_tensor, odd_entry, tensors_of
 
 MODES = (True, False)  # whether it trains
 
@@ -81,7 +81,7 @@ def _first_that_agrees(
         del ways[:-1]
     for way in ways:
         try:
-            network = _assembled(module, inputs, name, modes, way, num_classes, reasons)
+            network = _assembled(module, inputs, name, modes, way, expected, num_classes, reasons)
             _check_against(network, inputs, expected)
         except CannotBeTraced as error:
             reasons.append(str(error))
@@ -119,6 +119,7 @@ def _assembled(
     name: str,
     modes: Mapping[bool, Mapping[str, bool]],
     way: Way,
+    expected: Mapping[bool, Any],
     num_classes: int,
     reasons: list[str],
 ) -> TracedNetwork:
@@ -128,9 +129,11 @@ def _assembled(
         training: Grouping(each, module, whole=lambda node: way.whole(node, module), written=written)
         for training, each in recordings.items()
     }
-    for each in recordings.values():
+    for training, each in recordings.items():
         if any(isinstance(leaf, fx.Node) and Structure.of(leaf.meta["value"]) is None for leaf in each.outputs):
-            raise CannotBeTraced("it gives what is neither tensor nor number")
+            entry = odd_entry(expected[training]) or "what is neither tensor nor number"
+            remedy = ", in transformers by use_cache=False" if "past_key_values" in entry else ""
+            raise CannotBeTraced(f"it returns {entry}, expected tensors and numbers: leave it out{remedy}")
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
     made = assembly.assembled()
     for each in recordings.values():

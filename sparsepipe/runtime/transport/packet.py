@@ -39,6 +39,11 @@ _DTYPES = (
     torch.int8,
     torch.int16,
     torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
 )
 FORWARD, BACKWARD = 0, 1
 _MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of a payload: all the memory there is
