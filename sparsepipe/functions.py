@@ -92,13 +92,31 @@ class UserFunction:
                 module = _from_file(file.resolve()) if self.is_file else importlib.import_module(self.home)
         except CODE_FAILURES as error:  # whatever the user's file raises: it is told in a line
             what = " ".join(str(error).split())
-            raise InputError(f"{self}: {file} raises {type(error).__name__} as it is imported ({what})") from error
+            raise InputError(
+                f"{self}: {file} raises {type(error).__name__} as it is imported ({what}){self.neighbour(error)}"
+            ) from error
         found = getattr(module, self.name, None)
         if not callable(found):
             there = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             has = f"it has {', '.join(sorted(there)[:8])}" if there else "it has none"
             raise InputError(f"{self}: {file} has no function {self.name!r}; {has}")
         return found
+
+    def neighbour(self, error: Exception) -> str:
+        """Return how to import a file that lies next to this one; "" if that is not what the error is about."""
+        if not self.is_file or not isinstance(error, ImportError):
+            return ""
+        folder = Path(self.home).resolve().parent
+        if "relative import" in str(error):  # of a package that nobody imported
+            parts = [folder.name, Path(self.home).stem]
+            while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
+                folder = folder.parent
+                parts.insert(0, folder.name)
+            return f"; give it as {'.'.join(parts)}:{self.name}, and put {folder.parent} on PYTHONPATH"
+        name = (error.name or "").partition(".")[0]
+        if name and ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
+            return f"; {name} lies next to it: put {folder} on PYTHONPATH"
+        return ""
 
 
 def _from_file(path: Path) -> ModuleType:

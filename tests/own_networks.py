@@ -84,6 +84,25 @@ class Recurrent(nn.Module):
         return self.out(y + x) * mask[..., None]
 
 
+class Codes(nn.Module):
+    """An autoencoder that returns its input too, filters with complex numbers, and has parts of a stage's own names."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.network = nn.Linear(64, width)
+        self.table = nn.Parameter(torch.randn(width // 2 + 1, dtype=torch.complex64))
+        self.result = nn.Sequential(nn.Tanh(), nn.Linear(width, 64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        code = self.network(x.flatten(1))
+        code = torch.fft.irfft(torch.fft.rfft(code) * self.table, n=code.shape[1])
+        return self.result(code), x, code
+
+
+def codes(width: int = 8) -> nn.Module:
+    return Codes(width)
+
+
 def tied(width: int = 8, dropout: float = 0.0) -> nn.Module:
     return TiedWords(width, dropout)
 
@@ -202,3 +221,8 @@ def heads_loss(output: dict[str, Tensor], target: Tensor) -> Tensor:
     """The side head is judged in some minibatches alone, so that others have no gradient of it."""
     loss = functional.cross_entropy(output["logits"], target)
     return loss + functional.cross_entropy(output["side"], target) if int(target[0]) == 1 else loss
+
+
+def codes_loss(output: tuple[Tensor, ...], target: Tensor) -> Tensor:
+    found, pictures, code = output
+    return functional.mse_loss(found, pictures.flatten(1)) + 0.1 * code.square().mean()

@@ -203,6 +203,21 @@ def test_wrong_channels_in_one_line():
         layer(NATIVE.tensor(random_batch(channels=2)))
 
 
+def test_a_union_crosses_beside_what_it_was_made_of():
+    """One coordinate set was sent for both: they have one tensor stride."""
+    x = NATIVE.tensor(random_batch(channels=2))
+    moved = CoordinateSet((1, 1, 1), x.coordinates + torch.tensor([0, 1, 0, 0], dtype=torch.int32))
+    y = NATIVE.join(Parts((moved,), {"y": Feature(x.features, 0)}))["y"]
+    union = NATIVE.layer(Row("u", "union_add", (INPUT, INPUT), {}))(x, y)
+    parts = NATIVE.split({"x": x, "union": union})
+    assert [one.family for one in parts.coordinate_sets] == [0, 1]
+    joined = NATIVE.join(parts)
+    for name, tensor in {"x": x, "union": union}.items():
+        assert torch.equal(joined[name].coordinates, tensor.coordinates)
+        assert torch.equal(joined[name].features, tensor.features)
+    assert not joined["x"].shares_voxels(joined["union"])
+
+
 def test_voxels_whose_coarser_voxel_is_not_there_are_left_out():
     """Coordinate sets that arrive from elsewhere need not be each other's: only pairs that are there count."""
     fine = CoordinateSet((1, 1, 1), torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0], [0, 2, 0, 0]], dtype=torch.int32))

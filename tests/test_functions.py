@@ -66,3 +66,32 @@ def test_code_that_exits_is_told_of_as_code_that_raises(tmp_path, when):
     for call in calls:
         with pytest.raises(InputError, match="SystemExit .*the end"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("import blocks_of_mine", "; blocks_of_mine lies next to it: put {folder} on PYTHONPATH"),
+        ("from parts_of_mine.deep import f", "; parts_of_mine lies next to it: put {folder} on PYTHONPATH"),
+        ("from .blocks_of_mine import f", "; give it as net_folder.net:build, and put {parent} on PYTHONPATH"),
+        ("import nothing_of_the_kind", "(No module named 'nothing_of_the_kind')"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_neighbour_that_is_imported_is_told_how(line, remedy, late, tmp_path):
+    folder = tmp_path / "net_folder"
+    (folder / "parts_of_mine").mkdir(parents=True)
+    (folder / "blocks_of_mine.py").write_text("f = 1\n")
+    text = f"def build():\n    {line}\n" if late else f"{line}\ndef build(): ...\n"
+    function = written(folder / "net.py", text)
+    with pytest.raises(InputError) as caught:
+        build_module(str(function), {}, {}, seed=0)
+    assert str(caught.value).endswith(remedy.format(folder=folder, parent=tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_remedy_for_a_neighbour_helps(tmp_path, monkeypatch):
+    (tmp_path / "neighbour_of_net.py").write_text("answer = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    function = written(tmp_path / "net.py", "from neighbour_of_net import answer\ndef build(): return answer\n").load()
+    assert function() == 3

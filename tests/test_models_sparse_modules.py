@@ -60,6 +60,87 @@ def test_an_output_has_its_samples_rows(kind, minkowski, library):
     torch.testing.assert_close(found, alone)
 
 
+class Rows(nn.Module):
+    """Returns the plain rows of its pooled tensor, which are multiplied, too: no engine can order them any more."""
+
+    def __init__(self, library, pool):
+        super().__init__()
+        self.down, self.out = strided(library, pool)[:-1], nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.out(self.down(x).F)
+
+
+@pytest.mark.parametrize("kind", ["Max", "Avg", "Sum"])
+def test_plain_rows_of_a_pooled_tensor_are_those_of_the_samples(kind, minkowski, library):
+    """They came in the order of a hash map, beside labels in another, and in yet another order behind a cut."""
+    batch = clouds()
+    module = Rows(library, getattr(library, f"MinkowskiGlobal{kind}Pooling")())
+    minkowski.correct(module)
+    found = module(minkowski.tensor(batch))
+    pairs = [batch.take([k, k]) for k in range(SAMPLES)]
+    alone = torch.stack([module(minkowski.tensor(pair))[0] for pair in pairs])
+    torch.testing.assert_close(found, alone)
+    inputs = minkowski.tensor(batch)
+    network = trace(module, inputs)
+    ids = [row.id for row in network.rows]
+    for cut in (2, len(ids) - 1):
+        verify(network, inputs, engine=minkowski, stages=[ids[:cut], ids[cut:]])
+
+
+class Generative(nn.Module):
+    """Skips of an encoder beside an upsampling that makes voxels of its own: two coordinate sets of one stride."""
+
+    def __init__(self, library, joined):
+        super().__init__()
+        torch.manual_seed(0)
+        convolution, options = library.MinkowskiConvolution, {"kernel_size": 2, "stride": 2, "dimension": 3}
+        self.stem = convolution(1, 4, kernel_size=3, dimension=3)
+        self.down = convolution(4, 4, **options)
+        self.up = library.MinkowskiGenerativeConvolutionTranspose(4, 4, **options)
+        self.back = library.MinkowskiConvolutionTranspose(4, 4, **options)
+        self.on = convolution(4, 4, kernel_size=3, dimension=3)
+        self.prune, self.pool = library.MinkowskiPruning(), library.MinkowskiGlobalMaxPooling()
+        self.joined = joined
+
+    def forward(self, x):
+        skip = self.stem(x)
+        coarse = self.down(skip)
+        made = self.on(self.up(coarse))
+        if self.joined == "union":
+            return self.pool(skip + made)
+        if self.joined == "upsampling to the encoder's":
+            return self.pool(self.back(coarse) + skip) + self.pool(made)
+        if self.joined == "two of its own":
+            return self.pool(made + self.on(self.up(coarse))) + self.pool(skip)
+        return self.pool(skip), self.pool(made)
+
+
+@pytest.mark.parametrize("joined", ["union", "upsampling to the encoder's", "two of its own", "pooled alone"])
+def test_coordinate_sets_of_one_stride_stay_apart_behind_a_cut(joined, minkowski, library):
+    inputs = minkowski.tensor(clouds().take([0, 1, 2]))
+    network = trace(Generative(library, joined), inputs)
+    for stages in (2, 3, 0):
+        verify(network, inputs, engine=minkowski, stages=stages)
+
+
+def test_parts_know_whose_voxels_are_whose(minkowski, library):
+    """As many voxels on both sides: features were exchanged for the other set's, and nobody noticed."""
+    inputs = minkowski.tensor(clouds().take([0, 1, 2]))
+    keep = torch.arange(len(inputs)) % 2 == 0
+    prune = library.MinkowskiPruning()
+    first, second = prune(inputs, keep), prune(inputs, keep.roll(1))
+    assert first.tensor_stride == second.tensor_stride
+    parts = minkowski.split({"first": first, "input": inputs, "second": second, "same": first})
+    assert [one.family for one in parts.coordinate_sets] == [1, 0, 2]
+    joined = minkowski.join(parts)
+    for name, tensor in {"first": first, "second": second, "input": inputs, "same": first}.items():
+        assert torch.equal(joined[name].C, tensor.C) and torch.equal(joined[name].F, tensor.F)
+    assert joined["first"].coordinate_map_key == joined["same"].coordinate_map_key
+    again = minkowski.split(joined)
+    assert [one.family for one in again.coordinate_sets] == [1, 0, 2]
+
+
 NET = """
 import MinkowskiEngine as ME
 from torch import nn

@@ -123,6 +123,11 @@ class Says(nn.Linear):
         return "a string"
 
 
+class Keeps(nn.Linear):
+    def forward(self, x):
+        return x
+
+
 class Reader(nn.Module):
     """Without gradients torch runs its LSTM by another kernel, which rounds otherwise in the seventh digit."""
 
@@ -152,6 +157,8 @@ def test_an_lstm_that_rounds_differently_without_gradients_is_the_same_network()
         (Raises(2, 2), r"net: the forward of Raises raises ValueError on the example \(no such thing\)"),
         (Says(2, 2), r"net: the forward of Says returns a str, expected tensors"),
         (nn.ReLU(), r"net: ReLU has no parameters to train"),
+        (Keeps(2, 2), r"net: nothing that the forward of Keeps returns in training depends on a parameter"),
+        (torch.export.export(nn.Linear(2, 2), (torch.zeros(2, 2),)).module(), r"net: train\(True\) of .* raises Not"),
         ("a string", r"net is a str, expected a torch.nn.Module"),
     ],
 )
@@ -306,13 +313,6 @@ def test_plain_arguments_are_those_of_the_example():
         stage.enter({**inputs, "scale": 3.0})
     with pytest.raises(InputError, match="argument input:other was not there when it was traced"):
         stage.enter({"other": torch.zeros(1)})
-
-
-def test_a_module_that_has_a_stages_own_names_is_refused():
-    module = nn.Module()
-    module.network = nn.Linear(2, 2)
-    with pytest.raises(InputError, match="a part of Module is called 'network', as a stage's own is: rename it"):
-        trace(module, torch.zeros(2, 2))
 
 
 class Halves:

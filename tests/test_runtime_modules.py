@@ -36,6 +36,7 @@ OWN = f"{__file__.rpartition('/')[0]}/own_networks.py"
 WORDS = {"model": f"{OWN}:tied", "data": f"{OWN}:words"}
 PICTURES = {"model": f"{OWN}:pictures", "data": f"{OWN}:spots"}
 HEADS = {"model": f"{OWN}:heads", "data": f"{OWN}:spots", "loss": f"{OWN}:heads_loss", "weight_decay": 0.1}
+CODES = {"model": f"{OWN}:codes", "data": f"{OWN}:spots", "loss": f"{OWN}:codes_loss"}
 RECURRENT = {"model": f"{OWN}:recurrent", "data": f"{OWN}:words", "data_args": '{"mask_as": "in order"}'}
 GNMT = {
     "model": "gnmt-small",
@@ -74,6 +75,9 @@ LAWS: dict[str, tuple] = {
     "pictures, data parallel": (PICTURES, [[0, 1]], STASH, {}),
     "pictures, 2-1": (PICTURES, [[0, 1], [2]], FLUSH, {}),
     "recurrent, 3 stages": (RECURRENT, [[0], [1], [2]], FLUSH, {}),
+    "codes, 3 stages": (CODES, [[0], [1], [2]], FLUSH, {"optimizer": "adamw", "learning_rate": 1e-3}),
+    "codes, stash": (CODES, [[0], [1]], STASH, {"momentum": 0.9}),
+    "codes, data parallel": (CODES, [[0, 1]], FLUSH, {"optimizer": "adam", "learning_rate": 1e-3}),
     "gnmt, one process": (GNMT, [[0]], FLUSH, {}),
     "gnmt, 3 stages": (GNMT, [[0], [1], [2]], FLUSH, {}),
     "gnmt, 1-2": (GNMT, [[0], [1, 2]], FLUSH, {}),

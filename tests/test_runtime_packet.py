@@ -34,7 +34,7 @@ def _same(a: Packet, b: Packet) -> None:
         assert (one.coordinate_set, one.needs_gradient) == (other.coordinate_set, other.needs_gradient)
         assert one.rows.dtype == other.rows.dtype and torch.equal(one.rows, other.rows)
     for one, other in zip(a.coordinate_sets, b.coordinate_sets, strict=True):
-        assert one.tensor_stride == other.tensor_stride
+        assert (one.tensor_stride, one.family) == (other.tensor_stride, other.family)
         assert other.coordinates.dtype == torch.int32 and torch.equal(one.coordinates, other.coordinates)
 
 
@@ -49,12 +49,12 @@ def _packets(draw) -> Packet:
         cells = torch.randint(-reach, reach, (length, dimension), generator=generator)
         cells = cells // torch.tensor(stride) * torch.tensor(stride)
         batch = torch.randint(0, 70, (length, 1), generator=generator)
-        sets.append(CoordinateSet(stride, torch.cat([batch, cells], dim=1).int()))
+        sets.append(CoordinateSet(stride, torch.cat([batch, cells], dim=1).int(), draw(st.integers(0, 2))))
     slots = []
     for _ in range(draw(st.integers(0, 4))):
         place = draw(st.sampled_from([None, *range(len(sets))]))
         length = draw(st.integers(0, 9)) if place is None else len(sets[place].coordinates)
-        dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]))
+        dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64]))
         rows = torch.randn((length, draw(st.integers(0, 7))), generator=generator).to(dtype)
         slots.append(Slot(rows.t().contiguous().t() if draw(st.booleans()) else rows, place, draw(st.booleans())))
     direction, minibatch = draw(st.sampled_from([FORWARD, BACKWARD])), draw(st.integers(0, 2**40))

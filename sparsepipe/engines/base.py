@@ -14,6 +14,9 @@ from ..models.rows import Row
 class CoordinateSet(NamedTuple):
     tensor_stride: tuple[int, ...]  # distance between neighbouring voxels along each axis
     coordinates: Tensor  # int32 [N, 1 + D], batch index first
+    # Which voxels it comes from: 0, the minibatch's own; others are generated, pruned or united ones. Sets of one
+    # stride are the same within a family alone.
+    family: int = 0
 
 
 class Feature(NamedTuple):

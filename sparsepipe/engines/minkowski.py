@@ -1,7 +1,7 @@
 """The reference engine: NVIDIA's MinkowskiEngine behind the engine protocol. The only file that imports it."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -56,30 +56,35 @@ class MinkowskiEngine:
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
         sets: dict[Any, CoordinateSet] = {}
         features: dict[str, Feature] = {}
+        families = {"": 0}  # the library's name of what is at a stride → its number
         for name, tensor in tensors.items():
             if not isinstance(tensor, ME.SparseTensor):
                 features[name] = Feature(tensor, None)
                 continue
-            key = tuple(tensor.coordinate_map_key.get_tensor_stride())
-            sets.setdefault(key, CoordinateSet(key, tensor.C))
+            stride, origin = tensor.coordinate_map_key.get_key()
+            key = tuple(stride), families.setdefault(origin, len(families))
+            sets.setdefault(key, CoordinateSet(key[0], tensor.C, key[1]))
             features[name] = Feature(tensor.F, list(sets).index(key))
         return Parts(tuple(sets.values()), features)
 
     def join(self, parts: Parts) -> dict[str, AnyTensor]:
         """Raises InputError for coordinates that are not distinct."""
         manager, keys = None, []
-        for stride, coordinates in parts.coordinate_sets:
+        for stride, coordinates, family in parts.coordinate_sets:
             manager = manager or ME.CoordinateManager(
                 D=coordinates.shape[1] - 1,
                 num_threads=torch.get_num_threads(),  # else it sets torch's number, too, to all processors
                 coordinate_map_type=ME.CoordinateMapType.CUDA if coordinates.is_cuda else ME.CoordinateMapType.CPU,
             )
-            key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), "")
+            origin = f"family{family}" if family else ""  # where a layer looks for the voxels of a stride by itself
+            key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), origin)
             if len(kept) != len(coordinates):
                 raise InputError(
                     f"{len(kept)} of {len(coordinates)} coordinates at stride {stride} are distinct: expected all"
                 )
             keys.append(key)
+        if manager is not None:
+            _insert_samples(manager, parts.coordinate_sets)
         return {name: _join(name, feature, keys, manager, parts) for name, feature in parts.features.items()}
 
     def features(self, tensor: AnyTensor) -> Tensor:
@@ -120,6 +125,19 @@ class MinkowskiEngine:
                 part.pooling_mode = _ORDERED[type(part)]
                 changed.append(name)
         return changed
+
+
+def _insert_samples(manager: Any, sets: Sequence[CoordinateSet]) -> None:
+    """Put the samples in their order as the rows of global pooling, which else come in the order of a hash map.
+
+    So `pool(x).F` has the rows of its samples, whatever a network does with them, and wherever it is cut.
+    """
+    if any(not any(own.tensor_stride) for own in sets):  # a pooled tensor brings them
+        return
+    count = max((int(own.coordinates[:, 0].max()) + 1 for own in sets if len(own.coordinates)), default=0)
+    samples = sets[0].coordinates.new_zeros(count, sets[0].coordinates.shape[1])
+    samples[:, 0] = torch.arange(count)
+    manager.insert_and_map(samples, [0] * (samples.shape[1] - 1), "")
 
 
 def _join(name: str, feature: Feature, keys: list[Any], manager: Any, parts: Parts) -> AnyTensor:

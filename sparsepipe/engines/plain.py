@@ -34,7 +34,8 @@ class PlainEngine:
         return on_device(batch.inputs, device)
 
     def split(self, tensors: Mapping[str, Tensor]) -> Parts:
-        return Parts((), {name: Feature(tensor, None) for name, tensor in tensors.items()})
+        # A conjugate is a view whose bytes are not its numbers: what crosses is bytes.
+        return Parts((), {name: Feature(each.resolve_conj().resolve_neg(), None) for name, each in tensors.items()})
 
     def join(self, parts: Parts) -> dict[str, Tensor]:
         return {name: feature.rows for name, feature in parts.features.items()}

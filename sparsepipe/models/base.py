@@ -4,7 +4,7 @@ A *value* is what one layer gives and others read: a tensor, dense or sparse. It
 one value, of its own name; a traced layer may give several.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from ..graph import LayerGraph
@@ -91,3 +91,9 @@ class AnyNetwork(Protocol):
     def graph(self) -> LayerGraph:
         """Return the layer graph: one layer a row, an edge from each layer that gives what another reads."""
         ...
+
+
+def direct_reads(network: AnyNetwork, rows: Iterable[LayerRow], *, last: bool) -> set[str]:
+    """Return the inputs that a stage of these layers takes from the samples itself; the last one for the result too."""
+    read = {name for row in rows for name in row.inputs}.union(network.outputs if last else ())
+    return read.intersection(network.direct_inputs)

@@ -27,10 +27,9 @@ def kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, KernelMap]:
     They are the layers with a kernel on voxels: convolutions, pools, and those that lead back up, whose map is that of
     the layer down.
     """
-    if not parts.coordinate_sets:
-        return {}
-    manager = CoordinateManager(parts.coordinate_sets[0].coordinates.shape[1] - 1)
-    for stride, coordinates in parts.coordinate_sets:
+    managers: dict[int, CoordinateManager] = {}
+    for stride, coordinates, family in parts.coordinate_sets:
+        manager = managers.setdefault(family, CoordinateManager(coordinates.shape[1] - 1))
         manager.insert(stride, pack(coordinates).sort().values)
     maps = {}
     for row in rows:
@@ -39,6 +38,7 @@ def kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, KernelMap]:
             source, target = sorted(
                 parts.coordinate_sets[side].tensor_stride for side in sides
             )  # the kernel lies on target
+            manager = managers[parts.coordinate_sets[sides[1]].family]
             given = (row.args["kernel_size"], row.args.get("dilation", 1))
             size, dilation = (each_axis(own, manager.dimension) for own in given)
             pairs = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs

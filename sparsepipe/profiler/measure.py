@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..host.background_load import num_processors, watched
 from ..host.openmp import WAITING
 from ..losses import CrossEntropy, Loss
-from ..models.base import AnyNetwork
+from ..models.base import AnyNetwork, direct_reads
 from ..models.rows import Row
 from ..profile import CostSample, LayerCost, Profile, StepOverhead
 from .coded_bytes import CodedBytes, coded_bytes
@@ -121,9 +121,10 @@ def profile(
 
 def _sample_readers(network: AnyNetwork, *, targets: bool) -> tuple[str, ...]:
     """Return the layers whose stages read minibatches themselves: for inputs of the network, the last for `targets`."""
-    direct = set(network.direct_inputs)
-    found = [row.id for row in network.rows if direct.intersection(row.inputs)]
-    return tuple(dict.fromkeys([*found, *([network.rows[-1].id] if targets else [])]))
+    last = network.rows[-1]
+    return tuple(
+        row.id for row in network.rows if direct_reads(network, (row,), last=row is last) or (targets and row is last)
+    )
 
 
 def _check(batches: Sequence[Any], size_unit: str, *, warmup: int, repeats: int | None) -> None:

@@ -45,7 +45,7 @@ def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
         features = [parts[cut].features[cut].rows for cut in cuts]
         loss = functional.cross_entropy(chosen.rows(tensors[net.rows[-1].id]), batch.labels)
         for cut, rows, gradient in zip(cuts, features, torch.autograd.grad(loss, features), strict=True):
-            ((stride, coordinates),) = parts[cut].coordinate_sets
+            ((stride, coordinates, _),) = parts[cut].coordinate_sets
             theirs = rows.nbytes + coordinates.numel() * 4 + len(stride) * 4 + 8 * (2 + 2 + 1)
             packet = Packet(FORWARD, 0, 0, (Slot(rows.detach(), 0, True),), parts[cut].coordinate_sets)
             found[cut].append(Crossing(packet, gradient, theirs, gradient.nbytes + 8 * 2))

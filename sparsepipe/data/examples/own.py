@@ -308,7 +308,7 @@ class OwnExamples:
             where = f" {where}" if where else ""
             raise InputError(
                 f"{self.function}: raises {type(error).__name__}{where} ({complaint(error)}), "
-                f"{Path(frame.filename).name} line {frame.lineno}"
+                f"{Path(frame.filename).name} line {frame.lineno}{self.function.neighbour(error)}"
             ) from error
 
 

@@ -44,29 +44,30 @@ class NativeEngine:
         return SparseTensor(batch.features.to(device).index_select(0, order), stride, manager)
 
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
-        sets: dict[tuple[int, ...], CoordinateSet] = {}
+        sets: dict[tuple[tuple[int, ...], int], CoordinateSet] = {}
         features: dict[str, Feature] = {}
+        families: dict[int, int] = {}  # coordinate manager → its number
         for name, tensor in tensors.items():
             if not isinstance(tensor, SparseTensor):
                 features[name] = Feature(tensor, None)
                 continue
-            stride = tensor.tensor_stride
-            sets.setdefault(stride, CoordinateSet(stride, tensor.coordinates))
-            features[name] = Feature(tensor.features, list(sets).index(stride))
+            stride, family = tensor.tensor_stride, families.setdefault(id(tensor.manager), len(families))
+            sets.setdefault((stride, family), CoordinateSet(stride, tensor.coordinates, family))
+            features[name] = Feature(tensor.features, list(sets).index((stride, family)))
         return Parts(tuple(sets.values()), features)
 
     def join(self, parts: Parts) -> dict[str, AnyTensor]:
         """Raises InputError for coordinates that are not sorted and distinct, or features of another length."""
-        manager = None
-        for stride, coordinates in parts.coordinate_sets:
-            manager = manager or CoordinateManager(coordinates.shape[1] - 1)
+        managers: dict[int, CoordinateManager] = {}
+        for stride, coordinates, family in parts.coordinate_sets:
+            manager = managers.setdefault(family, CoordinateManager(coordinates.shape[1] - 1))
             keys = pack(coordinates)
             if not bool((keys[1:] > keys[:-1]).all()):
                 raise InputError(
                     f"coordinates at tensor stride {stride} are not sorted and distinct: not the native engine's"
                 )
             manager.insert(stride, keys, coordinates)
-        return {name: _join(name, feature, parts, manager) for name, feature in parts.features.items()}
+        return {name: _join(name, feature, parts, managers) for name, feature in parts.features.items()}
 
     def features(self, tensor: AnyTensor) -> Tensor:
         return tensor.features if isinstance(tensor, SparseTensor) else tensor
@@ -98,11 +99,10 @@ class NativeEngine:
         return output
 
 
-def _join(name: str, feature: Feature, parts: Parts, manager: CoordinateManager | None) -> AnyTensor:
+def _join(name: str, feature: Feature, parts: Parts, managers: Mapping[int, CoordinateManager]) -> AnyTensor:
     if feature.coordinate_set is None:
         return feature.rows
-    stride, coordinates = parts.coordinate_sets[feature.coordinate_set]
+    stride, coordinates, family = parts.coordinate_sets[feature.coordinate_set]
     if len(feature.rows) != len(coordinates):
         raise InputError(f"{name}: {len(feature.rows)} feature rows for {len(coordinates)} coordinates")
-    assert manager is not None
-    return SparseTensor(feature.rows, stride, manager)
+    return SparseTensor(feature.rows, stride, managers[family])

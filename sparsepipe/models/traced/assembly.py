@@ -1,20 +1,25 @@
 """Puts the layers of both modes together as rows of a network: who has which parameter, how values are named."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 from torch import fx, nn
 
 from ...graph import Layer as GraphLayer
 from ...graph import LayerGraph
+from .copies import module_at
 from .grouping import Grouping, Layer
 from .operations import is_rectified
-from .recording import Recording, names_of
+from .recording import CannotBeTraced, Recording, names_of
 from .rows import Port, Program, Result, TracedRow
 from .values import Structure, features
 
 STATE_KINDS = ("parameter", "buffer")
+OUTPUT = ""  # reads what the forward returns, as a layer reads its inputs
 
 
 @dataclass
@@ -44,10 +49,12 @@ class Assembly:
         self.canonical = {name: self.names[id(tensor)] for name, tensor in self.tensors.items()}
         self.saved = frozenset(self.module.state_dict(keep_vars=True))
         self.trained = {self.names[id(parameter)] for parameter in self.module.parameters() if parameter.requires_grad}
+        self._share_ids()
         self.layers = {
             training: {layer.id: layer for layer in grouping.layers} for training, grouping in self.groupings.items()
         }
         self.order = self._order()
+        self._check_written()
         self.readers = self._readers()
         self.state_rows = self._state_rows()
         self.value_names: dict[tuple[bool, fx.Node], tuple[str, ...]] = {}
@@ -59,11 +66,87 @@ class Assembly:
 
     def assembled(self) -> Assembled:
         rows = [row for id in self.order for row in (*self._rows_before(id), self._row(id))]
+        rows += [*self._rows_before(OUTPUT), *self._constant_rows()]
         rows += self._unread(rows)
         results = {training: self._result(training, each.recording) for training, each in self.groupings.items()}
         return Assembled(rows, results, self._differentiable(), self._rectified(), self.constants)
 
     # Order and ownership
+
+    def _share_ids(self) -> None:
+        """Give a layer of both modes one id. Which layers are the same goes by their order, not by a count of uses.
+
+        An operation of one mode alone would shift the count of every later one, and make a cycle of both orders.
+        """
+        trained, evaluated = self.groupings[True].layers, self.groupings[False].layers
+        partners = _aligned(trained, evaluated)
+        for i, layer in enumerate(trained):
+            if i in partners:
+                continue
+            before = max(
+                (j for other, j in partners.items() if other < i and trained[other].name == layer.name), default=-1
+            )
+            after = min(
+                (j for other, j in partners.items() if other > i and trained[other].name == layer.name),
+                default=len(evaluated),
+            )
+            for j in range(before + 1, after):
+                if evaluated[j].name == layer.name and self._is_acyclic({**partners, i: j}):
+                    partners[i] = j
+                    break
+        taken = {layer.id for layer in trained}
+        ids = {j: trained[i].id for i, j in partners.items()}
+        for j, layer in enumerate(evaluated):
+            if j in ids:
+                layer.id = ids[j]
+                continue
+            number = 1
+            while layer.id in taken:
+                number += 1
+                layer.id = f"{layer.name}-{number}"
+            taken.add(layer.id)
+
+    def _is_acyclic(self, partners: Mapping[int, int]) -> bool:
+        """Whether the layers of both modes have an order if these pairs of them are one layer each."""
+        first = {j: i for i, j in partners.items()}
+        sources: dict[tuple[bool, int], set[tuple[bool, int]]] = {}
+        for training, grouping in self.groupings.items():
+            place = {
+                node: (True, i) if training else (True, first[i]) if i in first else (False, i)
+                for i, layer in enumerate(grouping.layers)
+                for node in layer.nodes
+            }
+            for layer in grouping.layers:
+                here = sources.setdefault(place[layer.nodes[0]], set())
+                here.update(place[node] for node in layer.reads if node in place)
+        try:
+            TopologicalSorter(sources).prepare()
+        except CycleError:
+            return False
+        return True
+
+    def _check_written(self) -> None:
+        """Raise CannotBeTraced for a buffer that the forward changes and several layers hold, or that it returns."""
+        written = {
+            name for each in self.groupings.values() for node in each.recording.nodes for name in node.meta["buffers"]
+        }
+        for name in sorted(written):
+            holders = [
+                id
+                for id in self.order
+                if name in self._read_tensors(id)
+                or name.startswith(tuple(f"{path}." if path else "" for path in self._modules(id)))
+            ]
+            if len(holders) > 1:
+                raise CannotBeTraced(f"{name} is changed, and training and evaluation read it in different orders")
+            if name in self._returned():
+                raise CannotBeTraced(f"it returns {name}, which it changes")
+
+    def _returned(self) -> dict[str, None]:
+        """Return the names of the parameters and buffers that a forward returns as they are."""
+        leaves = [leaf for each in self.groupings.values() for leaf in each.recording.outputs]
+        nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node) and leaf.op == "get_attr"]
+        return dict.fromkeys(str(node.target) for node in nodes if node.meta["registered"])
 
     def _order(self) -> list[str]:
         """Return the ids of both modes' layers in an order that suits both."""
@@ -76,6 +159,8 @@ class Assembly:
             home = {node: layer.id for layer in grouping.layers for node in layer.nodes}
             for layer in self.layers[training].values():
                 edges += [(home[node], layer.id) for node in layer.reads if node in home]
+        if not ids:
+            raise CannotBeTraced("it does nothing")
         graph = LayerGraph.from_ids([GraphLayer(id) for id in ids], edges)
         return [layer.id for layer in graph.layers]
 
@@ -97,7 +182,7 @@ class Assembly:
 
     def _held(self, path: str) -> dict[str, str]:
         """Return local name → name in the root of the parameters of a module."""
-        module = self.module.get_submodule(path)
+        module = module_at(self.module, path)
         return {name: self.names[id(each)] for name, each in module.named_parameters(remove_duplicate=False)}
 
     def _readers(self) -> dict[str, list[str]]:
@@ -107,6 +192,8 @@ class Assembly:
             keys = [key for path in self._modules(id) for key in self._held(path).values()]
             for key in dict.fromkeys([*keys, *self._read_tensors(id)]):  # in one order in every process
                 found.setdefault(key, []).append(id)
+        for key in self._returned():
+            found.setdefault(key, []).append(OUTPUT)
         return found
 
     def _state_rows(self) -> dict[str, str]:
@@ -115,15 +202,14 @@ class Assembly:
         for id in self.order:
             for key in self._read_tensors(id):
                 own = self.readers[key] == [id] and key.startswith(f"{id}.")
-                if not own and (key in self.trained or self._is_saved(key)):
+                if not own and (key in self.trained or key in self.saved):
                     found[key] = "parameter" if key in self.trained else "buffer"
+        for key in self._returned():
+            found[key] = "parameter" if key in self.trained else "buffer"
         for key, ids in self.readers.items():
             if key in self.trained and len(ids) > 1:
                 found[key] = "parameter"
         return found
-
-    def _is_saved(self, key: str) -> bool:
-        return key in self.saved
 
     # Values
 
@@ -199,6 +285,21 @@ class Assembly:
     def _rows_before(self, id: str) -> list[TracedRow]:
         return [self._state_row(key) for key in self.state_rows if self.readers[key][0] == id]
 
+    def _constant_rows(self) -> list[TracedRow]:
+        """Return a row for each tensor that is the same in every minibatch and that a forward returns as it is."""
+        programs: dict[str, dict[bool, Program]] = {}
+        for training, grouping in self.groupings.items():
+            for node in dict.fromkeys(leaf for leaf in grouping.recording.outputs if isinstance(leaf, fx.Node)):
+                if node.op == "get_attr" and not node.meta["registered"]:
+                    name = f"{training}.{node.target}"
+                    self.constants[name] = node.meta["value"]
+                    program = Program(gives=(self._port(training, node),), constants={node: name})
+                    programs.setdefault(str(node.target), {})[training] = program
+        return [
+            TracedRow(id, "constant", "constant", 0, 0, (), (), programs_of_row)
+            for id, programs_of_row in programs.items()
+        ]
+
     def _state_row(self, key: str) -> TracedRow:
         tensor, kind = self.tensors[key], self.state_rows[key]
         count = tensor.numel() if kind == "parameter" else 0
@@ -221,7 +322,7 @@ class Assembly:
             tensors = {self.canonical[key]: self.tensors[key] for key in keys if self.canonical[key] in self.trained}
             count = sum(each.numel() for each in tensors.values())
             size = sum(each.numel() * each.element_size() for each in tensors.values())
-            kind = "parameter" if id in keys else type(self.module.get_submodule(id)).__name__
+            kind = "parameter" if id in keys else type(module_at(self.module, id)).__name__
             modules = () if id in keys else (id,)
             made.append(TracedRow(id, kind, f"{kind}, which no layer reads", count, size, tuple(keys), modules, {}))
         return made
@@ -237,7 +338,7 @@ class Assembly:
 
     def _description(self, layer: Layer, modules: list[str]) -> str:
         if len(modules) == 1 and layer.path == modules[0]:
-            return " ".join(repr(self.module.get_submodule(modules[0])).split())[:200]
+            return " ".join(repr(module_at(self.module, modules[0])).split())[:200]
         return f"{layer.kind}({', '.join(modules)})" if modules else layer.kind
 
     # What is known of values
@@ -270,6 +371,25 @@ class Assembly:
             for node, names in self._values(training):
                 (found.setdefault(training, set()) if node in known else others).update(names)
         return frozenset(set().union(*found.values()) - others) if found else frozenset()
+
+
+def _aligned(trained: Sequence[Layer], evaluated: Sequence[Layer]) -> dict[int, int]:
+    """Pair layers of one name in the order of both: those that call modules, then functions between them.
+
+    Returns place in training → place in evaluation.
+    """
+
+    def paired(first: Iterable[int], second: Iterable[int]) -> list[tuple[int, int]]:
+        a, b = list(first), list(second)
+        names = [trained[i].name for i in a], [evaluated[j].name for j in b]
+        blocks = SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
+        return [(a[i + k], b[j + k]) for i, j, size in blocks for k in range(size)]
+
+    calls = [[i for i, layer in enumerate(layers) if layer.modules] for layers in (trained, evaluated)]
+    fixed = paired(*calls)
+    bounds = [(-1, -1), *fixed, (len(trained), len(evaluated))]
+    between = [pair for (i, j), (k, m) in pairwise(bounds) for pair in paired(range(i + 1, k), range(j + 1, m))]
+    return dict([*fixed, *between])
 
 
 def _structure(node: fx.Node) -> Structure:

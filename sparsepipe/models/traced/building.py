@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...errors import CODE_FAILURES, InputError
-from ...functions import UserFunction
+from ...functions import UserFunction, is_function
 from .. import MODULE_NETWORKS
 
 
@@ -36,7 +36,9 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
             raise
         except CODE_FAILURES as error:  # whatever a function of the user's own raises: it is told in a line
             told = " ".join(str(error).split())
-            raise InputError(f"model {model}: it raises {type(error).__name__} as it is built ({told})") from error
+            remedy = UserFunction.parse(model).neighbour(error) if is_function(model) else ""
+            what = f"it raises {type(error).__name__} as it is built ({told}){remedy}"
+            raise InputError(f"model {model}: {what}") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"model {model}: returns a {type(module).__name__}, expected a torch.nn.Module")
     return module

@@ -3,13 +3,11 @@
 import contextlib
 import copy
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-RESERVED = frozenset("table layer_ids network engine seed enter result run_layer synchronise".split())
 
 
 class Branch(nn.Module):
@@ -80,11 +78,13 @@ class Tree:
 
     def add_module(self, path: str) -> None:
         """Put a copy of the module at `path` where it is in the root."""
-        module = self.root.get_submodule(path)
+        module = module_at(self.root, path)
         made = copied(module, self.memo)
         for part in made.modules():
             if isinstance(part.__dict__.get("inplace"), bool):
                 part.__dict__["inplace"] = False  # a stage's input must not change
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                part.sparse = False  # gradients are exchanged, averaged and clipped as dense ones
         if not path:
             self._spread(made)
             return
@@ -102,7 +102,7 @@ class Tree:
     def add_tensor(self, key: str) -> None:
         """Put a copy of one parameter or buffer where it is in the root."""
         holder, _, name = key.rpartition(".")
-        source, target = self.root.get_submodule(holder), self._branch(holder)
+        source, target = module_at(self.root, holder), self._branch(holder)
         kind = "_parameters" if name in source._parameters else "_buffers"
         target.__dict__[kind][name] = _tensor(source.__dict__[kind][name], {})
         if name in source._non_persistent_buffers_set:
@@ -144,3 +144,25 @@ def module_at(root: nn.Module, path: str) -> nn.Module:
 
 def lent_keys(borrowed: Mapping[str, Mapping[str, str]]) -> list[str]:
     return [f"{path}.{name}" if path else name for path, own in borrowed.items() for name in own]
+
+
+@contextlib.contextmanager
+def other_weights(stage: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Have a stage hold other tensors as its parameters of these names, under all their names, while the block runs.
+
+    Unlike `torch.func.functional_call` it finds a part under any name: "network" and "result" are the stage's own too.
+    """
+    own = {id(parameter): weights[name] for name, parameter in stage.named_parameters() if name in weights}
+    places = [
+        (part._parameters, name, parameter)
+        for part in stage.modules()
+        for name, parameter in part._parameters.items()
+        if id(parameter) in own
+    ]
+    try:
+        for parameters, name, parameter in places:
+            parameters[name] = own[id(parameter)]  # type: ignore[assignment]  # no Parameter: a version of it
+        yield
+    finally:
+        for parameters, name, parameter in places:
+            parameters[name] = parameter

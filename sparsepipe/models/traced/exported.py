@@ -17,9 +17,10 @@ from torch import Tensor, fx, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
+from .copies import module_at
 from .in_place import out_of_place
 from .inputs import Inputs
-from .recording import CannotBeTraced, Recording, is_leaf, names_of, observe
+from .recording import OF_TRANSFORMS, CannotBeTraced, Recording, is_leaf, names_of, observe
 from .sizes import Length
 from .values import flattened, tensors_of
 
@@ -40,6 +41,8 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
     names, leaves = _in_order(traced, inputs)
     if len(placeholders) != len(leaves):
         raise CannotBeTraced("torch.export changed its arguments")
+    if any(_transforms(node.target) for node in traced.graph.nodes):
+        raise CannotBeTraced(OF_TRANSFORMS)
     known = names_of(module)
     recorded: list[fx.Node] = []
     stale: dict[fx.Node, str] = {}
@@ -62,6 +65,10 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
     tensors = {name: node for name, node in zip(names, placeholders, strict=True) if name in inputs.tensors}
     sizes = {name: tuple(_length(axis, program) for axis in node.meta["val"].shape) for name, node in tensors.items()}
     return Recording(recorded, tensors, outputs, spec, sizes=sizes)
+
+
+def _transforms(target: Any) -> bool:
+    return str(getattr(target, "__module__", "")).startswith("torch._functorch")
 
 
 def _length(axis: Any, program: torch.export.ExportedProgram) -> Length:
@@ -142,6 +149,8 @@ def _observe(
     changed = args[0] if in_place else None
     if isinstance(changed, fx.Node) and changed.op == "get_attr":  # a counter, a running mean: it has to change
         in_place, target = False, node.target
+    elif target is torch.ops.aten.copy.default:  # without a derivative
+        raise CannotBeTraced("copy_ works in place alone")
     node.target, node.args, node.kwargs = target, args, kwargs
     for source in node.all_input_nodes:
         if source in stale:
@@ -179,8 +188,8 @@ def whole_module(node: fx.Node, module: nn.Module) -> str:
     for i in range(1, len(parts) + 1):
         here = ".".join(parts[:i])
         try:
-            found = module.get_submodule(here)
-        except AttributeError:
+            found = module_at(module, here)
+        except KeyError:
             return ""
         if is_leaf(found):
             return here

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, fx, nn
 
+from .copies import module_at
 from .operations import holds_tensors, is_cheap, is_small, is_view, name_of, of_numbers
 from .recording import Recording
 from .values import Structure
@@ -21,6 +22,7 @@ class Layer:
     reads: list[fx.Node] = field(default_factory=list)  # others' values, inputs and parameters
     gives: list[fx.Node] = field(default_factory=list)
     path: str = ""
+    name: str = ""  # the id without the number that it has in its mode
 
     @property
     def modules(self) -> list[str]:
@@ -224,7 +226,7 @@ class Grouping:
             counts[name] = counts.get(name, 0) + 1
             id = name if counts[name] == 1 else f"{name}-{counts[name]}"
             steps, reads = self._needs(i)
-            layers.append(Layer(id, kind, group, steps, reads, path=path))
+            layers.append(Layer(id, kind, group, steps, reads, path=path, name=name))
         wanted = {node for layer in layers for node in layer.reads} | self.leaves
         for layer in layers:
             layer.gives = [node for node in layer.nodes if node in wanted]
@@ -239,7 +241,7 @@ class Grouping:
             )
         )
         if len(places) == 1 and (self.whole(anchors[0]) or anchors[0].op == "call_module"):
-            kind = type(self.root.get_submodule(places[0])).__name__
+            kind = type(module_at(self.root, places[0])).__name__
             return places[0], kind, places[0] or kind
         if len(anchors) > 1:
             shared = _common(
@@ -249,7 +251,7 @@ class Grouping:
             if not shared and len(modules) == 1:
                 shared = modules[0]
             if shared:
-                return shared, type(self.root.get_submodule(shared)).__name__, shared
+                return shared, type(module_at(self.root, shared)).__name__, shared
             return "", type(self.root).__name__, f"{places[0] or name_of(anchors[0])}"
         name = name_of(anchors[0])
         path = anchors[0].meta["path"]

@@ -18,10 +18,16 @@ _OPERATORS = {
     operator.ifloordiv: operator.floordiv,
     operator.ipow: operator.pow,
     operator.imatmul: operator.matmul,
+    operator.imod: operator.mod,
+    operator.ilshift: operator.lshift,
+    operator.irshift: operator.rshift,
     operator.iand: operator.and_,
     operator.ior: operator.or_,
     operator.ixor: operator.xor,
 }
+
+
+_OF_MEMORY = frozenset("resize_ resize_as_ set_ apply_ map_ map2_".split())  # no operations on values
 
 
 def is_operator_in_place(target: Any) -> bool:
@@ -49,11 +55,12 @@ def out_of_place(
         return _overload(target, args, kwargs)
     name = _name(target)
     if name.endswith("_") and not name.endswith("__"):
-        found = getattr(torch, name[:-1], None) or getattr(nn.functional, name[:-1], None)
+        homes = [home for home in (torch, nn.functional) if getattr(home, name, None) is target]
+        found = next((getattr(home, name[:-1]) for home in homes if hasattr(home, name[:-1])), None)
         if found is None:
             raise CannotBeTraced(f"{name} works in place alone")
         return found, args, kwargs, True
-    return _flag(target, args, kwargs)
+    return _with_flags(target, args, kwargs)
 
 
 def _method(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, bool]:
@@ -69,35 +76,48 @@ def _method(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
             return f"__{target[3:]}", args, kwargs, True
     if not target.endswith("_") or target.endswith("__"):
         return target, args, kwargs, False
-    if not callable(getattr(Tensor, target[:-1], None)):
+    if target in _OF_MEMORY or not callable(getattr(Tensor, target[:-1], None)):
         raise CannotBeTraced(f"{target} works in place alone")
     return target[:-1], args, kwargs, True
 
 
 def _overload(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, bool]:
     """ATen's: its schema says what it changes."""
-    if not target._schema.is_mutable or not target._opname.endswith("_"):
+    schema = target._schema
+    names = [argument.name for argument in schema.arguments]
+    if "sparse" in names and names.index("sparse") < len(args):  # a gradient: see _with_flags
+        args = tuple(False if name == "sparse" else each for name, each in zip(names, args, strict=False))
+    if not schema.is_mutable or not target._opname.endswith("_"):
         return target, args, kwargs, False
-    packet = getattr(torch.ops.aten, target._opname[:-1], None)
-    found = getattr(packet, target._overloadname, None) if packet is not None else None
-    if found is None or target.namespace != "aten":
-        raise CannotBeTraced(f"{target} works in place alone")
-    return found, args, kwargs, True
+    known = target.namespace == "aten" and target._opname not in _OF_MEMORY
+    packet = getattr(torch.ops.aten, target._opname[:-1], None) if known else None
+    # By its arguments: pow_.Scalar is pow.Tensor_Scalar, while pow.Scalar is of a number to a tensor.
+    wanted = _arguments(schema)
+    for name in packet.overloads() if packet is not None else ():
+        found = getattr(packet, name)
+        if _arguments(found._schema) == wanted:
+            return found, args, kwargs, True
+    raise CannotBeTraced(f"{target} works in place alone")
 
 
-def _flag(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, bool]:
-    """F.relu(x, True) and the like."""
+def _arguments(schema: torch.FunctionSchema) -> list[tuple[str, Any]]:
+    return [(str(each.type), each.default_value) for each in schema.arguments]
+
+
+def _with_flags(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any, Any, bool]:
+    """F.relu(x, True) and the like; F.embedding(…, sparse=True), whose gradient no stage can exchange or average."""
     try:
         signature = inspect.signature(target)
+        bound = signature.bind(*args, **kwargs)
     except (ValueError, TypeError):  # builtins tell no signature
         return target, args, kwargs, False
-    if "inplace" not in signature.parameters:
+    set_flags = [flag for flag in ("inplace", "sparse") if bound.arguments.get(flag) is True]
+    if not set_flags or not str(getattr(target, "__module__", "")).startswith("torch."):
         return target, args, kwargs, False
-    bound = signature.bind(*args, **kwargs)
-    if not bound.arguments.get("inplace"):
-        return target, args, kwargs, False
-    bound.arguments["inplace"] = False
-    return target, bound.args, bound.kwargs, True
+    bound.arguments.update(dict.fromkeys(set_flags, False))
+    return target, bound.args, bound.kwargs, "inplace" in set_flags
 
 
 def _name(target: Any) -> str:

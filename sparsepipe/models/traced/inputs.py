@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import InputError
-from .values import flattened, is_constant, is_number, is_tensor
+from .values import flattened, is_constant, is_number, is_tensor, written_path
 
 ONLY = "input"  # the name of a network's input where it has one tensor
 
@@ -78,5 +78,4 @@ class Inputs:
 
 def _name(path: Any) -> str:
     """Write a place in the arguments: "input:0", "input:batch.words"."""
-    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-    return f"{ONLY}:{'.'.join(parts)}"
+    return f"{ONLY}:{written_path(path)}"

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .copies import module_at
 from .values import is_number, is_tensor
 
 VIEWS = frozenset(
@@ -78,7 +79,7 @@ def is_rectified(node: fx.Node, known: set[fx.Node], root: torch.nn.Module) -> b
     if not isinstance(node.meta["value"], Tensor):
         return False
     if node.op == "call_module":
-        module = root.get_submodule(str(node.target))
+        module = module_at(root, str(node.target))
         if type(module) is torch.nn.ReLU:
             return True
         pools = (torch.nn.MaxPool1d, torch.nn.MaxPool2d, torch.nn.MaxPool3d, torch.nn.Flatten)

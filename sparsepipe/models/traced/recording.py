@@ -4,12 +4,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from .copies import module_at
 from .sizes import Length
 from .values import tensors_of
 
@@ -21,6 +23,9 @@ CONTAINERS = (  # of torch's own modules those that are looked into
     nn.TransformerEncoder,
     nn.TransformerDecoder,
 )
+
+
+OF_TRANSFORMS = "it uses a transform of torch.func (vmap, grad, jvp, ...)"
 
 
 class CannotBeTraced(Exception):
@@ -70,19 +75,34 @@ def names_of(module: nn.Module) -> dict[int, str]:
 
 @contextmanager
 def put_back(module: nn.Module) -> Iterator[None]:
-    """Undo what the block does to a module: its buffers, attributes, modes, and torch's random numbers."""
-    parts = list(module.modules())
-    attributes = [(part, dict(part.__dict__), dict(part._buffers), dict(part._parameters)) for part in parts]
+    """Undo what the block does to a module: its buffers, attributes, modes; torch's random numbers and transforms."""
+    attributes = attributes_of(module)
+    scripted = [(part, part.training) for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
     values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)  # a vmap that was left midway
             restore(attributes)
+            for part, training in scripted:
+                part.training = training
             with torch.no_grad():
                 for buffer, value in values:
+                    if buffer.shape != value.shape:
+                        buffer.resize_(value.shape)
                     if not torch.equal(buffer, value):
                         buffer.copy_(value)
+
+
+def attributes_of(module: nn.Module) -> list[tuple[nn.Module, dict, dict, dict]]:
+    """Return attributes, buffers and parameters of each part; of a scripted one they are in C++, and no code adds any."""
+    return [
+        (part, dict(part.__dict__), dict(part._buffers), dict(part._parameters))
+        for part in module.modules()
+        if not isinstance(part, torch.jit.ScriptModule)
+    ]
 
 
 def restore(attributes: list[tuple[nn.Module, dict, dict, dict]]) -> None:
@@ -129,29 +149,46 @@ def example_of(given: Any) -> Any:
 def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
     """Run a node on the example and write down what it gave, drew and changed. `names`: of the root's tensors."""
     args, kwargs = filled(node.args, example_of), filled(node.kwargs, example_of)
-    read = [(source, tensor, tensor._version) for source in node.all_input_nodes for tensor in _counted(source)]
+    read = [
+        (source, tensor, tensor._version, _kept(source, tensor))
+        for source in node.all_input_nodes
+        for tensor in _counted(source)
+    ]
     held = {}
     if node.op == "call_module":
         held = {
-            name: (buffer, buffer._version)
-            for name, buffer in root.get_submodule(str(node.target)).named_buffers()
+            name: (buffer, buffer._version, buffer.clone())
+            for name, buffer in module_at(root, str(node.target)).named_buffers()
             if not torch.is_inference(buffer)
         }
     random = torch.get_rng_state()
-    value = run(node, args, kwargs, root.get_submodule)
+    value = run(node, args, kwargs, partial(module_at, root))
     node.meta["value"] = value
     node.meta["draws"] = not torch.equal(random, torch.get_rng_state())
     node.meta["no_grad"] = not torch.is_grad_enabled()
-    node.meta["written"] = {source for source, tensor, version in read if tensor._version != version}
+    node.meta["written"] = {
+        source
+        for source, tensor, version, kept in read
+        if tensor._version != version or (kept is not None and not _is_same(tensor, kept))
+    }
     node.meta["buffers"] = set()
     if held:
-        now = dict(root.get_submodule(str(node.target)).named_buffers())
-        for name, (buffer, version) in held.items():
-            if now.get(name) is not buffer or buffer._version != version:
+        now = dict(module_at(root, str(node.target)).named_buffers())
+        for name, (buffer, version, kept) in held.items():
+            if now.get(name) is not buffer or buffer._version != version or not _is_same(buffer, kept):
                 node.meta["buffers"].add(names.get(id(buffer), f"{node.target}.{name}"))
     node.meta["storages"] = frozenset(
         tensor.untyped_storage()._cdata for tensor in tensors_of(value) if tensor.layout == torch.strided
     )
+
+
+def _kept(source: fx.Node, tensor: Tensor) -> Tensor | None:
+    """Return a copy of a buffer: norms change theirs without counting it."""
+    return tensor.clone() if source.op == "get_attr" and not isinstance(tensor, nn.Parameter) else None
+
+
+def _is_same(tensor: Tensor, kept: Tensor) -> bool:
+    return tensor.shape == kept.shape and bool(((tensor == kept) | ((tensor != tensor) & (kept != kept))).all())
 
 
 def _counted(node: fx.Node) -> list[Tensor]:

@@ -58,6 +58,10 @@ class TracedSubnetwork(nn.Module):
         self._constants = {name: network.constants[name] for program in programs for name in program.constants.values()}
         self.train()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the stage itself: parts of the user's module may have the same name."""
+        self.__dict__[name] = value
+
     @property
     def layer_ids(self) -> tuple[str, ...]:
         return tuple(row.id for row in self.table)

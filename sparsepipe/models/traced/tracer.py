@@ -7,10 +7,12 @@ innermost module in whose forward it happens.
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch import eager_transforms, vmap
 from torch.fx._symbolic_trace import _maybe_revert_all_patches
 
 from .checkpoints import without_checkpoints
@@ -19,8 +21,10 @@ from .in_place import out_of_place
 from .inputs import Inputs
 from .proxies import ValueProxy, stands_for_itself
 from .recording import (
+    OF_TRANSFORMS,
     CannotBeTraced,
     Recording,
+    attributes_of,
     is_leaf,
     minkowski_functions,
     names_of,
@@ -37,6 +41,10 @@ _PATCHED = (  # place, name, whether to record it without a recorded value among
     *((torch, name, True) for name in ("rand", "randn", "randint", "randperm", "normal")),
     *((nn.modules.transformer, name, False) for name in ("_detect_is_causal_mask", "_get_seq_len")),
 )
+_TRANSFORMS = (  # how torch.func's begin: they put values into wrappers, which stand-ins crash in
+    (vmap, "vmap_increment_nesting"),
+    *((eager_transforms, f"{name}_increment_nesting") for name in ("grad", "jvp", "_func")),
+)
 
 
 def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = ()) -> Recording:
@@ -48,15 +56,25 @@ def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = ()) -
     try:
         return tracer.record(inputs)
     except Exception as error:
-        if isinstance(error, CannotBeTraced):
-            raise
         raise CannotBeTraced(_reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) < 120 else text[:117] + "..."
-    return text if isinstance(error, CannotBeTraced) else f"{type(error).__name__}: {text}"
+    text = text if isinstance(error, CannotBeTraced) else f"{type(error).__name__}: {text}"
+    kind = _made(error)
+    return f"it makes a {kind} of values, and layers exchange tensors alone ({text})" if kind else text
+
+
+def _made(error: BaseException) -> str:
+    """Return the class of the user's own object that was being made; "" for none."""
+    for frame, _ in walk_tb(error.__traceback__):
+        made = type(frame.f_locals.get("self"))
+        foreign = not made.__module__.startswith(("torch", "builtins", __package__)) and not issubclass(made, nn.Module)
+        if foreign and frame.f_code.co_name in ("__init__", "__post_init__"):
+            return made.__name__
+    return ""
 
 
 class LayerTracer(fx.Tracer):
@@ -117,7 +135,7 @@ class LayerTracer(fx.Tracer):
             return self.create_proxy("call_module", path, args, kwargs)
         if not path:
             return self._within(path, forward, args, kwargs)
-        mark, moved, attributes = len(self.recorded), len(self.moved), _attributes(m)
+        mark, moved, attributes = len(self.recorded), len(self.moved), attributes_of(m)
         try:
             return self._within(path, forward, args, kwargs)
         except Exception as error:  # whatever stops it
@@ -213,7 +231,12 @@ class LayerTracer(fx.Tracer):
             return a
         if isinstance(a, nn.Module):
             raise CannotBeTraced(f"it gives a {type(a).__name__} to a function")
-        return super().create_arg(a)
+        try:
+            return super().create_arg(a)
+        except NotImplementedError:
+            raise CannotBeTraced(
+                f"it gives a {type(a).__name__} to a layer, and layers exchange tensors alone"
+            ) from None
 
     def _state(self, tensor: Tensor) -> ValueProxy:
         """Record the reading of a parameter, a buffer, or a tensor that nobody registered."""
@@ -261,10 +284,6 @@ def fx_proxies(*structures: Any) -> list[fx.Proxy]:
     return found
 
 
-def _attributes(module: nn.Module) -> list[tuple[nn.Module, dict, dict, dict]]:
-    return [(m, dict(m.__dict__), dict(m._buffers), dict(m._parameters)) for m in module.modules()]
-
-
 @contextmanager
 def _patched(tracer: LayerTracer) -> Iterator[None]:
     """Have torch.rand and its like recorded even if given plain sizes, and autograd functions of the user's own."""
@@ -273,6 +292,10 @@ def _patched(tracer: LayerTracer) -> Iterator[None]:
             original = getattr(place, name)
             stack.callback(setattr, place, name, original)
             setattr(place, name, _recorded(tracer, original, always=always))
+        for place, name in _TRANSFORMS:
+            original = getattr(place, name)
+            stack.callback(setattr, place, name, original)
+            setattr(place, name, _refused(tracer, original))
         apply = torch.autograd.Function.__dict__["apply"]
         stack.callback(setattr, torch.autograd.Function, "apply", apply)
         torch.autograd.Function.apply = classmethod(_recorded_apply(tracer, apply))  # type: ignore
@@ -286,6 +309,16 @@ def _recorded(tracer: LayerTracer, original: Callable[..., Any], *, always: bool
         return tracer.create_proxy("call_function", original, args, kwargs)
 
     return recorded
+
+
+def _refused(tracer: LayerTracer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        entered = original(*args, **kwargs)  # whoever calls it leaves it again, whatever is raised
+        if not tracer.running:
+            raise CannotBeTraced(OF_TRANSFORMS)
+        return entered
+
+    return refused
 
 
 def _recorded_apply(tracer: LayerTracer, apply: Any) -> Callable[..., Any]:

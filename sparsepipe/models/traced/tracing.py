@@ -11,14 +11,14 @@ from torch import Tensor, fx, nn
 from ...errors import CODE_FAILURES, InputError
 from . import exported, tracer
 from .assembly import Assembly
-from .copies import RESERVED
+from .copies import module_at
 from .grouping import Grouping
 from .inputs import Inputs
 from .network import TracedNetwork
 from .recording import CannotBeTraced, Recording, names_of, observe, put_back
 from .sizes import Sizes
 from .subnetwork import LayerFailed
-from .values import Structure, features, flattened, is_tensor, tensors_of
+from .values import Structure, features, flattened, is_tensor, odd_entry, tensors_of
 
 MODES = (True, False)  # whether it trains
 
@@ -44,14 +44,10 @@ def trace(
         raise InputError(f"{name} is a {type(module).__name__}, expected a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name}: {type(module).__name__} has no parameters to train")
-    if clash := RESERVED & {name.split(".")[0] for name in (*dict(module.named_children()), *module._parameters)}:
-        raise InputError(
-            f"{name}: a part of {type(module).__name__} is called {min(clash)!r}, as a stage's own is: rename it"
-        )
     inputs = Inputs.of(name, example)
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
-        modes = _modes(module)
+        modes = _modes(module, name)
         expected = {training: _run(module, inputs, training, name) for training in MODES}
         traced = _first_that_agrees(module, inputs, name, modes, expected, num_classes)
     if say is not None:
@@ -79,9 +75,13 @@ def _first_that_agrees(
     """Try torch.fx, then torch.export, then the module as one layer: the first that gives what the module gives."""
     reasons: list[str] = []
     partial: TracedNetwork | None = None
-    for way in (Way(_with_fx, _no_whole), Way(_with_export, exported.whole_module), Way(_as_one, _no_whole)):
+    ways = [Way(_with_fx, _no_whole), Way(_with_export, exported.whole_module), Way(_as_one, _no_whole)]
+    if isinstance(module, torch.jit.ScriptModule):
+        reasons.append("torch.jit has compiled it as a whole")
+        del ways[:-1]
+    for way in ways:
         try:
-            network = _assembled(module, inputs, name, modes, way, num_classes, reasons)
+            network = _assembled(module, inputs, name, modes, way, expected, num_classes, reasons)
             _check_against(network, inputs, expected)
         except CannotBeTraced as error:
             reasons.append(str(error))
@@ -119,6 +119,7 @@ def _assembled(
     name: str,
     modes: Mapping[bool, Mapping[str, bool]],
     way: Way,
+    expected: Mapping[bool, Any],
     num_classes: int,
     reasons: list[str],
 ) -> TracedNetwork:
@@ -128,9 +129,11 @@ def _assembled(
         training: Grouping(each, module, whole=lambda node: way.whole(node, module), written=written)
         for training, each in recordings.items()
     }
-    for each in recordings.values():
+    for training, each in recordings.items():
         if any(isinstance(leaf, fx.Node) and Structure.of(leaf.meta["value"]) is None for leaf in each.outputs):
-            raise CannotBeTraced("it gives what is neither tensor nor number")
+            entry = odd_entry(expected[training]) or "what is neither tensor nor number"
+            remedy = ", in transformers by use_cache=False" if "past_key_values" in entry else ""
+            raise CannotBeTraced(f"it returns {entry}, expected tensors and numbers: leave it out{remedy}")
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
     made = assembly.assembled()
     for each in recordings.values():
@@ -163,7 +166,7 @@ def _let_go(recording: Recording) -> None:
 
 
 def _line(name: str, module: nn.Module, path: str, why: str) -> str:
-    kind = type(module.get_submodule(path)).__name__
+    kind = type(module_at(module, path)).__name__
     if not path:
         return f"{name}: {kind} is one layer, it cannot be cut: {why}"
     return f"{name}: {path} ({kind}) is one layer, it could not be looked into: {why}"
@@ -217,12 +220,16 @@ def _as_one(module: nn.Module, inputs: Inputs) -> Mapping[bool, Recording]:
     return recordings
 
 
-def _modes(module: nn.Module) -> dict[bool, dict[str, bool]]:
+def _modes(module: nn.Module, name: str) -> dict[bool, dict[str, bool]]:
     """Return what train() and eval() make of each part: a module may keep some from training."""
     found = {}
     for training in MODES:
         with put_back(module):
-            module.train(training)
+            try:
+                module.train(training)
+            except Exception as error:  # whatever it raises; a module that torch.export made does
+                what = f"raises {type(error).__name__} ({' '.join(str(error).split())})"
+                raise InputError(f"{name}: train({training}) of {type(module).__name__} {what}") from error
             found[training] = {path: part.training for path, part in module.named_modules()}
     return found
 
@@ -243,6 +250,11 @@ def _run(module: nn.Module, inputs: Inputs, training: bool, name: str) -> Any:
     if not tensors_of(found):
         raise InputError(
             f"{name}: the forward of {type(module).__name__} returns a {type(found).__name__}, expected tensors"
+        )
+    if training and not any(tensor.requires_grad for tensor in tensors_of(found)):
+        raise InputError(
+            f"{name}: nothing that the forward of {type(module).__name__} returns in training depends on a parameter: "
+            "there is nothing to train"
         )
     return found
 

@@ -64,6 +64,22 @@ def flattened(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(value)
 
 
+def odd_entry(value: Any) -> str:
+    """Return where a value holds what is neither tensor nor number, and what it is: "past_key_values: a DynamicCache".
+
+    "" for a value without.
+    """
+    for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+        if Structure.of(leaf) is None:
+            return ": ".join(filter(None, (written_path(path), f"a {type(leaf).__name__}")))
+    return ""
+
+
+def written_path(path: Any) -> str:
+    """Write a place in a structure: "batch.words", "0"."""
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+
+
 @dataclass(frozen=True)
 class Structure:
     """How a value is made of tensors and numbers, which cross, and of what is the same in every minibatch."""

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ...errors import InputError
+from ..base import direct_reads
 from .checkpoints import without_checkpoints
+from .copies import module_at, other_weights
 from .network import TracedNetwork
 from .recording import names_of, put_back
 from .values import Structure, features, flattened, in_order, is_tensor
@@ -144,8 +145,10 @@ def differences(
 def _of_layers(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -> list[Difference]:
     """Compare what modules gave, in the layers' order."""
     found = []
+    # A module that one mode calls more often: which call a layer is, its id does not say.
+    uneven = {path for row in network.rows if len(row.programs) < 2 for path in row.modules}
     for row in network.rows:
-        program = row.programs.get(training)
+        program = row.programs.get(training) if uneven.isdisjoint(row.modules) else None
         alone = program is not None and sum(step.op == "call_module" for step in program.steps) == 1
         for port in program.gives if program is not None and alone and row.id in whole.values else ():
             if port.node.op == "call_module" and Structure.of(whole.values[row.id]) == port.structure:
@@ -184,7 +187,7 @@ def mean_square(output: Any) -> Tensor:
         for i, each in enumerate(real)
         if each.requires_grad
     ]
-    return torch.stack([term.double() for term in terms]).sum()
+    return sum((term.double() for term in terms), torch.zeros((), dtype=torch.float64))
 
 
 def split_evenly(network: TracedNetwork, stages: Sequence[Sequence[str]] | int | None) -> list[list[str]]:
@@ -216,13 +219,19 @@ def run_whole(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bool
         module.train(training)
         called = {path for row in network.rows for path in row.modules if path}
         for path in called:
-            stack.callback(module.get_submodule(path).register_forward_hook(keep(path)).remove)
+            part = module_at(module, path)
+            if not isinstance(part, torch.jit.ScriptModule):  # which take no hooks
+                stack.callback(part.register_forward_hook(keep(path)).remove)
         args, kwargs = network.arguments.arguments(network.arguments.bind(inputs))
         torch.manual_seed(0)
         output = module(*args, **kwargs)
         names = names_of(module)
         trained = {names[id(p)]: p for p in module.parameters() if p.requires_grad}
-        given = torch.autograd.grad(loss(output), list(trained.values()), allow_unused=True, materialize_grads=True)
+        try:
+            given = [_dense(each) for each in _gradients([loss(output)], list(trained.values()), [None])]
+        except RuntimeError as error:  # an operation without a derivative
+            what = " ".join(str(error).split())
+            raise InputError(f"{network.name}: the backward of {type(module).__name__} raises ({what})") from error
         buffers = {key: buffer.detach().clone() for key, buffer in module.named_buffers() if key in network.layer_of}
     return Pass(flattened(output)[0], dict(zip(trained, given, strict=True)), buffers, values)
 
@@ -252,13 +261,15 @@ def run_cut(
             stage.draws_by_layer = seeded
             bound = stage.enter(inputs)
             entering, leaves = _received(alive, engine, network)
-            given = {name: bound[name] for name in bound if number == 0 or name in network.direct_inputs} | entering
+            last = number == len(stages) - 1
+            direct = direct_reads(network, stage.table, last=last)
+            given = {name: bound[name] for name in bound if number == 0 or name in direct} | entering
             weights = {name: p.detach().requires_grad_(p.requires_grad) for name, p in stage.named_parameters()}
-            values = functional_call(stage, weights, (given,), {"minibatch": minibatch}, strict=False)
+            with other_weights(stage, weights):
+                values = stage(given, minibatch=minibatch)
             found.values.update({name: value for name, value in values.items() if name not in found.values})
             found.buffers.update({name: b for name, b in stage.named_buffers() if name in network.layer_of})
             before |= set(ids)
-            last = number == len(stages) - 1
             names = () if last else network.alive(before, training=training)
             alive = {name: values[name] for name in names}
             tape.append((alive, weights, leaves))
@@ -287,15 +298,29 @@ def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork
         _, weights, leaves = tape[number]
         trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
         wanted = [*trained.values(), *leaves.values()]
-        pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if o.requires_grad]
-        if pairs and wanted:
-            ends, seeds = zip(*pairs, strict=True)
-            back = torch.autograd.grad(ends, wanted, seeds, allow_unused=True, materialize_grads=True)
-        else:
-            back = tuple(torch.zeros_like(each) for each in wanted)
+        back = _gradients(outputs, wanted, given)
+        for name, gradient in zip([*trained, *leaves], back, strict=True):
+            if gradient.layout != torch.strided:
+                raise InputError(
+                    f"{network.name}: the gradient of {name} is sparse, which stages do not exchange: leave out sparse=True"
+                )
         found.gradients.update(zip(trained, back, strict=False))
         arrived = dict(zip(leaves, back[len(trained) :], strict=True))
         if number:
             left = tape[number - 1][0]
             outputs = [features(left[name]) for name in arrived]
             given = list(arrived.values())
+
+
+def _gradients(outputs: Sequence[Tensor], wanted: Sequence[Tensor], given: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the gradients of tensors: zeros where nothing leads to them."""
+    pairs = [(output, each) for output, each in zip(outputs, given, strict=True) if output.requires_grad]
+    if not pairs or not wanted:
+        return [torch.zeros_like(each) for each in wanted]
+    ends, seeds = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(ends, wanted, seeds, allow_unused=True, materialize_grads=True))
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """An embedding may ask for sparse ones; in a stage none does."""
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()

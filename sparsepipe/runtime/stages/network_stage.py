@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.func import functional_call
 
 # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
 from torch.fx.experimental import symbolic_shapes  # noqa: F401
@@ -17,7 +16,8 @@ from ...engines.subnetwork import build
 from ...losses import CrossEntropy, Loss, Outcome
 from ...losses.of_users import UserLoss
 from ...models import Network
-from ...models.base import AnyNetwork
+from ...models.base import AnyNetwork, direct_reads
+from ...models.traced.copies import other_weights
 from ...models.traced.values import is_sparse
 from ...plan import Plan
 from ...replication.base import Merge
@@ -90,8 +90,7 @@ class NetworkStage:
         self._outputs, self._direct = network.outputs, network.direct_inputs
         self._judges_rows = isinstance(network, Network)  # whose output is one tensor, sparse or dense
         self._differentiable, self._rectified = network.differentiable, network.rectified
-        read = {name for row in self.module.table for name in row.inputs}
-        self.reads_samples = self.is_first or not read.isdisjoint(network.direct_inputs)
+        self.reads_samples = self.is_first or bool(direct_reads(network, self.module.table, last=self.is_last))
         self.begin(training=True)
 
     @property
@@ -299,7 +298,8 @@ class NetworkStage:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):
-            return functional_call(self.module, weights, (alive,), options, strict=False)
+            with other_weights(self.module, weights):
+                return self.module(alive, **options)
 
 
 def _packet_of(received: Packet | PacketAndSamples) -> Packet:

@@ -1,7 +1,7 @@
 """Optimizers as functions on lists of tensors: torch's own arithmetic, fused, on whichever weights they are given."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class SGD:
         self._velocity: list[Tensor | None] = []
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        weights, gradients = _real(weights), _real(gradients)
         self._velocity = self._velocity or [None] * len(weights)
         reached = _reached(weights, gradients)
         fresh = {place for place in reached if self._velocity[place] is None}
@@ -84,6 +85,7 @@ class Adam:
         self._moments: dict[str, list[Tensor]] = {}
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        weights, gradients = _real(weights), _real(gradients)
         moments = self._moments = self._moments or _moments(weights)
         reached = _reached(weights, gradients)
         for kind in ("mean", "square"):
@@ -125,6 +127,7 @@ class LAMB:
         self._moments: dict[str, list[Tensor]] = {}
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
+        weights, gradients = _real(weights), _real(gradients)
         self._moments = self._moments or _moments(weights)
         reached, (first, second) = _reached(weights, gradients), self._betas
         if not reached:
@@ -169,6 +172,14 @@ def _reached(weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> d
     """Return the weights that have a gradient, with it, by their place in the list."""
     pairs = enumerate(zip(weights, gradients, strict=True))
     return {place: (weight, gradient) for place, (weight, gradient) in pairs if gradient is not None}
+
+
+def _real(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """Return complex tensors as views of real and imaginary parts, [..., 2]: the kernels take real numbers alone."""
+    return [
+        torch.view_as_real(tensor.resolve_conj()) if tensor is not None and tensor.is_complex() else tensor
+        for tensor in tensors
+    ]
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:

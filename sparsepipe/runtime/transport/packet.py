@@ -39,6 +39,11 @@ _DTYPES = (
     torch.int8,
     torch.int16,
     torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
 )
 FORWARD, BACKWARD = 0, 1
 _MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of a payload: all the memory there is
@@ -111,10 +116,10 @@ def encode(
     facts = [_MAGIC, int(packet.arrives * 1e9), packet.direction, packet.minibatch, packet.boundary, packet.size]
     facts += [len(packet.coordinate_sets), len(packet.slots)]
     sections: list[Tensor] = []
-    for stride, coordinates in packet.coordinate_sets:
+    for stride, coordinates, family in packet.coordinate_sets:
         keys, layout = _pack(coordinates, stride) if packed else _as_they_are(coordinates)
         sections.append(keys)
-        facts += [len(stride), *stride, len(coordinates), *layout]
+        facts += [len(stride), *stride, family, len(coordinates), *layout]
     for slot in packet.slots:
         rows = slot.rows
         place = -1 if slot.coordinate_set is None else slot.coordinate_set
@@ -189,15 +194,14 @@ def _decoded(header: Tensor, payload: Tensor) -> Packet:
     place, sets, slots = 0, [], []
     for _ in range(num_sets):
         stride = tuple(next(facts) for _ in range(next(facts)))
-        length = next(facts)
-        kind = next(facts)
+        family, length, kind = (next(facts) for _ in range(3))
         low = [next(facts) for _ in range(len(stride) + 1)]
         bits = [next(facts) for _ in range(len(stride) + 1)]
         dtype, columns = _KEYS[kind]
         shape = (length, len(stride) + 1) if columns else (length,)
         keys, place = _section(payload, place, dtype, shape)
         # A copy, as a view would keep the whole payload alive.
-        sets.append(CoordinateSet(stride, keys.clone() if columns else _unpack(keys, stride, low, bits)))
+        sets.append(CoordinateSet(stride, keys.clone() if columns else _unpack(keys, stride, low, bits), family))
     for _ in range(num_slots):
         dtype, coordinate_set, needs_gradient, restore, scaled, coded = (next(facts) for _ in range(6))
         shape = tuple(next(facts) for _ in range(next(facts)))
