@@ -91,7 +91,8 @@ def test_a_probe_is_heard_though_its_login_shell_goes_on_printing():
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        (replace(HERE, interpreter="/nowhere/python"), "here: no Python at /nowhere/python; name its interpreter"),
+        (replace(HERE, interpreter="/nowhere/python"), "here: no Python at /nowhere/python (env: "),
+        (replace(HERE, interpreter="/etc/passwd"), "here: /etc/passwd cannot be run there (env: "),
         (replace(HERE, interpreter="/bin/false"), "here: /bin/false ended"),
         (replace(HERE, interpreter="/bin/echo"), "here: /bin/echo ended (code 0); is it a Python"),
         (Node("far", (CPU,), address="no-such-host.invalid"), "far: ssh"),

@@ -7,7 +7,7 @@ import pytest
 from network_hosts import network_hosts
 
 from sparsepipe import InputError
-from sparsepipe.host.ssh import Destination, ssh_command, ssh_failure
+from sparsepipe.host.ssh import Destination, command_failure, ssh_command, ssh_failure
 
 ODD = ["a b", "$HOME", "'", '"', "`id`", "*", "\\", ";", "-n", "ü"]
 
@@ -77,3 +77,12 @@ def _refused(network, name, remedy, *, seconds=50):
 def test_what_is_not_known_is_passed_on(said):
     told = ssh_failure("gpu1", said)
     assert told.startswith("ssh gpu1: ") and "by hand" in told and "\n" not in told
+
+
+def test_a_python_that_a_shell_did_not_run_is_told_with_what_the_shell_said():
+    """One that lacks a shared library ends with the code of one that is not there."""
+    library = "python: error while loading shared libraries: libpython3.11.so.1.0: cannot open shared object file\n"
+    missing, unable = command_failure(127, "/p", library), command_failure(126, "/p", "sh: /p: Permission denied\n")
+    assert missing.startswith("no Python at /p (python: error while loading shared libraries: libpython3.11.so.1.0")
+    assert unable.startswith("/p cannot be run there (sh: /p: Permission denied)")
+    assert command_failure(1, "/p", library) is None and "\n" not in missing + unable

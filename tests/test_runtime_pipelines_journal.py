@@ -61,6 +61,7 @@ def requests(draw):
 def test_a_journal_is_bounded_and_makes_the_same_state_at_any_moment(tmp_path, monkeypatch, rule):
     """It grew with every minibatch and was read whole: after a million no other coordinator came up in time."""
     monkeypatch.setattr(journals, "_MOST_BYTES", 5_000)
+    monkeypatch.setattr(journals, "_STATES", 0)
     draw, run = random.Random(3), RunOfPipelines(2, parse_rule(rule))
     (tmp_path / "run").mkdir()
     journal, state = Journal.open(tmp_path / "run", "0", run)

@@ -16,12 +16,11 @@ from ..errors import InputError
 from ..host import frames
 from ..host.frames import FrameReader, FrameWriter
 from ..host.python_path import python_on_host, this_python
-from ..host.ssh import ssh_command, ssh_failure
+from ..host.ssh import command_failure, ssh_command, ssh_failure
 from ..io.fields import complaint
 
 TORCH_SECONDS = 300.0  # for torch to begin and compute there, on a cold disk
 _SSH_FAILED = 255  # ssh's own exit code
-_NO_COMMAND = (126, 127)  # a shell's: what it was to run is not there, or cannot be run
 _MOST_ERRORS = 1 << 20  # bytes of what it says on standard error that are looked at
 _TO_END = 10.0  # seconds
 _AT_ONCE = 64  # hosts asked at a time
@@ -100,8 +99,8 @@ class Probe:
         said = self._errors.read(_MOST_ERRORS).decode(errors="replace")
         if code == _SSH_FAILED and not self.node.is_local:
             return f"{self.node.name}: {ssh_failure(self.node.ssh_destination, said)}"
-        if code in _NO_COMMAND:
-            return f"{self.node.name}: no Python at {self.interpreter}; name its interpreter in the cluster file"
+        if why := command_failure(code, self.interpreter, said):
+            return f"{self.node.name}: {complaint(why, 500)}"
         last = ([line for line in said.splitlines() if line.strip()] or [f"code {code}"])[-1]
         return f"{self.node.name}: {self.interpreter} ended ({complaint(last)}); is it a Python that runs there?"
 

@@ -30,6 +30,7 @@ _CAUSES = {  # what ssh says → what it means, and what to do
 }
 _LONGEST = 300  # characters of what ssh says that are passed on
 _MOST_PORT = 65_535
+_NOT_RUN, _NOT_FOUND = 126, 127  # exit codes of a shell, and of env
 _FORM = re.compile(  # brackets around digits, commas and dashes alone are a range of Slurm's, as in gpu[1-3]
     r"(?:ssh://)?(?:(?P<user>[^/]+)@)?(?:\[(?P<bracketed>(?=[^\]]*[:.A-Za-z])[^\[\]]+)\]|(?P<plain>[^\[\]:@/]+))"
     r"(?::(?P<port>[0-9]{1,5}))?"
@@ -106,3 +107,17 @@ def ssh_failure(destination: str, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     last = lines[-1][:_LONGEST] if lines else "the connection ended"
     return f"ssh {called}: {last}; try it by hand: ssh {called}"
+
+
+def command_failure(code: int, interpreter: str, said: str) -> str | None:
+    """Return why a shell did not run a Python, from its exit code and what it said; None where it did.
+
+    127 is also what a Python ends with that lacks a shared library.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    why = f" ({lines[-1][:_LONGEST]})" if lines else ""
+    if code == _NOT_FOUND:
+        return f"no Python at {interpreter}{why}; name its interpreter in the cluster file"
+    if code == _NOT_RUN:
+        return f"{interpreter} cannot be run there{why}; name a Python in the cluster file"
+    return None

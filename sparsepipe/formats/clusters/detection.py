@@ -88,7 +88,9 @@ def kind_of(path: Path | str) -> str:
     if path.suffix == ".json":
         if is_partitioning_file(read_json(path, what="cluster file")):
             return "dnn-partitioning"
-        raise InputError(f"{path}: tells of no cluster: expected one of {', '.join(KINDS)}")
+        raise InputError(
+            f"{path}: of JSON, only graphs of dnn-partitioning describe a cluster; expected one of them, or TOML"
+        )
     if path.suffix in (".yml", ".yaml"):
         return _kind_of_yaml(path)
     lines = read_text(path, what="cluster file").splitlines()
@@ -108,7 +110,8 @@ def _kind_of_yaml(path: Path) -> str:
     found = [kind for key, kind in _YAML_KEYS.items() if isinstance(document, Mapping) and key in document]
     if len(found) != 1:
         raise InputError(
-            f"{path}: expected nodes: as in SDPipe, machines: as in PipeDream and SparsePipe, or provider: as in Ray"
+            f"{path}: expected nodes: as in SDPipe, machines: as in PipeDream and SparsePipe, or provider: as in Ray; "
+            "a hostfile has lines such as 'gpu1 slots=4'"
         )
     return found[0]
 

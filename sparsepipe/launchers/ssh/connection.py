@@ -19,14 +19,13 @@ from ...cluster import Node
 from ...errors import InputError
 from ...host.frames import Frame, FrameReader, FrameWriter
 from ...host.python_path import python_on_host, this_python
-from ...host.ssh import ssh_command, ssh_failure
+from ...host.ssh import command_failure, ssh_command, ssh_failure
 from ...io.fields import Check, fields, flag, integer, maybe, shown, text
 from ...record.record_files import CLOCK, read_fields
 from .placement import HostedRanks
 
 AGENT = ("-m", "sparsepipe.launchers.ssh.agent")  # of a Python on a host
 _SSH_FAILED = 255  # the exit code of ssh itself, not of the command there
-_NO_COMMAND = (126, 127)  # of a shell: the interpreter is not there, or cannot be run
 _MOST_LINES = 20
 _MOST_LINE = 4096  # characters
 _MOST_PRINTED = 2**24  # characters of a host's standard error that are printed here
@@ -158,8 +157,8 @@ class Connection:
         if why := self._reach.failure(node, code, said):
             return f"{node.name}: {why}"
         interpreter = node.interpreter or this_python()
-        if code in _NO_COMMAND:
-            return f"{node.name}: no Python at {interpreter}; name its interpreter in the cluster file"
+        if why := command_failure(code, interpreter, said):
+            return f"{node.name}: {why}"
         if "No module named" in said and "sparsepipe" in said:
             return f"{node.name}: {interpreter} has no sparsepipe; install it there, or name an interpreter that has it"
         return None
