@@ -66,7 +66,10 @@ class SampleCache:
         entry = sealed(safetensors.save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
         try:
             if self._has_room(len(entry)):
-                write_atomic(self._path(key), entry, synced=False)  # one that lost its power counts as damaged
+                path = self._path(key)
+                if path.exists() and not path.is_file():  # whoever writes to a pipe waits for a reader
+                    path.unlink()
+                write_atomic(path, entry, synced=False)  # one that lost its power counts as damaged
             else:
                 self._stop(f"{self._limit / 2**30:g} GiB of it were used today")
         except OSError as error:
