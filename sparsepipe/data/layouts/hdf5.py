@@ -11,7 +11,7 @@ from ...errors import InputError
 from ...io.fields import shown
 from ..formats import Cloud, Reading, stem_of, suffix_of
 from ..formats.hdf5 import hdf5_labels, read_hdf5
-from .base import BESIDE, MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
+from .base import COMPANION_SUFFIXES, MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
 from .litter import entries, folders
 from .splits import SPLITS, WORDS, are_parts, split_of, splits_named, version_of
 
@@ -53,7 +53,7 @@ def opened(root: Path, marker: dict) -> DataFolder:
             ]
     for path in entries(root) if FILES not in marker else ():
         split = next(iter(splits_named(stem_of(path))), None) if path.is_file() and not _split_of_list(path) else None
-        if split is not None and not splits.get(split) and path.suffix.lower() not in BESIDE:
+        if split is not None and not splits.get(split) and path.suffix.lower() not in COMPANION_SUFFIXES:
             listing.faults.append(
                 f"{path}: named after split {split}, which has no HDF5 file; store it as HDF5, or move it away"
             )
