@@ -167,6 +167,8 @@ def test_a_las_file_gives_back_classes_colours_and_exact_map_coordinates(tmp_pat
     np.testing.assert_allclose(np.column_stack([found[colour] for colour in COLOURS]), RGB, atol=1e-4)
     ignored = _read(tmp_path, name, content, ignore=(0, 1))
     assert ignored.num_unlabelled == (classes < 2).sum()
+    mapped = _read(tmp_path, name, content, labels=((2, 0), (5, 1), (6, 1)), other_labels=True)
+    assert mapped.labels.tolist() == [{2: 0, 5: 1, 6: 1}.get(label, -100) for label in classes.tolist()]
     for cut in (len(content) - 1, len(content) // 2, 300, 100, 5):
         with pytest.raises(InputError) as caught:
             _read(tmp_path, name, content[:cut])

@@ -143,6 +143,15 @@ def test_splits_must_have_the_same_classes(folder: Path) -> None:
         open_examples(folder, split="test")
 
 
+def test_classes_whose_names_are_one_are_refused(folder: Path) -> None:
+    (folder / "val" / "n01").rename(folder / "val" / "N01")
+    with pytest.raises(InputError, match="val: classes 'N01' and 'n01' differ by case or Unicode form alone"):
+        open_examples(folder, split="test")
+    picture(folder / "train" / "N01" / "z.png")
+    with pytest.raises(InputError, match="train: classes 'N01' and 'n01' differ"):
+        open_examples(folder, split="train")
+
+
 def test_a_test_folder_without_classes_gives_way_to_val(folder: Path) -> None:
     picture(folder / "test" / "unknown.jpg")
     assert len(open_examples(folder, split="test")) == 4

@@ -243,6 +243,38 @@ def test_a_damaged_laz_is_refused_in_one_line(tmp_path: Path, found: list) -> No
     outcome(path, Reading())
 
 
+SCENE = {
+    "coord.npy": _npy(POINTS),
+    "color.npy": _npy((POINTS > 0).astype("u1") * 200),
+    "normal.npy": _npy(POINTS),
+    "segment.npy": _npy(LABELS),
+    "instance.npy": _npy(LABELS),
+    "strength.npy": _npy(POINTS[:, :1]),
+}
+
+
+@pytest.mark.slow
+@fuzzed(EXAMPLES)
+@given(found=edits, name=st.sampled_from(sorted(SCENE)))
+def test_a_scene_of_which_an_array_is_damaged_is_read_or_refused_in_one_line(
+    tmp_path: Path, found: list, name: str
+) -> None:
+    root = tmp_path / "scenes"
+    scene = root / "train" / "a"
+    scene.mkdir(parents=True, exist_ok=True)
+    for other, content in SCENE.items():
+        put(scene / other, damaged(content, found) if other == name else content)
+    try:
+        folder = open_folder(root)
+        cloud = folder.read(folder.files[0])
+    except InputError as error:
+        assert str(root) in str(error)  # noqa: PT017 - either outcome is right
+        assert "\n" not in str(error)
+    else:
+        assert np.isfinite(cloud.points).all()
+        assert len(cloud.labels) == len(cloud)
+
+
 MARKER = {
     **{"name": "a", "columns": ["x", "y", "z", "label"], "ignore": [-1], "unmeasured": "drop", "colour_max": 255},
     **{"labels": {"1": 0, "2": 1, "*": None}, "segment": "segment"},

@@ -192,3 +192,13 @@ def test_packed_and_plain_files_are_one_sample_and_have_their_labels_beside(tmp_
     _write(tmp_path / "a" / "train" / "x.off", content)
     with pytest.raises(InputError, match="the same sample is there as"):
         data.open_folder(tmp_path)
+
+
+def test_colours_of_a_coffs_vertices_are_kept(tmp_path: Path) -> None:
+    rows = "0 0 0 255 0 0 255\n1 0 0 0 9 0 255\n0 1 0 0 0 7 255\n"
+    mesh = read(_write(tmp_path / "a.off", f"COFF\n3 1 0\n{rows}3 0 1 2\n"))
+    assert mesh.names == ("red", "green", "blue")
+    assert mesh.attributes.tolist() == [[255, 0, 0], [0, 9, 0], [0, 0, 7]]
+    _refused(
+        _write(tmp_path / "b.off", "COFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"), ":3: vertex '0 0 0', expected 6"
+    )

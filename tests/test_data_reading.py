@@ -249,7 +249,7 @@ def test_a_mapping_that_is_none_is_refused_when_the_folder_is_opened(tmp_path: P
         open_folder(_mapped(tmp_path, [1], parts=["ground", "tree"], labels=labels))
 
 
-def test_labels_of_faces_and_of_las_files_are_mapped_too(tmp_path: Path) -> None:
+def test_labels_of_faces_are_mapped_too(tmp_path: Path) -> None:
     square = "OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
     root = _folder(tmp_path, square, "a.off", parts=["a", "b"], labels={"7": "b", "9": None})
     for split in ("train", "test"):

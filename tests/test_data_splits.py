@@ -1,5 +1,6 @@
 """Which sample is of which split, and what is left out: nothing is dropped, merged or doubled without a word."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -382,3 +383,13 @@ def test_lists_written_on_windows_are_read(tmp_path: Path, encoding: str) -> Non
     (tmp_path / "dataset.json").write_text(json.dumps({"files": {"train": ["..\\a.h5"]}}))
     with pytest.raises(InputError, match="expected a file inside"):
         open_folder(tmp_path)
+
+
+def test_hdf5_files_may_be_packed(tmp_path: Path) -> None:
+    _hdf5(tmp_path, "train0.h5", "train1.h5", "test.h5")
+    for path in tmp_path.glob("train*"):
+        (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    folder = open_folder(tmp_path)
+    assert info(tmp_path)["splits"] == {"train": 4, "test": 2}
+    assert len(folder.read(folder.of_split("train")[3])) == 8

@@ -100,3 +100,9 @@ def test_profiles_of_different_models_are_refused(write, tmp_path):
 def test_a_missing_profile_is_named(write):
     with pytest.raises(InputError, match=r"nowhere\.txt"):
         ServerFile.load(write("Server0\n  fast 1 nowhere.txt\n")).profile()
+
+
+def test_comments_are_passed_over(write):
+    """They were devices before any server."""
+    plain = ServerFile.load(write("Server0\n  fast 1 fast.txt\n"))
+    assert ServerFile.load(write("# ours\nServer0\n  # the fast one\n  fast 1 fast.txt\n")) == plain

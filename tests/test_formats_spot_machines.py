@@ -39,6 +39,7 @@ def test_bamboos_records(shared_data: Path):
         ("0,add,a\n1,remove,b\n", "line 2: remove 'b', which was not there"),
         ("9,add,a\n1,add,b\n", "line 2: is earlier than the line before"),
         ("0,add,a\n-1,add,b\n", "line 2: milliseconds is '-1', expected a whole number"),
+        ("time,event,node\n0,add,a\n1,add,b\n", "line 1: 'time,event,node', expected such as '2040000,remove,node19'"),
         ("0,add,a\n1,move,b\n", "line 2: '1,move,b', expected such as '2040000,remove,node19'"),
         ("0,add,a\n1,add\n", "line 2: '1,add', expected such as"),
         ("2021-12-11, 11:15:50, many\n", "line 1: machines is 'many', expected a whole number"),

@@ -86,3 +86,14 @@ def test_several_sizes_are_read_however_they_are_parted(tmp_path, sizes):
     """Python's own lists, and lists without blanks, were refused, or hid the fields behind them."""
     path = write(tmp_path / "g.txt", NODE.format(id="n1", f=1, a=sizes))
     assert GraphText.load(path).nodes[0].activation_bytes == (3.0, 4.5)
+
+
+@pytest.mark.parametrize("indent", ["\t", "    ", " ", "  \t", ""])
+def test_tabs_may_be_blanks_and_blanks_tabs(tmp_path, indent):
+    """An edge that an editor indented with blanks was a node of two parts."""
+    nodes = [NODE.format(id=id, f=1, a=0) for id in ("a", "b")]
+    text = GraphText.load(write(tmp_path / "g.txt", *nodes, f"{indent}a -- b"))
+    assert text.edges == (("a", "b"),)
+    tabs = GraphText.load(write(tmp_path / "h.txt", nodes[0].replace(" -- ", "\t--\t"), nodes[1], f"{indent}a\t--\tb"))
+    assert tabs == text
+    assert GraphText.load(text.save(tmp_path / "i.txt")) == text

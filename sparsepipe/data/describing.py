@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..display.counting import number_of
 from . import folder
 from .examples import is_examples
-from .layouts.base import BESIDE, UNREAD
+from .layouts.base import COMPANION_SUFFIXES, UNREAD
 from .sources import find
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def unread_files(source: Path | str) -> Iterator[str]:
     if not Path(source).is_dir() or is_examples(source):
         return
     for entry in folder.open_folder(source).left_out:
-        if entry.why == UNREAD and Path(entry.path).suffix.lower() not in BESIDE:
+        if entry.why == UNREAD and Path(entry.path).suffix.lower() not in COMPANION_SUFFIXES:
             yield (
                 f"{Path(source) / entry.path}: {number_of(entry.files, 'file')} {UNREAD}, left out; "
                 "`sparsepipe data info` lists what is"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import Mesh, decoded, miscounted, read_bytes, whole_number
+from .base import COLOUR, POSITION, Mesh, decoded, miscounted, parted, read_bytes, whole_number
 from .polygons import mesh_of
 from .reading import AS_THEY_ARE, Reading
 
@@ -17,7 +17,7 @@ _WHAT = "an OFF mesh"
 
 
 def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
-    """Read an OFF mesh; polygons become triangles, colours and normals are dropped.
+    """Read an OFF mesh; polygons become triangles. The colours of a COFF's vertices are kept, others and normals not.
 
     Mends: counts glued to the keyword, no edge count, CRLF, comments, blank lines, a byte-order mark, lower case.
     Raises InputError that names file and line for everything else.
@@ -34,9 +34,11 @@ def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     if len(rows) != num_vertices + num_faces:
         numbers = f"{len(rows)} rows, expected {num_vertices} vertices + {num_faces} faces, a row each"
         raise miscounted(path, numbers, short=len(rows) < num_vertices + num_faces)
-    vertices = _vertices(path, rows[:num_vertices])
+    names = (*POSITION, *COLOUR) if match[0].upper() == "COFF" else POSITION
+    columns = zip(names, _vertices(path, rows[:num_vertices], width=len(names)).T, strict=True)
+    vertices, attributes, further, _ = parted(path, columns, reading)
     corners, counts = _faces(path, rows[num_vertices:])
-    return mesh_of(path, vertices, corners, counts, reading=reading)
+    return mesh_of(path, vertices, corners, counts, reading=reading, attributes=attributes, names=further)
 
 
 def _content_lines(path: Path) -> list[tuple[int, str]]:
@@ -70,13 +72,15 @@ def _counts(path: Path, rows: list[tuple[int, str]]) -> tuple[int, int]:
     return num_vertices, num_faces
 
 
-def _vertices(path: Path, rows: list[tuple[int, str]]) -> np.ndarray:
-    """Return the first three numbers of each row [V, 3]; normals, colours and texture coordinates follow them."""
-    words = [row.split()[:3] for _, row in rows]
+def _vertices(path: Path, rows: list[tuple[int, str]], *, width: int) -> np.ndarray:
+    """Return the first `width` numbers of each row [V, width]; normals and texture coordinates may follow them."""
+    words = [row.split()[:width] for _, row in rows]
     for (number, row), found in zip(rows, words, strict=True):
-        if len(found) < 3:
-            raise InputError(f"{path}:{number}: vertex {row[:40]!r}, expected 3 numbers; repair or remove the file")
-    return np.array(_floats(path, rows, words), dtype=np.float64).reshape(-1, 3)
+        if len(found) < width:
+            raise InputError(
+                f"{path}:{number}: vertex {row[:40]!r}, expected {width} numbers; repair or remove the file"
+            )
+    return np.array(_floats(path, rows, words), dtype=np.float64).reshape(-1, width)
 
 
 def _faces(path: Path, rows: list[tuple[int, str]]) -> tuple[np.ndarray, np.ndarray]:

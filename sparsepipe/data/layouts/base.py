@@ -20,7 +20,7 @@ from .splits import SPLITS
 MARKER = "dataset.json"
 _MOST_SHOWN = 400  # characters of a path in a message
 UNREAD = "of no format that is read"
-BESIDE = {  # what lies beside samples and is none
+COMPANION_SUFFIXES = {  # of files that go with samples and are none
     *(".md", ".json", ".yaml", ".yml", ".html", ".pdf", ".log", ".seg", ".label", ".mtl", ".ini", ".cfg", ".py"),
     *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".svg", ".mp4", ".zip", ".tar", ".tgz"),
 }
@@ -81,7 +81,7 @@ class DataFolder:
         object.__setattr__(self, "files", tuple(files))
         _ = self.reading  # what dataset.json says wrongly is refused now
         for names, what in ((self.classes, "classes"), (self.parts, "parts")):
-            if twins := names_alike(names):
+            if twins := duplicate_names(names):
                 raise InputError(f"{self.path}: {what} {twins}; expected a name for each, rename one or join them")
 
     @cached_property
@@ -163,7 +163,9 @@ class Listing:
 
     def refuse_unread(self, folder: Path, paths: Iterable[Path], why: str = UNREAD) -> None:
         """Note as a fault that a folder of samples has none, but files that may be meant as such."""
-        suffixes = Counter(suffix_of(path) or "no suffix" for path in paths if path.suffix.lower() not in BESIDE)
+        suffixes = Counter(
+            suffix_of(path) or "no suffix" for path in paths if path.suffix.lower() not in COMPANION_SUFFIXES
+        )
         if suffixes:
             kinds = ", ".join(sorted(suffixes)[:6])
             self.faults.append(
@@ -224,18 +226,19 @@ def is_metric(root: Path, marker: dict, *, otherwise: bool) -> bool:
     return metric
 
 
-def names_alike(names: Iterable[str]) -> str:
+def duplicate_names(names: Iterable[str]) -> str:
     """Return two of the names that are the same but for case or Unicode form, as words of a message; "" without any."""
     first: dict[str, str] = {}
     for name in names:
-        other = first.setdefault(one_name(name), name)
-        if other is not name:
-            how = "are the same" if other == name else "differ by case or Unicode form alone"
-            return f"{other!a} and {name!a} {how}"
+        key = normalized_name(name)
+        if key in first:
+            how = "are the same" if first[key] == name else "differ by case or Unicode form alone"
+            return f"{first[key]!a} and {name!a} {how}"
+        first[key] = name
     return ""
 
 
-def one_name(name: str) -> str:
+def normalized_name(name: str) -> str:
     """Return what names have in common that differ by case or Unicode form alone: archives and disks change both."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...io.fields import shown
-from ..formats import Cloud, Reading
+from ..formats import Cloud, Reading, stem_of, suffix_of
 from ..formats.hdf5 import hdf5_labels, read_hdf5
-from .base import BESIDE, MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
+from .base import COMPANION_SUFFIXES, MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
 from .litter import entries, folders
 from .splits import SPLITS, WORDS, are_parts, split_of, splits_named, version_of
 
@@ -26,7 +26,7 @@ def found(root: Path) -> bool:
     files = _files(root)
     if not files:
         return False
-    return not folders(root) or any(splits_named(path.stem) for path in files) or FILES in read_marker(root)
+    return not folders(root) or any(splits_named(stem_of(path)) for path in files) or FILES in read_marker(root)
 
 
 def opened(root: Path, marker: dict) -> DataFolder:
@@ -52,8 +52,8 @@ def opened(root: Path, marker: dict) -> DataFolder:
                 for entry, label in enumerate(labels)
             ]
     for path in entries(root) if FILES not in marker else ():
-        split = next(iter(splits_named(path.stem)), None) if path.is_file() and not _split_of_list(path) else None
-        if split is not None and not splits.get(split) and path.suffix.lower() not in BESIDE:
+        split = next(iter(splits_named(stem_of(path))), None) if path.is_file() and not _split_of_list(path) else None
+        if split is not None and not splits.get(split) and path.suffix.lower() not in COMPANION_SUFFIXES:
             listing.faults.append(
                 f"{path}: named after split {split}, which has no HDF5 file; store it as HDF5, or move it away"
             )
@@ -78,7 +78,7 @@ def opened(root: Path, marker: dict) -> DataFolder:
 
 
 def _files(root: Path) -> list[Path]:
-    return [path for path in entries(root) if path.suffix.lower() in SUFFIXES and path.is_file()]
+    return [path for path in entries(root) if suffix_of(path) in SUFFIXES and path.is_file()]
 
 
 def _classes(listing: Listing) -> tuple[str, ...]:
@@ -110,18 +110,18 @@ def _found_splits(listing: Listing) -> dict[str, list[Path]]:
         splits[split] = _listed(listing, path)
     by_name: dict[str, list[Path]] = {}
     for path in _files(root):
-        named = splits_named(path.stem)
+        named = splits_named(stem_of(path))
         if len(named) == 1 and named[0] not in splits:
             by_name.setdefault(named[0], []).append(path)
     meant = f"say which are meant in {root / MARKER}, as in {_example(root)}"
     for split, paths in by_name.items():
-        if not are_parts([path.stem for path in paths]):
+        if not are_parts([stem_of(path) for path in paths]):
             raise InputError(
                 f"{root}: {_named(paths)} are all named after split {split}, but are no parts of one, numbered through "
                 f"from 0 or 1; {meant}, or in {split}_files.txt"
             )
     chosen = [path for paths in by_name.values() for path in paths]
-    if len({version for path in chosen if (version := version_of(path.stem))}) > 1:
+    if len({version for path in chosen if (version := version_of(stem_of(path)))}) > 1:
         raise InputError(f"{root}: {_named(chosen)} are of several versions, expected one; {meant}")
     return splits | by_name
 
@@ -176,15 +176,15 @@ def _note_left_out(listing: Listing, used: set[Path]) -> None:
     known = {_NAMES, MARKER}
     others = [path for path in entries(listing.root) if path not in used]
     for path in others:
-        if path.suffix.lower() in SUFFIXES and path.is_file():
-            named = splits_named(path.stem)
+        if suffix_of(path) in SUFFIXES and path.is_file():
+            named = splits_named(stem_of(path))
             why = f"named after {' and '.join(named)}" if len(named) > 1 else "named after no split"
             listing.leave(path, "in no list" if len(named) == 1 else why)
         elif path.is_dir():
             listing.leave(path, "a folder beside HDF5 files; give its own path if it is a data set")
     files = [path for path in others if not path.is_dir() and path.name not in known and not _split_of_list(path)]
-    listing.leave_files((path for path in files if path.suffix.lower() not in SUFFIXES), "not read")
-    listing.leave_files((path for path in files if path.suffix.lower() in SUFFIXES and not path.is_file()), "not read")
+    listing.leave_files((path for path in files if suffix_of(path) not in SUFFIXES), "not read")
+    listing.leave_files((path for path in files if suffix_of(path) in SUFFIXES and not path.is_file()), "not read")
 
 
 def _read(file: SampleFile, reading: Reading) -> Cloud:

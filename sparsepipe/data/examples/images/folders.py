@@ -14,7 +14,7 @@ import numpy as np
 from ....errors import InputError
 from ...cache import SampleCache, sample_key
 from ...formats import READERS, suffix_of
-from ...layouts.base import names_alike
+from ...layouts.base import duplicate_names
 from ...layouts.litter import entries, folders, is_litter
 from ...layouts.splits import split_of
 from .base import Style
@@ -104,7 +104,7 @@ def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
     classes = _classes(there["train"])
     candidates = [there[name] for name in ("test", "validation") if name in there]
     for folder in (there["train"], *candidates):
-        if twins := names_alike(sorted({*classes, *_classes(folder)})):
+        if twins := duplicate_names(sorted({*classes, *_classes(folder)})):
             raise InputError(f"{folder}: classes {twins}; expected a name for each, rename one or join them")
     if split == "train":
         return FolderPictures(there["train"], split, classes, cache)
