@@ -354,7 +354,7 @@ def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):
         assert sum(one.waited_for) + one.waited_for_time + one.waited_for_end == pytest.approx(waited, abs=1e-6)
         assert min(one.lost_seconds.values()) >= 0
         if rule in NEVER_WAIT and one.minibatches:
-            alone = one.minibatches / one.own_pace * pipelines.samples
+            alone = one.minibatches / one.own_pace * (pipelines.samples or 1)
             # Until all minibatches are taken, a stage may stand at a forward that does not come: alone it would know.
             end_is_known = max(taken_at) - latest
             assert alone * (1 - 1e-6) <= one.seconds <= (alone + end_is_known) * (1 + 1e-6)

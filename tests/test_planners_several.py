@@ -168,4 +168,4 @@ def test_samples_are_those_that_the_profile_tells():
     profile = network(4, {"a": 1.0}, 1)
     assert partition_pipelines(profile, cluster("aa"), 2).samples == 4
     untold = partition_pipelines(replace(profile, origin={}), cluster("aa"), 2)
-    assert untold.samples == 1 and "does not tell how many samples" in untold.warnings[0]
+    assert untold.samples is None and untold.counted == "minibatches"

@@ -7,9 +7,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..record.rates import MINIBATCHES, SAMPLES
 from .theme import RUN_COLORS, finished, whole_ticks
 
-_COLUMNS = ["run", "event", "seconds", "minibatch", "loss", "epoch", "validation_accuracy", "samples_per_second"]
+_PACES = (SAMPLES, MINIBATCHES)  # whichever the rows have
+_COLUMNS = ["run", "event", "seconds", "minibatch", "loss", "epoch", "validation_accuracy", *_PACES]
 
 
 def progress_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
@@ -21,7 +23,7 @@ def progress_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFr
                 found.append({"run": name, **{key: row[key] for key in ("event", "seconds", "minibatch", "loss")}})
             elif row["event"] == "epoch":
                 accuracy = (row.get("validation") or {}).get("accuracy")
-                facts = {"epoch": row["epoch"] + 1, "samples_per_second": row["samples_per_second"]}
+                facts = {"epoch": row["epoch"] + 1, **{name: row[name] for name in _PACES if name in row}}
                 found.append(
                     {"run": name, "event": "epoch", "seconds": row["seconds"], "validation_accuracy": accuracy, **facts}
                 )
@@ -31,6 +33,7 @@ def progress_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFr
 def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "") -> go.Figure:
     """Draw how runs go: their names → their rows of metrics."""
     table = progress_table(rows)
+    pace = next((name for name in _PACES if table[name].notna().any()), _PACES[0])
     figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09)
     for k, name in enumerate(rows):
         color = RUN_COLORS[k % len(RUN_COLORS)]
@@ -39,14 +42,14 @@ def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "")
         for col, x, y, mode in (
             (1, steps.minibatch, steps.loss, "lines"),
             (2, epochs.epoch, epochs.validation_accuracy * 100, "lines+markers"),
-            (3, epochs.epoch, epochs.samples_per_second, "lines+markers"),
+            (3, epochs.epoch, epochs[pace], "lines+markers"),
         ):
             line = go.Scatter(x=x, y=y, mode=mode, name=name, legendgroup=name, showlegend=col == 1, line_color=color)
             figure.add_trace(line, row=1, col=col)
     for col, title, unit in (
         (1, "minibatch", "loss"),
         (2, "epochs", "validation accuracy (%)"),
-        (3, "epochs", "samples/s"),
+        (3, "epochs", pace.replace("_per_second", "/s")),
     ):
         figure.update_xaxes(title_text=title, row=1, col=col)
         figure.update_yaxes(title_text=unit, rangemode="tozero", row=1, col=col)

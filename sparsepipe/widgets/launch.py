@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ class LaunchBoard(Shown):
         """Refresh the state of all jobs on screen."""
         with self._lock:
             self.change.offer([name for name, job in self.jobs.items() if job.running], list(self.plans))
-            rows = {name: job.rows for name, job in self.jobs.items()}
+            rows = {name: _rated(job) for name, job in self.jobs.items()}
             told = [name for name, job in self.jobs.items() if self._lines[name].show(job, rows[name])]
             for name, job in self.jobs.items():
                 self.details.drift.look(name, job)
@@ -319,6 +319,11 @@ class _Question:
         looks.show(self.widget, on=False)
         if go_on and act is not None:
             act()
+
+
+def _rated(job: Job) -> Sequence[Mapping[str, Any]]:
+    """A job's rows, their throughput in minibatches if nobody knows how many samples one has."""
+    return job.rows if job.record.knows_samples else [job.record.rated(dict(row)) for row in job.rows]
 
 
 def _readable(folder: Path) -> bool:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...losses.base import mean_of
-
 _KEPT = 64  # epochs, the latest
 
 
@@ -41,9 +39,9 @@ class Sums:
     @property
     def train(self) -> dict[str, float | None]:
         """What an epoch's row says of the training, as `EpochSoFar.train` has it."""
-        scores = {"loss": mean_of(self.loss, self.counted)}
+        scores = {"loss": self.loss / self.counted if self.counted else None}
         if self.correct is not None:
-            scores["accuracy"] = mean_of(self.correct, self.counted)
+            scores["accuracy"] = self.correct / self.counted if self.counted else None
         counts = {"samples": self.samples, "counted": self.counted, "minibatches": self.minibatches}
         return scores | {name: int(count) for name, count in counts.items()}
 

@@ -269,4 +269,5 @@ class PipelineWorker(Worker):
 
     def _facts(self) -> dict[str, Any]:
         left = self.progress["left"] if self.progress else {}
-        return {**super()._facts(), "left": {str(epoch): list(found) for epoch, found in left.items()}}
+        named = {str(epoch): list(found) for epoch, found in left.items()}
+        return {**super()._facts(), "left": named, "epoch_so_far": None}  # the coordinator has the sums of all
