@@ -123,9 +123,7 @@ def _sample_readers(network: AnyNetwork, *, targets: bool) -> tuple[str, ...]:
     """Return the layers whose stages read minibatches themselves: for inputs of the network, the last for `targets`."""
     last = network.rows[-1]
     return tuple(
-        row.id
-        for row in network.rows
-        if direct_reads(network, (row,), last=row is last) or (targets and row is last)
+        row.id for row in network.rows if direct_reads(network, (row,), last=row is last) or (targets and row is last)
     )
 
 

@@ -83,7 +83,9 @@ class Assembly:
         for i, layer in enumerate(trained):
             if i in partners:
                 continue
-            before = max((j for other, j in partners.items() if other < i and trained[other].name == layer.name), default=-1)
+            before = max(
+                (j for other, j in partners.items() if other < i and trained[other].name == layer.name), default=-1
+            )
             after = min(
                 (j for other, j in partners.items() if other > i and trained[other].name == layer.name),
                 default=len(evaluated),
@@ -132,7 +134,8 @@ class Assembly:
             holders = [
                 id
                 for id in self.order
-                if name in self._read_tensors(id) or name.startswith(tuple(f"{path}." if path else "" for path in self._modules(id)))
+                if name in self._read_tensors(id)
+                or name.startswith(tuple(f"{path}." if path else "" for path in self._modules(id)))
             ]
             if len(holders) > 1:
                 raise CannotBeTraced(f"{name} is changed, and training and evaluation read it in different orders")
@@ -293,7 +296,8 @@ class Assembly:
                     program = Program(gives=(self._port(training, node),), constants={node: name})
                     programs.setdefault(str(node.target), {})[training] = program
         return [
-            TracedRow(id, "constant", "constant", 0, 0, (), (), programs_of_row) for id, programs_of_row in programs.items()
+            TracedRow(id, "constant", "constant", 0, 0, (), (), programs_of_row)
+            for id, programs_of_row in programs.items()
         ]
 
     def _state_row(self, key: str) -> TracedRow:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+
 class Branch(nn.Module):
     """A place in a tree of names."""
 

@@ -234,7 +234,9 @@ class LayerTracer(fx.Tracer):
         try:
             return super().create_arg(a)
         except NotImplementedError:
-            raise CannotBeTraced(f"it gives a {type(a).__name__} to a layer, and layers exchange tensors alone") from None
+            raise CannotBeTraced(
+                f"it gives a {type(a).__name__} to a layer, and layers exchange tensors alone"
+            ) from None
 
     def _state(self, tensor: Tensor) -> ValueProxy:
         """Record the reading of a parameter, a buffer, or a tensor that nobody registered."""

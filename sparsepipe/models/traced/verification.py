@@ -324,4 +324,3 @@ def _gradients(outputs: Sequence[Tensor], wanted: Sequence[Tensor], given: Seque
 def _dense(gradient: Tensor) -> Tensor:
     """An embedding may ask for sparse ones; in a stage none does."""
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
-
