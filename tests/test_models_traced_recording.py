@@ -101,9 +101,9 @@ def test_an_operation_in_place_has_one_that_gives_the_same(name, given):
     calls = [("call_method", name, (h, *given)), ("call_function", *seen.last)]
     if hasattr(torch, name):
         calls.append(("call_function", getattr(torch, name), (h, *given)))
-    for kind, target, args in calls:
+    for kind, changing, all_given in calls:
         try:
-            target, args, kwargs, in_place = out_of_place(kind, target, args, {})
+            target, args, kwargs, in_place = out_of_place(kind, changing, all_given, {})
         except CannotBeTraced as error:
             assert "works in place alone" in str(error)
             continue

@@ -178,7 +178,8 @@ def _check_classes(num_classes: int, class_weights: Any) -> None:
     numbers = [each for each in given if isinstance(each, int | float) and 0 <= each < math.inf]
     if not len(given) == len(numbers) == num_classes or not any(numbers):
         raise InputError(
-            f"class_weights {class_weights!r}, expected a number from 0 on for each of {number_of(num_classes, 'class')}"
+            f"class_weights {class_weights!r}, expected a number from 0 on for each of "
+            f"{number_of(num_classes, 'class')}"
         )
 
 
