@@ -1,5 +1,7 @@
 """Networks and data sets as a user writes them: named by path in the tests of runs, imported by every worker."""
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -97,6 +99,27 @@ class Codes(nn.Module):
         code = self.network(x.flatten(1))
         code = torch.fft.irfft(torch.fft.rfft(code) * self.table, n=code.shape[1])
         return self.result(code), x, code
+
+
+class Observed(nn.Module):
+    """An observer as quantization has it, whose buffer gets its size in the first forward."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+        self.register_buffer("least", torch.tensor([]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        least = x.detach().flatten(1).amin(0)
+        if self.least.numel() == 0:
+            self.least.resize_(least.shape)
+            self.least.copy_(least)
+        self.least.copy_(torch.minimum(self.least, least))
+        return self.part(x)
+
+
+def observed() -> nn.Module:
+    return nn.Sequential(OrderedDict(first=Observed(nn.Flatten()), last=nn.Linear(64, 8), out=nn.Linear(8, 64)))
 
 
 def codes(width: int = 8) -> nn.Module:

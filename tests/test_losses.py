@@ -97,3 +97,67 @@ def test_masked_words_and_sentences_are_means_of_their_own() -> None:
 def test_a_label_for_each_row() -> None:
     with pytest.raises(InputError, match="4 outputs for 3 labels"):
         CrossEntropy(2)(torch.zeros(4, 2), torch.zeros(3, dtype=torch.int64), samples=3)
+
+
+WEIGHTS = [0.5, 2.0, 0.0, 1.25]
+
+
+def _drawn(shape: tuple[int, ...], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    target = torch.randint(0, 4, (shape[0], *shape[2:]), generator=draw)
+    target.view(-1)[::3] = IGNORED
+    return torch.randn(shape, generator=draw, requires_grad=True), target
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS, tuple(WEIGHTS)])
+@pytest.mark.parametrize("shape", [(7, 4), (3, 4, 5), (3, 4, 5, 6), (2, 4, 3, 2, 2)])
+@pytest.mark.parametrize("kind", [CrossEntropy, Segmentation])
+def test_it_is_torchs_cross_entropy_of_rows_and_images(kind, shape, weights) -> None:
+    output, target = _drawn(shape)
+    loss, outcome = kind(4, class_weights=weights)(output, target, samples=shape[0], detailed=True)
+    torch_weights = None if weights is None else torch.tensor(weights)
+    expected = torch.nn.functional.cross_entropy(output, target, torch_weights, ignore_index=IGNORED)
+    torch.testing.assert_close(loss, expected)
+    ours, theirs = (torch.autograd.grad(each, output)[0] for each in (loss, expected))
+    torch.testing.assert_close(ours, theirs)
+    assert outcome.counted == int((target != IGNORED).sum())
+    assert outcome.correct == int((output.argmax(1) == target).sum())
+
+
+@pytest.mark.parametrize("kind", [CrossEntropy, Segmentation])
+def test_weighed_classes_add_up_over_minibatches(kind) -> None:
+    """The mean over a step, and over a validation, is that over all its items' weights."""
+    judge, tally = kind(4, class_weights=WEIGHTS), Tally(kind(4, class_weights=WEIGHTS))
+    parts = [_drawn((2, 4, 5, 6), 1), _drawn((3, 4, 5, 6), 2)]
+    whole, targets = (torch.cat(each) for each in zip(*parts, strict=True))
+    expected = torch.nn.functional.cross_entropy(whole, targets, torch.tensor(WEIGHTS), ignore_index=IGNORED)
+    counts = [judge.items(target)[0] for _, target in parts]
+    found = 0.0
+    for (output, target), count in zip(parts, counts, strict=True):
+        share = len(parts) * count / sum(counts)
+        loss, outcome = judge(output, target, samples=len(output), detailed=True, weights=(share,))
+        found += loss.item() / len(parts)
+        tally.add(outcome)
+    assert found == pytest.approx(expected.item(), rel=1e-5)
+    assert tally.report()["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_heads_of_images_count_too() -> None:
+    main, target = _drawn((2, 4, 3, 3))
+    other, _ = _drawn((2, 4, 3, 3), 5)
+    loss, _ = CrossEntropy(4)({"out": main, "aux": other}, target, samples=2)
+    one, two = (torch.nn.functional.cross_entropy(each, target, ignore_index=IGNORED) for each in (main, other))
+    torch.testing.assert_close(loss, one + 0.4 * two)
+
+
+@pytest.mark.parametrize("given", [[1.0], [1, 2, 3, -1], [0, 0, 0, 0], [1, 2, 3, math.nan], "1234", 3, [1, 2, 3, "4"]])
+def test_weights_that_fit_no_classes_are_refused(given) -> None:
+    for kind in (CrossEntropy, Segmentation):
+        with pytest.raises(InputError, match="class_weights .* expected a number from 0 on for each of 4 classes"):
+            kind(4, class_weights=given)
+
+
+def test_only_classes_without_weight_are_no_item() -> None:
+    output = torch.randn(2, 4, requires_grad=True)
+    loss, outcome = Segmentation(4, class_weights=WEIGHTS)(output, torch.tensor([2, 2]), samples=1, detailed=True)
+    assert loss.item() == 0.0 and outcome.counted == 0

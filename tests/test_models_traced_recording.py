@@ -101,9 +101,9 @@ def test_an_operation_in_place_has_one_that_gives_the_same(name, given):
     calls = [("call_method", name, (h, *given)), ("call_function", *seen.last)]
     if hasattr(torch, name):
         calls.append(("call_function", getattr(torch, name), (h, *given)))
-    for kind, target, args in calls:
+    for kind, changing, all_given in calls:
         try:
-            target, args, kwargs, in_place = out_of_place(kind, target, args, {})
+            target, args, kwargs, in_place = out_of_place(kind, changing, all_given, {})
         except CannotBeTraced as error:
             assert "works in place alone" in str(error)
             continue
@@ -256,3 +256,50 @@ def test_sparse_gradients_of_functions():
     network = trace(Looked(counted), words)  # one layer, whose Python is as it was
     with pytest.raises(InputError, match="the gradient of table is sparse"):
         verify(network, words, engine=PlainEngine())
+
+
+class Handle:
+    """A value as sparse libraries have it: an object around tensors. It looks at them as it is made."""
+
+    def __init__(self, features, places):
+        if float(features.sum()) == 0.5 or len(features) != len(places):
+            raise ValueError("no such places")
+        self.features, self.places = features, places
+
+
+class Submanifold(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, handle):
+        return Handle(self.linear(handle.features), handle.places)
+
+
+class Handled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Submanifold(), Submanifold()
+
+    def forward(self, x):
+        return self.last(self.first(Handle(x, x[:, 0]))).features
+
+
+def test_an_object_around_tensors_is_the_reason():
+    """It was said that Python counts rows: it does so because an object is made, which no layer can take."""
+    network, said = same(Handled(), torch.randn(4, 6))
+    assert len(network.rows) == 1 and "it makes a Handle of values" in said[0]
+
+
+class Cache:
+    """As transformers': neither tensor nor a container of them."""
+
+
+class Remembers(nn.Linear):
+    def forward(self, x):
+        return {"logits": super().forward(x), "more": [{"cache": Cache()}]}
+
+
+def test_the_entry_of_an_output_that_is_no_tensor_is_named():
+    with pytest.raises(InputError, match=r"it returns more.0.cache: a Cache, .*leave it out .*use_cache=False"):
+        trace(Remembers(6, 6), torch.randn(4, 6))

@@ -27,8 +27,11 @@ from sparsepipe.profiler import profile_model
 from sparsepipe.profiler.spread import spread_examples
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.stages.base import PacketAndSamples
+from sparsepipe.runtime.stages.network_stage import NetworkStage
+from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.workloads import layer_graph
-from sparsepipe.runtime.workloads.opening import open_task
+from sparsepipe.runtime.workloads.opening import LearningTask, open_task
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -393,3 +396,34 @@ def test_an_lstm_of_usual_size_is_a_network():
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Embedding(300, 128), torch.nn.LSTM(128, 128, batch_first=True))
     assert [row.kind for row in trace(module, torch.randint(0, 300, (2, 57))).rows] == ["Embedding", "LSTM"]
+
+
+def two_stages(config: RunConfig, cut: int, **options) -> tuple[LearningTask, list[NetworkStage]]:
+    task = open_task(config, engine_name="auto", seed=0)
+    ids = [row.id for row in task.network.rows]
+    parts = (Stage(tuple(ids[:cut]), (0,), **options), Stage(tuple(ids[cut:]), (1,), **options))
+    made = {"config": config, "device": torch.device("cpu"), "loss": task.loss}
+    plan = Plan(parts, schedule="1f1b")
+    return task, [NetworkStage(task.network, task.engine, plan, k, **made) for k in (0, 1)]
+
+
+def test_a_returned_input_is_read_by_the_last_stage():
+    """The loss of an autoencoder takes the input: no layer of the last stage did, and it ended with a KeyError."""
+    task, (first, last) = two_stages(settings(**CODES), 3)
+    assert first.reads_samples and last.reads_samples
+    batch = task.training.batch([0, 1, 2])
+    _, outputs = first.forward(batch, Version(0, first.parameters()), 0)
+    packet = first.pack_outputs(outputs, 0, 3).packet
+    _, outputs = last.forward(PacketAndSamples(packet, batch), Version(0, last.parameters()), 0)
+    assert torch.equal(last.result(outputs)[1], batch.inputs)
+    assert torch.isfinite(last.loss(outputs, batch.target, samples=3)[0])
+
+
+def test_a_stage_that_recomputes_keeps_buffers_that_are_resized():
+    task, (first, _) = two_stages(settings(**CODES | {"model": f"{OWN}:observed"}), 2, recompute=True)
+    batch = task.training.batch([0, 1, 2])
+    assert first.buffers()["first.least"].shape == (0,)
+    flight, _ = first.forward(batch, Version(0, first.parameters()), 0)
+    assert first.buffers()["first.least"].shape == (0,)  # the second forward counts
+    first.run_again(flight)
+    assert torch.equal(first.buffers()["first.least"], batch.inputs.flatten(1).amin(0))

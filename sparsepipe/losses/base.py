@@ -37,8 +37,8 @@ class Loss(Protocol):
         ...
 
     @property
-    def items(self) -> Callable[[Any], tuple[int, ...]] | None:
-        """Counts in a target the items that each mean of the loss is over, one number for each mean it adds up.
+    def items(self) -> Callable[[Any], tuple[float, ...]] | None:
+        """Counts (or weighs) in a target the items that each mean of the loss is over, a number for each mean it adds.
 
         Minibatches of a step weigh by these numbers; None: by their samples, as no target tells more.
         """

@@ -1,8 +1,14 @@
-"""The cross entropy of classes, of whole samples or of each voxel, with accuracy, top-5 accuracy and mean IoU."""
+"""The cross entropy of classes, of samples, voxels or pixels, with accuracy, top-5 accuracy and mean IoU.
+
+`class_weights`, one number for each class, weigh the items of a class as torch's cross_entropy does: the mean is over
+the items' weights, in a step of several minibatches and in a validation too. Images are taken as torch takes them:
+`output` [B, classes, H, W], `target` [B, H, W]; each pixel is an item.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,12 +37,19 @@ class CrossEntropy:
 
     num_classes: int
     auxiliary: float = 0.4
+    class_weights: Sequence[float] | None = None
     counts_correct = True
-    items = None
-    num_details = 1
+
+    @property
+    def num_details(self) -> int:
+        return 1 if self.class_weights is None else 3
+
+    @property
+    def items(self) -> Callable[[Any], tuple[float, ...]] | None:
+        return None if self.class_weights is None else partial(_weight, self.class_weights)
 
     def __post_init__(self) -> None:
-        _check_classes(self.num_classes)
+        _check_classes(self.num_classes, self.class_weights)
         if not isinstance(self.auxiliary, int | float) or not 0 <= self.auxiliary < math.inf:
             raise InputError(f"loss classes: auxiliary {self.auxiliary!r}, expected a number from 0 on")
 
@@ -44,24 +57,28 @@ class CrossEntropy:
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
     ) -> tuple[Tensor, Outcome]:
         """Raises InputError unless there is a row of output for each target, with a column for each class."""
-        main = main_output(output)
+        whole = main_output(output)
+        main, labels = _as_rows(whole, target)
         _check_width(main, self.num_classes)
-        loss, outcome = mean_cross_entropy(main, target, samples=samples)
+        loss, outcome = mean_cross_entropy(main, labels, samples=samples, class_weights=self.class_weights)
         for head in auxiliary_outputs(output):
-            if head.shape != main.shape:
-                raise InputError(f"a head of the network gives {described(head)}, the first one {described(main)}")
-            loss = loss + self.auxiliary * mean_cross_entropy(head, target, samples=samples)[0]
+            if head.shape != whole.shape:
+                raise InputError(f"a head of the network gives {described(head)}, the first one {described(whole)}")
+            rows = _as_rows(head, target)[0]
+            other, _ = mean_cross_entropy(rows, labels, samples=samples, class_weights=self.class_weights)
+            loss = loss + self.auxiliary * other
             outcome = replace(outcome, loss=float(loss.detach()) if outcome.counted else None)
-        loss = weighed(loss, weights)
+        mean, loss = loss, weighed(loss, weights)
         if not detailed:
             return loss, outcome
         rows = main.detach().float()
         first = rows.topk(min(_TOP, rows.shape[1]), dim=1).indices
-        found = (first == target.to(rows.device)[:, None]).any(dim=1).sum()
-        return loss, replace(outcome, details=found.to("cpu", torch.float64)[None])
+        found = (first == labels.to(rows.device)[:, None]).any(dim=1).sum().to("cpu", torch.float64)[None]
+        return loss, replace(outcome, details=torch.cat([found, _sums(mean, labels, self.class_weights)]))
 
     def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
-        return {"top5_accuracy": mean_of(float(details[0]), counted)} if self.num_classes > _TOP else {}
+        top = {"top5_accuracy": mean_of(float(details[0]), counted)} if self.num_classes > _TOP else {}
+        return top | _weighed_loss(details[1:])
 
 
 @dataclass(frozen=True)
@@ -69,39 +86,73 @@ class Segmentation:
     """Of voxels' classes: `output` float [N, classes], `target` int64 [N]. Details: the confusion, label by row."""
 
     num_classes: int
+    class_weights: Sequence[float] | None = None
     counts_correct = True
-    items = staticmethod(num_known)
+
+    @property
+    def items(self) -> Callable[[Any], tuple[float, ...]]:
+        return num_known if self.class_weights is None else partial(_weight, self.class_weights)
 
     def __post_init__(self) -> None:
-        _check_classes(self.num_classes)
+        _check_classes(self.num_classes, self.class_weights)
 
     @property
     def num_details(self) -> int:
-        return self.num_classes**2
+        return self.num_classes**2 + (0 if self.class_weights is None else 2)
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
     ) -> tuple[Tensor, Outcome]:
         """Raises InputError unless there is a row of output for each target, with a column for each class."""
-        rows = main_output(output)
+        rows, labels = _as_rows(main_output(output), target)
         _check_width(rows, self.num_classes, exactly=True)
-        loss, outcome = mean_cross_entropy(rows, target, samples=samples)
-        loss = weighed(loss, weights)
+        mean, outcome = mean_cross_entropy(rows, labels, samples=samples, class_weights=self.class_weights)
+        loss = weighed(mean, weights)
         if not detailed:
             return loss, outcome
-        found, labels = rows.detach().float().argmax(dim=1), target.to(rows.device)
+        found, labels = rows.detach().float().argmax(dim=1), labels.to(rows.device)
         known = labels != IGNORED
         pairs = labels[known] * self.num_classes + found[known]
-        confusion = torch.bincount(pairs, minlength=self.num_details)
-        return loss, replace(outcome, details=confusion.to("cpu", torch.float64))
+        confusion = torch.bincount(pairs, minlength=self.num_classes**2).to("cpu", torch.float64)
+        return loss, replace(outcome, details=torch.cat([confusion, _sums(mean, labels, self.class_weights)]))
 
     def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
         """ "iou_classes": over how many classes the mean is."""
-        iou = class_ious(details.view(self.num_classes, self.num_classes))
-        return {"mean_iou": mean_of(float(iou.sum()), len(iou)), "iou_classes": len(iou)}
+        confusion, sums = details[: self.num_classes**2], details[self.num_classes**2 :]
+        iou = class_ious(confusion.view(self.num_classes, self.num_classes))
+        return {"mean_iou": mean_of(float(iou.sum()), len(iou)), "iou_classes": len(iou), **_weighed_loss(sums)}
 
 
-def mean_cross_entropy(output: Tensor, target: Tensor, *, samples: int) -> tuple[Tensor, Outcome]:
+def _as_rows(output: Tensor, target: Any) -> tuple[Tensor, Any]:
+    """Return images [B, classes, ...] with targets [B, ...] as rows [N, classes] with targets [N]; others as is."""
+    if isinstance(target, Tensor) and output.dim() > 2 and output.shape[:1] + output.shape[2:] == target.shape:
+        return output.movedim(1, -1).flatten(0, -2), target.flatten()
+    return output, target
+
+
+def _weight(class_weights: Sequence[float], target: Any) -> tuple[float, ...]:
+    """Return the sum of the weights of a target's items; 0 for no tensor, which the loss itself refuses."""
+    if not isinstance(target, Tensor):
+        return (0.0,)
+    known = target[(target >= 0) & (target < len(class_weights))].cpu()
+    return (float(torch.tensor(class_weights, dtype=torch.float64)[known].sum()),)
+
+
+def _sums(mean: Tensor, target: Tensor, class_weights: Sequence[float] | None) -> Tensor:
+    """Return what weighed means add up by: the sum of weighed losses, and that of weights. Nothing without weights."""
+    if class_weights is None:
+        return torch.empty(0, dtype=torch.float64)
+    (weight,) = _weight(class_weights, target)
+    return torch.tensor([float(mean.detach()) * weight, weight], dtype=torch.float64)
+
+
+def _weighed_loss(sums: Tensor) -> dict[str, float]:
+    return {"loss": float(sums[0] / sums[1])} if len(sums) and sums[1] else {}
+
+
+def mean_cross_entropy(
+    output: Tensor, target: Tensor, *, samples: int, class_weights: Sequence[float] | None = None
+) -> tuple[Tensor, Outcome]:
     """Return the mean cross entropy of `output` [N, classes] over the targets [N] that count, and what to report.
 
     If none counts, the tensor is 0 and the outcome has no loss.
@@ -113,14 +164,27 @@ def mean_cross_entropy(output: Tensor, target: Tensor, *, samples: int) -> tuple
     check_rows(output, target)
     labels, rows = target.to(output.device), output.float()
     counted = int((labels != IGNORED).sum())
-    loss = functional.cross_entropy(rows, labels, ignore_index=IGNORED) if counted else rows.sum() * 0.0
-    correct = int((rows.detach().argmax(dim=1) == labels).sum())
+    weight = None
+    if class_weights is not None:
+        weight = functional.pad(rows.new_tensor(class_weights), (0, rows.shape[1] - len(class_weights)))
+        counted = counted if _weight(class_weights, labels)[0] else 0
+    loss = functional.cross_entropy(rows, labels, weight, ignore_index=IGNORED) if counted else rows.sum() * 0.0
+    correct = int((rows.detach().argmax(dim=1) == labels).sum()) if counted else 0
     return loss, Outcome(float(loss.detach()) if counted else None, samples, counted, correct)
 
 
-def _check_classes(num_classes: int) -> None:
+def _check_classes(num_classes: int, class_weights: Any) -> None:
     if not isinstance(num_classes, int) or num_classes < 1:
         raise InputError(f"num_classes {num_classes!r}, expected a number from 1 on")
+    if class_weights is None:
+        return
+    given = class_weights if isinstance(class_weights, list | tuple) else []
+    numbers = [each for each in given if isinstance(each, int | float) and 0 <= each < math.inf]
+    if not len(given) == len(numbers) == num_classes or not any(numbers):
+        raise InputError(
+            f"class_weights {class_weights!r}, expected a number from 0 on for each of "
+            f"{number_of(num_classes, 'class')}"
+        )
 
 
 def _check_width(output: Tensor, num_classes: int, *, exactly: bool = False) -> None:

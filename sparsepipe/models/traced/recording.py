@@ -97,7 +97,7 @@ def put_back(module: nn.Module) -> Iterator[None]:
 
 
 def attributes_of(module: nn.Module) -> list[tuple[nn.Module, dict, dict, dict]]:
-    """Return attributes, buffers and parameters of each part; of a scripted one they are in C++, and no code adds any."""
+    """Return attributes, buffers and parameters of each part, but for scripted ones: theirs are in C++."""
     return [
         (part, dict(part.__dict__), dict(part._buffers), dict(part._parameters))
         for part in module.modules()

@@ -132,7 +132,7 @@ def _assembled(
     for training, each in recordings.items():
         if any(isinstance(leaf, fx.Node) and Structure.of(leaf.meta["value"]) is None for leaf in each.outputs):
             entry = odd_entry(expected[training]) or "what is neither tensor nor number"
-            remedy = ", in transformers by use_cache=False" if "past_key_values" in entry else ""
+            remedy = " (in transformers: use_cache=False)" if entry.endswith("Cache") else ""
             raise CannotBeTraced(f"it returns {entry}, expected tensors and numbers: leave it out{remedy}")
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
     made = assembly.assembled()

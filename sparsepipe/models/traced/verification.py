@@ -302,7 +302,8 @@ def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork
         for name, gradient in zip([*trained, *leaves], back, strict=True):
             if gradient.layout != torch.strided:
                 raise InputError(
-                    f"{network.name}: the gradient of {name} is sparse, which stages do not exchange: leave out sparse=True"
+                    f"{network.name}: the gradient of {name} is sparse, which stages do not exchange: "
+                    "leave out sparse=True"
                 )
         found.gradients.update(zip(trained, back, strict=False))
         arrived = dict(zip(leaves, back[len(trained) :], strict=True))

@@ -139,7 +139,8 @@ class NetworkStage:
                 statistics = [buffer.clone() for buffer in self.module.buffers()]
                 outputs = self._call(alive, version, minibatch)
                 for buffer, kept in zip(self.module.buffers(), statistics, strict=True):
-                    buffer.copy_(kept)  # the second forward counts, not this one
+                    # The second forward counts, not this one; an observer's buffer gets its size in a forward.
+                    buffer.resize_(kept.shape).copy_(kept)
             return InFlight(minibatch, version, leaves, (), size, alive, leaves_present=present), outputs
         flight = InFlight(minibatch, version, leaves, (), size, leaves_present=present)
         return flight, self._call(alive, version, minibatch, flight)

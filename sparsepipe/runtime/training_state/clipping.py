@@ -11,7 +11,8 @@ def square_norm(gradients: Sequence[Tensor], *, replicas: int) -> Tensor:
 
     Replicas of a stage hold the same gradients and count once.
     """
-    own = sum((gradient.double().square().sum() for gradient in gradients), torch.zeros((), dtype=torch.float64))
+    squares = (gradient.abs().double().square().sum() for gradient in gradients)  # of complex numbers, too
+    own = sum(squares, torch.zeros((), dtype=torch.float64))
     return (own / replicas).reshape(1)
 
 

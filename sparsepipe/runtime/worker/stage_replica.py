@@ -84,17 +84,21 @@ class StageReplica:
 
     def load(self, found: checkpoint.Checkpoint) -> None:
         """Take this stage's layers from a checkpoint, whoever held them before."""
-        tensors = found.read(self.own.layers)
-        own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self._beside_weights())
-        found.check_shapes(tensors, own)
-        self.load_tensors(tensors)
+        self.load_tensors(self._read(found))
 
     def load_weights(self, found: checkpoint.Checkpoint) -> None:
         """Take this stage's layers from a checkpoint without what an optimizer keeps of them: for inference."""
+        tensors = self._read(found)
+        self.load_tensors({key: tensor for key, tensor in tensors.items() if key.startswith(_OF_NETWORKS)})
+
+    def _read(self, found: checkpoint.Checkpoint) -> dict[str, Tensor]:
         tensors = found.read(self.own.layers)
+        for name, buffer in self.runner.buffers().items():
+            if not buffer.numel() and f"buffer:{name}" in tensors:  # an observer's: it gets its size in a forward
+                buffer.resize_(tensors[f"buffer:{name}"].shape)
         own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self._beside_weights())
         found.check_shapes(tensors, own)
-        self.load_tensors({key: tensor for key, tensor in tensors.items() if key.startswith(_OF_NETWORKS)})
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         """Take this stage's layers from tensors named as in checkpoints, among which there may be others.

@@ -36,7 +36,7 @@ class TargetReader:
         self._step_of = step_of
         self._items = workload.loss.items
         self._read: dict[int, Any] = {}  # of this step, until they are asked for
-        self._counts: dict[int, tuple[int, ...]] = {}  # of this step, by minibatch
+        self._counts: dict[int, tuple[float, ...]] = {}  # of this step, by minibatch
 
     def ahead(self, own: Sequence[int]) -> int:
         """Return how many of the minibatches `own` to read ahead, so that nobody waits where a step begins."""
@@ -64,7 +64,7 @@ class TargetReader:
     def _labels(self, minibatch: int) -> Any:
         return self._workload.labels(self._samples, self._samples_of(minibatch), self._epoch)
 
-    def _count(self, minibatch: int) -> tuple[int, ...]:
+    def _count(self, minibatch: int) -> tuple[float, ...]:
         if self._items is None:
             return (len(self._samples_of(minibatch)),)
         self._read[minibatch] = self._labels(minibatch)
