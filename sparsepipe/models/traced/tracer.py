@@ -17,7 +17,7 @@ from .checkpoints import without_checkpoints
 from .decisions import decidable, same_answer
 from .in_place import out_of_place
 from .inputs import Inputs
-from .proxies import ValueProxy, stands_for_itself
+from .proxies import ValueProxy, stand_in, stands_for_itself
 from .recording import (
     CannotBeTraced,
     Recording,
@@ -92,7 +92,7 @@ class LayerTracer(fx.Tracer):
                 node.meta["storages"] = frozenset(each.untyped_storage()._cdata for each in tensors_of(tensor))
                 self.recorded.append(node)
                 self.inputs[name] = node
-                stand_ins[name] = ValueProxy(node, self)
+                stand_ins[name] = stand_in(node, self)
             args, kwargs = inputs.arguments(stand_ins)
             leaves, spec = flattened(self.module(*args, **kwargs))
             outputs.append(spec)
@@ -152,7 +152,7 @@ class LayerTracer(fx.Tracer):
         self.stale = {node: why for node, why in self.stale.items() if node in there}
 
     def proxy(self, node: fx.Node) -> ValueProxy:
-        return ValueProxy(node, self)
+        return stand_in(node, self)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any) -> Any:
         """Record an operation and run it on the example. Returns what it gives itself where that is always the same."""
@@ -176,7 +176,7 @@ class LayerTracer(fx.Tracer):
             self.graph.erase_node(node)
             return node.meta["value"]
         self._written(node, first if in_place else None, args, kwargs)
-        return ValueProxy(node, self)
+        return stand_in(node, self)
 
     def _may_be_written(self, proxy: Any) -> None:
         if not isinstance(proxy, fx.Proxy):
@@ -223,7 +223,7 @@ class LayerTracer(fx.Tracer):
             node.meta.update(value=tensor, path="", draws=False, no_grad=False, written=set(), buffers=set())
             node.meta.update(storages=frozenset([tensor.untyped_storage()._cdata]), registered=name is not None)
             self.recorded.append(node)
-            self.states[tensor] = ValueProxy(node, self)
+            self.states[tensor] = stand_in(node, self)
         return self.states[tensor]
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
@@ -267,7 +267,7 @@ def _attributes(module: nn.Module) -> list[tuple[nn.Module, dict, dict, dict]]:
 
 @contextmanager
 def _patched(tracer: LayerTracer) -> Iterator[None]:
-    """Have torch.rand and its like recorded even if given plain sizes, and autograd functions of the user's own."""
+    """Have recorded: torch.rand and its like, even if given plain sizes; the user's autograd and scripted functions."""
     with ExitStack() as stack:
         for place, name, always in _PATCHED:
             original = getattr(place, name)
@@ -276,6 +276,10 @@ def _patched(tracer: LayerTracer) -> Iterator[None]:
         apply = torch.autograd.Function.__dict__["apply"]
         stack.callback(setattr, torch.autograd.Function, "apply", apply)
         torch.autograd.Function.apply = classmethod(_recorded_apply(tracer, apply))  # type: ignore
+        scripted: Any = torch.jit.ScriptFunction
+        call = scripted.__dict__["__call__"]
+        stack.callback(setattr, scripted, "__call__", call)
+        scripted.__call__ = _recorded_script(tracer, call)
         yield
 
 
@@ -293,6 +297,15 @@ def _recorded_apply(tracer: LayerTracer, apply: Any) -> Callable[..., Any]:
         if tracer.running or not fx_proxies(args, kwargs):
             return apply.__get__(None, cls)(*args, **kwargs)
         return tracer.create_proxy("call_function", apply_function, (cls, *args), kwargs)
+
+    return recorded
+
+
+def _recorded_script(tracer: LayerTracer, call: Any) -> Callable[..., Any]:
+    def recorded(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if tracer.running or not fx_proxies(args, kwargs):
+            return call.__get__(function)(*args, **kwargs)
+        return tracer.create_proxy("call_function", function, args, kwargs)
 
     return recorded
 
