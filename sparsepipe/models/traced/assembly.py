@@ -10,7 +10,7 @@ from ...graph import Layer as GraphLayer
 from ...graph import LayerGraph
 from .grouping import Grouping, Layer
 from .operations import is_rectified
-from .recording import Recording, names_of
+from .recording import CannotBeTraced, Recording, names_of
 from .rows import Port, Program, Result, TracedRow
 from .values import Structure, features
 
@@ -47,6 +47,7 @@ class Assembly:
         self.layers = {
             training: {layer.id: layer for layer in grouping.layers} for training, grouping in self.groupings.items()
         }
+        self.written = frozenset[str]().union(*(grouping.written for grouping in self.groupings.values()))
         self.order = self._order()
         self.readers = self._readers()
         self.state_rows = self._state_rows()
@@ -114,13 +115,23 @@ class Assembly:
         found: dict[str, str] = {}
         for id in self.order:
             for key in self._read_tensors(id):
-                own = self.readers[key] == [id] and key.startswith(f"{id}.")
-                if not own and (key in self.trained or self._is_saved(key)):
+                if not self._is_own(key, id) and (key in self.trained or self._is_saved(key)):
                     found[key] = "parameter" if key in self.trained else "buffer"
         for key, ids in self.readers.items():
             if key in self.trained and len(ids) > 1:
                 found[key] = "parameter"
         return found
+
+    def _is_own(self, key: str, id: str) -> bool:
+        """Whether a tensor is in a layer, not a layer itself: no other reads it, and the layer is its module's.
+
+        Raises CannotBeTraced where several layers have a buffer that a forward changes: each would change its own.
+        """
+        if key in self.written and key not in self.trained:
+            if self.readers[key] != [id]:
+                raise CannotBeTraced(f"several layers read {key}, which its forward changes")
+            return True
+        return self.readers[key] == [id] and key.startswith(f"{id}.")
 
     def _is_saved(self, key: str) -> bool:
         return key in self.saved
@@ -151,7 +162,7 @@ class Assembly:
             key = str(node.target)
             if node.op != "get_attr" or key in self.state_rows:
                 reads.append(self._port(training, node))
-            elif node.meta["registered"] and self.readers.get(key) == [layer.id] and key.startswith(f"{layer.id}."):
+            elif node.meta["registered"] and self._is_own(key, layer.id):
                 state[node] = key
             else:
                 name = key if node.meta["registered"] else f"{training}.{key}"
@@ -192,7 +203,7 @@ class Assembly:
     def _keys(self, id: str, modules: list[str]) -> list[str]:
         inside = tuple(f"{path}." if path else "" for path in modules)
         keys = [key for key in self.tensors if key.startswith(inside)] if inside else []
-        keys += [key for key in self._read_tensors(id) if self.readers[key] == [id] and key.startswith(f"{id}.")]
+        keys += [key for key in self._read_tensors(id) if self._is_own(key, id)]
         lent = {key for key in keys if self.canonical[key] in self.state_rows and self.canonical[key] in self.trained}
         return [key for key in dict.fromkeys(keys) if key not in lent]
 

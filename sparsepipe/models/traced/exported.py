@@ -57,6 +57,7 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
         else:
             _observe(node, module, known, stale, recorded)
         recorded.append(node)
+    _keep_assigned(recorded, module, known)
     output = next(node for node in traced.graph.nodes if node.op == "output")
     outputs, spec = pytree.tree_leaves(output.args[0]), _output_spec(module, inputs)
     tensors = {name: node for name, node in zip(names, placeholders, strict=True) if name in inputs.tensors}
@@ -158,6 +159,29 @@ def _observe(
                 stale[other] = f"{other} is read after {node.target} changed it in place"
         after = set(recorded)
         changed.replace_all_uses_with(node, lambda user: user is not node and user not in after)
+
+
+def _keep_assigned(recorded: list[fx.Node], module: nn.Module, known: dict[int, str]) -> None:
+    """Have each assignment of a buffer, which export puts last, follow the last operation that reads it.
+
+    The others read a copy: what autograd keeps of the old one must not change.
+    """
+    for node in [each for each in recorded if each.target is torch.ops.aten.copy_.default and each.meta["buffers"]]:
+        buffer = node.args[0]
+        if not isinstance(buffer, fx.Node) or buffer.op != "get_attr" or node.users:
+            continue
+        with node.graph.inserting_after(buffer):
+            copied = node.graph.create_node("call_method", "clone", (buffer,))
+        copied.meta.update(node.meta, path=node.meta["path"])
+        observe(copied, module, known)
+        buffer.replace_all_uses_with(copied, lambda user, keep=(node, copied): user not in keep)
+        if copied.users:
+            recorded.insert(recorded.index(buffer) + 1, copied)
+        else:
+            node.graph.erase_node(copied)
+        recorded.remove(node)
+        readers = {*node.all_input_nodes, *buffer.users, *copied.users} & set(recorded)
+        recorded.insert(max(map(recorded.index, readers)) + 1, node)
 
 
 def _path(node: fx.Node) -> str:

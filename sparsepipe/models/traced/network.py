@@ -36,6 +36,7 @@ class TracedNetwork:
     modes: Mapping[bool, Mapping[str, bool]]  # training? → path of a module → its own flag
     sizes: Sizes
     constants: Mapping[str, Any] = field(default_factory=dict)
+    phases: tuple[bool, ...] = (True, False)  # whether it was traced as it trains, as it evaluates
     num_classes: int = 0
     in_channels: int = 0
     coarsest_stride: None = None

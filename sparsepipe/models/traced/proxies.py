@@ -40,15 +40,15 @@ class ValueProxy(fx.Proxy):
 
     def __iter__(self) -> Iterator[Any]:
         value = self.node.meta["value"]
-        if isinstance(value, tuple | list):
-            return iter([self._item(i) for i in range(len(value))])
         if isinstance(value, dict):
             return iter(list(value))
         frame = inspect.currentframe()
         assert frame is not None and frame.f_back is not None
         code = frame.f_back.f_code.co_code
-        if code[frame.f_back.f_lasti] == _UNPACK:  # a, b = tensor
+        if isinstance(value, torch.Size) or code[frame.f_back.f_lasti] == _UNPACK:  # a, b = tensor
             return iter([self._item(i) for i in range(len(value))])
+        if isinstance(value, tuple | list):
+            return iter([self._item(i) for i in range(self.tracer.expect_length(self))])  # type: ignore[attr-defined]
         return self.tracer.iter(self)
 
     def _item(self, key: Any) -> Any:
@@ -56,8 +56,10 @@ class ValueProxy(fx.Proxy):
 
     def __len__(self) -> int:
         value = self.node.meta["value"]
-        if isinstance(value, tuple | list | dict):
+        if isinstance(value, torch.Size | dict):
             return len(value)
+        if isinstance(value, tuple | list):
+            return self.tracer.expect_length(self)  # type: ignore[attr-defined]
         raise CannotBeTraced("Python counts the rows of a tensor")
 
     def __index__(self) -> int:

@@ -1,11 +1,16 @@
 """What one forward does, written down: its operations in order, each with what it gave on the example."""
 
+import copy
+import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
@@ -21,6 +26,9 @@ CONTAINERS = (  # of torch's own modules those that are looked into
     nn.TransformerEncoder,
     nn.TransformerDecoder,
 )
+
+
+OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 class CannotBeTraced(Exception):
@@ -74,15 +82,61 @@ def put_back(module: nn.Module) -> Iterator[None]:
     parts = list(module.modules())
     attributes = [(part, dict(part.__dict__), dict(part._buffers), dict(part._parameters)) for part in parts]
     values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    with torch.random.fork_rng(devices=[]):
+    undoing = _undoing(parts)
+    with own_draws():
         try:
             yield
         finally:
             restore(attributes)
+            for undo in undoing:
+                undo()
             with torch.no_grad():
                 for buffer, value in values:
                     if not torch.equal(buffer, value):
                         buffer.copy_(value)
+
+
+def _undoing(parts: list[nn.Module]) -> list[Callable[[], Any]]:
+    """Return functions that give the lists, sets, dicts and generators that modules keep what they have now."""
+    values = [value for part in parts for name, value in vars(part).items() if name not in OF_MODULES]
+    found: dict[int, Callable[[], Any]] = {}
+    while values:
+        value = values.pop()
+        if id(value) in found:
+            continue
+        if isinstance(value, list | set | dict | deque):
+            found[id(value)] = partial(_refill, value, copy.copy(value))
+            values += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, random.Random):
+            found[id(value)] = partial(value.setstate, value.getstate())
+        elif isinstance(value, np.random.Generator):
+            found[id(value)] = partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+        elif isinstance(value, np.random.RandomState | torch.Generator):
+            found[id(value)] = partial(value.set_state, value.get_state())
+    return list(found.values())
+
+
+def _refill(holder: Any, held: Any) -> None:
+    holder.clear()
+    (holder.extend if isinstance(holder, list | deque) else holder.update)(held)
+
+
+@contextmanager
+def own_draws() -> Iterator[None]:
+    """Let the block draw random numbers, of torch, numpy and Python; their generators are as before afterwards."""
+    drawn = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def restore(attributes: list[tuple[nn.Module, dict, dict, dict]]) -> None:
@@ -137,10 +191,10 @@ def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
             for name, buffer in root.get_submodule(str(node.target)).named_buffers()
             if not torch.is_inference(buffer)
         }
-    random = torch.get_rng_state()
+    drawn = torch.get_rng_state()
     value = run(node, args, kwargs, root.get_submodule)
     node.meta["value"] = value
-    node.meta["draws"] = not torch.equal(random, torch.get_rng_state())
+    node.meta["draws"] = not torch.equal(drawn, torch.get_rng_state())
     node.meta["no_grad"] = not torch.is_grad_enabled()
     node.meta["written"] = {source for source, tensor, version in read if tensor._version != version}
     node.meta["buffers"] = set()

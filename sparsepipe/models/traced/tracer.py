@@ -5,7 +5,7 @@ innermost module in whose forward it happens.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.fx._symbolic_trace import _maybe_revert_all_patches
 
 from .checkpoints import without_checkpoints
 from .decisions import decidable, same_answer
+from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import Inputs
 from .proxies import ValueProxy, stand_in, stands_for_itself
@@ -39,12 +40,15 @@ _PATCHED = (  # place, name, whether to record it without a recorded value among
 )
 
 
-def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = ()) -> Recording:
+def record(
+    module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = (), watch: Watch | None = None
+) -> Recording:
     """Record the forward of a module in the mode that it is in. `leaves`: paths not to look into.
 
+    `watch`: of what Python changes, where the forward was recorded before: it may change nothing any more.
     Raises CannotBeTraced where the module's own forward cannot be recorded.
     """
-    tracer = LayerTracer(module, leaves)
+    tracer = LayerTracer(module, leaves, watch)
     try:
         return tracer.record(inputs)
     except Exception as error:
@@ -62,18 +66,19 @@ def _reason(error: BaseException) -> str:
 class LayerTracer(fx.Tracer):
     """One recording. Nothing of the module changes but what its forward changes."""
 
-    def __init__(self, module: nn.Module, leaves: Collection[str]) -> None:
+    def __init__(self, module: nn.Module, leaves: Collection[str], watch: Watch | None) -> None:
         places, functions = minkowski_functions()
         makers = tuple(getattr(torch, name) for name in _MAKERS)
         packing = torch.nn.utils.rnn
         functions += [packing.pack_padded_sequence, packing.pad_packed_sequence, packing.pack_sequence]
         super().__init__(autowrap_modules=(math,), autowrap_functions=(*makers, *functions))
         self._autowrap_search += [torch, packing, *places]
-        self.module, self.leaves = module, frozenset(leaves)
+        self.module, self.leaves, self.watch = module, frozenset(leaves), watch
         self.names = names_of(module)
         self.paths = {part: path for path, part in module.named_modules()}
         self.stack: list[str] = []
         self.running = False  # the module itself runs on the example's values
+        self.closed = False  # the forward is over: who still has a stand-in kept it
         self.opaque: dict[str, str] = {}
         self.recorded: list[fx.Node] = []
         self.stale: dict[fx.Node, str] = {}
@@ -101,6 +106,7 @@ class LayerTracer(fx.Tracer):
         self.entry = forward
         with _patched(self), without_checkpoints():
             graph = self.trace(self.module)
+        self.closed = True
         leaves = next(node for node in graph.nodes if node.op == "output").args[0]
         return Recording(self.recorded, self.inputs, list(leaves), outputs[0], dict(self.opaque))
 
@@ -117,12 +123,14 @@ class LayerTracer(fx.Tracer):
             return self.create_proxy("call_module", path, args, kwargs)
         if not path:
             return self._within(path, forward, args, kwargs)
+        self._check_unchanged(m.modules())
         mark, moved, attributes = len(self.recorded), len(self.moved), _attributes(m)
         try:
             return self._within(path, forward, args, kwargs)
         except Exception as error:  # whatever stops it
             self._forget(mark, moved)
             restore(attributes)
+            self._note(m.modules())
             self.opaque = {known: why for known, why in self.opaque.items() if not known.startswith(f"{path}.")}
             self.opaque[path] = _reason(error)
             return self.create_proxy("call_module", path, args, kwargs)
@@ -136,7 +144,23 @@ class LayerTracer(fx.Tracer):
         for each in (self.module.get_submodule(path)._buffers, self.module.get_submodule(path)._parameters):
             if any(isinstance(tensor, fx.Proxy) for tensor in each.values()):
                 raise CannotBeTraced("it replaces a buffer")
+        self._check_unchanged([self.module.get_submodule(path)] if path else None)
         return found
+
+    def _check_unchanged(self, parts: Iterable[nn.Module] | None) -> None:
+        """Raise CannotBeTraced where Python drew numbers, or changed attributes of modules; by default of all."""
+        if self.watch is not None and (why := self.watch.drawn() or self.watch.changed(parts)):
+            raise CannotBeTraced(why)
+
+    def _check_open(self, tracer: Any) -> None:
+        if tracer is not self or self.closed:
+            raise CannotBeTraced("it reads a tensor that it kept in an earlier minibatch: make it a buffer")
+
+    def _note(self, parts: Iterable[nn.Module]) -> None:
+        """Take for known what modules changed as they ran themselves: they will do so as layers."""
+        if self.watch is not None:
+            self.watch.note(parts)
+            self.watch.note_draws()
 
     def _forget(self, mark: int, moved: int) -> None:
         """Take back what was recorded since."""
@@ -157,6 +181,9 @@ class LayerTracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any) -> Any:
         """Record an operation and run it on the example. Returns what it gives itself where that is always the same."""
         first = args[0] if args else None
+        self._check_open(self)
+        called = list(self.module.get_submodule(target).modules()) if kind == "call_module" else []
+        self._check_unchanged(called)
         target, args, kwargs, in_place = out_of_place(kind, target, args, kwargs)
         if in_place and not isinstance(target, type) and any(map(is_number, map(_value, args[:1]))):
             in_place = False  # a number, as in n += 1
@@ -170,6 +197,7 @@ class LayerTracer(fx.Tracer):
                 raise CannotBeTraced(self.stale[source])
         with self.real():
             observe(node, self.module, self.names)
+        self._note(called)
         self.recorded.append(node)
         if stands_for_itself(node.meta["value"]) and not node.meta["draws"] and not node.meta["written"]:
             self.recorded.pop()
@@ -204,6 +232,7 @@ class LayerTracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy):
+            self._check_open(a.tracer)
             return a.node
         if isinstance(a, Tensor):
             return self._state(a).node
@@ -220,7 +249,8 @@ class LayerTracer(fx.Tracer):
         if tensor not in self.states:
             name = self.names.get(id(tensor))
             node = self.graph.create_node("get_attr", name or f"constant_{len(self.states)}")
-            node.meta.update(value=tensor, path="", draws=False, no_grad=False, written=set(), buffers=set())
+            path = self.stack[-1] if self.stack else ""
+            node.meta.update(value=tensor, path=path, draws=False, no_grad=False, written=set(), buffers=set())
             node.meta.update(storages=frozenset([tensor.untyped_storage()._cdata]), registered=name is not None)
             self.recorded.append(node)
             self.states[tensor] = stand_in(node, self)
@@ -233,12 +263,22 @@ class LayerTracer(fx.Tracer):
 
     def to_bool(self, obj: Any) -> bool:
         """Decide by sizes other than the minibatch's as the example does, and check later ones; by nothing else."""
+        self._check_open(obj.tracer)
         value = obj.node.meta["value"]
         if not is_number(value) or not decidable(obj.node):
             raise CannotBeTraced("Python decides by numbers of a tensor or by the size of the minibatch")
-        where = f"{type(self.module).__name__}.{self.stack[-1]}".rstrip(".")
-        self.create_proxy("call_function", same_answer, (obj, bool(value), where), {})
+        self._expect(obj, bool(value))
         return bool(value)
+
+    def expect_length(self, proxy: ValueProxy) -> int:
+        """Return how many values Python is given; later minibatches have to give as many."""
+        length = len(proxy.node.meta["value"])
+        self._expect(self.create_proxy("call_function", len, (proxy,), {}) == length, True)
+        return length
+
+    def _expect(self, proxy: Any, answer: bool) -> None:
+        where = f"{type(self.module).__name__}.{self.stack[-1]}".rstrip(".")
+        self.create_proxy("call_function", same_answer, (proxy, answer, where), {})
 
     @contextmanager
     def real(self) -> Iterator[None]:
