@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -57,7 +57,6 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
         else:
             _observe(node, module, known, stale, recorded)
         recorded.append(node)
-    _keep_assigned(recorded, module, known)
     output = next(node for node in traced.graph.nodes if node.op == "output")
     outputs, spec = pytree.tree_leaves(output.args[0]), _output_spec(module, inputs)
     tensors = {name: node for name, node in zip(names, placeholders, strict=True) if name in inputs.tensors}
@@ -161,27 +160,35 @@ def _observe(
         changed.replace_all_uses_with(node, lambda user: user is not node and user not in after)
 
 
-def _keep_assigned(recorded: list[fx.Node], module: nn.Module, known: dict[int, str]) -> None:
+def keep_assigned(recordings: Collection[Recording], module: nn.Module) -> None:
     """Have each assignment of a buffer, which export puts last, follow the last operation that reads it.
 
-    The others read a copy: what autograd keeps of the old one must not change.
+    The others read a copy, in every phase: what autograd keeps of the old one must not change.
     """
-    for node in [each for each in recorded if each.target is torch.ops.aten.copy_.default and each.meta["buffers"]]:
-        buffer = node.args[0]
-        if not isinstance(buffer, fx.Node) or buffer.op != "get_attr" or node.users:
-            continue
-        with node.graph.inserting_after(buffer):
-            copied = node.graph.create_node("call_method", "clone", (buffer,))
-        copied.meta.update(node.meta, path=node.meta["path"])
-        observe(copied, module, known)
-        buffer.replace_all_uses_with(copied, lambda user, keep=(node, copied): user not in keep)
-        if copied.users:
-            recorded.insert(recorded.index(buffer) + 1, copied)
-        else:
-            node.graph.erase_node(copied)
-        recorded.remove(node)
-        readers = {*node.all_input_nodes, *buffer.users, *copied.users} & set(recorded)
-        recorded.insert(max(map(recorded.index, readers)) + 1, node)
+    writers = [(each, node) for each in recordings for node in each.nodes if _is_assignment(node)]
+    keys, names = {node.args[0].target for _, node in writers}, names_of(module)
+    for recording in recordings:
+        for buffer in [node for node in recording.nodes if node.op == "get_attr" and node.target in keys]:
+            users = [user for user in buffer.users if user in recording.nodes and not _is_assignment(user)]
+            if not users:
+                continue
+            with buffer.graph.inserting_after(buffer):
+                copied = buffer.graph.create_node("call_method", "clone", (buffer,))
+            copied.meta["path"] = users[0].meta["path"]
+            observe(copied, module, names)
+            buffer.replace_all_uses_with(copied, lambda user, users=users: user in users)
+            recording.nodes.insert(min(map(recording.nodes.index, users)), copied)
+    for recording, node in writers:
+        recording.nodes.remove(node)
+        readers = [*node.all_input_nodes, *node.args[0].users]
+        last = max(recording.nodes.index(each) for each in readers if each in recording.nodes)
+        recording.nodes.insert(last + 1, node)
+
+
+def _is_assignment(node: fx.Node) -> Any:
+    if node.target is not torch.ops.aten.copy_.default or node.users or not isinstance(node.args[0], fx.Node):
+        return False
+    return node.args[0].op == "get_attr" and node.args[0].meta["registered"]
 
 
 def _path(node: fx.Node) -> str:

@@ -43,12 +43,12 @@ def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
     if a.op == b.op == "get_attr":
         return _other_state(a, b)
     if a.op != b.op or a.target != b.target or a.meta["path"] != b.meta["path"]:
-        return f"it calls {_call(b)} in another minibatch where it called {_call(a)}: Python decides, which is no operation"
+        return f"it does {_call(b)} in another minibatch where it did {_call(a)}: what decides must not be in Python"
     ours, theirs = _placed((a.args, a.kwargs), places), _placed((b.args, b.kwargs), places)
     if ours != theirs:
         if any(source.target is len for source in a.all_input_nodes):
             return "Python loops over a list that is as long as the minibatch"
-        return f"Python gives {_call(a)} another number, or another tensor, in another minibatch"
+        return f"Python gives {_call(a)} another number in another minibatch: keep it in a buffer, or give it to forward"
     structures = Structure.of(a.meta["value"]), Structure.of(b.meta["value"])
     if None not in structures and structures[0] != structures[1]:
         return f"{_call(a)} gives a list that is as long as the minibatch"
@@ -63,7 +63,7 @@ def _other_state(a: fx.Node, b: fx.Node) -> str:
     same = known == (False, False) and ours.shape == theirs.shape and ours.dtype == theirs.dtype
     if same and (ours is theirs or torch.equal(ours, theirs)):
         return ""
-    return "it reads a tensor that it kept while it ran, which is another one in another minibatch"
+    return "it reads a tensor that it kept as it ran, which is another in each minibatch: make it a buffer"
 
 
 def _call(node: fx.Node) -> str:

@@ -238,9 +238,10 @@ class Grouping:
 
     def _identity(self, group: list[fx.Node]) -> tuple[str, str, str]:
         """Return path, kind and name of a layer."""
-        if kept := sorted(str(s.target) for n in group for s in n.all_input_nodes if s.op == "get_attr"
-                          and s.target in self.written and n.op != "call_module"):
-            return "", "keeper", kept[0]  # by a name that it has in both modes
+        functions = [node for node in group if node.op != "call_module" and not self.whole(node)]
+        read = {str(s.target) for node in functions for s in node.all_input_nodes if s.op == "get_attr"}
+        if kept := sorted(read & self.written):
+            return "", "buffer's update", kept[0]  # by a name that it has in both modes
         anchors = [node for node in group if self._is_anchor(node) or self.whole(node)] or group[:1]
         places = list(
             dict.fromkeys(

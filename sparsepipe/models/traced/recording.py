@@ -35,6 +35,14 @@ class CannotBeTraced(Exception):
     """A forward does what a graph of operations cannot say."""
 
 
+class ChangedModule(Exception):
+    """A module's forward does something else in the minibatch after the one that was recorded."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
+
+
 @dataclass
 class Recording:
     """The operations of one forward in one mode. Of each node, `meta` has:

@@ -21,6 +21,7 @@ from .inputs import Inputs
 from .proxies import ValueProxy, stand_in, stands_for_itself
 from .recording import (
     CannotBeTraced,
+    ChangedModule,
     Recording,
     is_leaf,
     minkowski_functions,
@@ -46,13 +47,14 @@ def record(
     """Record the forward of a module in the mode that it is in. `leaves`: paths not to look into.
 
     `watch`: of what Python changes, where the forward was recorded before: it may change nothing any more.
-    Raises CannotBeTraced where the module's own forward cannot be recorded.
+    Raises CannotBeTraced where the module's own forward cannot be recorded, ChangedModule for one that is watched and
+    has a part that cannot.
     """
     tracer = LayerTracer(module, leaves, watch)
     try:
         return tracer.record(inputs)
     except Exception as error:
-        if isinstance(error, CannotBeTraced):
+        if isinstance(error, CannotBeTraced | ChangedModule):
             raise
         raise CannotBeTraced(_reason(error)) from error
 
@@ -127,10 +129,13 @@ class LayerTracer(fx.Tracer):
         mark, moved, attributes = len(self.recorded), len(self.moved), _attributes(m)
         try:
             return self._within(path, forward, args, kwargs)
+        except ChangedModule:
+            raise
         except Exception as error:  # whatever stops it
+            if self.watch is not None:
+                raise ChangedModule(path, _reason(error)) from error
             self._forget(mark, moved)
             restore(attributes)
-            self._note(m.modules())
             self.opaque = {known: why for known, why in self.opaque.items() if not known.startswith(f"{path}.")}
             self.opaque[path] = _reason(error)
             return self.create_proxy("call_module", path, args, kwargs)

@@ -16,7 +16,7 @@ from .frozen import Watch
 from .grouping import Grouping
 from .inputs import Inputs
 from .network import TracedNetwork
-from .recording import CannotBeTraced, Recording, names_of, observe, put_back, seed_all
+from .recording import CannotBeTraced, ChangedModule, Recording, names_of, observe, put_back, seed_all
 from .sizes import Sizes
 from .subnetwork import LayerFailed
 from .values import Structure, features, flattened, is_tensor, tensors_of
@@ -74,7 +74,7 @@ class Examples:
 
     first: Inputs
     second: Inputs
-    expected: Mapping[bool, tuple[Any, Any]]  # by whether it trains: the phases that are used
+    expected: Mapping[bool, Sequence[Any]]  # by whether it trains: what it gives for the first, and twice for the other
     kept: str  # what Python changes from one minibatch to the next
 
     @classmethod
@@ -85,14 +85,14 @@ class Examples:
         else:
             second = inputs.larger()
         try:
-            runs = {training: _run(module, (inputs, second), training) for training in phases}
+            runs = {training: _run(module, (inputs, second, second), training) for training in phases}
         except InputError:
             if another is not None:
                 raise
             second = inputs  # it takes no such minibatch, or raises in any case
-            runs = {training: _run(module, (inputs, second), training) for training in phases}
-        for (one, two), _ in runs.values():
-            _check_outputs(module, inputs.owner, one, two)
+            runs = {training: _run(module, (inputs, second, second), training) for training in phases}
+        for found, _ in runs.values():
+            _check_outputs(module, inputs.owner, *found[:2])
         kept = next((why for _, why in runs.values() if why), "")
         return cls(inputs, second, {training: found for training, (found, _) in runs.items()}, kept)
 
@@ -237,9 +237,10 @@ def _frozen(module: nn.Module, examples: Examples, recording: Recording, leaves:
     Raises CannotBeTraced where that is the module itself.
     """
     leaves = {*leaves, *recording.opaque}
-    again = tracer.record(module, examples.second, leaves=leaves, watch=Watch(module))
-    if again.opaque or recording.opaque:
-        return again.opaque  # what is compared is what was recorded alike
+    try:
+        again = tracer.record(module, examples.second, leaves=leaves, watch=Watch(module))
+    except ChangedModule as error:
+        return {error.path: error.why}
     found = frozen.difference(recording, again)
     if found and not found[0]:
         raise CannotBeTraced(found[1])
@@ -254,6 +255,8 @@ def _with_export(module: nn.Module, examples: Examples) -> Mapping[bool, Recordi
         with put_back(module):
             module.train(training)
             recordings[training] = exported.record(module, examples.first)
+    with put_back(module):
+        exported.keep_assigned(list(recordings.values()), module)
     return recordings
 
 
@@ -287,8 +290,8 @@ def _modes(module: nn.Module) -> dict[bool, dict[str, bool]]:
     return found
 
 
-def _run(module: nn.Module, minibatches: tuple[Inputs, Inputs], training: bool) -> tuple[tuple[Any, Any], str]:
-    """Run the module on two minibatches; return what it gives, and what Python changed in the second one.
+def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tuple[list[Any], str]:
+    """Run the module on minibatches; return what it gives, and what Python changed in the last one.
 
     Raises InputError where it raises.
     """
@@ -306,7 +309,7 @@ def _run(module: nn.Module, minibatches: tuple[Inputs, Inputs], training: bool) 
                 what = " ".join(str(error).split())[:200]
                 raise InputError(f"{name} raises {type(error).__name__} on the example ({what})") from error
             kept = watch.changed() or watch.drawn(torch_too=False)
-    return (found[0], found[1]), kept
+    return found, kept
 
 
 def _check_outputs(module: nn.Module, owner: str, one: Any, two: Any) -> None:
@@ -327,7 +330,7 @@ def _check_against(network: TracedNetwork, examples: Examples) -> None:
     for training, expected in examples.expected.items():
         stage = network.build(engine=None).train(training)
         stage.draws_by_layer = False
-        for number, inputs in enumerate((examples.first, examples.second)):
+        for number, inputs in enumerate((examples.first, examples.second, examples.second)):
             seed_all(number)
             try:
                 network.sizes.check(inputs.tensors)
