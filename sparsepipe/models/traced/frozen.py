@@ -48,7 +48,9 @@ def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
     if ours != theirs:
         if any(source.target is len for source in a.all_input_nodes):
             return "Python loops over a list that is as long as the minibatch"
-        return f"Python gives {_call(a)} another number in another minibatch: keep it in a buffer, or give it to forward"
+        return (
+            f"Python gives {_call(a)} another number in another minibatch: keep it in a buffer, or give it to forward"
+        )
     structures = Structure.of(a.meta["value"]), Structure.of(b.meta["value"])
     if None not in structures and structures[0] != structures[1]:
         return f"{_call(a)} gives a list that is as long as the minibatch"
@@ -122,8 +124,14 @@ class Watch:
 
     def drawn(self, *, torch_too: bool = True) -> str:
         """Say whether somebody drew random numbers since they were noted; "" where not."""
-        drew = [name for name, state in _draws().items() if state != self._draws[name] and (torch_too or name != _TORCH)]
-        return f"Python draws numbers from {drew[0]}: draw them with torch.rand, and compute with the tensor" if drew else ""
+        drew = [
+            name for name, state in _draws().items() if state != self._draws[name] and (torch_too or name != _TORCH)
+        ]
+        return (
+            f"Python draws numbers from {drew[0]}: draw them with torch.rand, and compute with the tensor"
+            if drew
+            else ""
+        )
 
 
 def _draws() -> dict[str, Any]:

@@ -56,7 +56,9 @@ class Inputs:
     def another(self, tensors: Mapping[str, Any]) -> "Inputs":
         """Return the arguments of another minibatch: the same with other tensors."""
         own = {name: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for name, leaf in tensors.items()}
-        return replace(self, leaves=tuple(own.get(name, leaf) for name, leaf in zip(self.names, self.leaves, strict=True)))
+        return replace(
+            self, leaves=tuple(own.get(name, leaf) for name, leaf in zip(self.names, self.leaves, strict=True))
+        )
 
     def larger(self) -> "Inputs":
         """Return the arguments of a minibatch of one sample more: the example's last one comes first, too."""

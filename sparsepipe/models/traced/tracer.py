@@ -41,9 +41,7 @@ _PATCHED = (  # place, name, whether to record it without a recorded value among
 )
 
 
-def record(
-    module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = (), watch: Watch | None = None
-) -> Recording:
+def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = (), watch: Watch | None = None) -> Recording:
     """Record the forward of a module in the mode that it is in. `leaves`: paths not to look into.
 
     `watch`: of what Python changes, where the forward was recorded before: it may change nothing any more.
