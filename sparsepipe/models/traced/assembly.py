@@ -68,9 +68,10 @@ class Assembly:
 
     def _order(self) -> list[str]:
         """Return the ids of both modes' layers in an order that suits both."""
-        ids = list(self.layers[True])
-        for previous, id in zip([None, *self.layers[False]], self.layers[False], strict=False):
-            if id not in self.layers[True]:
+        first, *others = self.layers.values()
+        ids = list(first)
+        for previous, id in ((before, id) for each in others for before, id in zip([None, *each], each, strict=False)):
+            if id not in first:
                 ids.insert(ids.index(previous) + 1 if previous is not None else 0, id)
         edges = []
         for training, grouping in self.groupings.items():
@@ -264,7 +265,7 @@ class Assembly:
     def _differentiable(self) -> frozenset[str]:
         """Trained parameters, and values that the example needed gradients for: as it trained, where it gave them."""
         known = {key: kind == "parameter" for key, kind in self.state_rows.items()}
-        for training in (True, False):
+        for training in self.groupings:
             for node, names in self._values(training):
                 for name, each in zip(names, _structure(node).split(node.meta["value"]), strict=True):
                     known.setdefault(name, features(each).requires_grad)

@@ -44,7 +44,8 @@ def trace(
     `another`: a second minibatch, of another size and other lengths where there are; by default the example with its
     last sample once more. The forward is recorded on both, one after the other: a module whose forward does something
     else then (it loops over samples, keeps tensors or numbers, draws in Python) stays Python, as one layer.
-    `phases`: whether the network trains, evaluates, or both. A phase that is not used is not traced.
+    `phases`: whether the network is to train (True), to evaluate (False), or both. One in which the forward raises is
+    left out unless it is among them.
 
     Raises InputError for what is no network: its forward raises, gives no tensor, or it has no parameters to train.
     """
@@ -60,7 +61,7 @@ def trace(
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         modes = _modes(module)
-        examples = Examples.of(module, inputs, another, [phase for phase in MODES if phase in phases])
+        examples = Examples.of(module, inputs, another, phases)
         traced = _first_that_agrees(module, examples, name, modes, num_classes)
     if say is not None:
         for line in traced.opaque:
@@ -78,19 +79,19 @@ class Examples:
     kept: str  # what Python changes from one minibatch to the next
 
     @classmethod
-    def of(cls, module: nn.Module, inputs: Inputs, another: Any, phases: Sequence[bool]) -> "Examples":
+    def of(cls, module: nn.Module, inputs: Inputs, another: Any, phases: Collection[bool]) -> "Examples":
         """Raises InputError where what the module gives is no network's output."""
         if another is not None:
             second = inputs.another(inputs.bind(another))
         else:
             second = inputs.larger()
         try:
-            runs = {training: _run(module, (inputs, second, second), training) for training in phases}
+            runs = _runs(module, (inputs, second, second), phases)
         except InputError:
             if another is not None:
                 raise
             second = inputs  # it takes no such minibatch, or raises in any case
-            runs = {training: _run(module, (inputs, second, second), training) for training in phases}
+            runs = _runs(module, (inputs, second, second), phases)
         for found, _ in runs.values():
             _check_outputs(module, inputs.owner, *found[:2])
         kept = next((why for _, why in runs.values() if why), "")
@@ -287,6 +288,18 @@ def _modes(module: nn.Module) -> dict[bool, dict[str, bool]]:
         with put_back(module):
             module.train(training)
             found[training] = {path: part.training for path, part in module.named_modules()}
+    return found
+
+
+def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[bool]) -> dict[bool, Any]:
+    """Run a module in each phase. Raises InputError where it raises in one of `phases`; else that one is left out."""
+    found = {}
+    for training in MODES:
+        try:
+            found[training] = _run(module, minibatches, training)
+        except InputError:
+            if training in phases:
+                raise
     return found
 
 
