@@ -316,9 +316,9 @@ def _patched(tracer: LayerTracer) -> Iterator[None]:
             original = getattr(place, name)
             stack.callback(setattr, place, name, original)
             setattr(place, name, _recorded(tracer, original, always=always))
-        apply = torch.autograd.Function.__dict__["apply"]
-        stack.callback(setattr, torch.autograd.Function, "apply", apply)
-        torch.autograd.Function.apply = classmethod(_recorded_apply(tracer, apply))  # type: ignore
+        single: Any = torch.autograd.function._SingleLevelFunction  # Function.apply calls it, under whatever name
+        single.apply = classmethod(_recorded_apply(tracer, torch._C._FunctionBase.__dict__["apply"]))
+        stack.callback(delattr, single, "apply")
         scripted: Any = torch.jit.ScriptFunction
         call = scripted.__dict__["__call__"]
         stack.callback(setattr, scripted, "__call__", call)
