@@ -28,7 +28,8 @@ class Middle(nn.Module):
     def __init__(self, function, **attributes):
         super().__init__()
         self.linear, self.function = nn.Linear(4, 4), function
-        self.__dict__.update(attributes)
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def forward(self, x):
         return self.function(self, self.linear(x))

@@ -165,11 +165,11 @@ def keep_assigned(recordings: Collection[Recording], module: nn.Module) -> None:
 
     The others read a copy, in every phase: what autograd keeps of the old one must not change.
     """
-    writers = [(each, node) for each in recordings for node in each.nodes if _is_assignment(node)]
-    keys, names = {node.args[0].target for _, node in writers}, names_of(module)
+    writers = [(each, node, _assigned(node)) for each in recordings for node in each.nodes]
+    keys, names = {buffer.target for *_, buffer in writers if buffer is not None}, names_of(module)
     for recording in recordings:
         for buffer in [node for node in recording.nodes if node.op == "get_attr" and node.target in keys]:
-            users = [user for user in buffer.users if user in recording.nodes and not _is_assignment(user)]
+            users = [user for user in buffer.users if user in recording.nodes and _assigned(user) is None]
             if not users:
                 continue
             with buffer.graph.inserting_after(buffer):
@@ -178,17 +178,22 @@ def keep_assigned(recordings: Collection[Recording], module: nn.Module) -> None:
             observe(copied, module, names)
             buffer.replace_all_uses_with(copied, lambda user, users=users: user in users)
             recording.nodes.insert(min(map(recording.nodes.index, users)), copied)
-    for recording, node in writers:
+    for recording, node, assigned in writers:
+        if assigned is None:
+            continue
         recording.nodes.remove(node)
-        readers = [*node.all_input_nodes, *node.args[0].users]
+        readers = [*node.all_input_nodes, *assigned.users]
         last = max(recording.nodes.index(each) for each in readers if each in recording.nodes)
         recording.nodes.insert(last + 1, node)
 
 
-def _is_assignment(node: fx.Node) -> Any:
-    if node.target is not torch.ops.aten.copy_.default or node.users or not isinstance(node.args[0], fx.Node):
-        return False
-    return node.args[0].op == "get_attr" and node.args[0].meta["registered"]
+def _assigned(node: fx.Node) -> fx.Node | None:
+    """Return the buffer that a node gives other numbers, and does nothing else; None for any other node."""
+    if node.target is not torch.ops.aten.copy_.default or node.users:
+        return None
+    buffer = node.args[0]
+    is_buffer = isinstance(buffer, fx.Node) and buffer.op == "get_attr" and buffer.meta["registered"]
+    return buffer if is_buffer else None  # type: ignore[return-value]  # a node
 
 
 def _path(node: fx.Node) -> str:
