@@ -176,7 +176,8 @@ def keep_assigned(recordings: Collection[Recording], module: nn.Module) -> None:
                 copied = buffer.graph.create_node("call_method", "clone", (buffer,))
             copied.meta["path"] = users[0].meta["path"]
             observe(copied, module, names)
-            buffer.replace_all_uses_with(copied, lambda user, users=users: user in users)
+            for user in users:
+                user.replace_input_with(buffer, copied)
             recording.nodes.insert(min(map(recording.nodes.index, users)), copied)
     for recording, node, assigned in writers:
         if assigned is None:

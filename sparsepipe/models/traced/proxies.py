@@ -96,7 +96,7 @@ class ValueProxy(fx.Proxy):
         return repr(self)
 
 
-class TensorProxy(ValueProxy, Tensor):
+class TensorProxy(ValueProxy, Tensor):  # type: ignore[misc]  # a proxy's methods, not a tensor's
     """A tensor of the forward that is being recorded: a tensor for C code, too, but one without memory.
 
     Compiled functions that do not ask `__torch_function__` take whatever says that it is a tensor, and read its memory.
@@ -112,7 +112,9 @@ class TensorProxy(ValueProxy, Tensor):
         fx.Proxy.__init__(self, node, tracer)  # Tensor's own takes no arguments
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise CannotBeTraced(f"a compiled function calls {function} on a tensor that is being recorded")
 
     @property  # type: ignore[misc]
