@@ -53,6 +53,7 @@ class Assembly:
         self.layers = {
             training: {layer.id: layer for layer in grouping.layers} for training, grouping in self.groupings.items()
         }
+        self.written = frozenset[str]().union(*(grouping.written for grouping in self.groupings.values()))
         self.order = self._order()
         self._check_written()
         self.readers = self._readers()
@@ -78,6 +79,8 @@ class Assembly:
 
         An operation of one mode alone would shift the count of every later one, and make a cycle of both orders.
         """
+        if len(self.groupings) < 2:
+            return
         trained, evaluated = self.groupings[True].layers, self.groupings[False].layers
         partners = _aligned(trained, evaluated)
         for i, layer in enumerate(trained):
@@ -150,9 +153,10 @@ class Assembly:
 
     def _order(self) -> list[str]:
         """Return the ids of both modes' layers in an order that suits both."""
-        ids = list(self.layers[True])
-        for previous, id in zip([None, *self.layers[False]], self.layers[False], strict=False):
-            if id not in self.layers[True]:
+        first, *others = self.layers.values()
+        ids = list(first)
+        for previous, id in ((before, id) for each in others for before, id in zip([None, *each], each, strict=False)):
+            if id not in first:
                 ids.insert(ids.index(previous) + 1 if previous is not None else 0, id)
         edges = []
         for training, grouping in self.groupings.items():
@@ -201,8 +205,7 @@ class Assembly:
         found: dict[str, str] = {}
         for id in self.order:
             for key in self._read_tensors(id):
-                own = self.readers[key] == [id] and key.startswith(f"{id}.")
-                if not own and (key in self.trained or key in self.saved):
+                if not self._is_own(key, id) and (key in self.trained or key in self.saved):
                     found[key] = "parameter" if key in self.trained else "buffer"
         for key in self._returned():
             found[key] = "parameter" if key in self.trained else "buffer"
@@ -210,6 +213,17 @@ class Assembly:
             if key in self.trained and len(ids) > 1:
                 found[key] = "parameter"
         return found
+
+    def _is_own(self, key: str, id: str) -> bool:
+        """Whether a tensor is in a layer, not a layer itself: no other reads it, and the layer is its module's.
+
+        Raises CannotBeTraced where several layers have a buffer that a forward changes: each would change its own.
+        """
+        if key in self.written and key not in self.trained:
+            if self.readers[key] != [id]:
+                raise CannotBeTraced(f"several layers read {key}, which its forward changes")
+            return True
+        return self.readers[key] == [id] and key.startswith(f"{id}.")
 
     # Values
 
@@ -237,7 +251,7 @@ class Assembly:
             key = str(node.target)
             if node.op != "get_attr" or key in self.state_rows:
                 reads.append(self._port(training, node))
-            elif node.meta["registered"] and self.readers.get(key) == [layer.id] and key.startswith(f"{layer.id}."):
+            elif node.meta["registered"] and self._is_own(key, layer.id):
                 state[node] = key
             else:
                 name = key if node.meta["registered"] else f"{training}.{key}"
@@ -278,7 +292,7 @@ class Assembly:
     def _keys(self, id: str, modules: list[str]) -> list[str]:
         inside = tuple(f"{path}." if path else "" for path in modules)
         keys = [key for key in self.tensors if key.startswith(inside)] if inside else []
-        keys += [key for key in self._read_tensors(id) if self.readers[key] == [id] and key.startswith(f"{id}.")]
+        keys += [key for key in self._read_tensors(id) if self._is_own(key, id)]
         lent = {key for key in keys if self.canonical[key] in self.state_rows and self.canonical[key] in self.trained}
         return [key for key in dict.fromkeys(keys) if key not in lent]
 
@@ -354,7 +368,7 @@ class Assembly:
     def _differentiable(self) -> frozenset[str]:
         """Trained parameters, and values that the example needed gradients for: as it trained, where it gave them."""
         known = {key: kind == "parameter" for key, kind in self.state_rows.items()}
-        for training in (True, False):
+        for training in self.groupings:
             for node, names in self._values(training):
                 for name, each in zip(names, _structure(node).split(node.meta["value"]), strict=True):
                     known.setdefault(name, features(each).requires_grad)

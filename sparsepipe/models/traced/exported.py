@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -167,6 +167,43 @@ def _observe(
                 stale[other] = f"{other} is read after {node.target} changed it in place"
         after = set(recorded)
         changed.replace_all_uses_with(node, lambda user: user is not node and user not in after)
+
+
+def keep_assigned(recordings: Collection[Recording], module: nn.Module) -> None:
+    """Have each assignment of a buffer, which export puts last, follow the last operation that reads it.
+
+    The others read a copy, in every phase: what autograd keeps of the old one must not change.
+    """
+    writers = [(each, node, _assigned(node)) for each in recordings for node in each.nodes]
+    keys, names = {buffer.target for *_, buffer in writers if buffer is not None}, names_of(module)
+    for recording in recordings:
+        for buffer in [node for node in recording.nodes if node.op == "get_attr" and node.target in keys]:
+            users = [user for user in buffer.users if user in recording.nodes and _assigned(user) is None]
+            if not users:
+                continue
+            with buffer.graph.inserting_after(buffer):
+                copied = buffer.graph.create_node("call_method", "clone", (buffer,))
+            copied.meta["path"] = users[0].meta["path"]
+            observe(copied, module, names)
+            for user in users:
+                user.replace_input_with(buffer, copied)
+            recording.nodes.insert(min(map(recording.nodes.index, users)), copied)
+    for recording, node, assigned in writers:
+        if assigned is None:
+            continue
+        recording.nodes.remove(node)
+        readers = [*node.all_input_nodes, *assigned.users]
+        last = max(recording.nodes.index(each) for each in readers if each in recording.nodes)
+        recording.nodes.insert(last + 1, node)
+
+
+def _assigned(node: fx.Node) -> fx.Node | None:
+    """Return the buffer that a node gives other numbers, and does nothing else; None for any other node."""
+    if node.target is not torch.ops.aten.copy_.default or node.users:
+        return None
+    buffer = node.args[0]
+    is_buffer = isinstance(buffer, fx.Node) and buffer.op == "get_attr" and buffer.meta["registered"]
+    return buffer if is_buffer else None  # type: ignore[return-value]  # a node
 
 
 def _path(node: fx.Node) -> str:

@@ -47,7 +47,7 @@ class Grouping:
         `written`: buffers that a forward changes, which one layer alone may hold. `trained`: names of parameters.
         """
         self.recording, self.root, self.whole = recording, root, whole
-        self.trained = frozenset(trained)
+        self.trained, self.written = frozenset(trained), frozenset(written)
         self.position = {node: i for i, node in enumerate(recording.nodes)}
         self.leaves = {node for node in recording.outputs if isinstance(node, fx.Node)}
         self.origin: dict[fx.Node, int] = {}  # the last layer that a value comes from
@@ -103,18 +103,24 @@ class Grouping:
 
     def _is_floating(self, node: fx.Node) -> bool:
         """Whether it reads but inputs, parameters and constants, and little work."""
+        if self._reads_written(node):
+            return False
         reads_parameter = any(source.op == "get_attr" for source in node.all_input_nodes)
         sparse = any(not isinstance(s.meta["value"], Tensor) for s in node.all_input_nodes if s.op == "placeholder")
         if node.meta["written"] or name_of(node) == "same_answer":
             return False
         return is_small(node) if reads_parameter or sparse else is_cheap(node)
 
+    def _reads_written(self, node: fx.Node) -> bool:
+        """Whether it reads a buffer that a forward changes: one layer alone has it, and does what reads it once."""
+        return any(source.op == "get_attr" and source.target in self.written for source in node.all_input_nodes)
+
     def _effect_of_inputs(self, node: fx.Node) -> bool:
         return bool(node.meta["written"])
 
     def _is_late(self, node: fx.Node) -> bool:
         """Whether a view is left to its readers: they read what it is a view of anyway, or it cannot cross itself."""
-        if node in self.leaves or not is_view(node):
+        if node in self.leaves or not is_view(node) or self._reads_written(node):
             return False
         if self._is_of_state(node):
             return True
@@ -234,6 +240,10 @@ class Grouping:
 
     def _identity(self, group: list[fx.Node]) -> tuple[str, str, str]:
         """Return path, kind and name of a layer."""
+        functions = [node for node in group if node.op != "call_module" and not self.whole(node)]
+        read = {str(s.target) for node in functions for s in node.all_input_nodes if s.op == "get_attr"}
+        if kept := sorted(read & self.written):
+            return "", "buffer's update", kept[0]  # by a name that it has in both modes
         anchors = [node for node in group if self._is_anchor(node) or self.whole(node)] or group[:1]
         places = list(
             dict.fromkeys(

@@ -1,13 +1,15 @@
 """What a forward takes: the tensors among its arguments by name, from an example of them."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import InputError
-from .values import flattened, is_constant, is_number, is_tensor, written_path
+from .values import flattened, is_constant, is_number, is_sparse, is_tensor, one_sample_more, written_path
 
 ONLY = "input"  # the name of a network's input where it has one tensor
 
@@ -50,6 +52,24 @@ class Inputs:
         leaves = [tensors.get(name, leaf) for name, leaf in zip(self.names, self.leaves, strict=True)]
         found = pytree.tree_unflatten(leaves, self.spec)
         return ((), found) if self.keywords else (found, {})
+
+    def another(self, tensors: Mapping[str, Any]) -> "Inputs":
+        """Return the arguments of another minibatch: the same with other tensors."""
+        own = {name: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for name, leaf in tensors.items()}
+        return replace(
+            self, leaves=tuple(own.get(name, leaf) for name, leaf in zip(self.names, self.leaves, strict=True))
+        )
+
+    def larger(self) -> "Inputs":
+        """Return the arguments of a minibatch of one sample more: the example's last one comes first, too."""
+        sizes = [len(tensor) for tensor in self.tensors.values() if isinstance(tensor, Tensor) and tensor.dim()]
+        found = {}
+        for name, tensor in self.tensors.items():
+            if is_sparse(tensor):
+                found[name] = one_sample_more(tensor)
+            elif tensor.dim() and 0 < len(tensor) == sizes[0]:
+                found[name] = torch.cat([tensor[-1:], tensor])
+        return self.another(found)
 
     def bind(self, given: Any) -> dict[str, Any]:
         """Name the tensors of a minibatch, which may leave out those that are not needed.

@@ -36,6 +36,7 @@ class TracedNetwork:
     modes: Mapping[bool, Mapping[str, bool]]  # training? → path of a module → its own flag
     sizes: Sizes
     constants: Mapping[str, Any] = field(default_factory=dict)
+    phases: tuple[bool, ...] = (True, False)  # whether it can train, whether it can evaluate
     num_classes: int = 0
     in_channels: int = 0
     coarsest_stride: None = None
@@ -57,7 +58,7 @@ class TracedNetwork:
         """Return the values that cross the boundary behind the layers `before`, in the layers' order."""
         before = set(before)
         given = [name for name in self.inputs if name not in self.direct_inputs]
-        needed = set(self.results[training].names)
+        needed = set(self.results[training].names) if training in self.results else set()
         for row in self.rows:
             program = row.programs.get(training, Program())
             if row.id in before:

@@ -15,6 +15,7 @@ from .values import is_constant, is_tensor
 _SAME_FOR_ALL = frozenset(  # methods whose answer has to do with the kind of tensor, not with its sizes or numbers
     "dim ndimension is_floating_point is_complex is_signed element_size get_device is_inference".split()
 )
+_READ_AS_MEMORY = (torch._C.StorageBase, torch.Generator)  # C code asks for the class, then reads the object's memory
 _UNPACK = dis.opmap["UNPACK_SEQUENCE"]
 
 
@@ -23,7 +24,8 @@ class ValueProxy(fx.Proxy):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        return type(self.node.meta["value"])
+        value = self.node.meta["value"]
+        return type(self) if isinstance(value, _READ_AS_MEMORY) else type(value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__fx"):
@@ -38,15 +40,15 @@ class ValueProxy(fx.Proxy):
 
     def __iter__(self) -> Iterator[Any]:
         value = self.node.meta["value"]
-        if isinstance(value, tuple | list):
-            return iter([self._item(i) for i in range(len(value))])
         if isinstance(value, dict):
             return iter(list(value))
         frame = inspect.currentframe()
         assert frame is not None and frame.f_back is not None
         code = frame.f_back.f_code.co_code
-        if code[frame.f_back.f_lasti] == _UNPACK:  # a, b = tensor
+        if isinstance(value, torch.Size) or code[frame.f_back.f_lasti] == _UNPACK:  # a, b = tensor
             return iter([self._item(i) for i in range(len(value))])
+        if isinstance(value, tuple | list):
+            return iter([self._item(i) for i in range(self.tracer.expect_length(self))])  # type: ignore[attr-defined]
         return self.tracer.iter(self)
 
     def _item(self, key: Any) -> Any:
@@ -54,8 +56,10 @@ class ValueProxy(fx.Proxy):
 
     def __len__(self) -> int:
         value = self.node.meta["value"]
-        if isinstance(value, tuple | list | dict):
+        if isinstance(value, torch.Size | dict):
             return len(value)
+        if isinstance(value, tuple | list):
+            return self.tracer.expect_length(self)  # type: ignore[attr-defined]
         raise CannotBeTraced("Python counts the rows of a tensor")
 
     def __index__(self) -> int:
@@ -90,6 +94,56 @@ class ValueProxy(fx.Proxy):
 
     def __format__(self, how: str) -> str:
         return repr(self)
+
+
+class TensorProxy(ValueProxy, Tensor):  # type: ignore[misc]  # a proxy's methods, not a tensor's
+    """A tensor of the forward that is being recorded: a tensor for C code, too, but one without memory.
+
+    Compiled functions that do not ask `__torch_function__` take whatever says that it is a tensor, and read its memory.
+    This one raises at the first operation instead.
+    """
+
+    @staticmethod
+    def __new__(cls, node: fx.Node, tracer: fx.Tracer) -> "TensorProxy":
+        value = node.meta["value"]
+        return Tensor._make_wrapper_subclass(cls, value.shape, dtype=value.dtype, device=value.device)
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer) -> None:
+        fx.Proxy.__init__(self, node, tracer)  # Tensor's own takes no arguments
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise CannotBeTraced(f"a compiled function calls {function} on a tensor that is being recorded")
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.node.meta["value"])
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_PROXIES or name in object.__getattribute__(self, "__dict__"):
+            return object.__getattribute__(self, name)
+        return ValueProxy.__getattr__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(Tensor, name):
+            raise CannotBeTraced(f"it sets {name} of a tensor")
+        object.__setattr__(self, name, value)
+
+
+_OF_PROXIES = frozenset((*dir(ValueProxy), "__torch_dispatch__"))
+for _name in _OF_PROXIES & vars(object).keys() - {"__class__", "__doc__", "__init__", "__new__", "__getattribute__"}:
+    if _name not in vars(TensorProxy):
+        setattr(TensorProxy, _name, getattr(ValueProxy, _name))  # Tensor's own would come before object's
+for _name in fx.graph.inplace_methods.keys() - {"setitem"}:
+    _plain = getattr(ValueProxy, f"__{_name[1:].removesuffix('_')}__")
+    setattr(TensorProxy, f"__{_name}__", _plain)  # x += y gives x another value: whoever else holds it keeps its own
+
+
+def stand_in(node: fx.Node, tracer: fx.Tracer) -> ValueProxy:
+    """Return the stand-in for what a node gave on the example."""
+    return (TensorProxy if isinstance(node.meta["value"], Tensor) else ValueProxy)(node, tracer)
 
 
 def _method(proxy: ValueProxy, name: str, found: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,12 +1,16 @@
 """What one forward does, written down: its operations in order, each with what it gave on the example."""
 
+import copy
+import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
@@ -26,10 +30,19 @@ CONTAINERS = (  # of torch's own modules those that are looked into
 
 
 OF_TRANSFORMS = "it uses a transform of torch.func (vmap, grad, jvp, ...)"
+OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 class CannotBeTraced(Exception):
     """A forward does what a graph of operations cannot say."""
+
+
+class ChangedModule(Exception):
+    """A module's forward does something else in the minibatch after the one that was recorded."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
 
 
 @dataclass
@@ -79,8 +92,9 @@ def put_back(module: nn.Module) -> Iterator[None]:
     attributes = attributes_of(module)
     scripted = [(part, part.training) for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
     values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    undoing = _undoing([part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)])
     transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
-    with torch.random.fork_rng(devices=[]):
+    with own_draws():
         try:
             yield
         finally:
@@ -88,6 +102,8 @@ def put_back(module: nn.Module) -> Iterator[None]:
             restore(attributes)
             for part, training in scripted:
                 part.training = training
+            for undo in undoing:
+                undo()
             with torch.no_grad():
                 for buffer, value in values:
                     if buffer.shape != value.shape:
@@ -103,6 +119,51 @@ def attributes_of(module: nn.Module) -> list[tuple[nn.Module, dict, dict, dict]]
         for part in module.modules()
         if not isinstance(part, torch.jit.ScriptModule)
     ]
+
+
+def _undoing(parts: list[nn.Module]) -> list[Callable[[], Any]]:
+    """Return functions that give the lists, sets, dicts and generators that modules keep what they have now."""
+    values = [value for part in parts for name, value in vars(part).items() if name not in OF_MODULES]
+    found: dict[int, Callable[[], Any]] = {}
+    while values:
+        value = values.pop()
+        if id(value) in found:
+            continue
+        if isinstance(value, list | set | dict | deque):
+            found[id(value)] = partial(_refill, value, copy.copy(value))
+            values += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, random.Random):
+            found[id(value)] = partial(value.setstate, value.getstate())
+        elif isinstance(value, np.random.Generator):
+            found[id(value)] = partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+        elif isinstance(value, np.random.RandomState):
+            found[id(value)] = partial(value.set_state, value.get_state())
+        elif isinstance(value, torch.Generator):
+            found[id(value)] = partial(value.set_state, value.get_state())
+    return list(found.values())
+
+
+def _refill(holder: Any, held: Any) -> None:
+    holder.clear()
+    (holder.extend if isinstance(holder, list | deque) else holder.update)(held)
+
+
+@contextmanager
+def own_draws() -> Iterator[None]:
+    """Let the block draw random numbers, of torch, numpy and Python; their generators are as before afterwards."""
+    drawn = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def restore(attributes: list[tuple[nn.Module, dict, dict, dict]]) -> None:
@@ -161,10 +222,10 @@ def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
             for name, buffer in module_at(root, str(node.target)).named_buffers()
             if not torch.is_inference(buffer)
         }
-    random = torch.get_rng_state()
+    drawn = torch.get_rng_state()
     value = run(node, args, kwargs, partial(module_at, root))
     node.meta["value"] = value
-    node.meta["draws"] = not torch.equal(random, torch.get_rng_state())
+    node.meta["draws"] = not torch.equal(drawn, torch.get_rng_state())
     node.meta["no_grad"] = not torch.is_grad_enabled()
     node.meta["written"] = {
         source

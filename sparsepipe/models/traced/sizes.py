@@ -32,14 +32,15 @@ class Sizes:
 
     @classmethod
     def of(cls, owner: str, recorded: Mapping[bool, Mapping[str, tuple[Length, ...]]]) -> "Sizes":
-        """Take what both modes allow."""
-        axes = {
-            name: tuple(
-                Length(one.name, max(one.least, two.least), min(one.most, two.most))
-                for one, two in zip(lengths, recorded[False][name], strict=True)
-            )
-            for name, lengths in recorded[True].items()
-        }
+        """Take what all phases allow."""
+        first, *others = recorded.values()
+        axes = dict(first)
+        for each in others:
+            for name, lengths in each.items():
+                axes[name] = tuple(
+                    Length(one.name, max(one.least, two.least), min(one.most, two.most))
+                    for one, two in zip(axes[name], lengths, strict=True)
+                )
         return cls(owner, axes)
 
     def fixed(self, name: str, axis: int) -> bool:

@@ -109,7 +109,13 @@ class TracedSubnetwork(nn.Module):
     def forward(
         self, alive: Mapping[str, Any], *, minibatch: int, keep: Collection[str] | None = None
     ) -> dict[str, Any]:
-        """Run the layers on the values at the boundary before; see `run_layers` (models/running.py)."""
+        """Run the layers on the values at the boundary before; see `run_layers` (models/running.py).
+
+        Raises InputError for a phase in which the module's own forward raises.
+        """
+        if self.training not in self.network.phases:
+            phase = "training" if self.training else "evaluation"
+            raise InputError(f"{self.network.name}: in {phase} its forward raises on the example, so it has no layers")
         return run_layers(self, alive, minibatch=minibatch, keep=keep)
 
     def run_layer(self, row: TracedRow, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ innermost module in whose forward it happens.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from traceback import walk_tb
 from typing import Any
@@ -17,12 +17,14 @@ from torch.fx._symbolic_trace import _maybe_revert_all_patches
 
 from .checkpoints import without_checkpoints
 from .decisions import decidable, same_answer
+from .frozen import Watch
 from .in_place import out_of_place
 from .inputs import Inputs
-from .proxies import ValueProxy, stands_for_itself
+from .proxies import ValueProxy, stand_in, stands_for_itself
 from .recording import (
     OF_TRANSFORMS,
     CannotBeTraced,
+    ChangedModule,
     Recording,
     attributes_of,
     is_leaf,
@@ -47,15 +49,19 @@ _TRANSFORMS = (  # how torch.func's begin: they put values into wrappers, which 
 )
 
 
-def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = ()) -> Recording:
+def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = (), watch: Watch | None = None) -> Recording:
     """Record the forward of a module in the mode that it is in. `leaves`: paths not to look into.
 
-    Raises CannotBeTraced where the module's own forward cannot be recorded.
+    `watch`: of what Python changes, where the forward was recorded before: it may change nothing any more.
+    Raises CannotBeTraced where the module's own forward cannot be recorded, ChangedModule for one that is watched and
+    has a part that cannot.
     """
-    tracer = LayerTracer(module, leaves)
+    tracer = LayerTracer(module, leaves, watch)
     try:
         return tracer.record(inputs)
     except Exception as error:
+        if isinstance(error, CannotBeTraced | ChangedModule):
+            raise
         raise CannotBeTraced(_reason(error)) from error
 
 
@@ -80,18 +86,19 @@ def _made(error: BaseException) -> str:
 class LayerTracer(fx.Tracer):
     """One recording. Nothing of the module changes but what its forward changes."""
 
-    def __init__(self, module: nn.Module, leaves: Collection[str]) -> None:
+    def __init__(self, module: nn.Module, leaves: Collection[str], watch: Watch | None) -> None:
         places, functions = minkowski_functions()
         makers = tuple(getattr(torch, name) for name in _MAKERS)
         packing = torch.nn.utils.rnn
         functions += [packing.pack_padded_sequence, packing.pad_packed_sequence, packing.pack_sequence]
         super().__init__(autowrap_modules=(math,), autowrap_functions=(*makers, *functions))
         self._autowrap_search += [torch, packing, *places]
-        self.module, self.leaves = module, frozenset(leaves)
+        self.module, self.leaves, self.watch = module, frozenset(leaves), watch
         self.names = names_of(module)
         self.paths = {part: path for path, part in module.named_modules()}
         self.stack: list[str] = []
         self.running = False  # the module itself runs on the example's values
+        self.closed = False  # the forward is over: who still has a stand-in kept it
         self.opaque: dict[str, str] = {}
         self.recorded: list[fx.Node] = []
         self.stale: dict[fx.Node, str] = {}
@@ -110,7 +117,7 @@ class LayerTracer(fx.Tracer):
                 node.meta["storages"] = frozenset(each.untyped_storage()._cdata for each in tensors_of(tensor))
                 self.recorded.append(node)
                 self.inputs[name] = node
-                stand_ins[name] = ValueProxy(node, self)
+                stand_ins[name] = stand_in(node, self)
             args, kwargs = inputs.arguments(stand_ins)
             leaves, spec = flattened(self.module(*args, **kwargs))
             outputs.append(spec)
@@ -119,6 +126,7 @@ class LayerTracer(fx.Tracer):
         self.entry = forward
         with _patched(self), without_checkpoints():
             graph = self.trace(self.module)
+        self.closed = True
         leaves = next(node for node in graph.nodes if node.op == "output").args[0]
         return Recording(self.recorded, self.inputs, list(leaves), outputs[0], dict(self.opaque))
 
@@ -135,10 +143,15 @@ class LayerTracer(fx.Tracer):
             return self.create_proxy("call_module", path, args, kwargs)
         if not path:
             return self._within(path, forward, args, kwargs)
+        self._check_unchanged(m.modules())
         mark, moved, attributes = len(self.recorded), len(self.moved), attributes_of(m)
         try:
             return self._within(path, forward, args, kwargs)
+        except ChangedModule:
+            raise
         except Exception as error:  # whatever stops it
+            if self.watch is not None:
+                raise ChangedModule(path, _reason(error)) from error
             self._forget(mark, moved)
             restore(attributes)
             self.opaque = {known: why for known, why in self.opaque.items() if not known.startswith(f"{path}.")}
@@ -154,7 +167,23 @@ class LayerTracer(fx.Tracer):
         for each in (self.module.get_submodule(path)._buffers, self.module.get_submodule(path)._parameters):
             if any(isinstance(tensor, fx.Proxy) for tensor in each.values()):
                 raise CannotBeTraced("it replaces a buffer")
+        self._check_unchanged([self.module.get_submodule(path)] if path else None)
         return found
+
+    def _check_unchanged(self, parts: Iterable[nn.Module] | None) -> None:
+        """Raise CannotBeTraced where Python drew numbers, or changed attributes of modules; by default of all."""
+        if self.watch is not None and (why := self.watch.drawn() or self.watch.changed(parts)):
+            raise CannotBeTraced(why)
+
+    def _check_open(self, tracer: Any) -> None:
+        if tracer is not self or self.closed:
+            raise CannotBeTraced("it reads a tensor that it kept in an earlier minibatch: make it a buffer")
+
+    def _note(self, parts: Iterable[nn.Module]) -> None:
+        """Take for known what modules changed as they ran themselves: they will do so as layers."""
+        if self.watch is not None:
+            self.watch.note(parts)
+            self.watch.note_draws()
 
     def _forget(self, mark: int, moved: int) -> None:
         """Take back what was recorded since."""
@@ -170,11 +199,14 @@ class LayerTracer(fx.Tracer):
         self.stale = {node: why for node, why in self.stale.items() if node in there}
 
     def proxy(self, node: fx.Node) -> ValueProxy:
-        return ValueProxy(node, self)
+        return stand_in(node, self)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any) -> Any:
         """Record an operation and run it on the example. Returns what it gives itself where that is always the same."""
         first = args[0] if args else None
+        self._check_open(self)
+        called = list(self.module.get_submodule(target).modules()) if kind == "call_module" else []
+        self._check_unchanged(called)
         target, args, kwargs, in_place = out_of_place(kind, target, args, kwargs)
         if in_place and not isinstance(target, type) and any(map(is_number, map(_value, args[:1]))):
             in_place = False  # a number, as in n += 1
@@ -188,13 +220,14 @@ class LayerTracer(fx.Tracer):
                 raise CannotBeTraced(self.stale[source])
         with self.real():
             observe(node, self.module, self.names)
+        self._note(called)
         self.recorded.append(node)
         if stands_for_itself(node.meta["value"]) and not node.meta["draws"] and not node.meta["written"]:
             self.recorded.pop()
             self.graph.erase_node(node)
             return node.meta["value"]
         self._written(node, first if in_place else None, args, kwargs)
-        return ValueProxy(node, self)
+        return stand_in(node, self)
 
     def _may_be_written(self, proxy: Any) -> None:
         if not isinstance(proxy, fx.Proxy):
@@ -222,6 +255,7 @@ class LayerTracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy):
+            self._check_open(a.tracer)
             return a.node
         if isinstance(a, Tensor):
             return self._state(a).node
@@ -243,10 +277,11 @@ class LayerTracer(fx.Tracer):
         if tensor not in self.states:
             name = self.names.get(id(tensor))
             node = self.graph.create_node("get_attr", name or f"constant_{len(self.states)}")
-            node.meta.update(value=tensor, path="", draws=False, no_grad=False, written=set(), buffers=set())
+            path = self.stack[-1] if self.stack else ""
+            node.meta.update(value=tensor, path=path, draws=False, no_grad=False, written=set(), buffers=set())
             node.meta.update(storages=frozenset([tensor.untyped_storage()._cdata]), registered=name is not None)
             self.recorded.append(node)
-            self.states[tensor] = ValueProxy(node, self)
+            self.states[tensor] = stand_in(node, self)
         return self.states[tensor]
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
@@ -256,12 +291,22 @@ class LayerTracer(fx.Tracer):
 
     def to_bool(self, obj: Any) -> bool:
         """Decide by sizes other than the minibatch's as the example does, and check later ones; by nothing else."""
+        self._check_open(obj.tracer)
         value = obj.node.meta["value"]
         if not is_number(value) or not decidable(obj.node):
             raise CannotBeTraced("Python decides by numbers of a tensor or by the size of the minibatch")
-        where = f"{type(self.module).__name__}.{self.stack[-1]}".rstrip(".")
-        self.create_proxy("call_function", same_answer, (obj, bool(value), where), {})
+        self._expect(obj, bool(value))
         return bool(value)
+
+    def expect_length(self, proxy: ValueProxy) -> int:
+        """Return how many values Python is given; later minibatches have to give as many."""
+        length = len(proxy.node.meta["value"])
+        self._expect(self.create_proxy("call_function", len, (proxy,), {}) == length, True)
+        return length
+
+    def _expect(self, proxy: Any, answer: bool) -> None:
+        where = f"{type(self.module).__name__}.{self.stack[-1]}".rstrip(".")
+        self.create_proxy("call_function", same_answer, (proxy, answer, where), {})
 
     @contextmanager
     def real(self) -> Iterator[None]:
@@ -286,7 +331,7 @@ def fx_proxies(*structures: Any) -> list[fx.Proxy]:
 
 @contextmanager
 def _patched(tracer: LayerTracer) -> Iterator[None]:
-    """Have torch.rand and its like recorded even if given plain sizes, and autograd functions of the user's own."""
+    """Have recorded: torch.rand and its like, even if given plain sizes; the user's autograd and scripted functions."""
     with ExitStack() as stack:
         for place, name, always in _PATCHED:
             original = getattr(place, name)
@@ -296,9 +341,13 @@ def _patched(tracer: LayerTracer) -> Iterator[None]:
             original = getattr(place, name)
             stack.callback(setattr, place, name, original)
             setattr(place, name, _refused(tracer, original))
-        apply = torch.autograd.Function.__dict__["apply"]
-        stack.callback(setattr, torch.autograd.Function, "apply", apply)
-        torch.autograd.Function.apply = classmethod(_recorded_apply(tracer, apply))  # type: ignore
+        single: Any = torch.autograd.function._SingleLevelFunction  # Function.apply calls it, under whatever name
+        single.apply = classmethod(_recorded_apply(tracer, torch._C._FunctionBase.__dict__["apply"]))
+        stack.callback(delattr, single, "apply")
+        scripted: Any = torch.jit.ScriptFunction
+        call = scripted.__dict__["__call__"]
+        stack.callback(setattr, scripted, "__call__", call)
+        scripted.__call__ = _recorded_script(tracer, call)
         yield
 
 
@@ -326,6 +375,15 @@ def _recorded_apply(tracer: LayerTracer, apply: Any) -> Callable[..., Any]:
         if tracer.running or not fx_proxies(args, kwargs):
             return apply.__get__(None, cls)(*args, **kwargs)
         return tracer.create_proxy("call_function", apply_function, (cls, *args), kwargs)
+
+    return recorded
+
+
+def _recorded_script(tracer: LayerTracer, call: Any) -> Callable[..., Any]:
+    def recorded(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if tracer.running or not fx_proxies(args, kwargs):
+            return call.__get__(function)(*args, **kwargs)
+        return tracer.create_proxy("call_function", function, args, kwargs)
 
     return recorded
 

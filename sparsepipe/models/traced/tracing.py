@@ -1,7 +1,7 @@
 """Makes a network of any torch module, and makes sure that it is the same network."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from ...errors import CODE_FAILURES, InputError
-from . import exported, tracer
+from . import exported, frozen, tracer
 from .assembly import Assembly
 from .copies import module_at
+from .frozen import Watch
 from .grouping import Grouping
 from .inputs import Inputs
 from .network import TracedNetwork
-from .recording import CannotBeTraced, Recording, names_of, observe, put_back
+from .recording import CannotBeTraced, ChangedModule, Recording, names_of, observe, put_back, seed_all
 from .sizes import Sizes
 from .subnetwork import LayerFailed
 from .values import Structure, features, flattened, is_tensor, odd_entry, tensors_of
@@ -30,6 +31,8 @@ def trace(
     name: str = "the module",
     say: Callable[[str], None] | None = None,
     num_classes: int = 0,
+    another: Any = None,
+    phases: Collection[bool] = MODES,
 ) -> TracedNetwork:
     """Make a network of a module: its forward is run on an example and written down as layers.
 
@@ -37,6 +40,12 @@ def trace(
     Sizes of a minibatch and lengths of sequences may differ from the example's later on. A layer is the call of one of
     torch's modules, of a module without parts, or of a function; what cannot be looked into is one layer, and `say` is
     told so in a line. The module stays as it is, buffers and modes too.
+
+    `another`: a second minibatch, of another size and other lengths where there are; by default the example with its
+    last sample once more. The forward is recorded on both, one after the other: a module whose forward does something
+    else then (it loops over samples, keeps tensors or numbers, draws in Python) stays Python, as one layer.
+    `phases`: whether the network is to train (True), to evaluate (False), or both. One in which the forward raises is
+    left out unless it is among them.
 
     Raises InputError for what is no network: its forward raises, gives no tensor, or it has no parameters to train.
     """
@@ -48,8 +57,8 @@ def trace(
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         modes = _modes(module, name)
-        expected = {training: _run(module, inputs, training, name) for training in MODES}
-        traced = _first_that_agrees(module, inputs, name, modes, expected, num_classes)
+        examples = Examples.of(module, inputs, another, phases)
+        traced = _first_that_agrees(module, examples, name, modes, num_classes)
     if say is not None:
         for line in traced.opaque:
             say(line)
@@ -57,19 +66,52 @@ def trace(
 
 
 @dataclass(frozen=True)
+class Examples:
+    """Two minibatches, and what the module gives for them, one after the other."""
+
+    first: Inputs
+    second: Inputs
+    expected: Mapping[bool, Sequence[Any]]  # by whether it trains: what it gives for the first, and twice for the other
+    kept: str  # what Python changes from one minibatch to the next
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Inputs, another: Any, phases: Collection[bool]) -> "Examples":
+        """Raises InputError where what the module gives is no network's output."""
+        if another is not None:
+            second = inputs.another(inputs.bind(another))
+        else:
+            second = inputs.larger()
+        try:
+            runs = _runs(module, (inputs, second, second), phases)
+        except InputError:
+            if another is not None:
+                raise
+            second = inputs  # it takes no such minibatch, or raises in any case
+            runs = _runs(module, (inputs, second, second), phases)
+        for training, (found, _) in runs.items():
+            _check_outputs(module, inputs.owner, *found[:2])
+            if training and not any(tensor.requires_grad for tensor in tensors_of(found[0])):
+                raise InputError(
+                    f"{inputs.owner}: nothing that the forward of {type(module).__name__} returns in training depends "
+                    "on a parameter: there is nothing to train"
+                )
+        kept = next((why for _, why in runs.values() if why), "")
+        return cls(inputs, second, {training: found for training, (found, _) in runs.items()}, kept)
+
+
+@dataclass(frozen=True)
 class Way:
     """A way of recording a module."""
 
-    record: Callable[[nn.Module, Inputs], Mapping[bool, Recording]]
+    record: Callable[[nn.Module, Examples], Mapping[bool, Recording]]
     whole: Callable[[fx.Node, nn.Module], str]
 
 
 def _first_that_agrees(
     module: nn.Module,
-    inputs: Inputs,
+    examples: Examples,
     name: str,
     modes: Mapping[bool, Mapping[str, bool]],
-    expected: Mapping[bool, Any],
     num_classes: int,
 ) -> TracedNetwork:
     """Try torch.fx, then torch.export, then the module as one layer: the first that gives what the module gives."""
@@ -81,10 +123,14 @@ def _first_that_agrees(
         del ways[:-1]
     for way in ways:
         try:
-            network = _assembled(module, inputs, name, modes, way, expected, num_classes, reasons)
-            _check_against(network, inputs, expected)
+            network = _assembled(module, examples, name, modes, way, num_classes, reasons)
         except CannotBeTraced as error:
             reasons.append(str(error))
+            continue
+        try:
+            _check_against(network, examples)
+        except CannotBeTraced as error:
+            reasons += [*(line.removeprefix(f"{name}: ") for line in network.opaque), str(error)]
             continue
         if way.record is _with_fx and _hides_much(network):
             partial = network
@@ -92,7 +138,7 @@ def _first_that_agrees(
         if partial is not None and (way.record is _as_one or not _sees_more(network, partial)):
             return partial
         return network
-    raise InputError(f"{name}: {type(module).__name__} cannot be a network ({reasons[-1]})")
+    raise InputError(f"{name}: {type(module).__name__} cannot be a network ({'; '.join(dict.fromkeys(reasons))})")
 
 
 def _no_whole(node: fx.Node, module: nn.Module) -> str:
@@ -115,7 +161,7 @@ def _sees_more(network: TracedNetwork, partial: TracedNetwork) -> bool:
 
 def _assembled(
     module: nn.Module,
-    inputs: Inputs,
+    examples: Examples,
     name: str,
     modes: Mapping[bool, Mapping[str, bool]],
     way: Way,
@@ -123,7 +169,8 @@ def _assembled(
     num_classes: int,
     reasons: list[str],
 ) -> TracedNetwork:
-    recordings = way.record(module, inputs)
+    inputs = examples.first
+    recordings = way.record(module, examples)
     written = {buffer for each in recordings.values() for node in each.nodes for buffer in node.meta["buffers"]}
     groupings = {
         training: Grouping(each, module, whole=lambda node: way.whole(node, module), written=written)
@@ -155,6 +202,7 @@ def _assembled(
         modes=modes,
         sizes=Sizes.of(name, {training: each.sizes for training, each in recordings.items()}),
         constants=made.constants,
+        phases=tuple(examples.expected),
         num_classes=num_classes,
     )
 
@@ -172,16 +220,17 @@ def _line(name: str, module: nn.Module, path: str, why: str) -> str:
     return f"{name}: {path} ({kind}) is one layer, it could not be looked into: {why}"
 
 
-def _with_fx(module: nn.Module, inputs: Inputs) -> Mapping[bool, Recording]:
+def _with_fx(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
     leaves: set[str] = set()
     reasons: dict[str, str] = {}
     while True:
-        recordings = {}
-        for training in MODES:
+        recordings, opaque = {}, dict[str, str]()
+        for training in examples.expected:
             with put_back(module):
                 module.train(training)
-                recordings[training] = tracer.record(module, inputs, leaves=leaves)
-        opaque = {path: why for each in recordings.values() for path, why in each.opaque.items()}
+                recordings[training] = tracer.record(module, examples.first, leaves=leaves)
+                opaque |= _frozen(module, examples, recordings[training], leaves)
+                opaque |= recordings[training].opaque
         outer = {path for path in opaque if not any(path.startswith(f"{other}.") for other in opaque)}
         reasons.update(opaque)
         if all(set(each.opaque) | leaves >= outer for each in recordings.values()):
@@ -191,19 +240,39 @@ def _with_fx(module: nn.Module, inputs: Inputs) -> Mapping[bool, Recording]:
         leaves |= outer
 
 
-def _with_export(module: nn.Module, inputs: Inputs) -> Mapping[bool, Recording]:
+def _frozen(module: nn.Module, examples: Examples, recording: Recording, leaves: Collection[str]) -> dict[str, str]:
+    """Record the next minibatch; return the path of a module that does something else now, and why; {} for none.
+
+    Raises CannotBeTraced where that is the module itself.
+    """
+    leaves = {*leaves, *recording.opaque}
+    try:
+        again = tracer.record(module, examples.second, leaves=leaves, watch=Watch(module))
+    except ChangedModule as error:
+        return {error.path: error.why}
+    found = frozen.difference(recording, again)
+    if found and not found[0]:
+        raise CannotBeTraced(found[1])
+    return dict([found]) if found else {}
+
+
+def _with_export(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
+    if examples.kept:
+        raise CannotBeTraced(examples.kept)
     recordings = {}
-    for training in MODES:
+    for training in examples.expected:
         with put_back(module):
             module.train(training)
-            recordings[training] = exported.record(module, inputs)
+            recordings[training] = exported.record(module, examples.first)
+    with put_back(module):
+        exported.keep_assigned(list(recordings.values()), module)
     return recordings
 
 
-def _as_one(module: nn.Module, inputs: Inputs) -> Mapping[bool, Recording]:
+def _as_one(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
     """The whole module as one operation."""
-    recordings = {}
-    for training in MODES:
+    recordings, inputs = {}, examples.first
+    for training in examples.expected:
         graph, nodes = fx.Graph(), {}
         for number, (key, tensor) in enumerate(inputs.tensors.items()):
             node = nodes[key] = graph.placeholder(f"value_{number}")
@@ -234,49 +303,74 @@ def _modes(module: nn.Module, name: str) -> dict[bool, dict[str, bool]]:
     return found
 
 
-def _run(module: nn.Module, inputs: Inputs, training: bool, name: str) -> Any:
-    """Run the module on the example; return what it gives. Raises InputError where that is no network's output."""
-    args, kwargs = inputs.arguments({})
-    try:
-        with put_back(module):
-            module.train(training)
-            torch.manual_seed(0)
-            found = module(*args, **kwargs)
-    except CODE_FAILURES as error:  # whatever it raises
-        what = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"{name}: the forward of {type(module).__name__} raises {type(error).__name__} on the example ({what})"
-        ) from error
-    if not tensors_of(found):
-        raise InputError(
-            f"{name}: the forward of {type(module).__name__} returns a {type(found).__name__}, expected tensors"
-        )
-    if training and not any(tensor.requires_grad for tensor in tensors_of(found)):
-        raise InputError(
-            f"{name}: nothing that the forward of {type(module).__name__} returns in training depends on a parameter: "
-            "there is nothing to train"
-        )
+def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[bool]) -> dict[bool, Any]:
+    """Run a module in each phase. Raises InputError where it raises in one of `phases`; else that one is left out."""
+    found = {}
+    for training in MODES:
+        try:
+            found[training] = _run(module, minibatches, training)
+        except InputError:
+            if training in phases:
+                raise
     return found
 
 
-def _check_against(network: TracedNetwork, inputs: Inputs, expected: Mapping[bool, Any]) -> None:
+def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tuple[list[Any], str]:
+    """Run the module on minibatches; return what it gives, and what Python changed in the last one.
+
+    Raises InputError where it raises.
+    """
+    found, kept, name = [], "", f"{minibatches[0].owner}: the forward of {type(module).__name__}"
+    with put_back(module):
+        module.train(training)
+        for number, inputs in enumerate(minibatches):
+            watch = Watch(module)
+            seed_all(number)
+            watch.note_draws()
+            args, kwargs = inputs.arguments({})
+            try:
+                found.append(module(*args, **kwargs))
+            except CODE_FAILURES as error:  # whatever it raises
+                what = " ".join(str(error).split())[:200]
+                raise InputError(f"{name} raises {type(error).__name__} on the example ({what})") from error
+            kept = watch.changed() or watch.drawn(torch_too=False)
+    return found, kept
+
+
+def _check_outputs(module: nn.Module, owner: str, one: Any, two: Any) -> None:
+    """Raise InputError where what a module gives for two minibatches is no network's output."""
+    name = f"{owner}: the forward of {type(module).__name__}"
+    if not tensors_of(one):
+        raise InputError(f"{name} returns a {type(one).__name__}, expected tensors")
+    (first, spec), (second, other) = flattened(one), flattened(two)
+    if spec != other:
+        raise InputError(
+            f"{name} returns {len(first)} values for one minibatch and {len(second)} for another: "
+            "return as many for each, such as one tensor of all samples (torch.cat or torch.stack)"
+        )
+
+
+def _check_against(network: TracedNetwork, examples: Examples) -> None:
     """Run the layers one by one and compare with the module's outputs. Raises CannotBeTraced where they differ."""
-    for training in MODES:
+    for training, expected in examples.expected.items():
         stage = network.build(engine=None).train(training)
         stage.draws_by_layer = False
-        torch.manual_seed(0)
-        try:
-            # With gradients, as the module ran: without them LSTMs take another kernel, which rounds differently.
-            found = stage.result(stage(inputs.tensors, minibatch=0))
-        except LayerFailed as error:
-            raise CannotBeTraced(f"of its layers one by one, {str(error)[:150]}") from error
-        except Exception as error:  # of any kind: the recording is not the module
-            raise CannotBeTraced(
-                f"its layers raise {type(error).__name__} ({' '.join(str(error).split())[:100]})"
-            ) from error
-        ours, theirs = flattened(found), flattened(expected[training])
-        if ours[1] != theirs[1] or not all(map(_equal, ours[0], theirs[0])):
-            raise CannotBeTraced("its layers one by one give something else than the module")
+        for number, inputs in enumerate((examples.first, examples.second, examples.second)):
+            seed_all(number)
+            try:
+                network.sizes.check(inputs.tensors)
+                # With gradients, as the module ran: without them LSTMs take another kernel, which rounds differently.
+                found = stage.result(stage(inputs.tensors, minibatch=number))
+            except LayerFailed as error:
+                raise CannotBeTraced(f"of its layers one by one, {str(error)[:150]}") from error
+            except Exception as error:  # of any kind: the recording is not the module
+                raise CannotBeTraced(
+                    f"its layers raise {type(error).__name__} ({' '.join(str(error).split())[:100]})"
+                ) from error
+            ours, theirs = flattened(found), flattened(expected[number])
+            if ours[1] != theirs[1] or not all(map(_equal, ours[0], theirs[0])):
+                which = "for the next minibatch" if number else ""
+                raise CannotBeTraced(f"its layers one by one give something else than the module {which}".rstrip())
 
 
 def _equal(ours: Any, theirs: Any) -> bool:

@@ -49,6 +49,14 @@ def in_order(value: Any) -> Tensor:
     return value.F.index_select(0, order)
 
 
+def one_sample_more(value: Any) -> Any:
+    """Return a sparse tensor with its last sample once more, as a sample of its own."""
+    places = value.C
+    last = places[places[:, 0] == places[:, 0].max()] + torch.tensor([1, *[0] * (places.shape[1] - 1)]).to(places)
+    rows = torch.cat([value.F, value.F[places[:, 0] == places[:, 0].max()]])
+    return type(value)(features=rows, coordinates=torch.cat([places, last]), tensor_stride=value.tensor_stride)
+
+
 def tensors_of(value: Any) -> list[Tensor]:
     """Return the numbers of every tensor in a structure."""
     leaves = flattened(value)[0]

@@ -14,11 +14,13 @@ from ..base import direct_reads
 from .checkpoints import without_checkpoints
 from .copies import module_at, other_weights
 from .network import TracedNetwork
-from .recording import names_of, put_back
+from .recording import names_of, own_draws, put_back, seed_all
+from .subnetwork import TracedSubnetwork
 from .values import Structure, features, flattened, in_order, is_tensor
 
 Loss = Callable[[Any], Tensor]
 
+_PASSES = 2  # what a forward leaves behind is met by the next one
 _MORE_TRIES = 2  # comparisons that have to differ as well, each with other weights
 
 
@@ -48,7 +50,10 @@ def verify(
     loss: Loss | None = None,
     stages: Sequence[Sequence[str]] | int | None = None,
 ) -> None:
-    """Run one minibatch through the stages of a network and through its module, training and not, and compare.
+    """Run a minibatch, twice in a row, through the stages of a network and through its module, and compare.
+
+    In each phase that was traced. Take other samples than those of the trace, and another number of them: what tracing
+    froze is the same on its own. Stages share no memory, and keep their buffers from one pass to the next.
 
     `stages`: the layers of each, or a number of stages of about as many layers; two by default; 0: every layer its own.
     `loss` takes what the module returns; left out, it is the mean square of its outputs. Dropout draws the same in
@@ -59,7 +64,7 @@ def verify(
     sums come in another order from one pass to the next, and where a ReLU's input is 0 but for their rounding, or two
     rows share a maximum, a gradient goes one way or the other.
     """
-    for training in (True, False):
+    for training in network.phases:
 
         def beyond_rounding(training: bool = training) -> Difference | None:
             found = differences(network, inputs, engine=engine, loss=loss, stages=stages, training=training)
@@ -115,10 +120,16 @@ def differences(
     stages: Sequence[Sequence[str]] | int | None = None,
     training: bool = True,
 ) -> list[Difference]:
-    """Return where a cut network differs from its module on one minibatch: nothing where every bit is the same."""
-    loss = loss or mean_square
-    whole = run_whole(network, inputs, loss=loss, training=training)
-    cut = run_cut(network, inputs, engine=engine, loss=loss, stages=split_evenly(network, stages), training=training)
+    """Return where a cut network differs from its module on one minibatch, run twice in a row: nothing where every bit
+    is the same.
+    """
+    options: dict[str, Any] = {"loss": loss or mean_square, "training": training}
+    wholes = _run_module(network, inputs, passes=_PASSES, **options)
+    cuts = _run_stages(network, inputs, passes=_PASSES, engine=engine, stages=split_evenly(network, stages), **options)
+    return [each for pair in zip(wholes, cuts, strict=True) for each in _of_passes(network, *pair, training)]
+
+
+def _of_passes(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -> list[Difference]:
     found = _of_layers(network, whole, cut, training)
     if len(whole.outputs) != len(cut.outputs):
         found.append(Difference("the number of outputs", network.rows[-1].id, float("inf"), float("inf")))
@@ -202,7 +213,11 @@ def split_evenly(network: TracedNetwork, stages: Sequence[Sequence[str]] | int |
 
 def run_whole(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bool) -> Pass:
     """Run the module that a network was made of, as it is."""
-    module, values = network.module, dict[str, Any]()
+    return _run_module(network, inputs, loss=loss, training=training, passes=1)[0]
+
+
+def _run_module(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bool, passes: int) -> list[Pass]:
+    module, values, found = network.module, dict[str, Any](), list[Pass]()
     counts: dict[str, int] = {}
 
     def keep(path: str) -> Callable[..., None]:
@@ -222,18 +237,27 @@ def run_whole(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bool
             part = module_at(module, path)
             if not isinstance(part, torch.jit.ScriptModule):  # which take no hooks
                 stack.callback(part.register_forward_hook(keep(path)).remove)
-        args, kwargs = network.arguments.arguments(network.arguments.bind(inputs))
-        torch.manual_seed(0)
-        output = module(*args, **kwargs)
-        names = names_of(module)
-        trained = {names[id(p)]: p for p in module.parameters() if p.requires_grad}
-        try:
-            given = [_dense(each) for each in _gradients([loss(output)], list(trained.values()), [None])]
-        except RuntimeError as error:  # an operation without a derivative
-            what = " ".join(str(error).split())
-            raise InputError(f"{network.name}: the backward of {type(module).__name__} raises ({what})") from error
-        buffers = {key: buffer.detach().clone() for key, buffer in module.named_buffers() if key in network.layer_of}
-    return Pass(flattened(output)[0], dict(zip(trained, given, strict=True)), buffers, values)
+        for number in range(passes):
+            args, kwargs = network.arguments.arguments(network.arguments.bind(_copied(inputs)))
+            seed_all(number)
+            output = module(*args, **kwargs)
+            names = names_of(module)
+            trained = {names[id(p)]: p for p in module.parameters() if p.requires_grad}
+            try:
+                given = [_dense(each) for each in _gradients([loss(output)], list(trained.values()), [None])]
+            except RuntimeError as error:  # an operation without a derivative
+                what = " ".join(str(error).split())
+                raise InputError(f"{network.name}: the backward of {type(module).__name__} raises ({what})") from error
+            buffers = {key: each.detach().clone() for key, each in module.named_buffers() if key in network.layer_of}
+            found.append(Pass(flattened(output)[0], dict(zip(trained, given, strict=True)), buffers, dict(values)))
+            values.clear()
+            counts.clear()
+    return found
+
+
+def _copied(value: Any) -> Any:
+    """Return a structure with copies of its tensors: what another process has."""
+    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, value)
 
 
 def run_cut(
@@ -251,28 +275,62 @@ def run_cut(
 
     `seeded`: layers draw from seeds of their own, as in training; else as the whole module would.
     """
+    options: dict[str, Any] = {"loss": loss, "training": training, "seeded": seeded, "minibatch": minibatch}
+    return _run_stages(network, inputs, engine=engine, stages=stages, passes=1, **options)[0]
+
+
+def _run_stages(
+    network: TracedNetwork,
+    inputs: Any,
+    *,
+    engine: Any,
+    loss: Loss,
+    stages: Sequence[Sequence[str]],
+    training: bool,
+    passes: int,
+    seeded: bool = False,
+    minibatch: int = 0,
+) -> list[Pass]:
+    built = [network.build(ids, engine=engine, seed=0).train(training) for ids in stages]
+    for stage in built:
+        stage.draws_by_layer = seeded
+    with own_draws():
+        return [
+            _through(network, built, inputs, engine=engine, loss=loss, minibatch=minibatch + number, seed=number)
+            for number in range(passes)
+        ]
+
+
+def _through(
+    network: TracedNetwork,
+    stages: Sequence[TracedSubnetwork],
+    inputs: Any,
+    *,
+    engine: Any,
+    loss: Loss,
+    minibatch: int,
+    seed: int,
+) -> Pass:
     found = Pass([], {}, {})
     tape: list[tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]] = []
     alive, before = dict[str, Any](), set[str]()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for number, ids in enumerate(stages):
-            stage = network.build(ids, engine=engine, seed=0).train(training)
-            stage.draws_by_layer = seeded
-            bound = stage.enter(inputs)
-            entering, leaves = _received(alive, engine, network)
-            last = number == len(stages) - 1
-            direct = direct_reads(network, stage.table, last=last)
-            given = {name: bound[name] for name in bound if number == 0 or name in direct} | entering
-            weights = {name: p.detach().requires_grad_(p.requires_grad) for name, p in stage.named_parameters()}
-            with other_weights(stage, weights):
-                values = stage(given, minibatch=minibatch)
-            found.values.update({name: value for name, value in values.items() if name not in found.values})
-            found.buffers.update({name: b for name, b in stage.named_buffers() if name in network.layer_of})
-            before |= set(ids)
-            names = () if last else network.alive(before, training=training)
-            alive = {name: values[name] for name in names}
-            tape.append((alive, weights, leaves))
+    seed_all(seed)
+    for number, stage in enumerate(stages):
+        bound = stage.enter(_copied(inputs))
+        entering, leaves = _received(alive, engine, network)
+        last = number == len(stages) - 1
+        direct = direct_reads(network, stage.table, last=last)
+        given = {name: bound[name] for name in bound if number == 0 or name in direct} | entering
+        weights = {name: p.detach().requires_grad_(p.requires_grad) for name, p in stage.named_parameters()}
+        with other_weights(stage, weights):
+            values = stage(given, minibatch=minibatch)
+        found.values.update({name: value for name, value in values.items() if name not in found.values})
+        buffers = {name: b.detach().clone() for name, b in stage.named_buffers() if name in network.layer_of}
+        found.buffers.update(buffers)
+        before |= set(stage.layer_ids)
+        names = () if last else network.alive(before, training=stage.training)
+        alive = {name: values[name] for name in names}
+        tape.append((alive, weights, leaves))
     output = stage.result(values)
     found.outputs = flattened(output)[0]
     _backward(tape, loss(output), found, network)
@@ -286,7 +344,7 @@ def _received(
     if not alive:
         return {}, {}
     parts = engine.split(alive)
-    rows = {name: feature.rows.detach() for name, feature in parts.features.items()}
+    rows = {name: feature.rows.detach().clone() for name, feature in parts.features.items()}
     leaves = {name: each.requires_grad_() for name, each in rows.items() if name in network.differentiable}
     features_of = {name: feature._replace(rows=rows[name]) for name, feature in parts.features.items()}
     return engine.join(type(parts)(parts.coordinate_sets, features_of)), leaves

@@ -16,6 +16,7 @@ from ...plan import Plan
 from ...profile import Profile
 from ...workload_facts import LEARNING, REPLAY, workload_facts
 from ..config import RunConfig
+from ..forward_only import ForwardOnly
 
 if TYPE_CHECKING:  # it brings torch, for which nobody who launches need wait
     from .base import Workload
@@ -49,7 +50,8 @@ def _check_learning(plan: Plan, config: RunConfig, profile: Profile | None, clus
     from .opening import open_task
     from .verifying import verify_once
 
-    task = open_task(config.replace(validate=False), engine_name=config.engine, seed=config.seed)
+    phases = (True, False) if config.validate else (True,)
+    task = open_task(config.replace(validate=False), engine_name=config.engine, seed=config.seed, phases=phases)
     plan.check(task.network.graph())
     verify_once(task, plan, config)
 
@@ -69,7 +71,7 @@ def layer_graph(config: RunConfig) -> LayerGraph:
 def _open_learning(run_dir: Path, config: RunConfig) -> "Workload":
     from .learning import Learning
 
-    return Learning.open(config)
+    return Learning.open(config, trains=ForwardOnly.of_run(run_dir) is None)
 
 
 def _check_replay(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:

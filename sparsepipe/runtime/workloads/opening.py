@@ -1,5 +1,6 @@
 """Open what a run trains: a network by name and a data set, brought together. The profiler opens them alike."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,15 +35,25 @@ class LearningTask:
     loss: Loss
 
 
-def open_task(config: DataConfig, *, engine_name: str, seed: int, module: nn.Module | None = None) -> LearningTask:
+def open_task(
+    config: DataConfig,
+    *,
+    engine_name: str,
+    seed: int,
+    module: nn.Module | None = None,
+    phases: Collection[bool] = (True,),
+) -> LearningTask:
     """Open what the settings name. `module`: the network itself, in the place of one by name.
+
+    `phases`: whether it is to train (True), to evaluate (False), or both; see `trace`. With validation it evaluates.
 
     Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
     """
     training, validation = _open_splits(config, seed)
     if module is None and is_table(config.model):
         return _table_task(config, engine_name, training, validation)
-    return _module_task(config, engine_name, seed, training, validation, module)
+    phases = {*phases, False} if validation is not None else phases
+    return _module_task(config, engine_name, seed, training, validation, module, phases)
 
 
 def check_settings(config: DataConfig, *, seed: int) -> None:
@@ -102,6 +113,11 @@ def first_samples(dataset: Dataset) -> range:
     return range(min(2, len(dataset)))
 
 
+def other_samples(dataset: Dataset) -> range:
+    """Return the samples on which a network is compared with its trace: three, and in another order."""
+    return range(min(3, len(dataset)))[::-1]
+
+
 def _near_origin(dataset: Any, steps: tuple[int, ...] | None, chosen: Engine) -> Any:
     """Return a split whose clouds the engine can hold: others are refused with their file when they are read."""
     if not isinstance(dataset, data.VoxelDataset):
@@ -116,6 +132,7 @@ def _module_task(
     training: Dataset,
     validation: Dataset | None,
     module: nn.Module | None,
+    phases: Collection[bool],
 ) -> LearningTask:
     from ...models.traced import trace
     from ...models.traced.building import build_module
@@ -136,7 +153,9 @@ def _module_task(
     name, num_classes = short_name(config.model), facts.get("num_classes", 0)
     if isinstance(batch, data.PointBatch) and (changed := chosen.correct(module)):  # type: ignore[attr-defined]
         tell(f"{name}: {', '.join(changed)} pools in the mode that keeps samples apart, unlike the library's default")
-    net = trace(module, chosen.tensor(batch), name=name, say=tell, num_classes=num_classes)
+    another = chosen.tensor(training.batch(other_samples(training)))
+    options: dict[str, Any] = {"say": tell, "num_classes": num_classes, "another": another, "phases": phases}
+    net = trace(module, chosen.tensor(batch), name=name, **options)
     return LearningTask(net, chosen, training, validation, _loss_of(config, training))
 
 

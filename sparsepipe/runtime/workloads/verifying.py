@@ -1,23 +1,28 @@
-"""Before the first run of a network that is a torch module: its stages are held against the whole on one minibatch."""
+"""Before the first run of a network that is a torch module: its stages are compared with the whole module."""
 
 from collections.abc import Sequence
 
 import torch
 
+from ... import data
 from ...data.sources import user_cache
 from ...derived.digests import digest
+from ...errors import InputError
 from ...functions import UserFunction, is_function
 from ...io.files import write_atomic
 from ...io.told import tell
 from ...models.traced import verify
 from ...plan import Plan
 from ..config import RunConfig
-from .opening import LearningTask, first_samples
+from .opening import LearningTask, other_samples
+
+_COMPARISON = 2  # counts up where more is compared: what passed before is compared again
 
 
 def verify_once(task: LearningTask, plan: Plan, config: RunConfig) -> bool:
     """Compare the plan's stages with the network in one piece: outputs, gradients and buffers, training and not.
 
+    On other samples than it was traced on, and on a single one where a minibatch of the run has one.
     What was compared before, the same code cut at the same places, is not compared again. Returns whether it was now.
     Raises InputError that names the first layer that differs.
     """
@@ -25,9 +30,16 @@ def verify_once(task: LearningTask, plan: Plan, config: RunConfig) -> bool:
     mark = user_cache() / "verified" / _digest(task, stages, config)
     if mark.exists():
         return False
-    batch = task.training.batch(first_samples(task.training))
-    inputs = task.engine.tensor(batch)
-    verify(task.network, inputs, engine=task.engine, stages=stages)  # type: ignore[arg-type]  # a traced one
+    sizes = data.sizes(len(task.training), config.batch_size, last=config.last_minibatch)
+    for samples in (other_samples(task.training), range(1)) if 1 in sizes else (other_samples(task.training),):
+        inputs = task.engine.tensor(task.training.batch(samples))
+        try:
+            verify(task.network, inputs, engine=task.engine, stages=stages)  # type: ignore[arg-type]  # a traced one
+        except InputError:
+            raise
+        except Exception:
+            if len(samples) > 1:
+                raise  # else the module takes no single sample, which the run says when it comes to it
     tell(f"{task.network.name}: it is the same network when cut into the stages of the plan ({len(stages)})")
     write_atomic(mark, "")
     return True
@@ -37,4 +49,4 @@ def _digest(task: LearningTask, stages: Sequence[Sequence[str]], config: RunConf
     """A name for what is compared: the code, what it is given, the example's form, the cuts, the library."""
     code = UserFunction.parse(config.model).sha256() if is_function(config.model) else config.model
     given = [config.model, config.model_args, config.data, config.data_args]
-    return digest([code, given, [list(stage) for stage in stages], str(torch.__version__)])
+    return digest([_COMPARISON, code, given, [list(stage) for stage in stages], str(torch.__version__)])

@@ -1,0 +1,172 @@
+"""Finds what a recording took from its own minibatch: lists of its length, tensors that were kept, what Python counts.
+
+A forward is recorded twice in a row, on two minibatches. What differs is no property of the network, and what Python
+changes meanwhile would stay as it was once the recording runs in Python's stead.
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from .operations import name_of
+from .recording import OF_MODULES, Recording
+from .values import Structure, is_constant, is_tensor
+
+_TORCH = "torch's generator"
+_DEEPEST = 3  # structures inside structures that are looked into
+
+
+def difference(first: Recording, again: Recording) -> tuple[str, str] | None:
+    """Return where two recordings of a forward differ: the path of the module, and how; None where they do not."""
+    places: dict[fx.Node, int] = {}
+    for number, (a, b) in enumerate(zip(first.nodes, again.nodes, strict=False)):
+        places[a] = places[b] = number
+        why = _other_node(a, b, places)
+        if why:
+            return _common_path(a, b), why
+    if len(first.nodes) != len(again.nodes):
+        longer = max(first.nodes, again.nodes, key=len)
+        node = longer[min(len(first.nodes), len(again.nodes))]
+        return str(node.meta["path"]), f"it calls {name_of(node)} more often in another minibatch"
+    if first.output_spec != again.output_spec or _placed(first.outputs, places) != _placed(again.outputs, places):
+        return "", "it returns another structure for another minibatch"
+    return None
+
+
+def _other_node(a: fx.Node, b: fx.Node, places: dict[fx.Node, int]) -> str:
+    """Say how two operations at the same place differ; "" where they do not."""
+    if a.op == b.op == "get_attr":
+        return _other_state(a, b)
+    if a.op != b.op or a.target != b.target or a.meta["path"] != b.meta["path"]:
+        return f"it does {_call(b)} in another minibatch where it did {_call(a)}: what decides must not be in Python"
+    ours, theirs = _placed((a.args, a.kwargs), places), _placed((b.args, b.kwargs), places)
+    if ours != theirs:
+        if any(source.target is len for source in a.all_input_nodes):
+            return "Python loops over a list that is as long as the minibatch"
+        return (
+            f"Python gives {_call(a)} another number in another minibatch: keep it in a buffer, or give it to forward"
+        )
+    structures = Structure.of(a.meta["value"]), Structure.of(b.meta["value"])
+    if None not in structures and structures[0] != structures[1]:
+        return f"{_call(a)} gives a list that is as long as the minibatch"
+    return ""
+
+
+def _other_state(a: fx.Node, b: fx.Node) -> str:
+    known = a.meta["registered"], b.meta["registered"]
+    ours, theirs = a.meta["value"], b.meta["value"]
+    if known == (True, True):
+        return "" if a.target == b.target else f"it reads {b.target} in another minibatch where it read {a.target}"
+    same = known == (False, False) and ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    if same and (ours is theirs or torch.equal(ours, theirs)):
+        return ""
+    return "it reads a tensor that it kept as it ran, which is another in each minibatch: make it a buffer"
+
+
+def _call(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else name_of(node)
+
+
+def _placed(structure: Any, places: dict[fx.Node, int]) -> Any:
+    """Return arguments with the number of each node in its place, and plain values as text: NaN is itself."""
+    if isinstance(structure, fx.Node):
+        return ("node", places.get(structure))
+    if isinstance(structure, tuple | list):
+        return [_placed(each, places) for each in structure]
+    if isinstance(structure, dict):
+        return {key: _placed(each, places) for key, each in structure.items()}
+    if isinstance(structure, slice):
+        return _placed((structure.start, structure.stop, structure.step), places)
+    return repr(structure) if is_constant(structure) else _print(structure)
+
+
+def _common_path(a: fx.Node, b: fx.Node) -> str:
+    """Return the innermost module that both are in: the one whose Python went two ways."""
+    shared = []
+    for one, two in zip(str(a.meta["path"]).split("."), str(b.meta["path"]).split("."), strict=False):
+        if one != two:
+            break
+        shared.append(one)
+    return ".".join(shared)
+
+
+class Watch:
+    """Notices what Python changes: attributes that are no tensors, and numbers drawn by others than torch's modules."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._paths = {part: path for path, part in module.named_modules()}
+        self._known: dict[nn.Module, dict[str, Any]] = {}
+        self.note(self._paths)
+        self.note_draws()
+
+    def note(self, parts: Iterable[nn.Module]) -> None:
+        """Take the attributes of modules, as they are now, for known."""
+        self._known.update({part: _attributes(part) for part in parts})
+
+    def note_draws(self) -> None:
+        self._draws = _draws()
+
+    def changed(self, parts: Iterable[nn.Module] | None = None) -> str:
+        """Say what of modules, all by default, is another than when it was noted; "" where nothing is."""
+        for part in self._paths if parts is None else parts:
+            now, before = _attributes(part), self._known.get(part)
+            if before is None or now == before:
+                continue
+            name = min(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
+            place = ".".join(each for each in (self._paths.get(part, ""), name) if each)
+            return f"Python changes {place} in every minibatch: make it a buffer, or give it to forward"
+        return ""
+
+    def drawn(self, *, torch_too: bool = True) -> str:
+        """Say whether somebody drew random numbers since they were noted; "" where not."""
+        drew = [
+            name for name, state in _draws().items() if state != self._draws[name] and (torch_too or name != _TORCH)
+        ]
+        return (
+            f"Python draws numbers from {drew[0]}: draw them with torch.rand, and compute with the tensor"
+            if drew
+            else ""
+        )
+
+
+def _draws() -> dict[str, Any]:
+    return {
+        "random": random.getstate(),
+        "numpy.random": _print(np.random.get_state()),
+        _TORCH: torch.get_rng_state().numpy().tobytes(),
+    }
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    return {name: _print(value) for name, value in vars(part).items() if name not in OF_MODULES}
+
+
+def _print(value: Any, depth: int = 0) -> Any:
+    """Return what can be compared later: numbers and texts as they are, of tensors and what is unknown but the kind."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        return type(value).__name__, repr(value)
+    if isinstance(value, fx.Proxy | nn.Module) or is_tensor(value) or depth > _DEEPEST:
+        return "tensor"
+    if isinstance(value, np.ndarray):
+        return value.shape, value.tobytes() if value.dtype != object else None
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return _print(value.bit_generator.state, depth + 1)
+    if isinstance(value, np.random.RandomState):
+        return _print(value.get_state(), depth + 1)
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, dict):
+        return [(repr(key), _print(each, depth + 1)) for key, each in value.items()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [_print(each, depth + 1) for each in value]
+    own = getattr(value, "__dict__", None)
+    if isinstance(own, dict) and not isinstance(value, type):
+        return type(value).__name__, _print(own, depth + 1)
+    return type(value).__name__
