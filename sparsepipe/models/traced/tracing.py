@@ -165,7 +165,6 @@ def _assembled(
     name: str,
     modes: Mapping[bool, Mapping[str, bool]],
     way: Way,
-    expected: Mapping[bool, Any],
     num_classes: int,
     reasons: list[str],
 ) -> TracedNetwork:
@@ -178,7 +177,7 @@ def _assembled(
     }
     for training, each in recordings.items():
         if any(isinstance(leaf, fx.Node) and Structure.of(leaf.meta["value"]) is None for leaf in each.outputs):
-            entry = odd_entry(expected[training]) or "what is neither tensor nor number"
+            entry = odd_entry(examples.expected[training][0]) or "what is neither tensor nor number"
             remedy = " (in transformers: use_cache=False)" if entry.endswith("Cache") else ""
             raise CannotBeTraced(f"it returns {entry}, expected tensors and numbers: leave it out{remedy}")
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
