@@ -161,7 +161,9 @@ class Listing:
             many = len(group) > 1
             self.leave(folder / f"*{suffix}" if many else group[0], reason, files=len(group))
 
-    def refuse_unread(self, folder: Path, paths: Iterable[Path], why: str = UNREAD) -> None:
+    def refuse_unread(
+        self, folder: Path, paths: Iterable[Path], why: str = UNREAD, *, expected: str | None = None
+    ) -> None:
         """Note as a fault that a folder of samples has none, but files that may be meant as such."""
         suffixes = Counter(
             suffix_of(path) or "no suffix" for path in paths if path.suffix.lower() not in COMPANION_SUFFIXES
@@ -170,7 +172,7 @@ class Listing:
             kinds = ", ".join(sorted(suffixes)[:6])
             self.faults.append(
                 f"{folder}: no sample in it, but {number_of(sum(suffixes.values()), 'file')} ({kinds}) {why}; expected "
-                f"{formats()}, convert them or move the folder away"
+                f"{expected or formats()}, convert them or move the folder away"
             )
 
     def attempt(self, make: Callable[[], SampleFile]) -> None:

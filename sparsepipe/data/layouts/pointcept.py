@@ -62,10 +62,11 @@ def opened(root: Path, marker: dict) -> DataFolder:
             if is_scene(scene):
                 scenes.append((scene, split))
             else:
-                listing.refuse_unread(scene, [path for path in entries(scene) if not path.is_dir()])
+                inside = [path for path in entries(scene) if not path.is_dir()]
+                listing.refuse_unread(scene, inside, expected=_COORDINATES)
                 listing.leave(scene, f"no scene: without {_COORDINATES}")
         if not any(map(is_scene, folders(folder))):
-            listing.refuse_unread(folder, loose, "in no scene's folder")
+            listing.refuse_unread(folder, loose, "in no scene's folder", expected=f"SCENE/{_COORDINATES}")
         listing.leave_files(loose, "in no scene's folder")
     listing.leave_files((path for path in entries(root) if not path.is_dir() and path.name != MARKER), "not read")
     segment = _segment(root, marker, [scene for scene, _ in scenes])
