@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from ...errors import InputError
 from . import exported, tracer
@@ -44,6 +45,12 @@ def trace(
         raise InputError(f"{name} is a {type(module).__name__}, expected a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name}: {type(module).__name__} has no parameters to train")
+    for key, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
+            raise InputError(
+                f"{name}: {key} has the layout {tensor.layout}, checkpoints have dense tensors: "
+                "register it as a buffer with persistent=False"
+            )
     inputs = Inputs.of(name, example)
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
@@ -241,7 +248,7 @@ def _run(module: nn.Module, inputs: Inputs, training: bool, name: str) -> Any:
         with put_back(module):
             module.train(training)
             torch.manual_seed(0)
-            found = module(*args, **kwargs)
+            found = _copied(module(*args, **kwargs))
     except Exception as error:  # whatever it raises
         what = " ".join(str(error).split())[:200]
         raise InputError(
@@ -257,6 +264,12 @@ def _run(module: nn.Module, inputs: Inputs, training: bool, name: str) -> Any:
             "there is nothing to train"
         )
     return found
+
+
+def _copied(output: Any) -> Any:
+    """Return an output with tensors of its own: one may be a buffer, which is put back."""
+    leaves, spec = flattened(output)
+    return pytree.tree_unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
 def _check_against(network: TracedNetwork, inputs: Inputs, expected: Mapping[bool, Any]) -> None:

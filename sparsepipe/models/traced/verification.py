@@ -145,8 +145,12 @@ def differences(
 def _of_layers(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -> list[Difference]:
     """Compare what modules gave, in the layers' order."""
     found = []
-    # A module that one mode calls more often: which call a layer is, its id does not say.
-    uneven = {path for row in network.rows if len(row.programs) < 2 for path in row.modules}
+    # Modules that one mode calls more often, or a layer several times: which call a layer is, its id does not say.
+    uneven = set[str]()
+    for row in network.rows:
+        for each in row.programs.values():
+            calls = [str(step.target) for step in each.steps if step.op == "call_module"]
+            uneven.update(calls if len(calls) > 1 or len(row.programs) < 2 else ())
     for row in network.rows:
         program = row.programs.get(training) if uneven.isdisjoint(row.modules) else None
         alone = program is not None and sum(step.op == "call_module" for step in program.steps) == 1
@@ -162,7 +166,7 @@ def _compared(what: str, layer: str, theirs: Any, ours: Any, floor: float = 0.0)
     if not is_tensor(theirs):
         same = type(theirs) is type(ours) and bool(theirs == ours)
         return [] if same else [Difference(what, layer, float("inf"), float("inf"))]
-    a, b = in_order(theirs).detach(), in_order(ours).detach()
+    a, b = (_dense(in_order(each).detach()) for each in (theirs, ours))
     if a.shape != b.shape or a.dtype != b.dtype:
         return [
             Difference(
@@ -233,7 +237,8 @@ def run_whole(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bool
             what = " ".join(str(error).split())
             raise InputError(f"{network.name}: the backward of {type(module).__name__} raises ({what})") from error
         buffers = {key: buffer.detach().clone() for key, buffer in module.named_buffers() if key in network.layer_of}
-    return Pass(flattened(output)[0], dict(zip(trained, given, strict=True)), buffers, values)
+        outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flattened(output)[0]]
+    return Pass(outputs, dict(zip(trained, given, strict=True)), buffers, values)
 
 
 def run_cut(
