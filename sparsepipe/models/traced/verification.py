@@ -15,7 +15,7 @@ from .checkpoints import without_checkpoints
 from .copies import module_at, other_weights
 from .network import TracedNetwork
 from .recording import names_of, put_back
-from .values import Structure, features, flattened, in_order, is_tensor
+from .values import Structure, features, flattened, in_order, is_sparse, is_tensor
 
 Loss = Callable[[Any], Tensor]
 
@@ -116,7 +116,7 @@ def differences(
     training: bool = True,
 ) -> list[Difference]:
     """Return where a cut network differs from its module on one minibatch: nothing where every bit is the same."""
-    loss = loss or mean_square
+    loss, inputs = loss or mean_square, _of_engine(inputs, engine)
     whole = run_whole(network, inputs, loss=loss, training=training)
     cut = run_cut(network, inputs, engine=engine, loss=loss, stages=split_evenly(network, stages), training=training)
     found = _of_layers(network, whole, cut, training)
@@ -140,6 +140,14 @@ def differences(
                 )  # some are nothing but rounding, as of biases before norms
                 found += _compared(f"{what} of {key}", layer_of[key], theirs[key], ours[key], floor)
     return found
+
+
+def _of_engine(inputs: Any, engine: Any) -> Any:
+    """Return inputs whose sparse tensors are as the engine makes them, as in a run: it has pooled rows in order."""
+    leaves, spec = flattened(inputs)
+    sparse = {str(place): leaf for place, leaf in enumerate(leaves) if is_sparse(leaf)}
+    joined = engine.join(engine.split(sparse)) if sparse else {}
+    return pytree.tree_unflatten([joined.get(str(place), leaf) for place, leaf in enumerate(leaves)], spec)
 
 
 def _of_layers(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -> list[Difference]:
