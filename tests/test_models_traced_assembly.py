@@ -9,8 +9,9 @@ import torch.nn.functional as functional
 from torch import nn
 
 from sparsepipe.engines.plain import PlainEngine
+from sparsepipe.errors import InputError
 from sparsepipe.models.base import direct_reads
-from sparsepipe.models.traced import trace
+from sparsepipe.models.traced import trace, verify
 from sparsepipe.models.traced.verification import differences
 
 
@@ -179,6 +180,56 @@ def test_running_statistics_are_in_one_layer_of_both_modes():
     network = same_when_cut(Normed(), torch.randn(4, 6), stages=(1,))
     assert [row.id for row in network.rows if "norm.running_mean" in row.keys] == ["Normed"]
     assert "different orders" in network.opaque[0]
+
+
+class Twice(nn.Module):
+    """Calls a norm a second time in one mode, with another layer between both."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.norm, self.mix, self.mode = nn.BatchNorm1d(6), nn.Linear(6, 6), mode
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.mix(self.norm(self.mix(x)) if self.training is self.mode else x)
+
+
+class Statistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mix = nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.mix(self.norm(x)), self.norm.running_mean
+
+
+@pytest.mark.parametrize(
+    "module", [Twice(True), Twice(False), Statistics()], ids=["training", "evaluation", "returned"]
+)
+def test_statistics_that_change_are_in_one_layer_and_compared_rightly(module):
+    """Verification took the first call of a layer for its second, and a returned buffer for its later value."""
+    example = torch.randn(4, 6)
+    network = trace(module, example)
+    verify(network, torch.randn(5, 6), engine=PlainEngine(), stages=2)
+    assert sum("norm.running_mean" in row.keys for row in network.rows) == 1
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_sparse_buffer_is_no_part_of_a_checkpoint(persistent):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.register_buffer("adjacency", torch.eye(6).to_sparse(), persistent=persistent)
+
+        def forward(self, x):
+            return self.last(torch.sparse.mm(self.adjacency, self.mix(x).t()).t())
+
+    if persistent:
+        with pytest.raises(InputError, match="adjacency has the layout torch.sparse_coo.* persistent=False"):
+            trace(Graph(), torch.randn(4, 6))
+    else:
+        assert {"mix", "last"} <= set(ids(same_when_cut(Graph(), torch.randn(4, 6))))
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def put_back(module: nn.Module) -> Iterator[None]:
                 for buffer, value in values:
                     if buffer.shape != value.shape:
                         buffer.resize_(value.shape)
-                    if not torch.equal(buffer, value):
+                    if buffer.layout != torch.strided or not torch.equal(buffer, value):
                         buffer.copy_(value)
 
 
@@ -245,10 +245,13 @@ def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
 
 def _kept(source: fx.Node, tensor: Tensor) -> Tensor | None:
     """Return a copy of a buffer: norms change theirs without counting it."""
-    return tensor.clone() if source.op == "get_attr" and not isinstance(tensor, nn.Parameter) else None
+    state = source.op == "get_attr" and not isinstance(tensor, nn.Parameter)
+    return tensor.clone() if state and tensor.layout == torch.strided else None
 
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
+    if tensor.layout != torch.strided:  # which count their changes, all of them
+        return True
     return tensor.shape == kept.shape and bool(((tensor == kept) | ((tensor != tensor) & (kept != kept))).all())
 
 

@@ -279,7 +279,8 @@ class LayerTracer(fx.Tracer):
             node = self.graph.create_node("get_attr", name or f"constant_{len(self.states)}")
             path = self.stack[-1] if self.stack else ""
             node.meta.update(value=tensor, path=path, draws=False, no_grad=False, written=set(), buffers=set())
-            node.meta.update(storages=frozenset([tensor.untyped_storage()._cdata]), registered=name is not None)
+            storages = [tensor.untyped_storage()._cdata] if tensor.layout == torch.strided else []
+            node.meta.update(storages=frozenset(storages), registered=name is not None)
             self.recorded.append(node)
             self.states[tensor] = stand_in(node, self)
         return self.states[tensor]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from ...errors import CODE_FAILURES, InputError
 from . import exported, frozen, tracer
@@ -53,6 +54,12 @@ def trace(
         raise InputError(f"{name} is a {type(module).__name__}, expected a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name}: {type(module).__name__} has no parameters to train")
+    for key, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
+            raise InputError(
+                f"{name}: {key} has the layout {tensor.layout}, checkpoints have dense tensors: "
+                "register it as a buffer with persistent=False"
+            )
     inputs = Inputs.of(name, example)
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
@@ -328,12 +335,18 @@ def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tu
             watch.note_draws()
             args, kwargs = inputs.arguments({})
             try:
-                found.append(module(*args, **kwargs))
+                found.append(_copied(module(*args, **kwargs)))
             except CODE_FAILURES as error:  # whatever it raises
                 what = " ".join(str(error).split())[:200]
                 raise InputError(f"{name} raises {type(error).__name__} on the example ({what})") from error
             kept = watch.changed() or watch.drawn(torch_too=False)
     return found, kept
+
+
+def _copied(output: Any) -> Any:
+    """Return an output with tensors of its own: one may be a buffer, which is put back."""
+    leaves, spec = flattened(output)
+    return pytree.tree_unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
 def _check_outputs(module: nn.Module, owner: str, one: Any, two: Any) -> None:

@@ -16,7 +16,7 @@ from .copies import module_at, other_weights
 from .network import TracedNetwork
 from .recording import names_of, own_draws, put_back, seed_all
 from .subnetwork import TracedSubnetwork
-from .values import Structure, features, flattened, in_order, is_tensor
+from .values import Structure, features, flattened, in_order, is_sparse, is_tensor
 
 Loss = Callable[[Any], Tensor]
 
@@ -123,6 +123,7 @@ def differences(
     """Return where a cut network differs from its module on one minibatch, run twice in a row: nothing where every bit
     is the same.
     """
+    inputs = _of_engine(inputs, engine)
     options: dict[str, Any] = {"loss": loss or mean_square, "training": training}
     wholes = _run_module(network, inputs, passes=_PASSES, **options)
     cuts = _run_stages(network, inputs, passes=_PASSES, engine=engine, stages=split_evenly(network, stages), **options)
@@ -153,11 +154,23 @@ def _of_passes(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -
     return found
 
 
+def _of_engine(inputs: Any, engine: Any) -> Any:
+    """Return inputs whose sparse tensors are as the engine makes them, as in a run: it has pooled rows in order."""
+    leaves, spec = flattened(inputs)
+    sparse = {str(place): leaf for place, leaf in enumerate(leaves) if is_sparse(leaf)}
+    joined = engine.join(engine.split(sparse)) if sparse else {}
+    return pytree.tree_unflatten([joined.get(str(place), leaf) for place, leaf in enumerate(leaves)], spec)
+
+
 def _of_layers(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -> list[Difference]:
     """Compare what modules gave, in the layers' order."""
     found = []
-    # A module that one mode calls more often: which call a layer is, its id does not say.
-    uneven = {path for row in network.rows if len(row.programs) < 2 for path in row.modules}
+    # Modules that one mode calls more often, or a layer several times: which call a layer is, its id does not say.
+    uneven = set[str]()
+    for row in network.rows:
+        for each in row.programs.values():
+            calls = [str(step.target) for step in each.steps if step.op == "call_module"]
+            uneven.update(calls if len(calls) > 1 or len(row.programs) < 2 else ())
     for row in network.rows:
         program = row.programs.get(training) if uneven.isdisjoint(row.modules) else None
         alone = program is not None and sum(step.op == "call_module" for step in program.steps) == 1
@@ -173,7 +186,7 @@ def _compared(what: str, layer: str, theirs: Any, ours: Any, floor: float = 0.0)
     if not is_tensor(theirs):
         same = type(theirs) is type(ours) and bool(theirs == ours)
         return [] if same else [Difference(what, layer, float("inf"), float("inf"))]
-    a, b = in_order(theirs).detach(), in_order(ours).detach()
+    a, b = (_dense(in_order(each).detach()) for each in (theirs, ours))
     if a.shape != b.shape or a.dtype != b.dtype:
         return [
             Difference(
@@ -249,7 +262,8 @@ def _run_module(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bo
                 what = " ".join(str(error).split())
                 raise InputError(f"{network.name}: the backward of {type(module).__name__} raises ({what})") from error
             buffers = {key: each.detach().clone() for key, each in module.named_buffers() if key in network.layer_of}
-            found.append(Pass(flattened(output)[0], dict(zip(trained, given, strict=True)), buffers, dict(values)))
+            outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flattened(output)[0]]
+            found.append(Pass(outputs, dict(zip(trained, given, strict=True)), buffers, dict(values)))
             values.clear()
             counts.clear()
     return found
