@@ -173,7 +173,7 @@ def test_verify_tells_a_kink_from_another_network():
     0 but for that, and the network was refused."""
     module, inputs = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), torch.ones(2, 3)
     weights = [weight.detach().clone() for weight in module.parameters()]
-    zero, roundings = module(inputs).sum().detach(), cycle((1e-7, -1e-7))  # whole, cut, whole, cut, ...
+    zero, roundings = module(inputs).sum().detach(), cycle((1e-7, 1e-7, -1e-7, -1e-7))  # whole twice, cut twice
 
     def loss(output):
         return (output.sum() - zero + next(roundings)).relu()
