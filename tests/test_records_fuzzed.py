@@ -232,7 +232,7 @@ def test_looking_at_a_record_imports_nothing_that_it_names(whole, tmp_path):
     """A run that somebody sent may name any file as its network, data and loss."""
     shutil.copytree(whole, tmp_path / "runs")
     evil, marker = tmp_path / "evil.py", tmp_path / "was-run"
-    evil.write_text(f"open({str(marker)!r}, 'w')\ndef build(*given, **more): pass\n")
+    evil.write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\ndef build(*given, **more): pass\n")
     name = f"{evil}:build"
     config = RunConfig(name, name, batch_size=4, loss=name)
     write_json(tmp_path / "runs" / "damaged" / "config.json", config.to_json())

@@ -101,7 +101,7 @@ class _Template:
         reading, writing = os.pipe()
         with ExitStack() as opened:
             stdout = opened.enter_context(os.fdopen(reading, "rb", buffering=0))
-            word, found = b"", []
+            word, found = b"", list[int]()
             with suppress(TimeoutError):
                 try:
                     socket.send_fds(self._end, [request.to_bytes()], [lock, lifeline, writing, log.fileno()])
