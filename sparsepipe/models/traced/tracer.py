@@ -60,7 +60,7 @@ def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = (), w
     try:
         return tracer.record(inputs)
     except Exception as error:
-        if isinstance(error, CannotBeTraced | ChangedModule):
+        if isinstance(error, ChangedModule):
             raise
         raise CannotBeTraced(_reason(error)) from error
 
