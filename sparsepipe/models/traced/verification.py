@@ -262,11 +262,15 @@ def _run_module(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bo
                 what = " ".join(str(error).split())
                 raise InputError(f"{network.name}: the backward of {type(module).__name__} raises ({what})") from error
             buffers = {key: each.detach().clone() for key, each in module.named_buffers() if key in network.layer_of}
-            outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flattened(output)[0]]
-            found.append(Pass(outputs, dict(zip(trained, given, strict=True)), buffers, dict(values)))
+            found.append(Pass(_outputs(output), dict(zip(trained, given, strict=True)), buffers, dict(values)))
             values.clear()
             counts.clear()
     return found
+
+
+def _outputs(output: Any) -> list[Any]:
+    """Return the leaves of an output with tensors of their own: one may be a buffer, which the next pass changes."""
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flattened(output)[0]]
 
 
 def _copied(value: Any) -> Any:
@@ -346,7 +350,7 @@ def _through(
         alive = {name: values[name] for name in names}
         tape.append((alive, weights, leaves))
     output = stage.result(values)
-    found.outputs = flattened(output)[0]
+    found.outputs = _outputs(output)
     _backward(tape, loss(output), found, network)
     return found
 
