@@ -19,7 +19,7 @@ from ..graph_text import GraphText, GraphTextNode
 from ..host.background_load import BackgroundLoad
 from ..io.fields import number, shown, text, texts
 from ..io.files import read_json, write_json
-from ..sizes import SIZE_UNITS
+from ..sizes import SIZE_UNITS, Certainty
 from .layer_cost import CODED_FIELDS, COST_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
 from .size_laws import Array
 
@@ -108,12 +108,22 @@ class Profile:
             text for part in self._measured(device_types) for text in (*_told_of_layers(part), *_told_of_load(part))
         ]
         kinds = [kind for part in self._measured(device_types) for kind in part["device_types"]]
-        for doubts in (self._doubts_of_range, self._doubts_of_points):
-            of_kinds: dict[str, list[str]] = {}
-            for kind in kinds:
-                if kind in self.costs and (doubt := doubts(kind)):
-                    of_kinds.setdefault(doubt, []).append(kind)
-            told += [f"profile of {', '.join(names)}: {doubt}" for doubt, names in of_kinds.items()]
+        kinds = [kind for kind in kinds if kind in self.costs]
+        narrow: dict[str, list[str]] = {}
+        for kind in kinds:
+            narrow.setdefault(self._narrow_range(kind), []).append(kind)
+        told += [
+            f"profile of {', '.join(own)}: measured at {span} {self.size_unit} alone; other sizes are extrapolated in "
+            "proportion, profile again"
+            for span, own in narrow.items()
+            if span
+        ]
+        factors = {kind: factor for kind in kinds if (factor := self._contradiction(kind)) > 1 + _POINT_AGREEMENT}
+        if factors:
+            told.append(
+                f"profile of {', '.join(factors)}: its layers' times contradict each other between sizes by up to "
+                f"{max(factors.values()):.1f} x; profile again with nothing else at work"
+            )
         unknown = [kind for kind in kinds if kind not in self.update_rates]
         if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
             told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
@@ -125,33 +135,25 @@ class Profile:
         measured = [part for part in parts if part.get("source") == "measured"]
         return [part for part in measured if len(parts) == 1 or asked & set(part["device_types"])]
 
-    def _doubts_of_range(self, device_type: str) -> str:
-        """Return what is wrong where minibatches were of nearly one size; empty otherwise."""
+    def _narrow_range(self, device_type: str) -> str:
+        """Return the sizes of the minibatches measured where they are nearly one; empty otherwise."""
         sizes = {sample.size for cost in self.costs[device_type] for sample in cost.samples}
         low, high = min(sizes), max(sizes)
         if high >= _LEAST_SPAN * low:
             return ""
-        span = f"{low:,.0f}" if len(sizes) == 1 else f"{low:,.0f} to {high:,.0f}"
-        return f"measured at {span} {self.size_unit} alone; other sizes are extrapolated in proportion, profile again"
+        return f"{low:,.0f}" if len(sizes) == 1 else f"{low:,.0f} to {high:,.0f}"
 
-    def _doubts_of_points(self, device_type: str) -> str:
-        """Return what is wrong where all layers together took another time than their laws say; empty otherwise."""
+    def _contradiction(self, device_type: str) -> float:
+        """Times by which all layers together took more, or less, at one size than their laws say."""
         costs = self.costs[device_type]
         sizes = [sample.size for sample in costs[0].samples]
         if any([sample.size for sample in cost.samples] != sizes for cost in costs):
-            return ""
+            return 1.0
         took = np.array([[sample.forward + sample.backward for sample in cost.samples] for cost in costs]).sum(axis=0)
         by_law = self.costs_at(device_type, sizes)
         expected = (by_law["forward"] + by_law["backward"]).sum(axis=0)
-        off = np.abs(np.log(np.maximum(took, 1e-12) / np.maximum(expected, 1e-12)))
-        worst = int(np.argmax(off))
-        if off[worst] <= math.log(1 + _POINT_AGREEMENT):
-            return ""
-        ratio = f"{took[worst] / expected[worst]:.1f} x" if expected[worst] else "more than"
-        return (
-            f"at {sizes[worst]:,.0f} {self.size_unit} its layers took {ratio} what they take at other sizes; profile "
-            "again with nothing else at work"
-        )
+        known = (took > 0) & (expected > 0)
+        return float(np.exp(np.abs(np.log(took[known] / expected[known])).max(initial=0.0)))
 
     @cached_property
     def kept(self) -> dict[Hashable, dict]:
@@ -213,6 +215,30 @@ class Profile:
             self.graph.kept, "laws", (id(costs), attention), lambda: (costs, LayerLaws.of(costs, attention=attention))
         )
         return laws
+
+    def certainty(self, sizes: float | Sequence[float] | None = None, types: Iterable[str] | None = None) -> Certainty:
+        """How far the seconds predicted for minibatches of `sizes` may be off, the worst of them and of device types.
+
+        Of the mean size and of all types where none are given.
+        """
+        given = [self.size()] if sizes is None else sizes if isinstance(sizes, Iterable) else [sizes]
+        extremes = {min(map(checked_size, given), default=0.0), max(map(checked_size, given), default=0.0)}
+        names = tuple(dict.fromkeys(self.device_types if types is None else types))
+        key = (names, *sorted(extremes))
+        return remembered(self.kept, "certainty", key, lambda: self._certainty(names, np.array(sorted(extremes))))
+
+    def _certainty(self, names: Iterable[str], sizes: Array) -> Certainty:
+        found = Certainty()
+        for name in names:
+            laws, costs = self.laws(name), self.costs_at(name, sizes)
+            whole = (costs["forward"] + costs["backward"]).sum(axis=0)
+            parts = zip(laws.uncertainty(sizes), (costs["forward"], costs["backward"]), strict=True)
+            off = sum((share * seconds).sum(axis=0) for share, seconds in parts)
+            low, high = laws.measured
+            for size, seconds, may in zip(sizes.tolist(), whole.tolist(), np.asarray(off).tolist(), strict=True):
+                factor = max(low / size if size else 1.0, size / high, 1.0)
+                found |= Certainty(factor, may / seconds if seconds else 0.0)
+        return found
 
     def costs_at(self, device_type: str, sizes: Sequence[float]) -> Mapping[str, Array]:
         """Costs of all layers on one device type at each of `sizes`: field of a cost sample → [layers, sizes]."""
