@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile
+from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, partition
+from sparsepipe.forecast import forecast
 from sparsepipe.profile import StepOverhead
 
 
@@ -149,13 +150,12 @@ def test_a_measured_profile_says_over_which_sizes_it_does_not_hold():
         cost = LayerCost(tuple(CostSample(size, seconds, seconds, 8) for size, seconds in samples))
         return replace(known, costs={"a": (cost, cost)}).warnings
 
-    assert of((100, 1.0), (200, 2.0)) == of((0, 1.0)) == ()
-    narrow, (single,) = of((6525, 1.0), (7401, 1.2)), of((7401, 1.2))
+    assert of((100, 1.0), (200, 2.0)) == of((0, 1.0)) == of((7401, 1.2)) == ()
+    narrow = of((6525, 1.0), (7401, 1.2))
     assert narrow == (
         "profile of a: measured at 6,525 to 7,401 voxels alone; other sizes are extrapolated in proportion, "
         "profile again",
     )
-    assert single.startswith("profile of a: measured at 7,401 voxels alone; ")
     (wild,) = of((100, 1.0), (200, 20.0), (400, 4.0))
     assert wild.startswith("profile of a: its layers' times contradict each other between sizes by up to 10.0 x; ")
 
@@ -228,3 +228,34 @@ def test_a_profile_may_count_in_another_unit_than_voxels(unit, tmp_path):
 def test_files_over_voxels_are_written_as_before():
     document = profile().to_json()
     assert document["columns"][0] == "voxels" and document["voxel_counts"] and "size_unit" not in document
+
+
+def test_predictions_beyond_the_measured_sizes_say_so():
+    cost = LayerCost(tuple(CostSample(size, size * 1e-3, size * 1e-3, 8.0) for size in (250, 500, 1000, 2000)))
+    sized = replace(profile("a"), costs={"a": (cost, cost)}, sizes=(1000.0,))
+    inside, beyond = sized.certainty(), sized.certainty([1000, 8000])
+    assert not inside.extrapolated and inside.share < 0.03
+    assert (beyond.factor, beyond.share) == (4.0, pytest.approx(0.2, abs=0.02))
+    assert str(beyond) == "extrapolated 4 ×: ± 20 %"
+    assert sized.certainty(125).factor == 2.0 and sized.measured_sizes("a") == (250, 2000)
+    assert not profile_without_sizes().certainty(1e12).extrapolated
+
+
+def profile_without_sizes() -> Profile:
+    graph = LayerGraph.chain([Layer("a", "", 8)])
+    return Profile(graph, {"cpu": (LayerCost((CostSample(0, 1.0, 2.0, 4),)),)})
+
+
+def test_a_plan_and_a_forecast_carry_how_far_they_are_extrapolated(tmp_path):
+    cost = LayerCost(tuple(CostSample(size, size * 1e-3, size * 1e-3, 8.0) for size in (250, 500, 1000, 2000)))
+    cluster = Cluster.uniform(1, device_type="a")
+    for size, factor in ((1000.0, 1.0), (8000.0, 4.0)):
+        sized = replace(profile("a"), costs={"a": (cost, cost)}, sizes=(size,))
+        plan = partition(sized, cluster)
+        assert plan.estimate.certainty.factor == factor == plan.to_json()["extrapolation"]
+        assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
+        assert ("extrapolated 4 ×: ± 20 %" in str(plan)) == (factor > 1)
+        told = forecast(plan, sized, cluster, [size] * 8).to_json()
+        assert (told["extrapolation"], told["uncertainty"]) == (factor, plan.to_json()["uncertainty"])
+    constant = partition(profile_without_sizes(), Cluster.uniform(1, device_type="cpu"))
+    assert constant.estimate.certainty is None and "uncertainty" not in constant.to_json()

@@ -135,13 +135,21 @@ class Profile:
         measured = [part for part in parts if part.get("source") == "measured"]
         return [part for part in measured if len(parts) == 1 or asked & set(part["device_types"])]
 
+    def measured_sizes(self, device_type: str) -> tuple[float, float]:
+        """The smallest and the largest minibatch that was measured on one device type; beyond, costs are extrapolated.
+
+        (0, 0) for costs that hold at every size.
+        """
+        sizes = [sample.size for cost in self._of(device_type) for sample in cost.samples]
+        return min(sizes), max(sizes)
+
     def _narrow_range(self, device_type: str) -> str:
-        """Return the sizes of the minibatches measured where they are nearly one; empty otherwise."""
-        sizes = {sample.size for cost in self.costs[device_type] for sample in cost.samples}
-        low, high = min(sizes), max(sizes)
-        if high >= _LEAST_SPAN * low:
-            return ""
-        return f"{low:,.0f}" if len(sizes) == 1 else f"{low:,.0f} to {high:,.0f}"
+        """Return the sizes of the minibatches measured where they are nearly one; empty otherwise.
+
+        Of a single size nobody expects more: predictions for others say that they are extrapolated.
+        """
+        low, high = self.measured_sizes(device_type)
+        return "" if low == high or high >= _LEAST_SPAN * low else f"{low:,.0f} to {high:,.0f}"
 
     def _contradiction(self, device_type: str) -> float:
         """Times by which all layers together took more, or less, at one size than their laws say."""
