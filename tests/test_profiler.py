@@ -416,6 +416,18 @@ def test_minibatches_to_measure_on_cover_what_training_meets_and_a_factor_of_8(b
     assert all(b / a <= 3.2 for a, b in itertools.pairwise(sizes)), "no gap that nothing was measured in"
 
 
+def test_parts_of_a_minibatch_that_a_network_cannot_take_are_left_out_aloud():
+    """Batch norm over a single voxel, in a coarse layer, has no variance."""
+    point = Sample(torch.zeros(1, 3, dtype=torch.int32), torch.ones(1, 1), 0)
+    said, chosen = [], [collate([point]), *batches(70, 100)]
+    training = measure.Training(sizes=(float(chosen[1].size),))
+    found = measure.profile(NET, chosen, engine("native"), warmup=0, repeats=1, training=training, progress=said.append)
+    assert found.origin["measured_voxels"] == [batch.size for batch in chosen[1:]]
+    assert said[0].startswith("a minibatch of 1 is left out: layer 'bn1_1'")
+    with pytest.raises(InputError, match="batch norm over 1 voxel"):
+        measure.profile(NET, chosen[:1], engine("native"), warmup=0, repeats=1, training=training)
+
+
 def test_a_part_of_a_cloud_is_as_dense_as_the_whole():
     (whole,) = Clouds([1000]).batch([0]).samples()
     half = spread.cropped(collate([whole, whole]), 0.5)

@@ -84,6 +84,9 @@ def profile(
     samples: list[dict[str, CostSample]] = []
     taken: list[Repeats] = []
     usual = statistics.fmean(training.sizes) if training.sizes else batches[len(batches) // 2].size
+    if training.sizes:  # parts of training's minibatches may be too small for a network
+        parts = [batch for batch in batches[:-1] if batch.size < usual and not _takes(subnetwork, batch, place, say)]
+        batches = [batch for batch in batches if not any(batch is part for part in parts)]
     middle = min(range(len(batches)), key=lambda k: abs(batches[k].size - usual))
     began = time.perf_counter()
     with watched(others) as watch:
@@ -129,6 +132,16 @@ def profile(
         size_unit=training.size_unit,
         sample_readers=_sample_readers(network, targets=training.reads_targets),
     )
+
+
+def _takes(subnetwork: Any, batch: Any, device: torch.device, say: Progress) -> bool:
+    """Return whether a network can train on a minibatch; say so where it cannot."""
+    try:
+        time_layers(subnetwork, batch, device=device)
+    except InputError as error:
+        say(f"a minibatch of {batch.size:,} is left out: {error}")
+        return False
+    return True
 
 
 def _sample_readers(network: AnyNetwork, *, targets: bool) -> tuple[str, ...]:
