@@ -397,7 +397,8 @@ def _estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
         known("voxels"),
         known("memory_voxels"),
         _size_unit(document.get("size_unit", "voxels"), "size_unit"),
-        *map(known, _OF_LATENCY),
+        latency_seconds=known("latency_seconds"),
+        latency_lower_bound_seconds=known("latency_lower_bound_seconds"),
         # Plans of before do not say how sure they are.
-        None if known("uncertainty") is None else Certainty(known("extrapolation") or 1.0, known("uncertainty") or 0.0),
+        certainty=None if (share := known("uncertainty")) is None else Certainty(known("extrapolation") or 1.0, share),
     )

@@ -248,7 +248,7 @@ class Profile:
                 found |= Certainty(factor, may / seconds if seconds else 0.0)
         return found
 
-    def costs_at(self, device_type: str, sizes: Sequence[float]) -> Mapping[str, Array]:
+    def costs_at(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
         """Costs of all layers on one device type at each of `sizes`: field of a cost sample → [layers, sizes]."""
         laws, counts = self.laws(device_type), np.asarray(sizes, dtype=float)
         key = (device_type, id(laws), counts.tobytes())
