@@ -173,6 +173,12 @@ def test_a_profile_of_one_size_is_proportional_and_one_without_a_size_holds_ever
     assert [constant.cost(0, "cpu", size).backward for size in (0, 500, 10**12)] == [2.0] * 3
 
 
+def test_a_point_at_size_0_is_the_constant():
+    profile = one_layer((0, 1.0, 2.0, 40.0), (100, 3.0, 6.0, 80.0))
+    found = [profile.cost(0, "cpu", size).forward for size in (0, 50, 100, 200)]
+    assert found == pytest.approx([1.0, 2.0, 3.0, 6.0], rel=0.05)
+
+
 def test_a_profile_of_zeros_costs_nothing():
     zeros = one_layer((1000, 0.0, 0.0, 0.0), (2000, 0.0, 0.0, 0.0))
     assert [zeros.cost(0, "cpu", size).forward for size in (0, 1500, 10**12)] == [0.0] * 3

@@ -304,8 +304,13 @@ def _simulate_pipelines(
     document["busy_fraction"] = _busy(told.trace)
     document["stragglers"] = str(stragglers)
     document["warnings"] = [*found.warnings, *doubts, *beyond]
-    note = stragglers.note()
-    return Answer(document, "\n".join([forecast_text(told), *([note] if note else [])]))
+    lines = [forecast_text(told), stragglers.note()]
+    if found.sized:
+        used = sorted({cluster.devices[rank].type.name for plan in chosen.pipelines for rank in plan.ranks})
+        certainty = found.certainty(sizes, used)
+        document |= certainty.to_json()
+        lines.append(str(certainty) if certainty.extrapolated else "")
+    return Answer(document, "\n".join(filter(None, lines)))
 
 
 def export(options: argparse.Namespace) -> Answer:

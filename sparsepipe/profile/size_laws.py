@@ -91,7 +91,8 @@ class SizeLaws:
     @property
     def measured(self) -> tuple[float, float]:
         """The smallest and the largest size that was measured."""
-        return float(self.sizes[0]), float(self.sizes[-1])
+        low = float(self.sizes[0])
+        return 0.0 if low <= _SMALLEST else low, float(self.sizes[-1])
 
     @property
     def holds_everywhere(self) -> bool:
@@ -100,7 +101,7 @@ class SizeLaws:
 
     def at(self, sizes: Array) -> Array:
         """Evaluate all laws at each of `sizes`, 0 or more: [rows, sizes]."""
-        inside = np.clip(sizes, *self.measured)
+        inside = np.full_like(sizes, _SMALLEST) if self.holds_everywhere else np.clip(sizes, *self.measured)
         found = self._base(inside)
         if len(rows := self._bent):
             bent = np.minimum(found[rows], self._bound(rows, inside, upper=True))
@@ -117,11 +118,11 @@ class SizeLaws:
         inside = np.clip(sizes, *self.measured)
         if self.holds_everywhere:
             return np.broadcast_to(self._residuals[:, None], (len(self.slopes), len(sizes)))
-        doublings = np.abs(np.log2(np.maximum(sizes, _SMALLEST) / inside))
+        doublings = np.abs(np.log2(np.maximum(sizes, _SMALLEST) / np.maximum(inside, _SMALLEST)))
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = np.abs(self._base(sizes) / self._base(inside) / self._beyond(sizes, inside) - 1)
         apart = np.where(doublings > 0, np.minimum(np.nan_to_num(apart, posinf=1.0), 1.0), 0.0)
-        return np.hypot(self._residuals[:, None], _DOUBLING * doublings) + apart
+        return np.minimum(np.hypot(self._residuals[:, None], _DOUBLING * doublings) + apart, 1.0)
 
     @cached_property
     def _residuals(self) -> Array:
@@ -139,7 +140,8 @@ class SizeLaws:
 
     def _beyond(self, sizes: Array, inside: Array) -> Array:
         """Times as much as at the nearest measured size: in proportion; of attention as its law has it."""
-        ratio = np.broadcast_to(sizes / inside, (len(self.slopes), len(sizes)))
+        ratio = np.divide(sizes, inside, out=np.ones_like(inside), where=inside > 0)
+        ratio = np.broadcast_to(ratio, (len(self.slopes), len(sizes)))
         if not self.squares.any():
             return ratio
         return np.where(self.squares[:, None] > 0, self._base(sizes) / np.maximum(self._base(inside), 1e-300), ratio)
