@@ -35,8 +35,8 @@ class Certainty:
         return self.factor > 1.005
 
     def __str__(self) -> str:
-        """ "extrapolated 4 ×: ± 20 %", or "± 3 %" within the measured range."""
-        share = f"± {100 * self.share:.0f} %"
+        """ "extrapolated 4 ×: ± 20%", or "± 3%" within the measured range."""
+        share = f"± {100 * self.share:.0f}%"
         return f"extrapolated {self.factor:.3g} ×: {share}" if self.extrapolated else share
 
     def to_json(self) -> dict[str, float]:

@@ -143,7 +143,7 @@ def test_a_measured_profile_says_what_else_the_machine_did_meanwhile(tmp_path):
 
 
 def test_a_measured_profile_says_over_which_sizes_it_does_not_hold():
-    """One of sizes 18 % apart said that twice the batch takes 8.6 times as long."""
+    """One of sizes 18% apart said that twice the batch takes 8.6 times as long."""
     known = measured("a", 1.0)
 
     def of(*samples: tuple[float, float]) -> tuple[str, ...]:
@@ -236,7 +236,7 @@ def test_predictions_beyond_the_measured_sizes_say_so():
     inside, beyond = sized.certainty(), sized.certainty([1000, 8000])
     assert not inside.extrapolated and inside.share < 0.03
     assert (beyond.factor, beyond.share) == (4.0, pytest.approx(0.2, abs=0.02))
-    assert str(beyond) == "extrapolated 4 ×: ± 20 %"
+    assert str(beyond) == "extrapolated 4 ×: ± 20%"
     assert sized.certainty(125).factor == 2.0 and sized.measured_sizes("a") == (250, 2000)
     assert not profile_without_sizes().certainty(1e12).extrapolated
 
@@ -254,7 +254,7 @@ def test_a_plan_and_a_forecast_carry_how_far_they_are_extrapolated(tmp_path):
         plan = partition(sized, cluster)
         assert plan.estimate.certainty.factor == factor == plan.to_json()["extrapolation"]
         assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
-        assert ("extrapolated 4 ×: ± 20 %" in str(plan)) == (factor > 1)
+        assert ("extrapolated 4 ×: ± 20%" in str(plan)) == (factor > 1)
         told = forecast(plan, sized, cluster, [size] * 8).to_json()
         assert (told["extrapolation"], told["uncertainty"]) == (factor, plan.to_json()["uncertainty"])
     constant = partition(profile_without_sizes(), Cluster.uniform(1, device_type="cpu"))

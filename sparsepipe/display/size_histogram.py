@@ -24,11 +24,11 @@ def sizes_spread(sizes: Sequence[float]) -> dict[str, Any]:
 
 
 def spread_text(spread: Mapping[str, Any], unit: str) -> str:
-    """Return "voxels of a sample: 1,700 ▂▅█▇▃▁ 50,000, median 6,200, 1 % to 99 % 1,900 to 41,000"."""
+    """Return "voxels of a sample: 1,700 ▂▅█▇▃▁ 50,000, median 6,200, 1% to 99% 1,900 to 41,000"."""
     most = max(spread["histogram"])
     bars = "".join(_BARS[-(-(len(_BARS) - 1) * count // most)] for count in spread["histogram"])
     of = {name: f"{spread[name]:,.0f}" for name in _QUANTILES}
     return (
-        f"{unit} of a sample: {of['least']} |{bars}| {of['most']}, median {of['median']}, 25 % to 75 % {of['25%']} to "
-        f"{of['75%']}, 1 % to 99 % {of['1%']} to {of['99%']}"
+        f"{unit} of a sample: {of['least']} |{bars}| {of['most']}, median {of['median']}, 25% to 75% {of['25%']} to "
+        f"{of['75%']}, 1% to 99% {of['1%']} to {of['99%']}"
     )

@@ -25,7 +25,7 @@ _SMALLEST = 1e-9  # stands for a size of 0, which has no logarithm
 _NOISE = {SECONDS: 0.02, BYTES: 0.002, ATTENTION: 0.02}  # least standard deviation of a point, as a share of it
 _WILD = 1.5  # factor by which a point contradicts most others before it is left out
 _CURVED = 0.05  # share of the squares at the largest size from which on a layer counts as attention
-_DOUBLING = 0.1  # share by which proportion is off for each doubling beyond the measured range, as measured: 0 to 19 %
+_DOUBLING = 0.1  # share by which proportion is off for each doubling beyond the measured range, as measured: 0 to 19%
 
 
 @dataclass(frozen=True, eq=False)
