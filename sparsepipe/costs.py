@@ -13,7 +13,7 @@ from .cluster import Cluster, Link
 from .derived.remembered import remembered
 from .graph import LayerGraph
 from .plan import Plan, Stage
-from .profile import CODED_FIELDS, COST_FIELDS, LayerCost, Profile
+from .profile import Profile
 from .schedule import compile_until_steady
 
 Array = NDArray[np.float64]
@@ -65,12 +65,8 @@ class LayerTable:
         graph = profile.graph
         inputs = graph.input_layers
         computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
-        for name in names:
-            profile.cost(0, name)
-        times = ("forward", "backward", "kernel_map_seconds")
-        fields = (*times, "output_bytes", "coordinate_bytes", "saved_bytes", *CODED_FIELDS)
-        sampled = {name: _Sampled.of(profile, name) for name in names}
-        columns = {field: {name: one.at(field, counts) for name, one in sampled.items()} for field in fields}
+        found = {name: profile.costs_at(name, counts) for name in names}
+        columns = {field: {name: one[field] for name, one in found.items()} for field in found[names[0]]}
         most = {
             f: np.maximum.reduce(list(columns[f].values())) for f in ("output_bytes", "coordinate_bytes", "saved_bytes")
         }
@@ -209,51 +205,6 @@ def _map_makers(profile: Profile) -> tuple[int, ...]:
         maps = tuple((sample.kernel_map_pairs, sample.kernel_map_seconds) for sample in cost.samples)
         makers.append(first.setdefault(maps, k) if any(seconds for _, seconds in maps) else -1)
     return tuple(makers)
-
-
-@dataclass(frozen=True, eq=False)
-class _Sampled:
-    """The samples of a device type as arrays, made once: layers that were measured at the same sizes go together."""
-
-    costs: Sequence[LayerCost]
-    groups: tuple[tuple[Array, list[int], Array], ...]  # sizes [S], layers, values [fields, layers, S]
-
-    @classmethod
-    def of(cls, profile: Profile, name: str) -> "_Sampled":
-        """Those of a device type; kept with the graph, as a profile of other minibatches has the same costs."""
-        costs = profile.costs[name]
-        return remembered(profile.graph.kept, "samples", id(costs), lambda: cls._made(costs))
-
-    @classmethod
-    def _made(cls, costs: Sequence[LayerCost]) -> "_Sampled":
-        alike: dict[tuple[float, ...], list[int]] = {}
-        for k, cost in enumerate(costs):
-            alike.setdefault(tuple(sample.size for sample in cost.samples), []).append(k)
-        groups = [
-            (
-                np.array(counts),
-                members,
-                np.array(
-                    [[[getattr(s, field) for s in costs[k].samples] for k in members] for field in COST_FIELDS],
-                    dtype=float,
-                ),
-            )
-            for counts, members in alike.items()
-        ]
-        return cls(costs, tuple(groups))  # with the costs, so that no others have their id
-
-    def at(self, field: str, sizes: Array) -> Array:
-        """`LayerCost.at` of one field for all layers at each of `sizes`: [L, V]."""
-        rows, which = np.empty((len(self.costs), len(sizes))), COST_FIELDS.index(field)
-        for x, members, fields in self.groups:
-            values = fields[which]
-            if len(x) == 1:
-                rows[members] = values
-                continue
-            upper = np.clip(np.searchsorted(x, sizes), 1, len(x) - 1)
-            slope = np.diff(values, axis=1) / np.diff(x)
-            rows[members] = np.maximum(0.0, values[:, upper - 1] + (sizes - x[upper - 1]) * slope[:, upper - 1])
-        return rows
 
 
 def boundary_link(cluster: Cluster, ranks: Sequence[int]) -> Link:

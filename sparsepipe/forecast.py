@@ -13,6 +13,7 @@ from .plan import Plan
 from .profile import Profile
 from .schedule import Op, compile
 from .simulator import simulate
+from .sizes import Certainty
 from .stragglers import Stragglers
 from .stragglers.restarts import Restart
 from .trace import Trace
@@ -36,6 +37,7 @@ class Forecast:
     minibatches_per_second: float  # steady state: without the first and the last quarter, and were nobody killed
     bubble: Bubble
     peak_bytes: dict[int, float]  # rank → bytes
+    certainty: Certainty | None = None  # of the seconds, the worst of all minibatches; None: costs without a size
 
     def beyond_memory(self, cluster: Cluster) -> str:
         """Return a sentence on the rank that exceeds its device's memory most; empty where none does."""
@@ -54,6 +56,7 @@ class Forecast:
             "bubble_fraction": self.trace.bubble_fraction,
             "bubble": asdict(self.bubble),
             "peak_bytes": {str(rank): peak for rank, peak in self.peak_bytes.items()},
+            **(self.certainty.to_json() if self.certainty else {}),
             **({"restart": self.restart.to_json()} if self.restart else {}),
         }
 
@@ -79,7 +82,18 @@ def forecast(
         steady_rate(steady, plan, len(sizes)),
         split_bubble(trace, plan, profile, cluster, sizes, stragglers=stragglers, **restarting),
         peak_bytes(plan, profile, cluster, sizes),
+        certainty(plan, profile, cluster, sizes),
     )
+
+
+def certainty(plan: Plan, profile: Profile, cluster: Cluster, sizes: float | Sequence[float]) -> Certainty | None:
+    """Return how sure the predicted seconds of the devices used are, the worst of `sizes`.
+
+    None for costs that do not depend on size.
+    """
+    if not profile.sized:
+        return None
+    return profile.certainty(sizes, sorted({cluster.devices[rank].type.name for rank in plan.ranks}))
 
 
 def minibatches_of_a_step(plan: Plan) -> int:

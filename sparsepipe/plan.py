@@ -19,7 +19,7 @@ from .graph import LayerGraph
 from .io.fields import integer, number, one_of, shown, text, texts
 from .io.files import read_json, write_json
 from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
-from .sizes import SIZE_UNITS, size_words
+from .sizes import SIZE_UNITS, Certainty, size_words
 
 FORMAT = "sparsepipe-plan-1"
 _size_unit = one_of(*SIZE_UNITS)
@@ -98,6 +98,7 @@ class Estimate:
     # Of a plan for inference, whose other times are then of forwards alone: seconds from an input to its output.
     latency_seconds: float | None = None
     latency_lower_bound_seconds: float | None = None  # no plan that keeps the pace has a smaller latency
+    certainty: Certainty | None = None  # of the times: None where the costs do not depend on size
 
     @property
     def gap(self) -> float | None:
@@ -252,6 +253,7 @@ class Plan:
             "voxels": estimate.size if estimate else None,
             "memory_voxels": estimate.memory_size if estimate else None,
             **({"size_unit": estimate.size_unit} if estimate and estimate.size_unit != "voxels" else {}),
+            **(estimate.certainty.to_json() if estimate and estimate.certainty else {}),
             "schedule": self.schedule,
             "weights": self.weights,
             "routing": self.routing,
@@ -328,6 +330,8 @@ class Plan:
                 text += f"; times of a minibatch of {self.estimate.size:,.0f} {unit}"
                 if self.estimate.memory_size:
                     text += f", memory for one of {self.estimate.memory_size:,.0f} {unit}"
+            if self.estimate.certainty and self.estimate.certainty.extrapolated:
+                text += f"; {self.estimate.certainty}"
         return text
 
 
@@ -396,5 +400,8 @@ def _estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
         known("voxels"),
         known("memory_voxels"),
         _size_unit(document.get("size_unit", "voxels"), "size_unit"),
-        *map(known, _OF_LATENCY),
+        latency_seconds=known("latency_seconds"),
+        latency_lower_bound_seconds=known("latency_lower_bound_seconds"),
+        # Plans of before do not say how sure they are.
+        certainty=None if (share := known("uncertainty")) is None else Certainty(known("extrapolation") or 1.0, share),
     )

@@ -194,6 +194,8 @@ def work_digest(plan: Plan | Pipelines) -> str:
 
 def _of_profile(profile: Profile) -> Facts:
     facts = {"digest": profile.digest, "device_types": list(profile.device_types), profile.size_unit: profile.size()}
+    if profile.sized:
+        facts["measured_sizes"] = {kind: list(profile.measured_sizes(kind)) for kind in profile.device_types}
     return facts | {"origin": canonical(profile.origin), "warnings": list(profile.warnings)}
 
 

@@ -1,4 +1,9 @@
-"""Units of a minibatch's size (voxels, tokens, samples): the number that costs, memory and payloads grow with."""
+"""Units of a minibatch's size (voxels, tokens, samples): what costs, memory and payloads grow with. How sure costs are.
+
+See profile/size_laws.py for the laws by which they grow.
+"""
+
+from dataclasses import dataclass
 
 # The first of them that a row of metrics has is its size: samples are in each.
 SIZE_UNITS = (
@@ -11,3 +16,33 @@ SIZE_UNITS = (
 def size_words(unit: str) -> str:
     """Return a unit of size as figures and messages write it: "active voxels" are those that hold points."""
     return f"active {unit}" if unit == "voxels" else unit
+
+
+@dataclass(frozen=True, slots=True)
+class Certainty:
+    """Of the seconds predicted for a minibatch of one size.
+
+    `factor`: how many times the size is beyond the nearest measured one, 1 within the measured range. `share`: by which
+    the seconds may be off, about one standard deviation.
+    """
+
+    factor: float = 1.0
+    share: float = 0.0
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether the size is beyond what was measured, by more than digits show."""
+        return self.factor > 1.005
+
+    def __str__(self) -> str:
+        """ "extrapolated 4 ×: ± 20%", or "± 3%" within the measured range."""
+        share = f"± {100 * self.share:.0f}%"
+        return f"extrapolated {self.factor:.3g} ×: {share}" if self.extrapolated else share
+
+    def to_json(self) -> dict[str, float]:
+        """What a plan's file and answers have of it."""
+        return {"extrapolation": self.factor, "uncertainty": self.share}
+
+    def __or__(self, other: "Certainty") -> "Certainty":
+        """What holds of both: the worse of each."""
+        return Certainty(max(self.factor, other.factor), max(self.share, other.share))

@@ -10,6 +10,7 @@ from sparsepipe import Cluster, DeviceType, InputError, Link, Node, Plan, Profil
 from sparsepipe.dynamics import Alarm, Watch
 from sparsepipe.dynamics.expected import Expected
 from sparsepipe.dynamics.observations import LeftOut, left_out_of
+from sparsepipe.dynamics.series import Series
 
 SEEDS = (0, 1, 2)
 SLOW, USUAL = 150, 60  # minibatches of a run before the change, and after it
@@ -81,8 +82,8 @@ def test_a_spike_is_no_lasting_change(length):
 
 @pytest.mark.parametrize("simulated", [True, False])
 def test_a_slow_link_is_no_slow_device(simulated):
-    """In a run a transfer is seen where somebody waits for it: a link forty times as slow holds everybody up."""
-    times, within = (5, 10) if simulated else (40, 25)
+    """In a run a transfer is seen where somebody waits for it: a link thirty times as slow holds everybody up."""
+    times, within = (5, 10) if simulated else (30, 25)
     for seed in SEEDS:
         spans, sizes = drifting(Piece(SLOW), Piece(SLOW, link_factor=times), Piece(USUAL), seed=seed)
         watch = watched((spans if simulated else as_measured(spans), sizes), simulated=simulated)
@@ -262,3 +263,17 @@ def test_times_of_ranks_left_out_that_tell_nothing_are_passed_over():
         {"event": "step", "minibatch": 3, "seconds": 2.0},
     ]
     assert left_out_of(rows) == [LeftOut(1, 3, 0.01, 2.0)]
+
+
+@pytest.mark.parametrize(("beyond", "alarms"), [(1.0, True), (8.0, False)])
+def test_beyond_the_measured_sizes_a_time_counts_by_what_the_profile_is_sure_of(beyond, alarms):
+    """Minibatches of eight times the largest measured size that take 1.3 times as long: the law may be off by 30 %."""
+    series = Series(rank=0)
+    law = Expected(PROFILE, cluster_with(devices=1), Plan((Stage(tuple(x.id for x in PROFILE.graph.layers), (0,)),)))
+    times = law.of(15000.0 * beyond)
+    raised = [
+        series.add(m, factor, 1.0, unnoticed=0.0, seconds=float(m), uncertainty=times.uncertainty)
+        for m, factor in enumerate([1.0] * 40 + [1.3] * 200)
+    ]
+    assert any(raised) == alarms
+    assert (times.uncertainty > 0.25) == (beyond > 1)

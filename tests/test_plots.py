@@ -32,6 +32,7 @@ from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.plots import dark, theme
 from sparsepipe.plots.run_places import run_places
 from sparsepipe.plots.table import distinct, is_synthetic, noted, noted_of, strategy
+from sparsepipe.plots.time_by_size import time_by_size_table
 from sparsepipe.record import Origin, RunRecord
 
 PLOTS = Path(theme.__file__).parent
@@ -560,3 +561,17 @@ def test_planned_and_simulated_values_can_be_drawn(profile):
     simulated = simulate(made, profile, cluster, [1500.0] * 6)
     assert len(plots.timeline_table(simulated)) == len(simulated.spans)
     assert len(plots.stages_table(made)) == len(made.stages)
+
+
+def test_time_by_size_shows_points_and_laws(profile):
+    table = time_by_size_table(profile, layers=[profile.graph.layers[1].id])
+    kind, id = profile.device_types[0], profile.graph.layers[1].id
+    own = table[table.device_type == kind]
+    samples = profile.costs[kind][1].samples
+    assert own[own.what == "measured"].seconds.tolist() == [sample.forward + sample.backward for sample in samples]
+    law = own[own.what == "law"]
+    assert law.seconds.is_monotonic_increasing and law.extrapolated.any()
+    figure = plots.time_by_size(profile, layers=[id])
+    assert [trace.line.dash for trace in figure.data if trace.mode == "lines"][:3] == ["dot", "solid", "dot"]
+    with pytest.raises(InputError, match="layer 'none' is unknown"):
+        time_by_size_table(profile, layers=["none"])

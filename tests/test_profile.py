@@ -3,28 +3,28 @@ from dataclasses import replace
 
 import pytest
 
-from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile
+from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, partition
+from sparsepipe.forecast import forecast
 from sparsepipe.profile import StepOverhead
 
 
 def profile(name="cpu", ids="ab", scale=1.0) -> Profile:
     graph = LayerGraph.chain(Layer(id, f"layer {id}", 8) for id in ids)
-    cost = LayerCost((CostSample(100, 1.0 * scale, 2.0 * scale, 400), CostSample(200, 3.0 * scale, 4.0 * scale, 800)))
+    cost = LayerCost((CostSample(100, 1.5 * scale, 2.0 * scale, 400), CostSample(200, 3.0 * scale, 4.0 * scale, 800)))
     rates = {} if name == "cpu" else {name: 1e-9 * scale}
     return Profile(graph, {name: (cost,) * len(ids)}, (100.0, 160.0), {"engine": "native"}, rates)
 
 
-def test_costs_follow_straight_lines_and_stay_positive():
+def test_costs_follow_a_law_through_what_was_measured():
     cost = profile().costs["cpu"][0]
-    assert cost.at(150).forward == pytest.approx(2.0)
-    assert cost.at(300).forward == pytest.approx(5.0)
-    assert cost.at(10).forward == 0.0  # the line goes below zero there
-    assert cost.at(200) == cost.samples[1]
+    assert cost.at(150).forward == pytest.approx(2.25)
+    assert (cost.at(300).forward, cost.at(10).forward) == pytest.approx((4.5, 0.15))  # beyond: in proportion
+    assert replace(cost.at(200), forward_spread=0.0, backward_spread=0.0) == cost.samples[1]
 
 
-def test_a_single_sample_holds_everywhere():
+def test_a_single_sample_at_size_0_holds_everywhere():
     cost = LayerCost((CostSample(0, 1.0, 2.0, 4),))
-    assert cost.at(1e9) == cost.samples[0]
+    assert replace(cost.at(1e9), size=0) == cost.samples[0]
 
 
 def test_voxels_are_the_mean_or_a_quantile():
@@ -39,8 +39,8 @@ def test_profiles_of_the_same_graph_join():
     assert [part["device_types"] for part in joined.origin["joined"]] == [["slow"], ["fast"]]
     third = (joined | profile("third")).origin["joined"]
     assert [part["device_types"] for part in third] == [["slow"], ["fast"], ["third"]]
-    assert joined.time([0, 1], "slow", 100) == (4.0, 8.0)
-    assert joined.time([0, 1], "fast", 100) == (2.0, 4.0)
+    assert joined.time([0, 1], "slow", 100) == (6.0, 8.0)
+    assert joined.time([0, 1], "fast", 100) == (3.0, 4.0)
     assert joined.update_rates == {"slow": 2e-9, "fast": 1e-9}
 
 
@@ -142,6 +142,24 @@ def test_a_measured_profile_says_what_else_the_machine_did_meanwhile(tmp_path):
         assert Profile.load(one.save(tmp_path / "p.json")).warnings == ()
 
 
+def test_a_measured_profile_says_over_which_sizes_it_does_not_hold():
+    """One of sizes 18% apart said that twice the batch takes 8.6 times as long."""
+    known = measured("a", 1.0)
+
+    def of(*samples: tuple[float, float]) -> tuple[str, ...]:
+        cost = LayerCost(tuple(CostSample(size, seconds, seconds, 8) for size, seconds in samples))
+        return replace(known, costs={"a": (cost, cost)}).warnings
+
+    assert of((100, 1.0), (200, 2.0)) == of((0, 1.0)) == of((7401, 1.2)) == ()
+    narrow = of((6525, 1.0), (7401, 1.2))
+    assert narrow == (
+        "profile of a: measured at 6,525 to 7,401 voxels alone; other sizes are extrapolated in proportion, "
+        "profile again",
+    )
+    (wild,) = of((100, 1.0), (200, 20.0), (400, 4.0))
+    assert wild.startswith("profile of a: its layers' times contradict each other between sizes by up to 10.0 x; ")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -210,3 +228,34 @@ def test_a_profile_may_count_in_another_unit_than_voxels(unit, tmp_path):
 def test_files_over_voxels_are_written_as_before():
     document = profile().to_json()
     assert document["columns"][0] == "voxels" and document["voxel_counts"] and "size_unit" not in document
+
+
+def test_predictions_beyond_the_measured_sizes_say_so():
+    cost = LayerCost(tuple(CostSample(size, size * 1e-3, size * 1e-3, 8.0) for size in (250, 500, 1000, 2000)))
+    sized = replace(profile("a"), costs={"a": (cost, cost)}, sizes=(1000.0,))
+    inside, beyond = sized.certainty(), sized.certainty([1000, 8000])
+    assert not inside.extrapolated and inside.share < 0.03
+    assert (beyond.factor, beyond.share) == (4.0, pytest.approx(0.2, abs=0.02))
+    assert str(beyond) == "extrapolated 4 ×: ± 20%"
+    assert sized.certainty(125).factor == 2.0 and sized.measured_sizes("a") == (250, 2000)
+    assert not profile_without_sizes().certainty(1e12).extrapolated
+
+
+def profile_without_sizes() -> Profile:
+    graph = LayerGraph.chain([Layer("a", "", 8)])
+    return Profile(graph, {"cpu": (LayerCost((CostSample(0, 1.0, 2.0, 4),)),)})
+
+
+def test_a_plan_and_a_forecast_carry_how_far_they_are_extrapolated(tmp_path):
+    cost = LayerCost(tuple(CostSample(size, size * 1e-3, size * 1e-3, 8.0) for size in (250, 500, 1000, 2000)))
+    cluster = Cluster.uniform(1, device_type="a")
+    for size, factor in ((1000.0, 1.0), (8000.0, 4.0)):
+        sized = replace(profile("a"), costs={"a": (cost, cost)}, sizes=(size,))
+        plan = partition(sized, cluster)
+        assert plan.estimate.certainty.factor == factor == plan.to_json()["extrapolation"]
+        assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
+        assert ("extrapolated 4 ×: ± 20%" in str(plan)) == (factor > 1)
+        told = forecast(plan, sized, cluster, [size] * 8).to_json()
+        assert (told["extrapolation"], told["uncertainty"]) == (factor, plan.to_json()["uncertainty"])
+    constant = partition(profile_without_sizes(), Cluster.uniform(1, device_type="cpu"))
+    assert constant.estimate.certainty is None and "uncertainty" not in constant.to_json()

@@ -3,11 +3,12 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from engine_clouds import close, random_batch, real_batch
+from engine_clouds import close, random_batch
 
-from sparsepipe.data import collate
+from sparsepipe.data import Sample, collate
 from sparsepipe.engines import Subnetwork, engine, subnetwork
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
@@ -372,7 +373,8 @@ def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
         progress=said.append,
     )
     measured = found.origin["measured_voxels"]
-    assert len(measured) == len(said) == 3
+    assert len(measured) == len(said) >= 4 and measured[-1] >= 8 * measured[0]
+    assert found.origin["sample_sizes"]["samples"] == sum(found.origin["sample_sizes"]["histogram"]) > 4
     assert measured == sorted(set(measured))
     assert all(measured[0] <= count <= measured[-1] for count in found.sizes)
     assert found.origin["batch_size"] == 4
@@ -381,14 +383,69 @@ def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
     assert Profile.load(found.save(tmp_path / "p.json")).costs == found.costs
 
 
-def test_batches_to_measure_on_are_sparse_typical_and_crowded(shared_data):
-    typical = [real_batch(shared_data, num_samples=8)]
-    chosen = spread.spread_batches(typical, batch_size=2)
-    assert [len(batch) for batch in chosen] == [2, 2, 2]
-    sizes = sorted(typical[0].voxel_counts.tolist())
-    assert [batch.num_voxels for batch in chosen] == [sum(sizes[:2]), sum(sizes[3:5]), sum(sizes[6:])]
-    alike = collate([typical[0].samples()[0]] * 4)  # no difference to find among like samples: take fewer of them
-    assert [len(batch) for batch in spread.spread_batches([alike], batch_size=4)] == [1, 2, 4]
+class Clouds:
+    """Clouds of given sizes: voxels along a line, two wide."""
+
+    size_unit = "voxels"
+
+    def __init__(self, sizes):
+        self.sizes = dict(enumerate(sizes))
+
+    def batch(self, indices):
+        return collate([self._sample(self.sizes[index]) for index in indices])
+
+    def _sample(self, size):
+        rows = torch.arange(size, dtype=torch.int32)
+        coordinates = torch.stack([rows % 2, rows // 2, torch.zeros_like(rows)], dim=1)
+        return Sample(coordinates, torch.ones(size, 1), 0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 16])
+@pytest.mark.parametrize("varied", [0.0, 0.1, 1.0])
+def test_minibatches_to_measure_on_cover_what_training_meets_and_a_factor_of_8(batch_size, varied):
+    random = np.random.default_rng(0)
+    clouds = Clouds(np.maximum(500, 5000 * np.exp(varied * random.standard_normal(200))).astype(int).tolist())
+    batches = spread.spread(clouds, clouds.sizes, batch_size=batch_size)
+    sizes = [batch.size for batch in batches]
+    assert sizes == sorted(set(sizes)) and 4 <= len(sizes) <= 12
+    assert sizes[-1] >= 7.5 * sizes[0]
+    training = [sum(random.choice(list(clouds.sizes.values()), batch_size)) for _ in range(300)]
+    within = [sizes[0] <= size <= sizes[-1] for size in training]
+    assert sum(within) >= 0.97 * len(within)
+    assert {batch_size, 2 * batch_size} <= {len(batch) for batch in batches}
+    assert all(b / a <= 3.2 for a, b in itertools.pairwise(sizes)), "no gap that nothing was measured in"
+
+
+def test_parts_of_a_minibatch_that_a_network_cannot_take_are_left_out_aloud():
+    """Batch norm over a single voxel, in a coarse layer, has no variance."""
+    point = Sample(torch.zeros(1, 3, dtype=torch.int32), torch.ones(1, 1), 0)
+    said, chosen = [], [collate([point]), *batches(70, 100)]
+    training = measure.Training(sizes=(float(chosen[1].size),))
+    found = measure.profile(NET, chosen, engine("native"), warmup=0, repeats=1, training=training, progress=said.append)
+    assert found.origin["measured_voxels"] == [batch.size for batch in chosen[1:]]
+    assert said[0].startswith("a minibatch of 1 is left out: layer 'bn1_1'")
+    with pytest.raises(InputError, match="batch norm over 1 voxel"):
+        measure.profile(NET, chosen[:1], engine("native"), warmup=0, repeats=1, training=training)
+
+
+def test_a_part_of_a_cloud_is_as_dense_as_the_whole():
+    (whole,) = Clouds([1000]).batch([0]).samples()
+    half = spread.cropped(collate([whole, whole]), 0.5)
+    assert half.voxel_counts.tolist() == [500, 500]
+    for sample in half.samples():
+        assert sample.coordinates[:, 1].max() == 249 and set(sample.coordinates[:, 0].tolist()) == {0, 1}
+    labels = torch.arange(1000)
+    (part,) = spread.cropped(collate([replace(whole, label=labels)]), 0.25).samples()
+    assert part.label.tolist() == list(range(250))
+
+
+def test_measuring_ends_in_time_and_says_what_was_left_out():
+    said, chosen = [], batches(70, 100, 200, 300)
+    training = measure.Training(sizes=(float(chosen[1].size),), most_seconds=0.0)
+    found = measure.profile(NET, chosen, engine("native"), warmup=0, repeats=1, training=training, progress=said.append)
+    measured = found.origin["measured_voxels"]
+    assert [sample.size for sample in found.costs["cpu"][0].samples] == measured and len(measured) == 2
+    assert "are left out: measuring took" in said[-1] and found.origin["measuring_seconds"] > 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from sparsepipe.models.traced import trace
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profiler import profile_model
-from sparsepipe.profiler.spread import spread_examples
+from sparsepipe.profiler.spread import spread
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.stages.base import PacketAndSamples
@@ -380,14 +380,14 @@ def test_what_a_layer_cannot_take_is_told_with_its_name():
 def test_no_minibatch_of_examples_to_profile_on_has_a_single_sample():
     config = settings(**PICTURES)
     training = open_task(config, engine_name="auto", seed=0).training
-    sizes = [len(batch) for batch in spread_examples(training, range(18), batch_size=4)]
-    assert sizes == [2, 4]
+    sizes = [len(batch) for batch in spread(training, dict.fromkeys(range(18), 1), batch_size=4)]
+    assert sizes == [2, 4, 8, 16]
 
 
 def test_a_profile_of_examples_says_how_many_samples_a_minibatch_has():
     """It said so many as the middle one of those that were measured has: half as many, and throughputs were halved."""
     found = profile_model(PICTURES["model"], PICTURES["data"], batch_size=8, repeats=1)
-    assert found.origin["measured_samples"] == [2, 4, 8]
+    assert found.origin["measured_samples"] == [2, 4, 8, 16]
     assert found.batch_size == found.size() == 8
 
 

@@ -53,6 +53,7 @@ def _data_make(verb: Parser) -> None:
 def _data_info(verb: Parser) -> None:
     verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
     _options_of_examples(verb)
+    verb.add_argument("--voxel-size", type=positive, metavar="S", help="edge of the voxels counted (default: 0.05)")
 
 
 def _data_check(verb: Parser) -> None:

@@ -1,6 +1,7 @@
 """The verbs of the command line that list, fetch, make, inspect and check data sets."""
 
 import argparse
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,13 +9,15 @@ from .. import data
 from ..data.examples import is_examples
 from ..display.counting import number_of
 from ..display.markup import one_line
+from ..display.size_histogram import sizes_spread, spread_text
 from ..errors import InputError
 from ..io.fields import json_object
 from .output import Answer, Progress, progress_line, table, warn
 from .without_effect import of_other_data
 
 _MOST_CLASSES = 30  # named in the text
-_VOXEL_SIZE = 0.05  # of a check, where nobody says
+_VOXEL_SIZE = 0.05  # where nobody says
+_LEAST_SAMPLES, _MOST_SAMPLES, _READ_SECONDS = 8, 1000, 3.0  # whose voxels `data info` counts, and for how long
 
 
 def data_list(options: argparse.Namespace) -> Answer:
@@ -60,9 +63,38 @@ def data_info(options: argparse.Namespace) -> Answer:
     found = data.info(options.path, **_options_of_examples(options))
     lines = [f"{found['name']}{' (synthetic)' if found['synthetic'] else ''}: {number_of(found['samples'], 'sample')}"]
     lines += [_counted("splits", found["splits"])]
-    lines += _of_examples(found) if "facts" in found else _of_clouds(found)
+    if "facts" in found:
+        lines += _of_examples(found)
+    else:
+        lines += _of_clouds(found)
+        voxel_size = options.voxel_size or _VOXEL_SIZE
+        sizes = _sample_sizes(options.path, next(iter(found["splits"])), options.voxel_size)
+        if options.voxel_size is not None:
+            found |= {"voxel_size": voxel_size, "sample_voxels": sizes}
+        if sizes:
+            lines.append(f"{spread_text(sizes, 'voxels')} (voxel size {voxel_size:g}, {sizes['samples']} samples read)")
     lines += [f"missing: no sample of class {one['class']} in split {one['split']}" for one in found["missing"]]
     return Answer(found, "\n".join([*map(one_line, lines), *_left_out(found.get("left_out", ()))]))
+
+
+def _sample_sizes(path: str, split: str, asked: float | None) -> dict[str, Any] | None:
+    """How many voxels the samples of a split have, of those that can be read in a few seconds.
+
+    None where one is faulty, unless a voxel size is `asked`: then that raises InputError.
+    """
+    began, counts = time.perf_counter(), list[int]()
+    try:
+        samples = data.load(path, split=split, voxel_size=asked or _VOXEL_SIZE, cache="off")
+        step = max(1, len(samples) // _MOST_SAMPLES)
+        for index in range(0, len(samples), step):
+            counts.append(len(samples.sample(index)))
+            if len(counts) >= _LEAST_SAMPLES and time.perf_counter() - began > _READ_SECONDS:
+                break
+    except InputError:
+        if asked is not None:
+            raise
+        return None  # `data check` says what is wrong
+    return sizes_spread(counts)
 
 
 def _of_clouds(found: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from ..cluster import Cluster
 from ..data.describing import unread_files
 from ..display.counting import number_of
 from ..display.numbers import duration
+from ..display.size_histogram import spread_text
 from ..errors import InputError
 from ..forecast import beyond_memory, forecast, peak_bytes
 from ..formats.pipedream_conf import export_plan
@@ -78,6 +79,7 @@ def profile(options: argparse.Namespace) -> Answer:
     warn_of(found)
     name = found.device_types[0]
     forward, backward = found.time(range(len(found.graph.layers)), name)
+    measured = found.origin[f"measured_{found.size_unit}"]
     update = found.update_rates.get(name, 0.0) * sum(layer.parameter_bytes for layer in found.graph.layers)
     document = {
         "out": str(options.out),
@@ -93,7 +95,10 @@ def profile(options: argparse.Namespace) -> Answer:
         document,
         f"{options.out}: {number_of(len(found.graph.layers), 'layer')} on {name}, forward {duration(forward)}, "
         f"backward {duration(backward)} at {found.size():.0f} {found.size_unit}, update {duration(update)}; "
-        f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step",
+        f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step\n"
+        f"measured {number_of(len(measured), 'size')} from {measured[0]:,.0f} to {measured[-1]:,.0f} {found.size_unit} "
+        f"in {found.origin['measuring_seconds']:.0f} s; times there {found.certainty(measured)}\n"
+        + spread_text(found.origin["sample_sizes"], found.size_unit),
     )
 
 
@@ -257,6 +262,8 @@ def simulate(options: argparse.Namespace) -> Answer:
         f"{throughput(told.minibatches_per_second, found)} when steady, bubble {told.trace.bubble_fraction:.1%} "
         f"({causes})"
     )
+    if told.certainty and told.certainty.extrapolated:
+        text += f"; {told.certainty}"
     restart = told.restart.note() if told.restart else ""
     return Answer(document, "\n".join(filter(None, [text, note, restart])))
 
@@ -299,8 +306,13 @@ def _simulate_pipelines(
     document["busy_fraction"] = _busy(told.trace)
     document["stragglers"] = str(stragglers)
     document["warnings"] = [*found.warnings, *doubts, *beyond]
-    note = stragglers.note()
-    return Answer(document, "\n".join([forecast_text(told), *([note] if note else [])]))
+    lines = [forecast_text(told), stragglers.note()]
+    if found.sized:
+        used = sorted({cluster.devices[rank].type.name for plan in chosen.pipelines for rank in plan.ranks})
+        certainty = found.certainty(sizes, used)
+        document |= certainty.to_json()
+        lines.append(str(certainty) if certainty.extrapolated else "")
+    return Answer(document, "\n".join(filter(None, lines)))
 
 
 def export(options: argparse.Namespace) -> Answer:

@@ -7,7 +7,7 @@ OF_PLANS: Mapping[str, str] = {
     "minibatch, microbatch": "the samples that go through the pipeline together; a schedule that flushes updates the "
     "weights once per step of several microbatches",
     "time per minibatch": "once the pipeline is full: that of its slowest stage or boundary (the period)",
-    "lower bound": "a time per minibatch that no plan of one pipeline on these devices goes below, as is proven",
+    "lower bound": "no plan of one pipeline on these devices takes less time per minibatch: proven for this profile",
     "gap to the bound": "what part of the plan's time per minibatch lies above the bound; 0%: no plan is better",
     "averaging": "replicas of a stage exchange gradients and go on with their mean, while they compute nothing",
     "transfer": "outputs that go to the next stage and gradients that come back, beside the computation",

@@ -164,16 +164,17 @@ class Watch:
                 era.others.remove(found.rank)
                 series.learn_anew()
             expected, measured, unnoticed = times.work.get(found.rank, 0.0), found.seconds, 0.0
+            unsure = times.uncertainty
         else:
             pair = min(found.rank, found.peer), max(found.rank, found.peer)
             series = self.links.setdefault(pair, Series.of_link(pair))
             expected = era.expected.transfer_seconds(size, *pair, forwards=found.forwards, cut=found.cut)
-            measured, unnoticed = self._under_way(found, expected * series.factor), times.noticed
+            measured, unnoticed, unsure = self._under_way(found, expected * series.factor), times.noticed, 0.0
             if not found.waited and not series.is_faster(measured + unnoticed, expected + unnoticed):
                 return None  # it took no longer than that, which says nothing new
         if expected + unnoticed <= 0 or measured + unnoticed <= 0:
             return None  # layers that cost nothing, as in a profile that leaves out some
-        return series.add(found.minibatch, measured, expected, unnoticed=unnoticed, seconds=seconds)
+        return series.add(found.minibatch, measured, expected, unnoticed=unnoticed, seconds=seconds, uncertainty=unsure)
 
     def _under_way(self, one: Transfer, expected: float) -> float:
         if self._simulated:  # where a transfer begins when its ports are free

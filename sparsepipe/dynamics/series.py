@@ -43,16 +43,26 @@ class Series:
         return cls(link=pair, _test=ChangePoint(to_pass_over=0))
 
     def add(
-        self, minibatch: int, measured: float, expected: float, *, unnoticed: float, seconds: float
+        self,
+        minibatch: int,
+        measured: float,
+        expected: float,
+        *,
+        unnoticed: float,
+        seconds: float,
+        uncertainty: float = 0.0,
     ) -> Alarm | None:
         """Take a minibatch's seconds beside those expected; `seconds` is when it was. Returns the alarm it raises.
 
         `unnoticed` seconds more hold nobody up: they are added to both, so that a ratio of what is short says little.
+        `uncertainty` is the share by which the expected time may be off: a ratio counts by what is beyond that.
         """
         tested = (measured + unnoticed) / (expected + unnoticed)
         self._newest.append((minibatch, measured / expected if expected > 0 else tested))
-        self._swings.add(math.log(tested))
-        change = self._test.add(math.log(tested))
+        apart = math.log(tested) - self._test.level
+        value = self._test.level + math.copysign(max(0.0, abs(apart) - uncertainty), apart)
+        self._swings.add(value)
+        change = self._test.add(value)
         return None if change is None else self._alarm(change, minibatch, seconds)
 
     def is_faster(self, at_most: float, expected: float) -> bool:

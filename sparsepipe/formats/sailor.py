@@ -229,7 +229,8 @@ class SailorFiles:
                 raise InputError(
                     f"no profile of {model} on {gpu} with {number_of(samples, 'sample')} and tensor degree {degree}"
                 )
-            costs[kind] = tuple(_cost(tables, held[k], k) for k in range(count))
+            # The plan's microbatch was measured itself: a law through other sizes would say less of it.
+            costs[kind] = tuple(_cost(tables[samples], samples, held[k], k) for k in range(count))
             profiled = degree * profiled_bytes(shards[kind])
             rates[kind] = _seconds(tables[samples], 0)[2] / profiled if profiled else 0.0
         layers = [Layer(f"layer{k}", "", max(kinds[t][1] * shards[t][k] for t in kinds)) for k in range(count)]
@@ -320,14 +321,11 @@ def _replicas(part: Any) -> Iterator[tuple[str, tuple[str, int]]]:
         yield f"{gpu} x{degree}", (gpu, degree)
 
 
-def _cost(tables: Mapping[int, Any], held: Mapping[str, Any], layer: int) -> LayerCost:
+def _cost(table: Mapping[str, Any], samples: int, held: Mapping[str, Any], layer: int) -> LayerCost:
     sent = number(_at(held, "llm_info.json", "act_output_floats"), "act_output_floats") * _FLOAT
     kept = number(_at(held, "llm_info.json", "act_mem_bytes"), "act_mem_bytes")
-    samples = []
-    for count in sorted(tables):
-        forward, backward, _ = _seconds(tables[count], layer)
-        samples.append(CostSample(count, forward, backward, sent * count, saved_bytes=kept * count))
-    return LayerCost(tuple(samples))
+    forward, backward, _ = _seconds(table, layer)
+    return LayerCost((CostSample(samples, forward, backward, sent * samples, saved_bytes=kept * samples),))
 
 
 def _seconds(table: Mapping[str, Any], layer: int) -> list[float]:

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..derived.remembered import remembered
+from ..forecast import certainty
 from ..plan import Estimate, Plan, Stage, StageEstimate
 from ..schedule import compile_until_steady, steady_period
 from ..simulator import simulate
@@ -88,6 +89,7 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
         size=problem.size,
         memory_size=problem.memory_size,
         size_unit=problem.profile.size_unit,
+        certainty=certainty(plan, problem.profile, problem.cluster, problem.size),
     )
 
 
@@ -98,7 +100,7 @@ def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
         replace(stage, memory_bytes=size.memory_bytes, sent_bytes=size.sent_bytes)
         for stage, size in zip(own.stages, sizes.stages, strict=True)
     )
-    return replace(plan, estimate=replace(own, stages=stages, memory_size=sizes.memory_size))
+    return replace(plan, estimate=replace(own, stages=stages, memory_size=sizes.memory_size, certainty=sizes.certainty))
 
 
 def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:

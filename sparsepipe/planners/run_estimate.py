@@ -57,8 +57,8 @@ def judged(plan: Plan, problem: Problem) -> Plan:
 def _sized(profile: Profile, batch_size: int, voxel_size: float) -> Profile:
     """Raises InputError where the profile does not tell what a minibatch of another size takes."""
     scale = Scale.of(profile)
-    factor = 1.0 if scale is None else scale.factor(batch_size, voxel_size)
     if scale is None and profile.batch_size not in (None, batch_size):
         raise InputError(f"profiled at batch size {profile.batch_size} alone")
-    sizes = tuple(size * factor for size in profile.typical_sizes)
-    return profile if factor == 1 else replace(profile, sizes=sizes)
+    if scale is None or (batch_size, voxel_size) == (scale.batch_size, scale.voxel_size):
+        return profile
+    return scale.scaled(profile, batch_size, voxel_size)

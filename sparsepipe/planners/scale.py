@@ -1,10 +1,21 @@
-"""Estimate a minibatch's voxels at another batch size or voxel size than the profile's."""
+"""Costs at another batch size or voxel size than the profile's.
+
+More samples are more of everything. Finer voxels are not: each layer has the voxels of its own tensor stride. Those at
+stride s of voxels of size v are the voxels of size s·v, so the strides of a network count a cloud at several sizes:
+
+    stride             1      2      4      8      16
+    voxel size         v      2v     4v     8v     16v      coordinates that the layers make, as profiled
+    at voxels of 2v           1      2      4      8        the same counts, one stride on
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import exp, log
+from dataclasses import dataclass, field, replace
+from math import exp, log, log2
 
-from ..profile import Profile
+import numpy as np
+
+from ..costs import COORDINATE_BYTES, Array
+from ..profile import LayerCost, Profile
 
 SURFACE = 2.0  # voxels of a surface grow with the square of 1 / voxel size, those of a solid with the cube
 
@@ -32,6 +43,39 @@ class Scale:
         """How many times as many voxels a minibatch has."""
         return batch_size / self.batch_size * self._of_sample(voxel_size) / self._of_sample(self.voxel_size)
 
+    def scaled(self, profile: Profile, batch_size: int, voxel_size: float) -> Profile:
+        """The profile whose minibatches have `batch_size` samples, in voxels of `voxel_size`.
+
+        Each layer costs what its law says of a minibatch with as many voxels at the layer's own stride.
+        """
+        factor = self.factor(batch_size, voxel_size)
+        sizes = tuple(size * factor for size in profile.typical_sizes)
+        if voxel_size == self.voxel_size:
+            return replace(profile, sizes=sizes)
+        finer = factor * self.batch_size / batch_size  # times as many voxels of a sample
+        costs = {}
+        for name, layers in profile.costs.items():
+            counts, levels = _voxels_by_stride(layers)
+            samples = self.batch_size * counts[0].mean() / profile.size()  # no stride has fewer voxels
+            grown = [finer, *(self._grown(counts, samples, stride, voxel_size) for stride in range(1, len(counts)))]
+            shifts = [finer / (1.0 if level is None else grown[level]) for level in levels]
+            costs[name] = tuple(
+                LayerCost(tuple(replace(sample, size=sample.size * shift) for sample in cost.samples))
+                for cost, shift in zip(layers, shifts, strict=True)
+            )
+        return replace(profile, costs=costs, sizes=sizes)
+
+    def _grown(self, counts: Array, samples: float, stride: int, voxel_size: float) -> float:
+        """How many times as many voxels a sample has at the `stride`-th stride, by the counts of the strides."""
+        known = np.log(counts.mean(axis=1))
+        place = stride + log2(voxel_size / self.voxel_size)
+        if place < 0:  # finer than any that was counted
+            there = known[0] + log(self._of_sample(voxel_size * 2**stride) / self._of_sample(self.voxel_size))
+        else:
+            low = min(int(place), len(known) - 2)
+            there = max(known[low] + (place - low) * (known[low + 1] - known[low]), min(log(samples), known[-1]))
+        return exp(there - known[stride])
+
     @property
     def law(self) -> str:
         """Where the dependence on the voxel size comes from."""
@@ -46,3 +90,28 @@ class Scale:
         a, b = sizes[max(upper, 1) - 1], sizes[max(upper, 1)]
         slope = log(self.measured[b] / self.measured[a]) / log(b / a)
         return self.measured[a] * exp(slope * log(voxel_size / a))
+
+
+Scaled = tuple[Scale, int, float]  # with a batch size and a voxel size
+
+
+def _voxels_by_stride(layers: tuple[LayerCost, ...]) -> tuple[Array, list[int | None]]:
+    """(voxels of a minibatch at each stride, [strides, samples], the input's first; the stride of each layer's output).
+
+    A layer's stride is that of whose voxels its output has a whole number of bytes each, in every sample; None of those
+    whose output does not depend on voxels. Where no layer makes coordinates all are the input's.
+    """
+    made = [[sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.samples] for cost in layers]
+    sets = [counts for counts in made if all(counts)]
+    inputs = [sample.size for sample in max(layers, key=lambda cost: len(cost.samples)).samples]
+    counts = np.array([inputs, *sorted((own for own in sets if len(own) == len(inputs)), key=sum, reverse=True)])
+    if len(counts) == 1:
+        return counts, [0] * len(layers)
+    levels: list[int | None] = []
+    for cost in layers:
+        output = np.array([sample.output_bytes for sample in cost.samples])
+        each = output / counts if len(output) == len(inputs) else np.zeros((len(counts), 1))
+        even = (each > 0).all(axis=1) & (np.abs(each - each.round()) < 1e-6).all(axis=1)
+        same = even & (np.abs(each - each[:, :1]) < 1e-6).all(axis=1)
+        levels.append(int(np.flatnonzero(same)[0]) if same.any() else None)
+    return counts, levels

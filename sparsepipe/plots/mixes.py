@@ -52,7 +52,7 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
     line = {"color": INK, "width": 1.5, "dash": "dot"}
     for k, bound in enumerate(bounds.bound_samples_per_second):
         figure.add_shape(type="line", x0=k - 0.46, x1=k + 0.46, y0=bound, y1=bound, line=line)
-    key = "proven bound: no plan is faster"
+    key = "proven bound for this profile: no plan is faster"
     figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=key, line=line))
     # In one row above the bound, where neither the line nor a bar crosses them.
     tops = table[["samples_per_second", "bound_samples_per_second"]].max(axis=1) + _ABOVE * most

@@ -69,7 +69,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             x=bound.devices,
             y=bound.bound_samples_per_second,
             mode="lines+markers",  # a tick is wider than the mark of a plan that reaches it
-            name="proven bound: no plan is faster",
+            name="proven bound for this profile: no plan is faster",
             line={"color": INK, "width": 1.5, "dash": "dot"},
             marker={"symbol": "line-ew", "size": 18, "line": {"color": INK, "width": 2}},
             hovertemplate="proven bound, %{x} devices: %{y:.0f} samples/s<extra></extra>",

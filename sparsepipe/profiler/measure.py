@@ -1,7 +1,9 @@
 """Measure every layer of a network on this machine, at several voxel counts: (network, batches, engine) -> Profile."""
 
+import math
 import os
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,6 +45,7 @@ class Training:
     read: Callable[[int], Any] | None = None  # reads one of the data set's minibatches, by a number
     reads_targets: bool = False  # whether targets are in what is read, so that the last stage reads it too
     loss: Loss | None = None  # judges the output in the last stage; None: the cross entropy of classes
+    most_seconds: float = math.inf  # of measuring, after which minibatches larger than training's are left out
 
 
 def profile(
@@ -62,8 +65,8 @@ def profile(
     """Measure each layer's forward and backward on `batches` of different sizes; median, interquartile range.
 
     The first minibatch is warmed up `warmup` times, each further one once. Where `repeats` is not given, each is passed
-    over at least 5 times, and up to 30 times until half a second has gone into it and, on the middle minibatch, the sum
-    over layers agrees with whole steps, without a clock in them. `origin` of the profile says how they compare. An
+    over at least 5 times, and up to 30 times until half a second has gone into it and, on the most usual minibatch, the
+    sum over layers agrees with whole steps, without a clock in them. `origin` of the profile says how they compare. An
     update by SGD with momentum follows each pass and step.
     Passes whose threads waited for a processor are taken again, for a while; `origin` says what other load there was.
     `others`: processes (their ids) that are at work on our behalf meanwhile. A step is told what reading takes where
@@ -80,15 +83,26 @@ def profile(
     repeater = Repeater(subnetwork, Updates(subnetwork), place, least, most, crowded=crowd > 1)
     samples: list[dict[str, CostSample]] = []
     taken: list[Repeats] = []
-    middle = len(batches) // 2
+    usual = statistics.fmean(training.sizes) if training.sizes else batches[len(batches) // 2].size
+    if training.sizes:  # parts of training's minibatches may be too small for a network
+        parts = [batch for batch in batches[:-1] if batch.size < usual and not _takes(subnetwork, batch, place, say)]
+        batches = [batch for batch in batches if not any(batch is part for part in parts)]
+    middle = min(range(len(batches)), key=lambda k: abs(batches[k].size - usual))
+    began = time.perf_counter()
     with watched(others) as watch:
         for position, batch in enumerate(batches):
+            took = time.perf_counter() - began
+            if position > middle and took * batch.size / batches[position - 1].size > training.most_seconds:
+                left = f"{batch.size:,} {training.size_unit} and more are left out: measuring took {took:.0f} s so far"
+                say(f"profile {network.name} on {engine.name}: {left}")
+                break
             for _ in range(warmup if position == 0 else min(warmup, 1)):
                 time_layers(subnetwork, batch, device=place)
-            done = f"{batch.size:,} {training.size_unit}, {position + 1} of {len(batches)}"
+            done = f"{batch.size:,} {training.size_unit}, {position + 1} of {len(batches)}, {took:.0f} s so far"
             say(f"profile {network.name} on {engine.name}: {done}")
             taken.append(repeater.repeat(batch, whole=position == middle))
             samples.append(_samples(subnetwork, batch, taken[-1], place))
+        batches = batches[: len(samples)]
         reading = _median_seconds(training.read, CPU) if training.read else 0.0
         loss_seconds = _loss_seconds(subnetwork, batches[middle], place, training.loss)
     name = device_type or ("cpu" if place.type == "cpu" else torch.cuda.get_device_name(place).replace(" ", "-"))
@@ -103,6 +117,7 @@ def profile(
         "batch_size": training.batch_size or len(batches[middle]),
         f"measured_{training.size_unit}": counts,
         **_repeats_told(taken, middle),
+        "measuring_seconds": time.perf_counter() - began,
         "reading_seconds": reading,
         "input_seconds": putting,
         "background_load": replace(watch.load, **_waits(taken), threads_per_processor=crowd).to_json(),
@@ -117,6 +132,16 @@ def profile(
         size_unit=training.size_unit,
         sample_readers=_sample_readers(network, targets=training.reads_targets),
     )
+
+
+def _takes(subnetwork: Any, batch: Any, device: torch.device, say: Progress) -> bool:
+    """Return whether a network can train on a minibatch; say so where it cannot."""
+    try:
+        time_layers(subnetwork, batch, device=device)
+    except InputError as error:
+        say(f"a minibatch of {batch.size:,} is left out: {error}")
+        return False
+    return True
 
 
 def _sample_readers(network: AnyNetwork, *, targets: bool) -> tuple[str, ...]:

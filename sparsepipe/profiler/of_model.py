@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from .. import data
-from ..data.batch import PointBatch
 from ..data.order import Minibatches
 from ..display.counting import number_of
+from ..display.size_histogram import sizes_spread
 from ..errors import InputError
 from ..host.contention import contending_processes
 from ..host.openmp import check_threads
@@ -20,13 +20,15 @@ from ..io.keywords import knows_its_keywords
 from ..profile import Profile
 from ..runtime.cloud_checks import check_clouds
 from ..runtime.config import DataConfig
-from ..runtime.workloads.opening import LearningTask, open_task
+from ..runtime.workloads.opening import Dataset, LearningTask, open_task
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile
-from .spread import spread_batches, spread_examples
+from .spread import spread
 
 _MOST_BESIDE = 64  # further processes: more would only fill the memory
-_CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
+# Minibatches that are read for their sizes: so many at least, and more for a few seconds.
+_LEAST_READ, _MOST_READ, _READ_SECONDS = 6, 64, 5.0
+_MEASURING_SECONDS = 300.0  # after which no minibatch larger than training's is measured
 
 
 @knows_its_keywords
@@ -50,7 +52,7 @@ def profile_model(
     beside: int = 0,
     progress: Progress | None = None,
 ) -> Profile:
-    """Profile a model on minibatches of a data set's training split, small, typical and large ones.
+    """Profile a model on minibatches of a data set's training split, from a quarter to twice the batch and more.
 
     `model` is a name of ours, `package.module:function` or `path/net.py:function` (called with `model_args`), or in a
     notebook an nn.Module itself. `source` is a data set's folder, a manifest's name, or a function of the user's own
@@ -60,7 +62,8 @@ def profile_model(
     points of a mesh. `engine` is "auto", "native", "minkowski" or "torch", `device` "cpu" or "cuda"; `loss` a
     name or a function's, the data's own unless given; each pass is timed `repeats` times, unless given as often as it
     takes to be sure. `device_type` is what the profile calls this device.
-    `sizes` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
+    `sizes` of the profile are those of random minibatches; what is measured covers their 1st to 99th percentile and a
+    factor of 8, in a few minutes at most. On a CPU, `threads` cores make one device: measure
     with as many as each worker will have, and with `beside` so many further processes at the same work, as the other
     workers of the machine will be. Raises InputError for unknown names and bad data.
     """
@@ -98,39 +101,34 @@ def profile_model(
     if isinstance(dataset, data.VoxelDataset):  # those that a run will read, too
         splits = [split for split in ("train", "test") if split in dataset.folder.splits]
         check_clouds(dataset.folder, config, splits, engine=task.engine.name, seed=seed)
-    order = order[:_CANDIDATE_MINIBATCHES]
-    start = time.perf_counter()
-    typical = [dataset.batch(indices) for indices in order]
-    reading = (time.perf_counter() - start) / len(order)
+    typical, sample_sizes, reading = _read(dataset, order)
     count = min(batch_size, len(dataset))
     if count < batch_size and progress:
         progress(
             f"batch size {batch_size}: the training split has {count} samples, so minibatches of {count} are measured"
         )
-    if isinstance(typical[0], PointBatch):
-        batches = spread_batches(typical, batch_size=count)
-    else:
-        batches = spread_examples(dataset, [index for indices in order for index in indices], batch_size=count)
+    batches = spread(dataset, sample_sizes, batch_size=count)
     origin = {
         "data": dataset.origin,
         "first_reading_seconds": reading,
         "seed": seed,
         "beside": beside,
+        "sample_sizes": sizes_spread(list(sample_sizes.values())),
     }
     for name, value in (("model_args", config.model_args), ("loss", config.loss)):
         if value is not None:
             origin[name] = value
-    counts = [batch.size for batch in typical if len(batch) == len(typical[0])]
     chosen = task.engine.name  # said aloud once, and theirs too
     likewise = {"config": config.to_json(), "engine": chosen, "seed": seed, "device": device, "threads": threads}
     training = Training(
-        sizes=counts,
+        sizes=typical,
         batch_size=count,
         size_unit=dataset.size_unit,
         origin=origin,
         read=lambda k: dataset.batch(order[k % len(order)], epoch=1),
         reads_targets=not dataset.targets_are_labels,
         loss=task.loss,
+        most_seconds=_MEASURING_SECONDS,
     )
     with contending_processes(beside, __package__, likewise) as others, limited_to(threads):
         return profile(
@@ -145,6 +143,21 @@ def profile_model(
             progress=progress,
             others=others,
         )
+
+
+def _read(dataset: Dataset, order: Minibatches) -> tuple[list[float], dict[int, float], float]:
+    """Read minibatches: (sizes of whole ones, sizes of samples by index, seconds of reading one)."""
+    start, typical, samples, number = time.perf_counter(), list[float](), dict[int, float](), 0
+    of_all = None if dataset.size_unit == "voxels" else dataset.sample_sizes()
+    for number, indices in enumerate(order[:_MOST_READ], start=1):
+        batch = dataset.batch(indices)
+        sizes = batch.voxel_counts.tolist() if of_all is None else [of_all[index] for index in indices]
+        samples.update(zip(indices, sizes, strict=True))
+        if len(indices) == len(order[0]):
+            typical.append(batch.size)
+        if number >= _LEAST_READ and time.perf_counter() - start > _READ_SECONDS:
+            break
+    return typical, samples, (time.perf_counter() - start) / number
 
 
 def _as_json(args: Mapping[str, Any] | None) -> str | None:

@@ -6,28 +6,37 @@ from typing import Any
 from ..cluster import Cluster, Link, Node
 from ..pipelines import Pipelines
 from ..plan import Plan, Stage
+from ..planners.scale import Scaled
 from ..replication import rule_text
 from ..stragglers import Stragglers
 
+_SCALE = "from sparsepipe.planners.scale import Scale"
 _COMPRESSED = "from sparsepipe.widgets.hypothetical import compressed"
 _HERE = Node.__dataclass_fields__["address"].default
 
 
 def as_code(
-    plan: Plan, cluster: Cluster, *, planner: str | None, factor: float, compression: float, recompute: bool
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    planner: str | None,
+    scaled: Scaled | None,
+    compression: float,
+    recompute: bool,
 ) -> str:
     """Python that makes `cluster` and `plan` from `profile`. `planner` None: the stages are written out.
 
-    `factor`: how many times the profile's voxels; `compression`: of the features that cross boundaries.
+    `scaled`: law of voxels, batch size and voxel size, if not as profiled; `compression`: of features that cross
+    boundaries.
     """
     imports = ["Cluster", "DeviceType", "Link", "Node", *(["partition"] if planner else ["Plan", "Stage"])]
     lines = [f"from sparsepipe import {', '.join(imports)}", _cluster(cluster)]
     if planner:
-        if factor != 1:
-            lines.insert(1, "from dataclasses import replace")
+        if scaled is not None:
+            lines.insert(1, _SCALE)
         if compression != 1:
             lines.insert(1, _COMPRESSED)
-        lines += _profile(factor, compression)
+        lines += _profile(scaled, compression)
         several = f", stages_per_device={plan.stages_per_rank}" if plan.stages_per_rank > 1 else ""
         several += ", recompute=True" if recompute else ""
         lines.append(
@@ -35,7 +44,7 @@ def as_code(
             f"num_microbatches={plan.num_microbatches}{several})"
         )
         if plan != plan.with_schedule(plan.schedule):  # another weight policy than the schedule's first
-            lines.insert(1, "from dataclasses import replace") if factor == 1 else None
+            lines.insert(1, "from dataclasses import replace")
             lines.append(f"plan = replace(plan, weights={plan.weights!r})")
     else:
         stages = "".join(f"\n    {_stage(stage)}," for stage in plan.stages)
@@ -53,18 +62,19 @@ def pipelines_code(
     planned_with: Mapping[str, Any],
     num_minibatches: int,
     stragglers: Stragglers,
-    factor: float,
+    scaled: Scaled | None,
     compression: float,
 ) -> str:
     """Python that makes `cluster` and `plan` from `profile`, and `told`, the simulation of so many minibatches.
 
-    `planned_with`: what `partition_pipelines` is given; `factor` and `compression` as for one pipeline.
+    `planned_with`: what `partition_pipelines` is given; `scaled` and `compression` as for one pipeline.
     """
     names = "Cluster, DeviceType, Link, Node, partition_pipelines, simulate_pipelines"
     lines = ["from dataclasses import replace", f"from sparsepipe import {names}"]
     lines.append("from sparsepipe.replication import parse_rule")
     lines += ["from sparsepipe.stragglers import Stragglers", *([_COMPRESSED] if compression != 1 else [])]
-    lines += [_cluster(cluster), *_profile(factor, compression)]
+    lines += [_SCALE] if scaled is not None else []
+    lines += [_cluster(cluster), *_profile(scaled, compression)]
     given = "".join(f", {name}={value!r}" for name, value in planned_with.items())
     count, rule = len(pipelines.pipelines), rule_text(pipelines.replication)
     lines.append(f"rule = parse_rule({rule!r})")
@@ -86,12 +96,12 @@ def _cluster(cluster: Cluster) -> str:
     return f"cluster = Cluster(({nodes}\n), {_link(cluster.network)})"
 
 
-def _profile(factor: float, compression: float) -> list[str]:
+def _profile(scaled: Scaled | None, compression: float) -> list[str]:
     """The profile at another size of minibatches, and with compressed boundaries."""
     lines = []
-    if factor != 1:
-        lines.append("counts = profile.typical_sizes")
-        lines.append(f"profile = replace(profile, sizes=tuple(n * {factor!r} for n in counts))")
+    if scaled is not None:
+        scale, batch_size, voxel_size = scaled
+        lines.append(f"profile = {scale!r}.scaled(profile, {batch_size!r}, {voxel_size!r})")
     if compression != 1:
         lines.append(f"profile = compressed(profile, {compression!r})")
     return lines

@@ -14,6 +14,7 @@ from ..plan import Plan
 from ..planners import Problem, partition_pipelines, planners_with
 from ..planners.estimate import data_parallel_period
 from ..planners.run_estimate import judged
+from ..planners.scale import Scaled
 from ..replication import parse_rule
 from ..replication.base import Rule
 from ..stragglers import Stragglers
@@ -29,13 +30,13 @@ _MOST_MINIBATCHES = 240  # of each pipeline that are simulated
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings that can be read, with what they make of profile and devices. `factor`: voxels over those profiled."""
+    """Settings that can be read, with what they make of profile and devices. `scaled`: as an Answer's."""
 
     settings: Settings
     several: Several
     problem: Problem
     rule: Rule
-    factor: float
+    scaled: Scaled | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class PipelinesAnswer:
     sizes: tuple[float, ...]  # of the minibatches that were simulated
     forecast: PipelinesForecast
     undisturbed: PipelinesForecast  # while nobody is slow
-    voxel_factor: float
+    scaled: Scaled | None
 
     @property
     def cluster(self) -> Cluster:
@@ -72,7 +73,7 @@ class PipelinesAnswer:
             planned_with=self.planned_with,
             num_minibatches=len(self.sizes),
             stragglers=self.stragglers,
-            factor=self.voxel_factor,
+            scaled=self.scaled,
             compression=self.settings.compression,
         )
 
@@ -101,7 +102,7 @@ class PipelinesPlanning:
                 f"{number_of(several.count, 'pipeline')} on {number_of(len(problem.cluster.devices), 'device')}: "
                 "expected a device for each at least; move pipelines down, or a device slider up"
             )
-        return Asked(settings, several, problem, rule, self._planning.factor(settings))
+        return Asked(settings, several, problem, rule, self._planning.scaled(settings))
 
     def answer(self, asked: Asked) -> PipelinesAnswer:
         """Plan and simulate. Raises InputError for settings that cannot be planned, or a straggler of no rank."""
@@ -124,7 +125,7 @@ class PipelinesPlanning:
         held = simulated(stragglers)
         free = simulated(Stragglers()) if stragglers.parts else held
         return PipelinesAnswer(
-            asked.settings, asked.problem, pipelines, given, stragglers, sizes, held, free, asked.factor
+            asked.settings, asked.problem, pipelines, given, stragglers, sizes, held, free, asked.scaled
         )
 
     def _each(self, asked: Asked, num_microbatches: int) -> int:

@@ -11,7 +11,7 @@ from ..planners import Problem, bound_of, partition, planners_with
 from ..planners.by_hand import by_hand, with_cuts, with_groups
 from ..planners.device_groups import device_classes
 from ..planners.run_estimate import judged
-from ..planners.scale import Scale
+from ..planners.scale import Scale, Scaled
 from ..profile import Profile
 from ..simulator import simulate
 from ..trace import Trace
@@ -32,7 +32,7 @@ class Answer:
     plan: Plan
     bound: float | None
     trace: Trace
-    voxel_factor: float  # voxels of a minibatch over those profiled
+    scaled: Scaled | None  # batch size and voxel size, where they are not those profiled
 
     @property
     def cluster(self) -> Cluster:
@@ -55,7 +55,7 @@ class Answer:
             self.plan,
             self.cluster,
             planner=self.settings.planner if by_planner else None,
-            factor=self.voxel_factor,
+            scaled=self.scaled,
             compression=self.settings.compression,
             recompute=self.settings.recompute,
         )
@@ -78,24 +78,26 @@ class Planning:
         counts = problem.profile.typical_sizes
         number = max(self.minibatches, 2 * plan.num_microbatches)
         trace = simulate(plan, problem.profile, problem.cluster, [counts[k % len(counts)] for k in range(number)])
-        return Answer(settings, problem, plan, bound, trace, self.factor(settings))
+        return Answer(settings, problem, plan, bound, trace, self.scaled(settings))
 
-    def factor(self, settings: Settings) -> float:
-        """How many times as many voxels a minibatch has as was profiled."""
-        if self.scale is None or settings.batch_size is None or settings.voxel_size is None:
-            return 1.0
-        return self.scale.factor(settings.batch_size, settings.voxel_size)
+    def scaled(self, settings: Settings) -> Scaled | None:
+        """The batch size and voxel size chosen, with the law of voxels; None where they are those profiled."""
+        scale, chosen = self.scale, (settings.batch_size, settings.voxel_size)
+        if scale is None or None in chosen or chosen == (scale.batch_size, scale.voxel_size):
+            return None
+        assert settings.batch_size is not None and settings.voxel_size is not None
+        return scale, settings.batch_size, settings.voxel_size
 
     def _profile(self, settings: Settings) -> Profile:
         """The profile at the batch size, voxel size and compression chosen."""
-        ratio, factor = settings.compression, self.factor(settings)
+        ratio, scaled = settings.compression, self.scaled(settings)
         if ratio not in self._compressed:
             self._compressed[ratio] = compressed(self.profile, ratio)
         profile = self._compressed[ratio]
-        if factor == 1:
+        if scaled is None:
             return profile
-        sizes = tuple(count * factor for count in self.profile.typical_sizes)
-        return remembered(self._kept, "sized", (ratio, sizes), lambda: replace(profile, sizes=sizes))
+        scale, *sizes = scaled
+        return remembered(self._kept, "sized", (ratio, *sizes), lambda: scale.scaled(profile, *sizes))
 
     def problem(self, settings: Settings) -> Problem:
         """What is asked for; the same object while it is the same, as it holds the costs worked out.

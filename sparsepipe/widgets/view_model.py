@@ -54,6 +54,8 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     assert expected is not None
     period = expected.period_seconds
     found = [["time per minibatch", duration(period), "in steady state, by the default cost model"]]
+    if expected.certainty and expected.certainty.extrapolated:
+        found.append(["profile", str(expected.certainty), "beyond the measured sizes times are in proportion to them"])
     if batch_size:
         speed = rate_text(batch_size / period)
         found.append(["throughput", speed, f"{number_of(batch_size, 'sample')} per minibatch"])
@@ -65,7 +67,11 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
             found.append([name, f"{seconds / period:.2f} ×", f"{what}: {duration(seconds)} per minibatch"])
     if bound is not None:
         found.append(
-            ["lower bound", duration(bound), "no plan of one pipeline on these devices is faster: it is proven"]
+            [
+                "lower bound",
+                duration(bound),
+                "proven for this profile: no plan of one pipeline on these devices is faster",
+            ]
         )
         found.append(["gap to the bound", gap_text((period - bound) / period), "0%: no plan is better"])
     elif plan.stages_per_rank > 1:

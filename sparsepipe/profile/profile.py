@@ -1,91 +1,34 @@
-"""Profiles: what each layer costs on each device type, as a function of a minibatch's size."""
+"""A profile: a graph, and the costs of its layers on each device type."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .derived.digests import canonical_text, digest_with
-from .derived.remembered import remembered
-from .display import html, value_text
-from .display.counting import number_of
-from .errors import InputError
-from .graph import Layer, LayerGraph
-from .graph_text import GraphText, GraphTextNode
-from .host.background_load import BackgroundLoad
-from .io.fields import number, shown, text, texts
-from .io.files import read_json, write_json
-from .io.paths import expanded
-from .sizes import SIZE_UNITS
+import numpy as np
+
+from ..derived.digests import canonical_text, digest_with
+from ..derived.remembered import remembered
+from ..display import html, value_text
+from ..display.counting import number_of
+from ..errors import InputError
+from ..graph import Layer, LayerGraph
+from ..graph_text import GraphText, GraphTextNode
+from ..host.background_load import BackgroundLoad
+from ..io.fields import number, shown, text, texts
+from ..io.files import read_json, write_json
+from ..io.paths import expanded
+from ..sizes import SIZE_UNITS, Certainty
+from .layer_cost import CODED_FIELDS, COST_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
+from .size_laws import Array
 
 FORMAT = "sparsepipe-profile-1"
 _OF_VOXELS = {"size": "voxels", "sizes": "voxel_counts"}  # as files name them where the unit is voxels
+_LEAST_SPAN = 2.0  # between the smallest and the largest minibatch that a profile was measured on
+_POINT_AGREEMENT = 0.25  # share by which a whole pass may differ from what the laws of its layers say
 AGREEMENT = 0.1  # share of a whole step by which the sum over measured layers may differ from it
-
-
-@dataclass(frozen=True, slots=True)
-class CostSample:
-    """One layer measured on a minibatch of this size at the input of the network, in the profile's `size_unit`."""
-
-    size: float
-    forward: float  # seconds, median
-    backward: float  # seconds, median
-    output_bytes: float  # features of the output
-    coordinate_bytes: float = 0.0  # coordinates of the output, where this layer makes a new set
-    saved_bytes: float = 0.0  # kept from forward to backward
-    forward_spread: float = 0.0  # seconds, interquartile range over the repeats
-    backward_spread: float = 0.0
-    kernel_map_pairs: float = 0.0  # (input, output) pairs of its kernel map: what a convolution multiplies
-    kernel_map_seconds: float = 0.0  # of making its kernel map: part of the forward of the first layer that needs it
-    # What sockets between hosts carry of the output, of its gradient, and of its coordinates, where nothing else is
-    # asked for: without zeros, exponents coded, coordinates packed; 0: not measured, and as large as they are.
-    coded_output_bytes: float = 0.0
-    coded_gradient_bytes: float = 0.0
-    coded_coordinate_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in COST_FIELDS:
-            number(getattr(self, name), name)
-
-    def squeezed(self, ratio: float) -> "CostSample":
-        """The same where features cross every boundary in 1/ratio of the bytes, between hosts too."""
-        return replace(self, output_bytes=self.output_bytes / ratio, coded_output_bytes=0.0, coded_gradient_bytes=0.0)
-
-
-COST_FIELDS = tuple(item.name for item in fields(CostSample))
-CODED_FIELDS = tuple(name for name in COST_FIELDS if name.startswith("coded_"))
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """Samples at growing sizes; straight lines between them, the outer lines prolonged and never below 0.
-
-    A single sample holds at every size: that is what a dense layer, or a graph.txt, says.
-    """
-
-    samples: tuple[CostSample, ...]
-
-    def __post_init__(self) -> None:
-        counts = [sample.size for sample in self.samples]
-        if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
-            raise InputError(f"cost samples at sizes {counts}: expected one or more, growing")
-
-    def at(self, size: float) -> CostSample:
-        """The cost of a minibatch of this size, interpolated."""
-        if len(self.samples) == 1:
-            return self.samples[0]
-        upper = min(max(bisect_left(self.samples, size, key=lambda s: s.size), 1), len(self.samples) - 1)
-        low, high = self.samples[upper - 1], self.samples[upper]
-        weight = (size - low.size) / (high.size - low.size)
-
-        def blend(name: str) -> float:
-            a, b = getattr(low, name), getattr(high, name)
-            return max(0.0, a + weight * (b - a))
-
-        return CostSample(size, *(blend(name) for name in COST_FIELDS[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +105,64 @@ class Profile:
 
     def warnings_of(self, device_types: Iterable[str]) -> tuple[str, ...]:
         """The `warnings` of what was measured for some types of devices."""
-        told, unknown, asked, parts = [], [], set(device_types), self._joined()
-        for part in parts:
-            if part.get("source") != "measured" or (len(parts) > 1 and not asked & set(part["device_types"])):
-                continue
-            told += [*_told_of_layers(part), *_told_of_load(part)]
-            unknown += [kind for kind in part["device_types"] if kind not in self.update_rates]
+        told = [
+            text for part in self._measured(device_types) for text in (*_told_of_layers(part), *_told_of_load(part))
+        ]
+        kinds = [kind for part in self._measured(device_types) for kind in part["device_types"]]
+        kinds = [kind for kind in kinds if kind in self.costs]
+        narrow: dict[str, list[str]] = {}
+        for kind in kinds:
+            narrow.setdefault(self._narrow_range(kind), []).append(kind)
+        told += [
+            f"profile of {', '.join(own)}: measured at {span} {self.size_unit} alone; other sizes are extrapolated in "
+            "proportion, profile again"
+            for span, own in narrow.items()
+            if span
+        ]
+        factors = {kind: factor for kind in kinds if (factor := self._contradiction(kind)) > 1 + _POINT_AGREEMENT}
+        if factors:
+            told.append(
+                f"profile of {', '.join(factors)}: its layers' times contradict each other between sizes by up to "
+                f"{max(factors.values()):.1f} x; profile again with nothing else at work"
+            )
+        unknown = [kind for kind in kinds if kind not in self.update_rates]
         if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
             told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
         return tuple(told)
+
+    def _measured(self, device_types: Iterable[str]) -> list[dict[str, Any]]:
+        """The parts of the origin that say how some of `device_types` were measured."""
+        asked, parts = set(device_types), self._joined()
+        measured = [part for part in parts if part.get("source") == "measured"]
+        return [part for part in measured if len(parts) == 1 or asked & set(part["device_types"])]
+
+    def measured_sizes(self, device_type: str) -> tuple[float, float]:
+        """The smallest and the largest minibatch that was measured on one device type; beyond, costs are extrapolated.
+
+        (0, 0) for costs that hold at every size.
+        """
+        sizes = [sample.size for cost in self._of(device_type) for sample in cost.samples]
+        return min(sizes), max(sizes)
+
+    def _narrow_range(self, device_type: str) -> str:
+        """Return the sizes of the minibatches measured where they are nearly one; empty otherwise.
+
+        Of a single size nobody expects more: predictions for others say that they are extrapolated.
+        """
+        low, high = self.measured_sizes(device_type)
+        return "" if low == high or high >= _LEAST_SPAN * low else f"{low:,.0f} to {high:,.0f}"
+
+    def _contradiction(self, device_type: str) -> float:
+        """Times by which all layers together took more, or less, at one size than their laws say."""
+        costs = self.costs[device_type]
+        sizes = [sample.size for sample in costs[0].samples]
+        if any([sample.size for sample in cost.samples] != sizes for cost in costs):
+            return 1.0
+        took = np.array([[sample.forward + sample.backward for sample in cost.samples] for cost in costs]).sum(axis=0)
+        by_law = self.costs_at(device_type, sizes)
+        expected = (by_law["forward"] + by_law["backward"]).sum(axis=0)
+        known = (took > 0) & (expected > 0)
+        return float(np.exp(np.abs(np.log(took[known] / expected[known])).max(initial=0.0)))
 
     @cached_property
     def kept(self) -> dict[Hashable, dict]:
@@ -216,7 +208,52 @@ class Profile:
 
     def cost(self, layer: int, device_type: str, size: float | None = None) -> CostSample:
         """Cost of one layer on one device type for a minibatch of this size (the mean one when not given)."""
-        return self._of(device_type)[layer].at(self.size() if size is None else size)
+        counts = np.array([self.size() if size is None else checked_size(size)])
+        laws = self.laws(device_type)
+        key = (device_type, id(laws), counts.tobytes())
+        return remembered(self.kept, "samples at", key, lambda: laws.samples(counts[0]))[layer]
+
+    def laws(self, device_type: str) -> LayerLaws:
+        """The laws of size that the layers' costs on one device type follow.
+
+        They are kept with the graph, as a profile of other minibatches has the same costs.
+        """
+        costs, attention = self._of(device_type), self.size_unit == "tokens"
+        # With the costs, so that no others have their id.
+        _, laws = remembered(
+            self.graph.kept, "laws", (id(costs), attention), lambda: (costs, LayerLaws.of(costs, attention=attention))
+        )
+        return laws
+
+    def certainty(self, sizes: float | Sequence[float] | None = None, types: Iterable[str] | None = None) -> Certainty:
+        """How far the seconds predicted for minibatches of `sizes` may be off, the worst of them and of device types.
+
+        Of the mean size and of all types where none are given.
+        """
+        given = [self.size()] if sizes is None else sizes if isinstance(sizes, Iterable) else [sizes]
+        extremes = {min(map(checked_size, given), default=0.0), max(map(checked_size, given), default=0.0)}
+        names = tuple(dict.fromkeys(self.device_types if types is None else types))
+        key = (names, *sorted(extremes))
+        return remembered(self.kept, "certainty", key, lambda: self._certainty(names, np.array(sorted(extremes))))
+
+    def _certainty(self, names: Iterable[str], sizes: Array) -> Certainty:
+        found = Certainty()
+        for name in names:
+            laws, costs = self.laws(name), self.costs_at(name, sizes)
+            whole = (costs["forward"] + costs["backward"]).sum(axis=0)
+            parts = zip(laws.uncertainty(sizes), (costs["forward"], costs["backward"]), strict=True)
+            off = sum((share * seconds).sum(axis=0) for share, seconds in parts)
+            low, high = laws.measured
+            for size, seconds, may in zip(sizes.tolist(), whole.tolist(), np.asarray(off).tolist(), strict=True):
+                factor = max(low / size if size else 1.0, size / high, 1.0)
+                found |= Certainty(factor, may / seconds if seconds else 0.0)
+        return found
+
+    def costs_at(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
+        """Costs of all layers on one device type at each of `sizes`: field of a cost sample → [layers, sizes]."""
+        laws, counts = self.laws(device_type), np.asarray(sizes, dtype=float)
+        key = (device_type, id(laws), counts.tobytes())
+        return remembered(self.kept, "costs at", key, lambda: laws.at(counts))
 
     def time(self, layers: Iterable[int], device_type: str, size: float | None = None) -> tuple[float, float]:
         """Forward and backward seconds of `layers` together."""
@@ -338,7 +375,7 @@ class Profile:
         document = read_json(path, what="profile")
         try:
             profile = _from_document(document)
-            profile.warnings  # noqa: B018 - an origin that is none is found here, where the file can still be named
+            _check_origin(profile)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -382,6 +419,12 @@ class Profile:
         order = self.origin.get("order", list(nodes))
         edges = tuple((self.graph.layers[i].id, self.graph.layers[j].id) for i, j in self.graph.edges)
         return GraphText(tuple(nodes[id] for id in order), edges)
+
+
+def _check_origin(profile: Profile) -> None:
+    """Raise an error for an origin that is none, where the file can still be named."""
+    for part in profile._measured(profile.device_types):
+        _told_of_layers(part), _told_of_load(part), tuple(part["device_types"])
 
 
 def _told_of_layers(part: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,137 @@
+"""Measure one case: a profile, then minibatches that it has not seen."""
+
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scripts.bench.document import say
+from sparsepipe import Profile, profile_model
+from sparsepipe.engines.subnetwork import build
+from sparsepipe.planners.scale import Scale
+from sparsepipe.profiler.devices import limited_to
+from sparsepipe.profiler.layer_timer import time_layers
+from sparsepipe.profiler.of_model import opened
+from sparsepipe.profiler.saved_bytes import kept_bytes
+from sparsepipe.runtime.config import DataConfig
+
+MODEL_OF_VOXELS, VOXEL_SIZE, BATCH_SIZE = "minkvgg11bn-narrow", 0.03, 16
+VOXEL_SIZES, BATCH_SIZES = (0.02, 0.05, 0.1), (4, 64, 128)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network on a data set."""
+
+    name: str
+    model: str
+    data: str
+    batch_size: int
+    voxel_size: float | None = None
+    num_points: int = 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """How far predictions are off, as shares of what was measured."""
+
+    case: str
+    network: str
+    minibatches: int
+    least: float
+    most: float  # sizes of the minibatches
+    profiled: tuple[float, float]
+    median: float
+    percentile_95: float
+    epoch: float
+    memory: float
+    profile_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measured(case: Case, *, minibatches: int, seed: int) -> Row:
+    """Profile a case, then train on `minibatches` others. Raises InputError for data that are not here."""
+    found = _profile(case)
+    config = DataConfig(
+        model=case.model, data=case.data, batch_size=case.batch_size, num_points=case.num_points, validate=False
+    )
+    config = config if case.voxel_size is None else config.replace(voxel_size=case.voxel_size)
+    task, order = opened(config, engine="auto", seed=seed + 1)
+    subnetwork = build(task.network, task.engine, seed=seed)
+    batches = [task.training.batch(indices) for indices in order[:minibatches]]
+    sizes, seconds = [batch.size for batch in batches], []
+    (kind,) = found.device_types
+    with limited_to(1):
+        for batch in batches:
+            time_layers(subnetwork, batch, device=CPU)
+            seconds.append(statistics.median(time_layers(subnetwork, batch, device=CPU).seconds for _ in range(3)))
+        largest = batches[int(np.argmax(sizes))]
+        kept = sum(kept_bytes(subnetwork, largest, device=CPU)[0].values())
+    costs = found.costs_at(kind, sizes)
+    predicted = (costs["forward"] + costs["backward"]).sum(axis=0)
+    off = np.abs(predicted / np.array(seconds) - 1)
+    return Row(
+        case.name,
+        case.model,
+        len(batches),
+        min(sizes),
+        max(sizes),
+        found.measured_sizes(kind),
+        float(np.median(off)),
+        float(np.quantile(off, 0.95)),
+        float(predicted.sum() / sum(seconds) - 1),
+        float(found.costs_at(kind, [largest.size])["saved_bytes"].sum() / kept - 1),
+        found.origin["measuring_seconds"],
+    )
+
+
+def scaled(data: Path) -> list[dict[str, float]]:
+    """Compare a profile at other voxel and batch sizes with profiles measured there: a row for each."""
+    known = _profile(Case("", MODEL_OF_VOXELS, str(data), BATCH_SIZE, VOXEL_SIZE))
+    counts = {VOXEL_SIZE: known.size() / BATCH_SIZE}
+    there: dict[tuple[int, float], Profile] = {}
+    for voxel_size in VOXEL_SIZES:
+        there[BATCH_SIZE, voxel_size] = _profile(Case("", MODEL_OF_VOXELS, str(data), BATCH_SIZE, voxel_size))
+        counts[voxel_size] = there[BATCH_SIZE, voxel_size].size() / BATCH_SIZE
+    for batch_size in BATCH_SIZES:
+        there[batch_size, VOXEL_SIZE] = _profile(Case("", MODEL_OF_VOXELS, str(data), batch_size, VOXEL_SIZE))
+    scale, layers = Scale.of(known, counts), range(len(known.graph.layers))
+    assert scale is not None
+    rows = []
+    for (batch_size, voxel_size), own in there.items():
+        guess = scale.scaled(known, batch_size, voxel_size)
+        (kind,) = known.device_types
+        predicted, took = (sum(one.time(layers, kind)) for one in (guess, own))
+        rows.append({"batch_size": batch_size, "voxel_size": voxel_size, "off": predicted / took - 1})
+    return rows
+
+
+def _profile(case: Case) -> Profile:
+    return profile_model(
+        case.model,
+        case.data,
+        batch_size=case.batch_size,
+        voxel_size=case.voxel_size,
+        num_points=case.num_points,
+        progress=say,
+    )
+
+
+def varied_clouds(folder: Path, *, samples: int = 40, seed: int = 0) -> Path:
+    """Write clouds of 1,700 to 50,000 points on bent surfaces: a coefficient of variation above .7."""
+    random = np.random.default_rng(seed)
+    for kind, bend in (("waves", 4.0), ("bowls", 1.5)):
+        for split, count in (("train", samples), ("test", 4)):
+            (folder / kind / split).mkdir(parents=True)
+            for k in range(count):
+                points = int(np.clip(9000 * np.exp(0.9 * random.standard_normal()), 1700, 50_000))
+                x, y = random.random((2, points))
+                z = 0.5 + 0.3 * np.sin(bend * x + k) * np.cos(bend * y)
+                np.save(folder / kind / split / f"{kind}_{k:03d}.npy", np.stack([x, y, z], axis=1).astype(np.float32))
+    return folder

@@ -1,0 +1,20 @@
+"""Profiles: what each layer costs on each device type, as a law of a minibatch's size."""
+
+from .layer_cost import CODED_FIELDS, COST_FIELDS, CostSample, LayerCost, LayerLaws
+from .profile import AGREEMENT, FORMAT, OVERHEAD_FIELDS, Profile, StepOverhead, graph_differences
+from .size_laws import SizeLaws
+
+__all__ = [
+    "AGREEMENT",
+    "CODED_FIELDS",
+    "COST_FIELDS",
+    "FORMAT",
+    "OVERHEAD_FIELDS",
+    "CostSample",
+    "LayerCost",
+    "LayerLaws",
+    "Profile",
+    "SizeLaws",
+    "StepOverhead",
+    "graph_differences",
+]

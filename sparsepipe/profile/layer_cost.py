@@ -1,0 +1,199 @@
+"""What one layer costs: as measured at a few sizes of minibatches, and by laws at every size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..io.fields import MOST, given_number, number
+from .size_laws import ATTENTION, BYTES, SECONDS, Array, SizeLaws
+
+
+@dataclass(frozen=True, slots=True)
+class CostSample:
+    """One layer measured on a minibatch of this size at the input of the network, in the profile's `size_unit`."""
+
+    size: float
+    forward: float  # seconds, median
+    backward: float  # seconds, median
+    output_bytes: float  # features of the output
+    coordinate_bytes: float = 0.0  # coordinates of the output, where this layer makes a new set
+    saved_bytes: float = 0.0  # kept from forward to backward
+    forward_spread: float = 0.0  # seconds, interquartile range over the repeats
+    backward_spread: float = 0.0
+    kernel_map_pairs: float = 0.0  # (input, output) pairs of its kernel map: what a convolution multiplies
+    kernel_map_seconds: float = 0.0  # of making its kernel map: part of the forward of the first layer that needs it
+    # What sockets between hosts carry of the output, of its gradient, and of its coordinates, where nothing else is
+    # asked for: without zeros, exponents coded, coordinates packed; 0: not measured, and as large as they are.
+    coded_output_bytes: float = 0.0
+    coded_gradient_bytes: float = 0.0
+    coded_coordinate_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in COST_FIELDS:
+            number(getattr(self, name), name)
+
+    def squeezed(self, ratio: float) -> "CostSample":
+        """The same where features cross every boundary in 1/ratio of the bytes, between hosts too."""
+        return replace(self, output_bytes=self.output_bytes / ratio, coded_output_bytes=0.0, coded_gradient_bytes=0.0)
+
+
+COST_FIELDS = tuple(item.name for item in fields(CostSample))
+CODED_FIELDS = tuple(name for name in COST_FIELDS if name.startswith("coded_"))
+_values_of = attrgetter(*COST_FIELDS)
+_SPREADS = {"forward": "forward_spread", "backward": "backward_spread"}
+_TIMES = (*_SPREADS, "kernel_map_seconds")
+_COUNTS = tuple(name for name in COST_FIELDS if name.endswith(("bytes", "pairs")) and name != "saved_bytes")
+_DRIVERS = ("output_bytes", "kernel_map_pairs")  # of seconds: voxels of the output, and what a convolution multiplies
+
+
+def checked_size(size: Any) -> float:
+    """Return a minibatch's size. Raises InputError for one that is no number of 0 or more."""
+    given_number(size, "a minibatch's size of")
+    if not 0 <= size <= MOST:
+        raise InputError(f"a minibatch's size of {size} given, expected 0 or more")
+    return float(size)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Samples at growing sizes, and the law of size through them: see `SizeLaws`.
+
+    A single sample at size 0 holds at every size: that is what a graph.txt says of a layer.
+    """
+
+    samples: tuple[CostSample, ...]
+
+    def __post_init__(self) -> None:
+        counts = [sample.size for sample in self.samples]
+        if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
+            raise InputError(f"cost samples at sizes {counts}: expected one or more, growing")
+
+    def at(self, size: float) -> CostSample:
+        """The cost of a minibatch of this size, by the law. Raises InputError for a size below 0."""
+        return self._laws.samples(checked_size(size))[0]
+
+    @cached_property
+    def _laws(self) -> "LayerLaws":
+        return LayerLaws.of((self,))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerLaws:
+    """The laws of size of all layers on one device type: layers that were measured at the same sizes go together."""
+
+    num_layers: int
+    groups: tuple["_Group", ...]
+
+    @classmethod
+    def of(cls, costs: Sequence[LayerCost], *, attention: bool = False) -> "LayerLaws":
+        """Fit the laws of `costs`. `attention`: seconds and saved bytes may grow with the square of the size."""
+        same_sizes: dict[tuple[float, ...], list[int]] = {}
+        for k, cost in enumerate(costs):
+            same_sizes.setdefault(tuple(sample.size for sample in cost.samples), []).append(k)
+        groups = (_Group.of(costs, layers, np.array(x), attention=attention) for x, layers in same_sizes.items())
+        return cls(len(costs), tuple(groups))
+
+    @property
+    def measured(self) -> tuple[float, float]:
+        """The range of sizes in which all layers were measured: (0, inf) for costs that hold at every size."""
+        ranges = [(group.sizes[0], group.sizes[-1]) for group in self.groups if group.sizes[-1]]
+        if not ranges:
+            return 0.0, float("inf")
+        return float(max(low for low, _ in ranges)), float(min(high for _, high in ranges))
+
+    def at(self, sizes: Array) -> dict[str, Array]:
+        """Evaluate seconds and bytes of the layers at each of `sizes`: field of a cost sample → [layers, sizes]."""
+        found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, "saved_bytes", *_COUNTS)}
+        for group in self.groups:
+            for part in group.parts:
+                values = part.laws.at(sizes)
+                for name, (layers, rows) in part.rows.items():
+                    found[name][layers] = values[rows]
+        found["kernel_map_seconds"] = np.minimum(found["kernel_map_seconds"], found["forward"])
+        return found
+
+    def samples(self, size: float) -> tuple[CostSample, ...]:
+        """The layers' costs at one size; their spreads are what their seconds may be off there, to both sides."""
+        sizes = np.array([size])
+        found = {name: values[:, 0] for name, values in self.at(sizes).items()}
+        for (name, spread), share in zip(_SPREADS.items(), self.uncertainty(sizes), strict=True):
+            found[spread] = 2 * found[name] * share[:, 0]
+        columns = [found[name].tolist() for name in COST_FIELDS[1:]]
+        return tuple(CostSample(size, *values) for values in zip(*columns, strict=True))
+
+    def uncertainty(self, sizes: Array) -> tuple[Array, Array]:
+        """Shares by which the layers' forwards and backwards may be off at each of `sizes`: [layers, sizes] each."""
+        found = {name: np.zeros((self.num_layers, len(sizes))) for name in _SPREADS}
+        for group in self.groups:
+            (seconds, *_), shares = group.parts, group.parts[0].laws.uncertainty(sizes)
+            for name in _SPREADS:
+                layers, rows = seconds.rows[name]
+                found[name][layers] = shares[rows]
+        return found["forward"], found["backward"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Laws that are fitted together, of some fields: those of a field are `rows` of the laws, for some layers."""
+
+    laws: SizeLaws
+    rows: Mapping[str, tuple[NDArray[np.intp], slice]]
+
+    @classmethod
+    def of(
+        cls, layers: NDArray[np.intp], sizes: Array, values: Mapping[str, Array], names: Sequence[str], **options: Any
+    ) -> "_Part":
+        """Fit the fields `names` of `values`: field → [layers, S]. Rows without any value stay 0."""
+        rows, first, used = {}, 0, []
+        for name in names:
+            some = np.flatnonzero(values[name].any(axis=1))
+            rows[name] = layers[some], slice(first, first + len(some))
+            first += len(some)
+            used.append(some)
+        spreads = [values[_SPREADS.get(name, "no_spread")][some] for name, some in zip(names, used, strict=True)]
+        own = [values[name][some] for name, some in zip(names, used, strict=True)]
+        if drivers := options.get("drivers"):
+            options["drivers"] = [
+                tuple(np.concatenate([part[some] for some in used]) for part in driver) for driver in drivers
+            ]
+        return cls(SizeLaws.fit(sizes, np.concatenate(own), np.concatenate(spreads), **options), rows)
+
+    def lines(self, name: str, layers: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Constants and slopes of one field's laws, for `layers`; 0 of those that are not fitted."""
+        known, rows = self.rows[name]
+        found = np.zeros((2, int(layers.max()) + 1))
+        found[:, known] = self.laws.constants[rows], self.laws.slopes[rows]
+        constants, slopes = found[:, layers]
+        return constants, slopes
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Laws of layers with samples at the same sizes."""
+
+    sizes: Array
+    parts: tuple[_Part, ...]  # seconds, counts, saved bytes
+
+    @classmethod
+    def of(cls, costs: Sequence[LayerCost], chosen: list[int], sizes: Array, *, attention: bool) -> "_Group":
+        layers = np.array(chosen)
+        table = np.array([[_values_of(sample) for sample in costs[k].samples] for k in chosen], dtype=float)
+        values = {name: table[:, :, k] for k, name in enumerate(COST_FIELDS)}
+        values["no_spread"] = np.zeros_like(values["forward"])
+        counts = _Part.of(layers, sizes, values, _COUNTS, power=BYTES)
+        seconds = _Part.of(
+            layers,
+            sizes,
+            values,
+            _TIMES,
+            power=ATTENTION if attention else SECONDS,
+            drivers=[(values[name], *counts.lines(name, layers)) for name in _DRIVERS],
+        )
+        saved = _Part.of(layers, sizes, values, ("saved_bytes",), power=ATTENTION if attention else BYTES)
+        return cls(sizes, (seconds, counts, saved))

@@ -1,0 +1,214 @@
+"""Laws of size hold what physics asks of them, whatever was measured: over random profiles and all kept ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile
+from sparsepipe.costs import LayerTable
+from sparsepipe.profile.size_laws import ATTENTION, BYTES, SECONDS, SizeLaws
+
+KEPT = sorted((Path(__file__).parent.parent / "data_manifests" / "profiles").glob("*.json"))
+SPANS = np.geomspace(1 / 8, 8, 25)
+SLACK = 1 + 1e-9
+
+
+def grows_as_it_may(values, sizes, power):
+    """Whether rows never fall, and grow at most with a power of the size."""
+    ratio = values[:, 1:] / np.maximum(values[:, :-1], 1e-300)
+    alive = values[:, :-1] > 0
+    return ((ratio >= 1 / SLACK) & (ratio <= (sizes[1:] / sizes[:-1]) ** power * SLACK) | ~alive).all()
+
+
+@st.composite
+def measured(draw):
+    """Sizes, values and spreads of a few rows: anything that a file may hold."""
+    count, rows = draw(st.integers(1, 7)), draw(st.integers(1, 4))
+    sizes = np.cumsum(
+        [draw(st.floats(1, 1e5)), *draw(st.lists(st.floats(1, 1e5), min_size=count - 1, max_size=count - 1))]
+    )
+    numbers = st.one_of(st.just(0.0), st.floats(1e-7, 1e3))
+    values = draw(arrays(float, (rows, count), elements=numbers))
+    return sizes, values, values * draw(arrays(float, (rows, count), elements=st.floats(0, 0.5)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(measured(), st.sampled_from([SECONDS, BYTES, ATTENTION]))
+def test_whatever_was_measured_a_law_never_falls_and_grows_at_most_with_its_power(drawn, power):
+    sizes, values, spreads = drawn
+    asked = np.unique(np.concatenate([np.geomspace(sizes[0] / 8, sizes[-1] * 8, 60), sizes]))
+    found = SizeLaws.fit(sizes, values, spreads, power=power).at(asked)
+    assert np.isfinite(found).all() and (found >= 0).all()
+    assert grows_as_it_may(found, asked, power)
+
+
+@settings(max_examples=100, deadline=None)
+@given(measured(), st.floats(0.01, 1e3), st.floats(0.01, 1e3))
+def test_points_that_no_law_contradicts_are_met_within_their_spread(drawn, constant, slope):
+    """The points lie anywhere within their spread of a curve that never falls and grows at most with the size."""
+    sizes, values, spreads = drawn
+    share = spreads / np.maximum(values, 1e-300) * (values > 0)
+    truth = np.maximum(constant, slope * np.sqrt(sizes)) + slope * sizes / sizes[-1]
+    points = truth * (1 + share * np.sign(values - np.median(values)))
+    found = SizeLaws.fit(sizes, points, truth * share).at(sizes)
+    # What looks wild is no point any more: a spread may be half of a value.
+    kept = ~SizeLaws.fit(sizes, points, truth * share).left_out
+    assert (np.abs(found - points) <= truth * share + 1e-9 * points)[kept].all()
+
+
+def test_between_and_beyond_the_points_a_line_is_found_again():
+    """A constant and a slope, from an eighth to eight times; beyond what was measured in proportion."""
+    sizes, truth = np.array([250.0, 500, 1000, 2000]), lambda x: 3e-3 + 2e-6 * x
+    law = SizeLaws.fit(sizes, truth(sizes)[None], np.zeros((1, 4)))
+    assert law.at(np.array([300.0, 700, 1500]))[0] == pytest.approx(truth(np.array([300.0, 700, 1500])), rel=0.01)
+    assert law.at(np.array([125.0, 16000]))[0] == pytest.approx([truth(250) / 2, truth(2000) * 8])
+
+
+def test_voxels_of_deeper_layers_and_pairs_explain_what_size_alone_does_not():
+    """Clouds of one size differ in their pairs: time follows these, and a law of the size their mean."""
+    rng = np.random.default_rng(0)
+    sizes = np.geomspace(1000, 8000, 8)
+    pairs = 20 * sizes * rng.uniform(0.8, 1.2, 8)
+    seconds = (1e-3 + 1e-7 * pairs)[None]
+    counts = SizeLaws.fit(sizes, pairs[None], np.zeros((1, 8)), power=BYTES)
+    law = SizeLaws.fit(sizes, seconds, 0.05 * seconds, drivers=[(pairs[None], counts.constants, counts.slopes)])
+    assert law.constants[0] == pytest.approx(1e-3, rel=0.1) and law.slopes[0] == pytest.approx(2e-6, rel=0.1)
+    blind = SizeLaws.fit(sizes, seconds, 0.05 * seconds)
+    assert abs(blind.constants[0] / 1e-3 - 1) > abs(law.constants[0] / 1e-3 - 1)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+@pytest.mark.parametrize("sizes", [(0.85, 1.0, 1.05), (0.25, 0.5, 1, 2), (0.2, 0.3, 0.5, 0.8, 1.3, 2.0)])
+@pytest.mark.parametrize("shows_spread", [True, False])
+def test_noisy_points_predict_no_worse_than_proportion(noise, sizes, shows_spread):
+    """On 400 layers of known costs, of which a half have a constant part, from an eighth to eight times."""
+    rng = np.random.default_rng(1)
+    x = 10_000 * np.array(sizes)
+    constant = rng.uniform(0, 0.3, 400) * (rng.random(400) < 0.5)
+    slope = (1 - constant) / 10_000
+
+    def truth(at):
+        return constant[:, None] + slope[:, None] * at
+
+    points = truth(x) * np.exp(noise * rng.standard_normal((400, len(x))))
+    spreads = 1.35 * noise * truth(x) if shows_spread else 0 * points
+    asked = 10_000 * SPANS
+    law = SizeLaws.fit(x, points, spreads).at(asked)
+    proportion = (points / x).mean(axis=1)[:, None] * asked
+    error, plain = (np.abs(found / truth(asked) - 1) for found in (law, proportion))
+    assert error.mean() <= plain.mean() * 1.02
+    assert np.abs(law.sum(axis=0) / truth(asked).sum(axis=0) - 1).max() <= (
+        np.abs(proportion.sum(axis=0) / truth(asked).sum(axis=0) - 1).max() + 0.01
+    )
+
+
+def test_one_wild_point_among_several_is_left_out():
+    sizes = np.array([1000.0, 2000, 4000, 8000])
+    rows = np.tile(1e-6 * sizes, (8, 1))
+    for k in range(4):
+        rows[k, k] *= 100
+        rows[4 + k, k] = 0.0
+    law = SizeLaws.fit(sizes, rows, 0.02 * rows)
+    assert (law.left_out.sum(axis=1) == 1).all() and law.left_out[np.arange(8), [*range(4)] * 2].all()
+    # The ends of what was measured are the others' then.
+    assert law.at(sizes) == pytest.approx(np.tile(1e-6 * sizes, (8, 1)), rel=0.05)
+
+
+def test_attention_grows_with_the_square_and_nothing_else_does():
+    sizes = np.array([100.0, 200, 400, 800])
+    square, line = 1e-3 + 1e-6 * sizes + 2e-8 * sizes**2, 1e-3 + 1e-6 * sizes
+    law = SizeLaws.fit(sizes, np.stack([square, line]), np.zeros((2, 4)), power=ATTENTION)
+    assert law.squares[0] > 0 and law.squares[1] == 0
+    twice = law.at(np.array([800.0, 1600]))
+    assert 2.5 < twice[0, 1] / twice[0, 0] <= 4.5 and twice[1, 1] / twice[1, 0] == pytest.approx(2)
+    assert law.at(np.array([300.0]))[0, 0] == pytest.approx(1e-3 + 3e-4 + 2e-8 * 9e4, rel=0.02)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_kept_profiles_hold_the_laws_from_an_eighth_to_eight_times(path):
+    profile = Profile.load(path)
+    sizes = profile.size() * SPANS
+    for name in profile.device_types:
+        found = profile.costs_at(name, sizes)
+        for field in ("forward", "backward", "kernel_map_seconds"):
+            assert grows_as_it_may(found[field], sizes, SECONDS), field
+        for field in ("output_bytes", "coordinate_bytes", "saved_bytes", "kernel_map_pairs"):
+            assert grows_as_it_may(found[field], sizes, BYTES), field
+        whole = (found["forward"] + found["backward"]).sum(axis=0)
+        assert np.abs(whole / whole[len(SPANS) // 2] / SPANS - 1).max() < 0.25, "no more than proportion errs by"
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_kept_profiles_meet_what_was_measured(path):
+    """Each layer's points are met within their spread, unless they contradict each other by more than that."""
+    profile = Profile.load(path)
+    checked = 0
+    for name, costs in profile.costs.items():
+        sizes = np.array([sample.size for sample in costs[0].samples])
+        found = profile.costs_at(name, sizes)
+        for way in ("forward", "backward"):
+            for layer, cost in enumerate(costs):
+                points = np.array([getattr(sample, way) for sample in cost.samples])
+                spreads = np.array([getattr(sample, f"{way}_spread") for sample in cost.samples])
+                low, high = points - spreads, points + spreads
+                may = high[None, :] * np.maximum(sizes[:, None] / sizes[None, :], 1.0)  # at i, by point j
+                if points.all() and (low[:, None] <= may).all():
+                    assert (np.abs(found[way][layer] - points) <= spreads + 1e-9 * points).all()
+                    checked += 1
+    assert checked > 0.2 * len(profile.device_types) * len(profile.graph.layers)
+
+
+def one_layer(*samples, **more):
+    graph = LayerGraph.chain([Layer("a", "", 8)])
+    return Profile(graph, {"cpu": (LayerCost(tuple(CostSample(*sample) for sample in samples)),)}, **more)
+
+
+def test_a_profile_of_one_size_is_proportional_and_one_without_a_size_holds_everywhere():
+    sized, constant = one_layer((1000, 1.0, 2.0, 40.0), sizes=(1000,)), one_layer((0, 1.0, 2.0, 40.0))
+    assert [sized.cost(0, "cpu", size).backward for size in (0, 500, 10**12)] == pytest.approx([0, 1.0, 2e9])
+    assert [constant.cost(0, "cpu", size).backward for size in (0, 500, 10**12)] == [2.0] * 3
+
+
+def test_a_point_at_size_0_is_the_constant():
+    profile = one_layer((0, 1.0, 2.0, 40.0), (100, 3.0, 6.0, 80.0))
+    found = [profile.cost(0, "cpu", size).forward for size in (0, 50, 100, 200)]
+    assert found == pytest.approx([1.0, 2.0, 3.0, 6.0], rel=0.05)
+
+
+def test_a_profile_of_zeros_costs_nothing():
+    zeros = one_layer((1000, 0.0, 0.0, 0.0), (2000, 0.0, 0.0, 0.0))
+    assert [zeros.cost(0, "cpu", size).forward for size in (0, 1500, 10**12)] == [0.0] * 3
+
+
+@pytest.mark.parametrize("size", [-1, float("nan"), float("inf"), 1e31, "4096", True])
+def test_sizes_that_are_none_are_refused(size):
+    profile = one_layer((1000, 1.0, 2.0, 40.0), (2000, 2.0, 4.0, 80.0))
+    with pytest.raises(InputError, match="size"):
+        profile.cost(0, "cpu", size)
+    with pytest.raises(InputError, match="size"):
+        profile.costs["cpu"][0].at(size)
+
+
+def test_a_table_has_what_each_layer_costs():
+    """All layers at once, and one by one: the same numbers."""
+    profile = Profile.load(KEPT[-1])
+    sizes = profile.size() * np.array([0.3, 1.0, 4.0])
+    for name in profile.device_types[:2]:
+        table = LayerTable.of(profile, sizes, [name])
+        for layer in (0, 7, len(profile.graph.layers) - 1):
+            own = [profile.costs[name][layer].at(size) for size in sizes]
+            assert [profile.cost(layer, name, size) for size in sizes] == own
+            assert table.backward[name][layer] == pytest.approx([cost.backward for cost in own])
+            assert table.saved_bytes[layer] == pytest.approx([cost.saved_bytes for cost in own])
+
+
+def test_what_is_beyond_the_measured_range_is_less_certain():
+    sizes = np.array([1000.0, 2000, 4000, 8000])
+    law = SizeLaws.fit(sizes, 1e-6 * sizes[None], 0.02e-6 * sizes[None])
+    inside, twice, four, quarter = law.uncertainty(np.array([3000.0, 16000, 32000, 250]))[0]
+    assert inside == pytest.approx(0.01, abs=0.005)
+    assert twice == pytest.approx(0.1, abs=0.02) and four == pytest.approx(0.2, abs=0.02) == quarter
