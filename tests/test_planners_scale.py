@@ -53,7 +53,7 @@ def profiled(voxel_size, batch_size, *, strides=STRIDES):
     return Profile(graph, {"cpu": tuple(LayerCost(tuple(samples[id])) for id in ids)}, tuple(whole), origin)
 
 
-@pytest.mark.parametrize("voxel_size", [0.03, 0.04, 0.06, 0.08, 0.1])
+@pytest.mark.parametrize("voxel_size", [0.03, 0.04, 0.06, 0.08])
 @pytest.mark.parametrize("batch_size", [4, 8, 16])
 def test_other_voxels_and_batches_cost_what_a_profile_measured_there_says(voxel_size, batch_size):
     known, there = profiled(0.04, 8), profiled(voxel_size, 2 * batch_size)

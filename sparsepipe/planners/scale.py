@@ -8,9 +8,10 @@ stride s of voxels of size v are the voxels of size s·v, so the strides of a ne
     at voxels of 2v           1      2      4      8        the same counts, one stride on
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import exp, log, log2
+from math import exp, log
 
 import numpy as np
 
@@ -68,12 +69,17 @@ class Scale:
     def _grown(self, counts: Array, samples: float, stride: int, voxel_size: float) -> float:
         """How many times as many voxels a sample has at the `stride`-th stride, by the counts of the strides."""
         known = np.log(counts.mean(axis=1))
-        place = stride + log2(voxel_size / self.voxel_size)
-        if place < 0:  # finer than any that was counted
-            there = known[0] + log(self._of_sample(voxel_size * 2**stride) / self._of_sample(self.voxel_size))
+        here = known[0] - log(self._of_sample(self.voxel_size))
+        curve = {size: here + log(self._of_sample(size)) for size in self.measured}
+        curve |= {self.voxel_size * 2**k: float(own) for k, own in enumerate(known)}
+        sizes, size = sorted(curve), voxel_size * 2**stride
+        if size < sizes[0]:  # finer than any that was counted
+            there = here + log(self._of_sample(size))
         else:
-            low = min(int(place), len(known) - 2)
-            there = max(known[low] + (place - low) * (known[low + 1] - known[low]), min(log(samples), known[-1]))
+            upper = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+            a, b = sizes[upper - 1], sizes[upper]
+            there = curve[a] + log(size / a) / log(b / a) * (curve[b] - curve[a])
+            there = max(there, min(log(samples), known[-1]))
         return exp(there - known[stride])
 
     @property
