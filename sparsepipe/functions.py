@@ -102,7 +102,7 @@ class UserFunction:
             raise InputError(f"{self}: {file} has no function {self.name!r}; {has}")
         return found
 
-    def neighbour(self, error: Exception) -> str:
+    def neighbour(self, error: BaseException) -> str:
         """Return how to import a file that lies next to this one; "" if that is not what the error is about."""
         if not self.is_file or not isinstance(error, ImportError):
             return ""

@@ -129,9 +129,9 @@ SQUARE = (
 TABLE = _text(",", np.arange(24), POINTS, LABELS, head=",x,y,z,label\n")
 VALID = {
     "square.off": SQUARE,
-    "square.off.gz": gzip.compress(SQUARE),
+    "square.off.gz": gzip.compress(SQUARE, mtime=0),
     "scan.ply": _scan_mesh(),
-    "scan.ply.gz": gzip.compress(_scan_mesh()),
+    "scan.ply.gz": gzip.compress(_scan_mesh(), mtime=0),
     "coloured.obj": _obj(),
     "binary.stl": BOX.export(file_type="stl"),
     "ascii.stl": BOX.export(file_type="stl_ascii").encode(),
@@ -139,7 +139,7 @@ VALID = {
     "semicolons.csv": TABLE.replace(b",", b";").replace(b".", b","),
     "comment.asc": b"//X Y Z R G B Intensity\n"
     + _text(" ", POINTS, LABELS * 50, LABELS * 70, LABELS * 90, POINTS[:, 0]),
-    "packed.h5.gz": gzip.compress(_h5()),
+    "packed.h5.gz": gzip.compress(_h5(), mtime=0),
     "ascii.ply": _ply("ascii", ""),
     "little.ply": _ply("binary_little_endian", "<"),
     "big.ply": _ply("binary_big_endian", ">"),

@@ -45,7 +45,7 @@ def test_a_mesh_has_its_area_in_every_format_packed_or_not(tmp_path: Path, kind:
     shape = trimesh.creation.icosphere(subdivisions=2)
     content = _exported(shape, kind)
     suffix = f".{kind.removesuffix('_ascii')}{'.gz' if packed else ''}"
-    mesh = read(_write(tmp_path / f"ball{suffix}", gzip.compress(content) if packed else content))
+    mesh = read(_write(tmp_path / f"ball{suffix}", gzip.compress(content, mtime=0) if packed else content))
     assert isinstance(mesh, Mesh)
     assert len(mesh.faces) == len(shape.faces)
     assert _area(mesh) == pytest.approx(shape.area, rel=1e-5)
@@ -102,10 +102,10 @@ def test_colours_of_an_objs_vertices_are_interpolated(tmp_path: Path) -> None:
         ("a.stl", "solid\nfacet\nvertex 0 0 0\nvertex 1 x 0\nvertex 1 1 1\nendfacet\nendsolid\n", ":4: "),
         ("a.stl", "hello", "5 bytes, expected 'solid' or a head of 84 bytes: not an STL mesh"),
         ("a.ply.gz", b"ply\n", "named .gz but not packed by gzip; rename it to a.ply"),
-        ("a.ply.gz", gzip.compress(b"ply\n" * 999)[:-20], "damaged or cut short"),
-        ("a.ply", gzip.compress(b"ply\n"), "is packed by gzip, expected a PLY file; name it a.ply.gz"),
-        ("a.fbx.gz", gzip.compress(b"x"), "unknown format .fbx"),
-        ("a.gz", gzip.compress(b"x"), "unknown format (no suffix before .gz)"),
+        ("a.ply.gz", gzip.compress(b"ply\n" * 999, mtime=0)[:-20], "damaged or cut short"),
+        ("a.ply", gzip.compress(b"ply\n", mtime=0), "is packed by gzip, expected a PLY file; name it a.ply.gz"),
+        ("a.fbx.gz", gzip.compress(b"x", mtime=0), "unknown format .fbx"),
+        ("a.gz", gzip.compress(b"x", mtime=0), "unknown format (no suffix before .gz)"),
     ],
 )
 def test_a_broken_mesh_is_refused_in_one_line_that_names_it(
@@ -115,7 +115,7 @@ def test_a_broken_mesh_is_refused_in_one_line_that_names_it(
 
 
 def test_a_small_gzip_of_much_content_is_refused_in_bounded_memory(tmp_path: Path) -> None:
-    path = _write(tmp_path / "zeros.xyz.gz", gzip.compress(b"0 0 0\n" * 20_000_000, compresslevel=1))
+    path = _write(tmp_path / "zeros.xyz.gz", gzip.compress(b"0 0 0\n" * 20_000_000, compresslevel=1, mtime=0))
     tracemalloc.start()
     _refused(path, "its gzip content claims")
     _, peak = tracemalloc.get_traced_memory()
@@ -183,7 +183,7 @@ def _columns(sample: data.Sample) -> tuple[list, list, list]:
 
 def test_packed_and_plain_files_are_one_sample_and_have_their_labels_beside(tmp_path: Path) -> None:
     content = b"OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
-    _write(tmp_path / "a" / "train" / "x.off.gz", gzip.compress(content))
+    _write(tmp_path / "a" / "train" / "x.off.gz", gzip.compress(content, mtime=0))
     _write(tmp_path / "a" / "train" / "x.seg", "1\n0\n")
     _write(tmp_path / "dataset.json", '{"parts": ["upper", "lower"]}')
     folder = data.open_folder(tmp_path)
