@@ -14,6 +14,7 @@ from dynamics_worlds import KEPT, cpus, network, stump
 from nvml_library import BUSY, FIRST, UUID, answering
 
 from sparsepipe import InputError, RunConfig, partition
+from sparsepipe.data.shapes import make_shapes
 from sparsepipe.dynamics import Factors
 from sparsepipe.dynamics.following import DECISIONS
 from sparsepipe.dynamics.launching import launch
@@ -55,7 +56,8 @@ def test_run_refuses_in_one_line_before_anything_is_started(tmp_path, given):
     plan = partition(network(12), cpus(2)).save(tmp_path / "plan.json")
     stump(("gpu watts",)).save(tmp_path / "other")
     (tmp_path / "broken").write_text(json.dumps({"format": "x"}))
-    words = ("run", plan, "--model", "minkvgg11bn-narrow", "--data", tmp_path, "--run-dir", tmp_path / "run")
+    data = make_shapes(tmp_path / "shapes", num_train=2, num_test=1, seed=0)
+    words = ("run", plan, "--model", "minkvgg11bn-narrow", "--data", data, "--run-dir", tmp_path / "run")
     words += ("--profile", profile, "--replan", "predicted")
     words += () if given == "none" else ("--predictor", tmp_path / given)
     code, out, lines = sparsepipe(*words)

@@ -20,6 +20,7 @@ from runtime_jobs import NORMED, plan_of, settings, shapes
 from strangers import knock
 
 from sparsepipe import Cluster, DeviceType, InputError, Node, Plan, RunFailed, Stage
+from sparsepipe.data.shapes import make_shapes
 from sparsepipe.io.files import cut_torn_row, read_rows
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.ray.bundles import bundle, check_room, hosts_of, labels, pinned
@@ -184,7 +185,8 @@ def test_a_ray_that_was_not_up_in_time_is_started_again_and_what_it_began_is_end
 def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # as Python has it for what is not to be imported
     plan_of(MODEL, [[0], [1]]).save(tmp_path / "plan.json")
-    words = ["run", tmp_path / "plan.json", "--model", MODEL, "--data", tmp_path, "--run-dir", tmp_path / "run"]
+    data = make_shapes(tmp_path / "shapes", num_train=2, num_test=1, seed=0)
+    words = ["run", tmp_path / "plan.json", "--model", MODEL, "--data", data, "--run-dir", tmp_path / "run"]
     code, out, lines = sparsepipe(*words, "--launcher", "ray")
     assert (code, out, len(lines)) == (2, "", 1) and 'pip install "sparsepipe[cluster]"' in lines[0]
     code, _, lines = sparsepipe(*words, "--ray-address", "10.0.0.1:6379")

@@ -101,6 +101,7 @@ def test_what_is_held_out_of_a_scan_is_not_trained_on(tmp_path, name):
     """A network was asked about the points that it was trained on, and the answer called it validation."""
     width, label, split = {"sweep": (4, labelled_sweep, "validation"), "room": (6, labelled_room, "test")}[name]
     points = np.random.default_rng(0).uniform(-20, 20, (200, width)).astype("<f4")
+    points[:, 3:] = np.abs(points[:, 3:])  # intensity, or colours
     (tmp_path / "scan.bin").write_bytes(points.tobytes())
     folder = label(tmp_path / "scan.bin", tmp_path / name, held_out=0.25)
     kept, held = (data.load(str(folder), split=one, voxel_size=0.01, num_points=None) for one in ("train", split))
