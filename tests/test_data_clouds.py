@@ -573,7 +573,7 @@ def test_an_error_of_the_disk_is_named_and_nothing_is_to_be_fetched_again(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(h5py, "File", failing)
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr("sparsepipe.data.formats.base.open_regular", failing)
     with pytest.raises(
         InputError, match=rf"{name}: cannot be read as .*\(Input/output error\); check the disk"
     ) as caught:

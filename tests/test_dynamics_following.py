@@ -10,6 +10,7 @@ from processes import ENOUGH, until
 
 import sparsepipe as sp
 from sparsepipe import InputError, RunConfig, partition
+from sparsepipe.data.shapes import make_shapes
 from sparsepipe.dynamics.following import DECISIONS, Following
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.of_runs import drift_of
@@ -113,7 +114,8 @@ def test_several_pipelines_are_refused(tmp_path):
 
 def test_run_wants_the_profile(tmp_path):
     plan = partition(network(12), cpus(2)).save(tmp_path / "plan.json")
-    words = ("run", plan, "--model", "minkvgg11bn-narrow", "--data", tmp_path, "--run-dir", tmp_path / "run")
+    data = make_shapes(tmp_path / "shapes", num_train=2, num_test=1, seed=0)
+    words = ("run", plan, "--model", "minkvgg11bn-narrow", "--data", data, "--run-dir", tmp_path / "run")
     code, out, lines = sparsepipe(*words, "--replan", "live")
     assert (
         code == 2

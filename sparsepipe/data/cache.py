@@ -143,7 +143,7 @@ class SampleCache:
         warnings.warn(
             f"{self.folder}: samples cannot be cached ({why}), going on without; "
             f"free some space, or let SPARSEPIPE_CACHE name another folder or say {NO_CACHE}",
-            stacklevel=3,
+            stacklevel=1,  # one place, so that it is said once, however many caches are opened
         )
 
     def _path(self, key: str) -> Path:

@@ -7,12 +7,12 @@ are left alone.
 
 import shlex
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 from ..host.git import git
+from ..host.python_path import python_command
 
 _ROOT = Path(__file__).parents[2]
 OPTIONS = (  # those of the filter that set-up configures
@@ -20,7 +20,7 @@ OPTIONS = (  # those of the filter that set-up configures
     "--extra-keys",
     "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info",
 )
-_FILTER = {"filter.notebooks.clean": shlex.join([sys.executable, "-P", "-m", "nbstripout", *OPTIONS])}
+_FILTER = {"filter.notebooks.clean": shlex.join(python_command("nbstripout", *OPTIONS))}
 
 
 def after_save(model: Any, os_path: str, contents_manager: Any, **_: Any) -> threading.Thread | None:
