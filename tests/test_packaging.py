@@ -154,7 +154,7 @@ def test_an_editable_install_is_imported_in_every_folder(tmp_path):
     for folder in (tmp_path, clone / "sparsepipe"):
         done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
         here = str(clone / "sparsepipe" / "__init__.py")
-        assert done.stdout.split() == ["sparsepipe.profile", here, here], (folder, done.stderr)
+        assert done.stdout.split() == ["sparsepipe.profile.profile", here, here], (folder, done.stderr)
 
 
 def test_the_licence_is_mit():

@@ -171,7 +171,7 @@ def test_a_replay_is_evaluated_like_any_workload(tmp_path) -> None:
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert [row["voxels"] for row in rows if row["event"] == "step"] == [100] * 12
     (epoch,) = [row for row in rows if row["event"] == "epoch"]
-    assert epoch["validation"] == {"loss": 0.0, "accuracy": 0.0, "samples": 24}
+    assert epoch["validation"] == {"loss": None, "accuracy": None, "samples": 24, "counted": 0}
 
 
 def _slower(cost: LayerCost, factor: float) -> LayerCost:

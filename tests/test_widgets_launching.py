@@ -204,7 +204,7 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
         ({"data": "digits"}, "another data"),
         ({"data": "digits", "batch_size": 32}, "another data, batch size"),
         ({"voxel_size": 0.05}, "another voxel size"),
-        ({"num_points": None}, "another num points"),
+        ({"num_points": 512}, "another num points"),
         ({"model_args": '{"width": 2}'}, "another model args"),
         ({"data_args": '{"size": 2, "kind": "a"}'}, "another data args"),
         ({"loss_args": '{"auxiliary": 0.3}'}, "another loss args"),

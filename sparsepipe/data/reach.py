@@ -12,7 +12,7 @@ from .batch import Sample
 # dimension -> bits per spatial axis of the native engine's keys; what is left of 63 bits holds the batch index
 AXIS_BITS = {1: 31, 2: 22, 3: 16, 4: 12}
 _STEPS = {1: 5760, 2: 5760, 3: 5760, 4: 240}  # voxels; samples move by these: usual tensor strides divide them
-_EXACT = 2**22  # MinkowskiEngine's: it divides by strides in float32, which beyond 2^24 gives other voxels
+_EXACT = {"minkowski": 2**22}  # it divides by strides in float32, which beyond 2^24 gives other voxels
 
 
 def reach(engine: str, dimension: int) -> int:
@@ -21,8 +21,8 @@ def reach(engine: str, dimension: int) -> int:
     Of "auto" it is the native engine's, whose keys leave an outer quarter of each axis free: a key plus a kernel offset
     never runs into the next axis. Raises InputError for a dimension that its keys do not have.
     """
-    if engine == "minkowski":
-        return _EXACT
+    if engine in _EXACT:
+        return _EXACT[engine]
     if dimension not in AXIS_BITS:
         raise InputError(f"coordinates with {dimension} spatial axes: expected 1 to 4, after the batch index")
     return 3 << (AXIS_BITS[dimension] - 3)

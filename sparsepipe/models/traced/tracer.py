@@ -5,6 +5,7 @@ innermost module in whose forward it happens.
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from traceback import walk_tb
@@ -77,7 +78,7 @@ def _made(error: BaseException) -> str:
     """Return the class of the user's own object that was being made; "" for none."""
     for frame, _ in walk_tb(error.__traceback__):
         made = type(frame.f_locals.get("self"))
-        foreign = not made.__module__.startswith(("torch", "builtins", __package__)) and not issubclass(made, nn.Module)
+        foreign = not re.match(rf"torch|builtins|{__package__}", made.__module__) and not issubclass(made, nn.Module)
         if foreign and frame.f_code.co_name in ("__init__", "__post_init__"):
             return made.__name__
     return ""
