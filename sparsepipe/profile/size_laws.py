@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 SECONDS, BYTES, ATTENTION = 1.0, float(np.log2(2.5)), 2.0  # powers of the size that quantities grow with at most
 _SMALLEST = 1e-9  # stands for a size of 0, which has no logarithm
+_LEAST = 1e-60  # less seconds or bytes count as 0: the fourth power of what divides by them has no number
 _NOISE = {SECONDS: 0.02, BYTES: 0.002, ATTENTION: 0.02}  # least standard deviation of a point, as a share of it
 _WILD = 1.5  # factor by which a point contradicts most others before it is left out
 _CURVED = 0.05  # share of the squares at the largest size from which on a layer counts as attention
@@ -63,6 +64,7 @@ class SizeLaws:
         that drive the values: what they were [rows, S], and the constants and slopes [rows] of their own laws.
         """
         x = np.maximum(sizes, _SMALLEST)
+        values = np.where(values < _LEAST, 0.0, values)
         wild = _wild(x, values, spreads, power)
         positive = values > 0
         known = positive & ~wild & (positive | wild).all(axis=1, keepdims=True)
