@@ -233,7 +233,7 @@ def test_a_guided_path_uses_what_there_is_and_is_put_on_nodes_whole(seed):
         place += size
 
 
-# What the gaps were with orders of nodes and of types alone, and what they may be: .3 to 3.6% by the rounding of the CPU.
+# Gaps with orders of nodes and of types alone, and what they may be now: .3 to 3.6%, by the rounding of the CPU.
 BEFORE = {"hosts of like devices": (0.180, 0.05), "hosts of three types": (0.048, 0.03)}
 
 
