@@ -77,8 +77,6 @@ def prepare(
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     config = checked(plan, config, profile=profile, cluster=cluster, processes=processes)
-    if not elsewhere:
-        check_here(config)
     check_at_launch(
         [plan],
         config,
@@ -92,6 +90,8 @@ def prepare(
     if config.stragglers is not None:
         Stragglers.parse(config.stragglers).check(processes)
     check_name(folder)
+    if not elsewhere:
+        check_here(config)  # last, as it reads the data
     lock = hold(folder)
     try:
         is_new = not (resume and (folder / "plan.json").exists())

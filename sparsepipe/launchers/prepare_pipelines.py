@@ -55,7 +55,6 @@ def prepare_pipelines(
     configs = [_of_one(plan, k, config, profile, cluster) for k in range(len(plan.pipelines))]
     _check_together(plan, configs[0])
     if not elsewhere:
-        check_here(config)
         configs = [_sharing_cores(own, num_ranks=len(plan.ranks)) for own in configs]
     folder = expanded(run_dir).resolve()
     check_at_launch(
@@ -67,6 +66,8 @@ def prepare_pipelines(
         here=not elsewhere,
     )
     check_name(folder)
+    if not elsewhere:
+        check_here(config)  # last, as it reads the data
     locks = [hold(folder)]
     try:
         is_new = not (resume and (folder / "plan.json").exists())
