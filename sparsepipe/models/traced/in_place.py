@@ -108,13 +108,14 @@ def _with_flags(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any, Any, bool]:
     """F.relu(x, True) and the like; F.embedding(…, sparse=True), whose gradient no stage can exchange or average."""
+    if not str(getattr(target, "__module__", "")).startswith("torch."):
+        return target, args, kwargs, False
     try:
-        signature = inspect.signature(target)
-        bound = signature.bind(*args, **kwargs)
-    except (ValueError, TypeError):  # builtins tell no signature
+        bound = inspect.signature(target).bind(*args, **kwargs)
+    except (ValueError, TypeError):  # builtins have no signature
         return target, args, kwargs, False
     set_flags = [flag for flag in ("inplace", "sparse") if bound.arguments.get(flag) is True]
-    if not set_flags or not str(getattr(target, "__module__", "")).startswith("torch."):
+    if not set_flags:
         return target, args, kwargs, False
     bound.arguments.update(dict.fromkeys(set_flags, False))
     return target, bound.args, bound.kwargs, "inplace" in set_flags

@@ -219,7 +219,10 @@ class LayerTracer(fx.Tracer):
             if source in self.stale:
                 self.graph.erase_node(node)
                 raise CannotBeTraced(self.stale[source])
-        with self.real():
+        makers = map(type, called) if called else [target]
+        # What torch itself runs meets no more than the patches let pass; to undo them takes a millisecond.
+        of_torch = all((getattr(each, "__module__", None) or "torch").startswith(("torch", "_op")) for each in makers)
+        with self._running() if of_torch else self.real():
             observe(node, self.module, self.names)
         self._note(called)
         self.recorded.append(node)
@@ -313,10 +316,14 @@ class LayerTracer(fx.Tracer):
     @contextmanager
     def real(self) -> Iterator[None]:
         """Run real modules on real values: nothing is recorded meanwhile."""
+        with self._running(), _maybe_revert_all_patches():
+            yield
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
         before, self.running = self.running, True
         try:
-            with _maybe_revert_all_patches():
-                yield
+            yield
         finally:
             self.running = before
 
