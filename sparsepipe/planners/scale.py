@@ -16,6 +16,7 @@ from math import exp, log
 import numpy as np
 
 from ..costs import COORDINATE_BYTES, Array
+from ..derived.remembered import remembered
 from ..profile import LayerCost, Profile
 
 SURFACE = 2.0  # voxels of a surface grow with the square of 1 / voxel size, those of a solid with the cube
@@ -56,13 +57,15 @@ class Scale:
         finer = factor * self.batch_size / batch_size  # times as many voxels of a sample
         costs = {}
         for name, layers in profile.costs.items():
-            counts, levels = _voxels_by_stride(layers)
+            # With the costs, so that no others have their id.
+            _, (counts, levels) = remembered(
+                profile.graph.kept, "strides", id(layers), lambda own=layers: (own, _voxels_by_stride(own))
+            )
             samples = self.batch_size * counts[0].mean() / profile.size()  # no stride has fewer voxels
             grown = [finer, *(self._grown(counts, samples, stride, voxel_size) for stride in range(1, len(counts)))]
             shifts = [finer / (1.0 if level is None else grown[level]) for level in levels]
             costs[name] = tuple(
-                LayerCost(tuple(replace(sample, size=sample.size * shift) for sample in cost.samples))
-                for cost, shift in zip(layers, shifts, strict=True)
+                LayerCost(cost.measured, cost.stretch * shift) for cost, shift in zip(layers, shifts, strict=True)
             )
         return replace(profile, costs=costs, sizes=sizes)
 
@@ -107,7 +110,7 @@ def _voxels_by_stride(layers: tuple[LayerCost, ...]) -> tuple[Array, list[int | 
     A layer's stride is that of whose voxels its output has a whole number of bytes each, in every sample; None of those
     whose output does not depend on voxels. Where no layer makes coordinates all are the input's.
     """
-    made = [[sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.samples] for cost in layers]
+    made = {tuple(sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.measured) for cost in layers}
     sets = [counts for counts in made if all(counts)]
     inputs = [sample.size for sample in max(layers, key=lambda cost: len(cost.samples)).samples]
     counts = np.array([inputs, *sorted((own for own in sets if len(own) == len(inputs)), key=sum, reverse=True)])
