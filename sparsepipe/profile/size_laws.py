@@ -76,7 +76,7 @@ class SizeLaws:
         scale = np.where(scale > 0, scale, 1.0)
         share = np.hypot(_NOISE[power], np.log(factor))
         weights = np.where(wild, 0.0, 1 / np.hypot(spreads / 2, scale * share[:, None]))  # medians are surer
-        extra = drivers if len(x) >= 3 + len(drivers) else ()
+        extra = [one for one in drivers if one[0].any()] if len(x) >= 3 + len(drivers) else []
         columns = [np.broadcast_to(x**2, values.shape)] if power == ATTENTION and len(x) > 2 else []
         columns += [own for own, _, _ in extra]
         found = _shrunk(x, values, weights, columns)
