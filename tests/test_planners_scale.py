@@ -93,3 +93,31 @@ def test_costs_without_coordinates_grow_with_the_size_of_the_minibatch():
     dense = replace(known, costs={"cpu": plain})
     coarser = Scale.of(dense).scaled(dense, 8, 0.1)
     assert coarser.cost(2, "cpu").forward == pytest.approx(dense.cost(2, "cpu", coarser.size()).forward)
+
+
+def test_stretched_costs_are_those_of_samples_at_other_sizes():
+    """The laws are evaluated elsewhere; fitted to samples at the sizes there they say the same."""
+    known = profiled(0.04, 8)
+    there = Scale.of(known).scaled(known, 4, 0.06)
+    fitted = replace(there, costs={"cpu": tuple(LayerCost(cost.samples) for cost in there.costs["cpu"])})
+    sizes = there.size() * np.geomspace(1 / 16, 16, 17)
+    expected = fitted.costs_at("cpu", sizes)
+    assert all(
+        values == pytest.approx(expected[name], rel=1e-12) for name, values in there.costs_at("cpu", sizes).items()
+    )
+    assert there.certainty(sizes).factor == pytest.approx(fitted.certainty(sizes).factor)
+    assert there.certainty(sizes).share == pytest.approx(fitted.certainty(sizes).share)
+    assert there.measured_sizes("cpu") == fitted.measured_sizes("cpu")
+    assert there.digest == fitted.digest != known.digest
+
+
+def test_voxels_that_many_layers_make_are_of_one_stride():
+    known = profiled(0.04, 8)
+    ids = [layer.id for layer in known.graph.layers]
+    many = [id for id in ids for _ in range(1100 if id == "down2" else 1)]
+    costs = tuple(known.costs["cpu"][ids.index(id)] for id in many)
+    graph = LayerGraph.chain([Layer(f"{k}", "", 8) for k in range(len(many))])
+    deep = Scale.of(known).scaled(replace(known, graph=graph, costs={"cpu": costs}), 8, 0.06)
+    plain = Scale.of(known).scaled(known, 8, 0.06)
+    assert deep.cost(len(many) - 1, "cpu") == plain.cost(len(ids) - 1, "cpu")
+    assert deep.cost(many.index("down4"), "cpu").forward == pytest.approx(plain.cost(ids.index("down4"), "cpu").forward)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,23 @@ def digest(value: Any) -> str:
 
 def digest_with(value: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     """Return the digest of an object of which some entries are there as canonical JSON already, in `texts`."""
-    written = {key: canonical_text(item) for key, item in value.items()} | dict(texts)
-    return _digest_of("{" + ",".join(f"{json.dumps(key)}:{written[key]}" for key in sorted(written)) + "}")
+    return _digest_of(object_text({key: canonical_text(item) for key, item in value.items()} | dict(texts)))
+
+
+def object_text(texts: Mapping[str, str]) -> str:
+    """The canonical JSON of an object whose entries are there as canonical JSON."""
+    return "{" + ",".join(f"{json.dumps(key)}:{texts[key]}" for key in sorted(texts)) + "}"
 
 
 def canonical_text(value: Any) -> str:
     """The value's canonical JSON."""
     return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def row_texts(rows: Iterable[Iterable[float]]) -> list[str]:
+    """The canonical JSON of each row of finite numbers, without its brackets: at once, as profiles have thousands."""
+    whole = [[int(number) if number % 1 == 0 else number for number in row] for row in rows]
+    return json.dumps(whole, separators=(",", ":"))[2:-2].split("],[")
 
 
 def _digest_of(text: str) -> str:

@@ -36,7 +36,7 @@ class Expected:
         self.profile, self.cluster, self.plan = profile, cluster, plan
         self._of_sizes: dict[float, OfSize] = {}
         self._kinds = sorted({cluster.devices[rank].type.name for rank in plan.ranks})
-        ranges = [profile.laws(kind).measured for kind in self._kinds]
+        ranges = [profile.range_of_laws(kind) for kind in self._kinds]
         self._measured = max(low for low, _ in ranges), min(high for _, high in ranges)
 
     def learn(self, sizes: Iterable[float]) -> None:

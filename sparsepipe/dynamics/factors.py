@@ -139,7 +139,7 @@ def _with_slower(profile: Profile, slower: Mapping[tuple[str, float], str]) -> P
     """
     costs, rates, overheads = dict(profile.costs), dict(profile.update_rates), dict(profile.step_overheads)
     for (name, factor), kind in slower.items():
-        profile.cost(0, kind)  # refuses a type that was not profiled, as planners do
+        profile.measured_sizes(kind)  # refuses a type that was not profiled, as planners do
         if name in costs:
             continue
         costs[name] = tuple(

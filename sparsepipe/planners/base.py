@@ -41,7 +41,7 @@ class Problem:
                 f"num_microbatches is {shown(self.num_microbatches)}, expected 1 or more, at most {MOST_MINIBATCHES}"
             )
         for kind in self.cluster.device_types:
-            self.profile.cost(0, kind.name)
+            self.profile.measured_sizes(kind.name)  # refuses a type that was not profiled
 
     @property
     def graph(self) -> LayerGraph:

@@ -11,11 +11,13 @@ stride s of voxels of size v are the voxels of size s·v, so the strides of a ne
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import exp, log
 
 import numpy as np
 
 from ..costs import COORDINATE_BYTES, Array
+from ..derived.remembered import remembered
 from ..profile import LayerCost, Profile
 
 SURFACE = 2.0  # voxels of a surface grow with the square of 1 / voxel size, those of a solid with the cube
@@ -35,7 +37,7 @@ class Scale:
         data = profile.origin.get("data")
         told = data if isinstance(data, Mapping) else profile.origin
         batch_size, voxel_size = profile.batch_size, told.get("voxel_size")
-        sparse = any(len(cost.samples) > 1 for cost in next(iter(profile.costs.values())))
+        sparse = any(len(cost.measured) > 1 for cost in next(iter(profile.costs.values())))
         if not (sparse and batch_size and voxel_size):
             return None
         return cls(batch_size, float(voxel_size), dict(measured or {}))
@@ -56,13 +58,14 @@ class Scale:
         finer = factor * self.batch_size / batch_size  # times as many voxels of a sample
         costs = {}
         for name, layers in profile.costs.items():
-            counts, levels = _voxels_by_stride(layers)
+            # With the costs, so that no others have their id.
+            with_strides = partial(lambda own: (own, *_voxels_by_stride(own)), layers)
+            _, counts, levels = remembered(profile.graph.kept, "strides", id(layers), with_strides)
             samples = self.batch_size * counts[0].mean() / profile.size()  # no stride has fewer voxels
             grown = [finer, *(self._grown(counts, samples, stride, voxel_size) for stride in range(1, len(counts)))]
             shifts = [finer / (1.0 if level is None else grown[level]) for level in levels]
             costs[name] = tuple(
-                LayerCost(tuple(replace(sample, size=sample.size * shift) for sample in cost.samples))
-                for cost, shift in zip(layers, shifts, strict=True)
+                LayerCost(cost.measured, cost.stretch * shift) for cost, shift in zip(layers, shifts, strict=True)
             )
         return replace(profile, costs=costs, sizes=sizes)
 
@@ -107,17 +110,15 @@ def _voxels_by_stride(layers: tuple[LayerCost, ...]) -> tuple[Array, list[int | 
     A layer's stride is that of whose voxels its output has a whole number of bytes each, in every sample; None of those
     whose output does not depend on voxels. Where no layer makes coordinates all are the input's.
     """
-    made = [[sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.samples] for cost in layers]
+    made = {tuple(sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.measured) for cost in layers}
     sets = [counts for counts in made if all(counts)]
-    inputs = [sample.size for sample in max(layers, key=lambda cost: len(cost.samples)).samples]
+    inputs = [sample.size for sample in max(layers, key=lambda cost: len(cost.measured)).samples]
     counts = np.array([inputs, *sorted((own for own in sets if len(own) == len(inputs)), key=sum, reverse=True)])
     if len(counts) == 1:
         return counts, [0] * len(layers)
-    levels: list[int | None] = []
-    for cost in layers:
-        output = np.array([sample.output_bytes for sample in cost.samples])
-        each = output / counts if len(output) == len(inputs) else np.zeros((len(counts), 1))
-        even = (each > 0).all(axis=1) & (np.abs(each - each.round()) < 1e-6).all(axis=1)
-        same = even & (np.abs(each - each[:, :1]) < 1e-6).all(axis=1)
-        levels.append(int(np.flatnonzero(same)[0]) if same.any() else None)
+    output = [[sample.output_bytes for sample in cost.measured] for cost in layers]
+    output = [row if len(row) == len(inputs) else [0.0] * len(inputs) for row in output]
+    each = np.array(output)[:, None] / counts  # [layers, strides, samples]
+    whole = (each > 0) & (np.abs(each - each.round()) < 1e-6) & (np.abs(each - each[..., :1]) < 1e-6)
+    levels = [int(row.argmax()) if row.any() else None for row in whole.all(axis=2)]
     return counts, levels

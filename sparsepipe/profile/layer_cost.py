@@ -35,8 +35,11 @@ class CostSample:
     coded_coordinate_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in COST_FIELDS:
-            number(getattr(self, name), name)
+        values = _values_of(self)
+        if {*map(type, values)} <= {int, float} and min(values) >= 0 and sum(values) <= MOST:
+            return  # all at once, as profiles have thousands
+        for name, value in zip(COST_FIELDS, values, strict=True):
+            number(value, name)
 
     def squeezed(self, ratio: float) -> "CostSample":
         """The same where features cross every boundary in 1/ratio of the bytes, between hosts too."""
@@ -64,13 +67,15 @@ def checked_size(size: Any) -> float:
 class LayerCost:
     """Samples at growing sizes, and the law of size through them: see `SizeLaws`.
 
-    A single sample at size 0 holds at every size: that is what a graph.txt says of a layer.
+    A single sample at size 0 holds at every size: that is what a graph.txt says of a layer. `stretch`: minibatches that
+    cost what was measured are so many times as large, as with voxels of another size.
     """
 
-    samples: tuple[CostSample, ...]
+    measured: tuple[CostSample, ...]
+    stretch: float = 1.0
 
     def __post_init__(self) -> None:
-        counts = [sample.size for sample in self.samples]
+        counts = [sample.size for sample in self.measured]
         if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
             raise InputError(f"cost samples at sizes {counts}: expected one or more, growing")
 
@@ -79,51 +84,66 @@ class LayerCost:
         return self._laws.samples(checked_size(size))[0]
 
     @cached_property
+    def samples(self) -> tuple[CostSample, ...]:
+        """The costs at growing sizes of minibatches: what was measured, stretched."""
+        if self.stretch == 1:
+            return self.measured
+        return tuple(replace(sample, size=sample.size * self.stretch) for sample in self.measured)
+
+    @cached_property
     def _laws(self) -> "LayerLaws":
-        return LayerLaws.of((self,))
+        return LayerLaws.of((self,)).stretched((self,))
 
 
 @dataclass(frozen=True, eq=False)
 class LayerLaws:
-    """The laws of size of all layers on one device type: layers that were measured at the same sizes go together."""
+    """The laws of size of several layers: those that were measured at the same sizes go together."""
 
     num_layers: int
     groups: tuple["_Group", ...]
+    stretches: Array | None = None  # [layers]: of each layer's sizes; None: 1
 
     @classmethod
     def of(cls, costs: Sequence[LayerCost], *, attention: bool = False) -> "LayerLaws":
-        """Fit the laws of `costs`. `attention`: seconds and saved bytes may grow with the square of the size."""
+        """Fit the laws of what was measured. `attention`: seconds and saved bytes may grow with the square of sizes."""
         same_sizes: dict[tuple[float, ...], list[int]] = {}
         for k, cost in enumerate(costs):
-            same_sizes.setdefault(tuple(sample.size for sample in cost.samples), []).append(k)
+            same_sizes.setdefault(tuple(sample.size for sample in cost.measured), []).append(k)
         groups = (_Group.of(costs, layers, np.array(x), attention=attention) for x, layers in same_sizes.items())
         return cls(len(costs), tuple(groups))
 
-    @property
-    def measured(self) -> tuple[float, float]:
-        """The range of sizes in which all layers were measured: (0, inf) for costs that hold at every size."""
-        ranges = [(group.sizes[0], group.sizes[-1]) for group in self.groups if group.sizes[-1]]
-        if not ranges:
-            return 0.0, float("inf")
-        return float(max(low for low, _ in ranges)), float(min(high for _, high in ranges))
+    def stretched(self, costs: Sequence[LayerCost]) -> "LayerLaws":
+        """The same laws for layers whose sizes are stretched: evaluated elsewhere, not fitted again."""
+        stretches = np.array([cost.stretch for cost in costs])
+        return self if (stretches == 1).all() else replace(self, stretches=stretches)
+
+    def measured(self, layers: slice) -> tuple[float, float]:
+        """The range of sizes in which all these layers were measured: (0, inf) for costs that hold at every size."""
+        lows, highs = np.zeros(self.num_layers), np.full(self.num_layers, np.inf)
+        for group in self.groups:
+            if group.sizes[-1]:
+                lows[group.layers], highs[group.layers] = group.sizes[0], group.sizes[-1]
+        if self.stretches is not None:
+            lows, highs = lows * self.stretches, highs * self.stretches
+        return float(lows[layers].max()), float(highs[layers].min())
 
     def at(self, sizes: Array) -> dict[str, Array]:
         """Evaluate seconds and bytes of the layers at each of `sizes`: field of a cost sample → [layers, sizes]."""
         found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, "saved_bytes", *_COUNTS)}
         for group in self.groups:
             for part in group.parts:
-                values = part.laws.at(sizes)
+                values = part.laws.at(part.own(sizes, self.stretches))
                 for name, (layers, rows) in part.rows.items():
                     found[name][layers] = values[rows]
         found["kernel_map_seconds"] = np.minimum(found["kernel_map_seconds"], found["forward"])
         return found
 
-    def samples(self, size: float) -> tuple[CostSample, ...]:
-        """The layers' costs at one size; their spreads are what their seconds may be off there, to both sides."""
+    def samples(self, size: float, layers: slice = slice(None)) -> tuple[CostSample, ...]:
+        """These layers' costs at one size; their spreads are what their seconds may be off there, to both sides."""
         sizes = np.array([size])
-        found = {name: values[:, 0] for name, values in self.at(sizes).items()}
+        found = {name: values[layers, 0] for name, values in self.at(sizes).items()}
         for (name, spread), share in zip(_SPREADS.items(), self.uncertainty(sizes), strict=True):
-            found[spread] = 2 * found[name] * share[:, 0]
+            found[spread] = 2 * found[name] * share[layers, 0]
         columns = [found[name].tolist() for name in COST_FIELDS[1:]]
         return tuple(CostSample(size, *values) for values in zip(*columns, strict=True))
 
@@ -131,7 +151,8 @@ class LayerLaws:
         """Shares by which the layers' forwards and backwards may be off at each of `sizes`: [layers, sizes] each."""
         found = {name: np.zeros((self.num_layers, len(sizes))) for name in _SPREADS}
         for group in self.groups:
-            (seconds, *_), shares = group.parts, group.parts[0].laws.uncertainty(sizes)
+            seconds = group.parts[0]
+            shares = seconds.laws.uncertainty(seconds.own(sizes, self.stretches))
             for name in _SPREADS:
                 layers, rows = seconds.rows[name]
                 found[name][layers] = shares[rows]
@@ -164,6 +185,13 @@ class _Part:
             ]
         return cls(SizeLaws.fit(sizes, np.concatenate(own), np.concatenate(spreads), **options), rows)
 
+    def own(self, sizes: Array, stretches: Array | None) -> Array:
+        """The sizes at which the laws say what minibatches of `sizes` cost: [sizes], or of each row [rows, sizes]."""
+        if stretches is None:
+            return sizes
+        layers = np.concatenate([layers for layers, _ in self.rows.values()])
+        return sizes / stretches[layers, None]
+
     def lines(self, name: str, layers: NDArray[np.intp]) -> tuple[Array, Array]:
         """Constants and slopes of one field's laws, for `layers`; 0 of those that are not fitted."""
         known, rows = self.rows[name]
@@ -177,16 +205,17 @@ class _Part:
 class _Group:
     """Laws of layers with samples at the same sizes."""
 
+    layers: NDArray[np.intp]
     sizes: Array
-    parts: tuple[_Part, ...]  # seconds, counts, saved bytes
+    parts: tuple[_Part, ...]  # seconds first
 
     @classmethod
     def of(cls, costs: Sequence[LayerCost], chosen: list[int], sizes: Array, *, attention: bool) -> "_Group":
         layers = np.array(chosen)
-        table = np.array([[_values_of(sample) for sample in costs[k].samples] for k in chosen], dtype=float)
+        table = np.array([[_values_of(sample) for sample in costs[k].measured] for k in chosen], dtype=float)
         values = {name: table[:, :, k] for k, name in enumerate(COST_FIELDS)}
         values["no_spread"] = np.zeros_like(values["forward"])
-        counts = _Part.of(layers, sizes, values, _COUNTS, power=BYTES)
+        counts = _Part.of(layers, sizes, values, _COUNTS if attention else (*_COUNTS, "saved_bytes"), power=BYTES)
         seconds = _Part.of(
             layers,
             sizes,
@@ -195,5 +224,5 @@ class _Group:
             power=ATTENTION if attention else SECONDS,
             drivers=[(values[name], *counts.lines(name, layers)) for name in _DRIVERS],
         )
-        saved = _Part.of(layers, sizes, values, ("saved_bytes",), power=ATTENTION if attention else BYTES)
-        return cls(sizes, (seconds, counts, saved))
+        saved = [_Part.of(layers, sizes, values, ("saved_bytes",), power=ATTENTION)] if attention else []
+        return cls(layers, sizes, (seconds, counts, *saved))

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..derived.digests import canonical_text, digest_with
+from ..derived.digests import canonical_text, digest_with, object_text, row_texts
 from ..derived.remembered import remembered
 from ..display import html, value_text
 from ..display.counting import number_of
@@ -23,6 +24,8 @@ from ..io.paths import expanded
 from ..sizes import SIZE_UNITS, Certainty
 from .layer_cost import CODED_FIELDS, COST_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
 from .size_laws import Array
+
+Costs = Mapping[str, tuple[LayerCost, ...]]  # device type → one cost per layer
 
 FORMAT = "sparsepipe-profile-1"
 _OF_VOXELS = {"size": "voxels", "sizes": "voxel_counts"}  # as files name them where the unit is voxels
@@ -63,7 +66,7 @@ class Profile:
     """
 
     graph: LayerGraph
-    costs: Mapping[str, tuple[LayerCost, ...]]  # device type → one cost per layer
+    costs: Costs
     sizes: tuple[float, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
     update_rates: Mapping[str, float] = field(default_factory=dict)
@@ -105,6 +108,10 @@ class Profile:
 
     def warnings_of(self, device_types: Iterable[str]) -> tuple[str, ...]:
         """The `warnings` of what was measured for some types of devices."""
+        types = tuple(device_types)
+        return remembered(self.kept, "warnings", types, lambda: self._warnings_of(types))
+
+    def _warnings_of(self, device_types: tuple[str, ...]) -> tuple[str, ...]:
         told = [
             text for part in self._measured(device_types) for text in (*_told_of_layers(part), *_told_of_load(part))
         ]
@@ -119,7 +126,7 @@ class Profile:
             for span, own in narrow.items()
             if span
         ]
-        factors = {kind: factor for kind in kinds if (factor := self._contradiction(kind)) > 1 + _POINT_AGREEMENT}
+        factors = {kind: factor for kind in kinds if (factor := self._contradictions[kind]) > 1 + _POINT_AGREEMENT}
         if factors:
             told.append(
                 f"profile of {', '.join(factors)}: its layers' times contradict each other between sizes by up to "
@@ -141,8 +148,9 @@ class Profile:
 
         (0, 0) for costs that hold at every size.
         """
-        sizes = [sample.size for cost in self._of(device_type) for sample in cost.samples]
-        return min(sizes), max(sizes)
+        costs = self._of(device_type)
+        lows = [cost.measured[0].size * cost.stretch for cost in costs]
+        return min(lows), max(cost.measured[-1].size * cost.stretch for cost in costs)
 
     def _narrow_range(self, device_type: str) -> str:
         """Return the sizes of the minibatches measured where they are nearly one; empty otherwise.
@@ -152,14 +160,21 @@ class Profile:
         low, high = self.measured_sizes(device_type)
         return "" if low == high or high >= _LEAST_SPAN * low else f"{low:,.0f} to {high:,.0f}"
 
+    @property
+    def _contradictions(self) -> dict[str, float]:
+        """Device type → times by which all layers together took more, or less, at one size than their laws say."""
+
+        def found() -> tuple[Costs, dict[str, float]]:
+            return self.costs, {name: self._contradiction(name) for name in self.costs}
+
+        return remembered(self.graph.kept, "contradictions", id(self.costs), found)[1]
+
     def _contradiction(self, device_type: str) -> float:
-        """Times by which all layers together took more, or less, at one size than their laws say."""
         costs = self.costs[device_type]
-        sizes = [sample.size for sample in costs[0].samples]
-        if any([sample.size for sample in cost.samples] != sizes for cost in costs):
+        if len({(cost.stretch, *(sample.size for sample in cost.measured)) for cost in costs}) > 1:
             return 1.0
-        took = np.array([[sample.forward + sample.backward for sample in cost.samples] for cost in costs]).sum(axis=0)
-        by_law = self.costs_at(device_type, sizes)
+        took = np.array([[sample.forward + sample.backward for sample in cost.measured] for cost in costs]).sum(axis=0)
+        by_law = self.costs_at(device_type, [sample.size for sample in costs[0].samples])
         expected = (by_law["forward"] + by_law["backward"]).sum(axis=0)
         known = (took > 0) & (expected > 0)
         return float(np.exp(np.abs(np.log(took[known] / expected[known])).max(initial=0.0)))
@@ -174,14 +189,33 @@ class Profile:
         """A short hash of the profile: its graph, its costs, its minibatches and where it was measured."""
         kept = self.graph.kept
         graph = remembered(kept, "graph's text", "", lambda: {k: canonical_text(v) for k, v in self._graph().items()})
-        # Beside the costs, so that no others have their id: a profile of other minibatches has the same ones.
-        _, costs = remembered(kept, "costs' text", id(self.costs), lambda: (self.costs, canonical_text(self._costs())))
+        # With the costs, so that no others have their id.
+        _, costs = remembered(kept, "costs' text", id(self.costs), lambda: (self.costs, self._costs_text()))
         return digest_with(self._besides(), graph | {"costs": costs})
+
+    def _costs_text(self) -> str:
+        """`canonical_text` of the costs. All but their sizes is kept with the graph for costs that are stretched."""
+        of_columns = attrgetter(*self._columns[1:])
+        every = [cost.measured for costs in self.costs.values() for cost in costs]
+
+        def written() -> tuple[list[tuple[CostSample, ...]], list[str]]:
+            return every, row_texts(of_columns(sample) for samples in every for sample in samples)
+
+        rest = iter(remembered(self.graph.kept, "samples' texts", (self._columns, *map(id, every)), written)[1])
+        sizes = cache(lambda sample, stretch: row_texts([[sample * stretch]])[0])
+        found = {}
+        for name, costs in self.costs.items():
+            layers = (
+                "],[".join(f"{sizes(sample.size, cost.stretch)},{next(rest)}" for sample in cost.measured)
+                for cost in costs
+            )
+            found[name] = f"[[[{']],[['.join(layers)}]]]"
+        return object_text(found)
 
     @property
     def sized(self) -> bool:
         """Whether the size of a minibatch matters: whether any is told, or costs were measured at several."""
-        return bool(self.sizes) or any(len(cost.samples) > 1 for costs in self.costs.values() for cost in costs)
+        return bool(self.sizes) or any(len(cost.measured) > 1 for costs in self.costs.values() for cost in costs)
 
     @property
     def batch_size(self) -> int | None:
@@ -208,22 +242,31 @@ class Profile:
 
     def cost(self, layer: int, device_type: str, size: float | None = None) -> CostSample:
         """Cost of one layer on one device type for a minibatch of this size (the mean one when not given)."""
-        counts = np.array([self.size() if size is None else checked_size(size)])
-        laws = self.laws(device_type)
-        key = (device_type, id(laws), counts.tobytes())
-        return remembered(self.kept, "samples at", key, lambda: laws.samples(counts[0]))[layer]
+        count, layers = self.size() if size is None else checked_size(size), self._layers(device_type)
+        key = (device_type, count)
+        return remembered(self.kept, "samples at", key, lambda: self._laws.samples(count, layers))[layer]
 
-    def laws(self, device_type: str) -> LayerLaws:
-        """The laws of size that the layers' costs on one device type follow.
+    @cached_property
+    def _laws(self) -> LayerLaws:
+        """The laws of size that the layers' costs follow, those of each device type behind one another.
 
-        They are kept with the graph, as a profile of other minibatches has the same costs.
+        They are kept with the graph, as profiles of other minibatches and voxels have the same measured costs.
         """
-        costs, attention = self._of(device_type), self.size_unit == "tokens"
-        # With the costs, so that no others have their id.
-        _, laws = remembered(
-            self.graph.kept, "laws", (id(costs), attention), lambda: (costs, LayerLaws.of(costs, attention=attention))
-        )
-        return laws
+        every, attention = [cost for costs in self.costs.values() for cost in costs], self.size_unit == "tokens"
+        key = (attention, *(id(cost.measured) for cost in every))
+        # With the costs, so that no others have their ids.
+        _, laws = remembered(self.graph.kept, "laws", key, lambda: (every, LayerLaws.of(every, attention=attention)))
+        return laws.stretched(every)
+
+    def _layers(self, device_type: str) -> slice:
+        """The rows of one device type's layers among all laws."""
+        self._of(device_type)
+        place, count = list(self.costs).index(device_type), len(self.graph.layers)
+        return slice(place * count, (place + 1) * count)
+
+    def range_of_laws(self, device_type: str) -> tuple[float, float]:
+        """The sizes between which all layers were measured on one device type; (0, inf) for costs without a size."""
+        return self._laws.measured(self._layers(device_type))
 
     def certainty(self, sizes: float | Sequence[float] | None = None, types: Iterable[str] | None = None) -> Certainty:
         """How far the seconds predicted for minibatches of `sizes` may be off, the worst of them and of device types.
@@ -237,13 +280,13 @@ class Profile:
         return remembered(self.kept, "certainty", key, lambda: self._certainty(names, np.array(sorted(extremes))))
 
     def _certainty(self, names: Iterable[str], sizes: Array) -> Certainty:
-        found = Certainty()
+        found, shares = Certainty(), self._laws.uncertainty(sizes)
         for name in names:
-            laws, costs = self.laws(name), self.costs_at(name, sizes)
+            layers, costs = self._layers(name), self.costs_at(name, sizes)
             whole = (costs["forward"] + costs["backward"]).sum(axis=0)
-            parts = zip(laws.uncertainty(sizes), (costs["forward"], costs["backward"]), strict=True)
-            off = sum((share * seconds).sum(axis=0) for share, seconds in parts)
-            low, high = laws.measured
+            parts = zip(shares, (costs["forward"], costs["backward"]), strict=True)
+            off = sum((share[layers] * seconds).sum(axis=0) for share, seconds in parts)
+            low, high = self.range_of_laws(name)
             for size, seconds, may in zip(sizes.tolist(), whole.tolist(), np.asarray(off).tolist(), strict=True):
                 factor = max(low / size if size else 1.0, size / high, 1.0)
                 found |= Certainty(factor, may / seconds if seconds else 0.0)
@@ -251,9 +294,9 @@ class Profile:
 
     def costs_at(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
         """Costs of all layers on one device type at each of `sizes`: field of a cost sample → [layers, sizes]."""
-        laws, counts = self.laws(device_type), np.asarray(sizes, dtype=float)
-        key = (device_type, id(laws), counts.tobytes())
-        return remembered(self.kept, "costs at", key, lambda: laws.at(counts))
+        layers, counts = self._layers(device_type), np.asarray(sizes, dtype=float)
+        of_all_types = remembered(self.kept, "costs at", counts.tobytes(), lambda: self._laws.at(counts))
+        return {name: values[layers] for name, values in of_all_types.items()}
 
     def time(self, layers: Iterable[int], device_type: str, size: float | None = None) -> tuple[float, float]:
         """Forward and backward seconds of `layers` together."""
@@ -318,7 +361,7 @@ class Profile:
     @cached_property
     def _columns(self) -> tuple[str, ...]:
         """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
-        costs = (sample for layers in self.costs.values() for cost in layers for sample in cost.samples)
+        costs = (sample for layers in self.costs.values() for cost in layers for sample in cost.measured)
         coded = any(getattr(sample, name) for sample in costs for name in CODED_FIELDS)
         return tuple(name for name in COST_FIELDS if coded or name not in CODED_FIELDS)
 

@@ -76,7 +76,7 @@ class SizeLaws:
         scale = np.where(scale > 0, scale, 1.0)
         share = np.hypot(_NOISE[power], np.log(factor))
         weights = np.where(wild, 0.0, 1 / np.hypot(spreads / 2, scale * share[:, None]))  # medians are surer
-        extra = drivers if len(x) >= 3 + len(drivers) else ()
+        extra = [one for one in drivers if one[0].any()] if len(x) >= 3 + len(drivers) else []
         columns = [np.broadcast_to(x**2, values.shape)] if power == ATTENTION and len(x) > 2 else []
         columns += [own for own, _, _ in extra]
         found = _shrunk(x, values, weights, columns)
@@ -102,24 +102,23 @@ class SizeLaws:
         return self.measured[1] <= _SMALLEST
 
     def at(self, sizes: Array) -> Array:
-        """Evaluate all laws at each of `sizes`, 0 or more: [rows, sizes]."""
+        """Evaluate all laws at each of `sizes` [sizes], or [rows, sizes], 0 or more: [rows, sizes]."""
         inside = np.full_like(sizes, _SMALLEST) if self.holds_everywhere else np.clip(sizes, *self.measured)
         found = self._base(inside)
         if len(rows := self._bent):
-            bent = np.minimum(found[rows], self._bound(rows, inside, upper=True))
-            found[rows] = np.maximum(bent, self._bound(rows, inside, upper=False))
+            found[rows] = self._between_bounds(rows, found[rows], inside if inside.ndim == 1 else inside[rows])
         if not self.holds_everywhere and (sizes != inside).any():
             found *= self._beyond(sizes, inside)
         return found
 
     def uncertainty(self, sizes: Array) -> Array:
-        """Share by which each law may be off at each of `sizes`, about one standard deviation: [rows, sizes].
+        """Share by which each law may be off at `sizes`, as `at` takes them, about one standard deviation.
 
         Beyond the measured range it grows with every doubling, and by how far the law's drivers are from proportion.
         """
         inside = np.clip(sizes, *self.measured)
         if self.holds_everywhere:
-            return np.broadcast_to(self._residuals[:, None], (len(self.slopes), len(sizes)))
+            return np.broadcast_to(self._residuals[:, None], (len(self.slopes), sizes.shape[-1]))
         doublings = np.abs(np.log2(np.maximum(sizes, _SMALLEST) / np.maximum(inside, _SMALLEST)))
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = np.abs(self._base(sizes) / self._base(inside) / self._beyond(sizes, inside) - 1)
@@ -143,7 +142,7 @@ class SizeLaws:
     def _beyond(self, sizes: Array, inside: Array) -> Array:
         """Times as much as at the nearest measured size: in proportion; of attention as its law has it."""
         ratio = np.divide(sizes, inside, out=np.ones_like(inside), where=inside > 0)
-        ratio = np.broadcast_to(ratio, (len(self.slopes), len(sizes)))
+        ratio = np.broadcast_to(ratio, (len(self.slopes), sizes.shape[-1]))
         if not self.squares.any():
             return ratio
         return np.where(self.squares[:, None] > 0, self._base(sizes) / np.maximum(self._base(inside), 1e-300), ratio)
@@ -154,16 +153,21 @@ class SizeLaws:
         base = self._base(self.sizes)
         return np.flatnonzero(((base < self.least) | (base > self.most)).any(axis=1))
 
-    def _bound(self, rows: NDArray[np.intp], sizes: Array, *, upper: bool) -> Array:
-        """The most, or the least, that laws which meet all points may be at `sizes`: [rows, sizes]."""
-        points, limit = (self.most[rows], np.maximum) if upper else (self.least[rows], np.minimum)
-        curved = self.squares[rows, None] > 0
-        bounds = []
-        for k, size in enumerate(self.sizes):
-            ratio = limit(sizes / size, 1.0)
-            grown = np.where(curved, ratio**2, ratio) if self.power == ATTENTION else ratio**self.power
-            bounds.append(points[:, k, None] * grown)
-        return np.minimum.reduce(bounds) if upper else np.maximum.reduce(bounds)
+    def _between_bounds(self, rows: NDArray[np.intp], found: Array, sizes: Array) -> Array:
+        """Bring values of laws to the most, and the least, that laws which meet all points may be at `sizes`."""
+        curved = self.squares[rows, None] > 0 if self.squares.any() else None
+        for points, limit, bound in (
+            (self.most[rows], np.maximum, np.minimum),
+            (self.least[rows], np.minimum, np.maximum),
+        ):
+            for k, size in enumerate(self.sizes):
+                grown = limit(sizes / size, 1.0)
+                if self.power == BYTES:
+                    grown = grown**BYTES
+                elif curved is not None:
+                    grown = np.where(curved, grown**2, grown)
+                found = bound(found, points[:, k, None] * grown)
+        return found
 
 
 def _wild(x: Array, values: Array, spreads: Array, power: float) -> NDArray[np.bool_]:

@@ -189,7 +189,7 @@ def published_model(problem: Problem, cuts: Cuts, groups: DeviceGroups, ratio: f
     nothing where no activation compression `ratio` is given.
     """
     first = problem.cluster.devices[0].type.name
-    of_first = [problem.profile.cost(k, first, problem.size).output_bytes for k in range(len(problem.graph.layers))]
+    of_first = problem.profile.costs_at(first, [problem.size])["output_bytes"][:, 0].tolist()
     seconds = np.stack([problem.table.seconds[name][:, 0] for name in groups.types])
     slow_to_fast = np.argsort(-seconds.sum(axis=1), kind="stable")
     slowest = slow_to_fast[(groups.shares[:, slow_to_fast] > 0).argmax(axis=1)]
