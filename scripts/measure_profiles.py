@@ -106,7 +106,7 @@ def with_coded_bytes(kept: Profile, one: Profile) -> Profile:
         raise InputError(f"measured on other minibatches: {facts(one)}, kept are {facts(kept)}; measure it whole")
     costs = {}
     for name, layers in kept.costs.items():
-        both = [zip(own.samples, coded.samples, strict=True) for own, coded in zip(layers, sizes, strict=True)]
+        both = [zip(own.stretched, coded.stretched, strict=True) for own, coded in zip(layers, sizes, strict=True)]
         costs[name] = tuple(
             LayerCost(tuple(replace(mine, **{key: getattr(its, key) for key in CODED_FIELDS}) for mine, its in pairs))
             for pairs in both
@@ -118,7 +118,7 @@ def with_coded_bytes(kept: Profile, one: Profile) -> Profile:
 def facts(profile: Profile) -> tuple[object, ...]:
     """What two profiles of the same minibatches have in common: the data, voxels, and bytes of each layer's output."""
     layers = next(iter(profile.costs.values()))
-    outputs = tuple(sample.output_bytes for cost in layers for sample in cost.samples)
+    outputs = tuple(sample.output_bytes for cost in layers for sample in cost.stretched)
     return profile.origin["data"]["sha256"], tuple(profile.origin["measured_voxels"]), sum(outputs)
 
 

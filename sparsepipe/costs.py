@@ -202,7 +202,7 @@ def _map_makers(profile: Profile) -> tuple[int, ...]:
     first: dict[tuple[tuple[float, float], ...], int] = {}
     makers = []
     for k, cost in enumerate(next(iter(profile.costs.values()))):
-        maps = tuple((sample.kernel_map_pairs, sample.kernel_map_seconds) for sample in cost.measured)
+        maps = tuple((sample.kernel_map_pairs, sample.kernel_map_seconds) for sample in cost.samples)
         makers.append(first.setdefault(maps, k) if any(seconds for _, seconds in maps) else -1)
     return tuple(makers)
 

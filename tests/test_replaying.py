@@ -12,7 +12,6 @@ from sparsepipe import (
     Cluster,
     DeviceType,
     InputError,
-    LayerCost,
     Link,
     Node,
     Plan,
@@ -146,7 +145,7 @@ def test_one_slow_device_is_found():
     plan, profile, _ = pipeline([1.0, 1.0], [2.0, 2.0], replicas=(2, 2), schedule="1f1b-flush", num_microbatches=16)
     costs = profile.costs["d"]
     twice = tuple(
-        LayerCost(tuple(replace(s, forward=2 * s.forward, backward=2 * s.backward) for s in cost.samples))
+        replace(cost, samples=tuple(replace(s, forward=2 * s.forward, backward=2 * s.backward) for s in cost.samples))
         for cost in costs
     )
     fast, slow = DeviceType("d"), DeviceType("e")

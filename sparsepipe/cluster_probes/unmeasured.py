@@ -38,7 +38,7 @@ def _with_type(profile: Profile, name: str, like: str, factor: float) -> Profile
         overheads[name] = overheads[like].slower(1 / factor)
     costs: Mapping[str, tuple[LayerCost, ...]] = {
         **profile.costs,
-        name: tuple(LayerCost(tuple(_slower(one, factor) for one in cost.samples)) for cost in profile.costs[like]),
+        name: tuple(LayerCost(tuple(_slower(one, factor) for one in cost.stretched)) for cost in profile.costs[like]),
     }
     return replace(profile, costs=costs, update_rates=rates, step_overheads=overheads)
 

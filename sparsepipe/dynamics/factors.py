@@ -143,7 +143,8 @@ def _with_slower(profile: Profile, slower: Mapping[tuple[str, float], str]) -> P
         if name in costs:
             continue
         costs[name] = tuple(
-            LayerCost(tuple(_slower_sample(sample, factor) for sample in cost.samples)) for cost in profile.costs[kind]
+            LayerCost(tuple(_slower_sample(sample, factor) for sample in cost.stretched))
+            for cost in profile.costs[kind]
         )
         if kind in rates:
             rates[name] = rates[kind] * factor

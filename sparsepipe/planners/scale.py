@@ -37,7 +37,7 @@ class Scale:
         data = profile.origin.get("data")
         told = data if isinstance(data, Mapping) else profile.origin
         batch_size, voxel_size = profile.batch_size, told.get("voxel_size")
-        sparse = any(len(cost.measured) > 1 for cost in next(iter(profile.costs.values())))
+        sparse = any(len(cost.samples) > 1 for cost in next(iter(profile.costs.values())))
         if not (sparse and batch_size and voxel_size):
             return None
         return cls(batch_size, float(voxel_size), dict(measured or {}))
@@ -65,7 +65,7 @@ class Scale:
             grown = [finer, *(self._grown(counts, samples, stride, voxel_size) for stride in range(1, len(counts)))]
             shifts = [finer / (1.0 if level is None else grown[level]) for level in levels]
             costs[name] = tuple(
-                LayerCost(cost.measured, cost.stretch * shift) for cost, shift in zip(layers, shifts, strict=True)
+                LayerCost(cost.samples, cost.stretch * shift) for cost, shift in zip(layers, shifts, strict=True)
             )
         return replace(profile, costs=costs, sizes=sizes)
 
@@ -110,13 +110,13 @@ def _voxels_by_stride(layers: tuple[LayerCost, ...]) -> tuple[Array, list[int | 
     A layer's stride is that of whose voxels its output has a whole number of bytes each, in every sample; None of those
     whose output does not depend on voxels. Where no layer makes coordinates all are the input's.
     """
-    made = {tuple(sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.measured) for cost in layers}
+    made = {tuple(sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.samples) for cost in layers}
     sets = [counts for counts in made if all(counts)]
-    inputs = [sample.size for sample in max(layers, key=lambda cost: len(cost.measured)).samples]
+    inputs = [sample.size for sample in max(layers, key=lambda cost: len(cost.samples)).stretched]
     counts = np.array([inputs, *sorted((own for own in sets if len(own) == len(inputs)), key=sum, reverse=True)])
     if len(counts) == 1:
         return counts, [0] * len(layers)
-    output = [[sample.output_bytes for sample in cost.measured] for cost in layers]
+    output = [[sample.output_bytes for sample in cost.samples] for cost in layers]
     output = [row if len(row) == len(inputs) else [0.0] * len(inputs) for row in output]
     each = np.array(output)[:, None] / counts  # [layers, strides, samples]
     whole = (each > 0) & (np.abs(each - each.round()) < 1e-6) & (np.abs(each - each[..., :1]) < 1e-6)

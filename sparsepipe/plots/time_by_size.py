@@ -34,7 +34,7 @@ def time_by_size_table(profile: Profile, *, layers: Sequence[str] = ()) -> pd.Da
         low, high = profile.measured_sizes(kind)
         sizes = np.geomspace(max(low, 1.0) / _BEYOND, max(high, 1.0) * _BEYOND, _STEPS)
         for id in layers or costliest[:_LAYERS]:
-            points = [("measured", sample) for sample in profile.costs[kind][index[id]].samples]
+            points = [("measured", sample) for sample in profile.costs[kind][index[id]].stretched]
             points += [("law", profile.cost(index[id], kind, size)) for size in sizes]
             rows += [
                 {

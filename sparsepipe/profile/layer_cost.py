@@ -71,11 +71,11 @@ class LayerCost:
     cost what was measured are so many times as large, as with voxels of another size.
     """
 
-    measured: tuple[CostSample, ...]
+    samples: tuple[CostSample, ...]
     stretch: float = 1.0
 
     def __post_init__(self) -> None:
-        counts = [sample.size for sample in self.measured]
+        counts = [sample.size for sample in self.samples]
         if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
             raise InputError(f"cost samples at sizes {counts}: expected one or more, growing")
 
@@ -84,11 +84,11 @@ class LayerCost:
         return self._laws.samples(checked_size(size))[0]
 
     @cached_property
-    def samples(self) -> tuple[CostSample, ...]:
+    def stretched(self) -> tuple[CostSample, ...]:
         """The costs at growing sizes of minibatches: what was measured, stretched."""
         if self.stretch == 1:
-            return self.measured
-        return tuple(replace(sample, size=sample.size * self.stretch) for sample in self.measured)
+            return self.samples
+        return tuple(replace(sample, size=sample.size * self.stretch) for sample in self.samples)
 
     @cached_property
     def _laws(self) -> "LayerLaws":
@@ -108,7 +108,7 @@ class LayerLaws:
         """Fit the laws of what was measured. `attention`: seconds and saved bytes may grow with the square of sizes."""
         same_sizes: dict[tuple[float, ...], list[int]] = {}
         for k, cost in enumerate(costs):
-            same_sizes.setdefault(tuple(sample.size for sample in cost.measured), []).append(k)
+            same_sizes.setdefault(tuple(sample.size for sample in cost.samples), []).append(k)
         groups = (_Group.of(costs, layers, np.array(x), attention=attention) for x, layers in same_sizes.items())
         return cls(len(costs), tuple(groups))
 
@@ -212,7 +212,7 @@ class _Group:
     @classmethod
     def of(cls, costs: Sequence[LayerCost], chosen: list[int], sizes: Array, *, attention: bool) -> "_Group":
         layers = np.array(chosen)
-        table = np.array([[_values_of(sample) for sample in costs[k].measured] for k in chosen], dtype=float)
+        table = np.array([[_values_of(sample) for sample in costs[k].samples] for k in chosen], dtype=float)
         values = {name: table[:, :, k] for k, name in enumerate(COST_FIELDS)}
         values["no_spread"] = np.zeros_like(values["forward"])
         counts = _Part.of(layers, sizes, values, _COUNTS if attention else (*_COUNTS, "saved_bytes"), power=BYTES)

@@ -149,8 +149,8 @@ class Profile:
         (0, 0) for costs that hold at every size.
         """
         costs = self._of(device_type)
-        lows = [cost.measured[0].size * cost.stretch for cost in costs]
-        return min(lows), max(cost.measured[-1].size * cost.stretch for cost in costs)
+        lows = [cost.samples[0].size * cost.stretch for cost in costs]
+        return min(lows), max(cost.samples[-1].size * cost.stretch for cost in costs)
 
     def _narrow_range(self, device_type: str) -> str:
         """Return the sizes of the minibatches measured where they are nearly one; empty otherwise.
@@ -171,10 +171,10 @@ class Profile:
 
     def _contradiction(self, device_type: str) -> float:
         costs = self.costs[device_type]
-        if len({(cost.stretch, *(sample.size for sample in cost.measured)) for cost in costs}) > 1:
+        if len({(cost.stretch, *(sample.size for sample in cost.samples)) for cost in costs}) > 1:
             return 1.0
-        took = np.array([[sample.forward + sample.backward for sample in cost.measured] for cost in costs]).sum(axis=0)
-        by_law = self.costs_at(device_type, [sample.size for sample in costs[0].samples])
+        took = np.array([[sample.forward + sample.backward for sample in cost.samples] for cost in costs]).sum(axis=0)
+        by_law = self.costs_at(device_type, [sample.size for sample in costs[0].stretched])
         expected = (by_law["forward"] + by_law["backward"]).sum(axis=0)
         known = (took > 0) & (expected > 0)
         return float(np.exp(np.abs(np.log(took[known] / expected[known])).max(initial=0.0)))
@@ -196,7 +196,7 @@ class Profile:
     def _costs_text(self) -> str:
         """`canonical_text` of the costs. All but their sizes is kept with the graph for costs that are stretched."""
         of_columns = attrgetter(*self._columns[1:])
-        every = [cost.measured for costs in self.costs.values() for cost in costs]
+        every = [cost.samples for costs in self.costs.values() for cost in costs]
 
         def written() -> tuple[list[tuple[CostSample, ...]], list[str]]:
             return every, row_texts(of_columns(sample) for samples in every for sample in samples)
@@ -206,7 +206,7 @@ class Profile:
         found = {}
         for name, costs in self.costs.items():
             layers = (
-                "],[".join(f"{sizes(sample.size, cost.stretch)},{next(rest)}" for sample in cost.measured)
+                "],[".join(f"{sizes(sample.size, cost.stretch)},{next(rest)}" for sample in cost.samples)
                 for cost in costs
             )
             found[name] = f"[[[{']],[['.join(layers)}]]]"
@@ -215,7 +215,7 @@ class Profile:
     @property
     def sized(self) -> bool:
         """Whether the size of a minibatch matters: whether any is told, or costs were measured at several."""
-        return bool(self.sizes) or any(len(cost.measured) > 1 for costs in self.costs.values() for cost in costs)
+        return bool(self.sizes) or any(len(cost.samples) > 1 for costs in self.costs.values() for cost in costs)
 
     @property
     def batch_size(self) -> int | None:
@@ -232,7 +232,7 @@ class Profile:
         """Mean size of a minibatch, or its `quantile` in [0, 1] (linear between sizes)."""
         counts = sorted(self.sizes)
         if not counts:
-            counts = [sample.size for sample in next(iter(self.costs.values()))[0].samples]
+            counts = [sample.size for sample in next(iter(self.costs.values()))[0].stretched]
         if quantile is None:
             return sum(counts) / len(counts)
         place = quantile * (len(counts) - 1)
@@ -253,7 +253,7 @@ class Profile:
         They are kept with the graph, as profiles of other minibatches and voxels have the same measured costs.
         """
         every, attention = [cost for costs in self.costs.values() for cost in costs], self.size_unit == "tokens"
-        key = (attention, *(id(cost.measured) for cost in every))
+        key = (attention, *(id(cost.samples) for cost in every))
         # With the costs, so that no others have their ids.
         _, laws = remembered(self.graph.kept, "laws", key, lambda: (every, LayerLaws.of(every, attention=attention)))
         return laws.stretched(every)
@@ -361,7 +361,7 @@ class Profile:
     @cached_property
     def _columns(self) -> tuple[str, ...]:
         """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
-        costs = (sample for layers in self.costs.values() for cost in layers for sample in cost.measured)
+        costs = (sample for layers in self.costs.values() for cost in layers for sample in cost.samples)
         coded = any(getattr(sample, name) for sample in costs for name in CODED_FIELDS)
         return tuple(name for name in COST_FIELDS if coded or name not in CODED_FIELDS)
 
@@ -379,7 +379,7 @@ class Profile:
     def _costs(self) -> dict[str, Any]:
         columns = self._columns
         return {
-            name: [[[getattr(sample, column) for column in columns] for sample in cost.samples] for cost in costs]
+            name: [[[getattr(sample, column) for column in columns] for sample in cost.stretched] for cost in costs]
             for name, costs in self.costs.items()
         }
 

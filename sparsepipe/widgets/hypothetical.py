@@ -14,6 +14,6 @@ def compressed(profile: Profile, ratio: float) -> Profile:
 
     costs = {}
     for name, layers in profile.costs.items():
-        told = any(sample.saved_bytes for cost in layers for sample in cost.samples)
-        costs[name] = tuple(LayerCost(tuple(squeeze(s, told) for s in cost.samples)) for cost in layers)
+        told = any(sample.saved_bytes for cost in layers for sample in cost.stretched)
+        costs[name] = tuple(LayerCost(tuple(squeeze(s, told) for s in cost.stretched)) for cost in layers)
     return replace(profile, costs=costs)

@@ -133,7 +133,7 @@ def layer_details(profile: Profile, layer: int) -> Html:
     consumers = ", ".join(graph.layers[i].id for i in graph.consumers[layer]) or "the loss"
     rows = []
     for kind in profile.device_types:
-        for s in profile.costs[kind][layer].samples:
+        for s in profile.costs[kind][layer].stretched:
             times = (s.forward, s.forward_spread, s.backward, s.backward_spread)
             sizes = (s.output_bytes, s.coordinate_bytes, s.saved_bytes)
             pairs = f"{s.kernel_map_pairs:,.0f} pairs of voxels" if s.kernel_map_pairs else "none"

@@ -61,7 +61,7 @@ def predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float, clus
     step = sum(layer.forward + layer.backward for layer in layers) / len(found.sizes)
     scale = step_seconds / (step + rate * sum(layer.parameter_bytes for layer in found.graph.layers))
     scaled = tuple(
-        LayerCost(tuple(replace(s, forward=scale * s.forward, backward=scale * s.backward) for s in cost.samples))
+        LayerCost(tuple(replace(s, forward=scale * s.forward, backward=scale * s.backward) for s in cost.stretched))
         for cost in costs
     )
     found = replace(found, costs={"cpu": scaled}, update_rates={"cpu": scale * rate})

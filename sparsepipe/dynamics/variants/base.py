@@ -97,7 +97,9 @@ def _with_layer_factors(now: Situation, layer_factors: Mapping[int, LayerFactors
         kind = types[rank].name
         name = f"{kind} of rank {rank} now"
         costs[name] = tuple(
-            LayerCost(tuple(replace(s, forward=s.forward * factor, backward=s.backward * factor) for s in cost.samples))
+            LayerCost(
+                tuple(replace(s, forward=s.forward * factor, backward=s.backward * factor) for s in cost.stretched)
+            )
             for cost, factor in zip(now.profile.costs[kind], factors, strict=True)
         )
         rates |= {name: rates[kind]} if kind in rates else {}
