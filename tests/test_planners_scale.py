@@ -99,7 +99,7 @@ def test_stretched_costs_are_those_of_samples_at_other_sizes():
     """The laws are evaluated elsewhere; fitted to samples at the sizes there they say the same."""
     known = profiled(0.04, 8)
     there = Scale.of(known).scaled(known, 4, 0.06)
-    fitted = replace(there, costs={"cpu": tuple(LayerCost(cost.samples) for cost in there.costs["cpu"])})
+    fitted = replace(there, costs={"cpu": tuple(LayerCost(cost.stretched) for cost in there.costs["cpu"])})
     sizes = there.size() * np.geomspace(1 / 16, 16, 17)
     expected = fitted.costs_at("cpu", sizes)
     assert all(
