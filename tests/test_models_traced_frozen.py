@@ -103,6 +103,8 @@ STAY_PYTHON = {
     "a loop over samples": (from_a_list, {}),
     "lengths": (by_lengths, {}),
     "rows in a list": (lambda self, x: torch.stack([2 * row for row in x]), {}),
+    "whether there is one sample": (lambda self, x: 2 * x if x.shape[0] > 1 else x.sin(), {}),
+    "a hook on a gradient": (lambda self, x: (x.register_hook(lambda gradient: 3 * gradient), x)[1], {}),
     "a mask in a list": (lambda self, x: x * torch.tensor([1.0] * x.shape[0])[:, None], {}),
 }
 
@@ -113,7 +115,7 @@ def test_a_module_that_does_something_else_each_time_stays_python(name):
     network = trace(network_of(function, **copy.deepcopy(attributes)), samples(2))
     assert network.opaque_paths == {"2"}
     assert [row.id for row in network.rows] == ["0", "1", "2", "3", "4", "5"]
-    for count in (2, 3, 5):
+    for count in (1, 2, 3, 5):
         assert differences(network, samples(count), engine=PlainEngine(), stages=0) == []
 
 
@@ -145,6 +147,21 @@ def test_what_is_the_same_in_every_minibatch_is_cut(name):
     assert network.opaque == () and "2.linear" in [row.id for row in network.rows]
     for count in (2, 3, 5):
         assert differences(network, samples(count), engine=PlainEngine(), stages=0) == []
+
+
+def test_a_network_that_export_records_is_compared_on_one_sample():
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = self.a(x)
+            return self.b(x if x.shape[0] > 1 else 2 * x)
+
+    network = trace(Root().double(), samples(2))
+    assert network.opaque_paths == {""}
+    assert differences(network, samples(1), engine=PlainEngine(), stages=0) == []
 
 
 def test_a_loop_over_a_length_that_changes_later_is_refused():

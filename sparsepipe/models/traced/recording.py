@@ -29,6 +29,7 @@ CONTAINERS = (  # of torch's own modules those that are looked into
 )
 
 
+OF_HOOKS = "it hooks the gradient of a tensor"
 OF_TRANSFORMS = "it uses a transform of torch.func (vmap, grad, jvp, ...)"
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 

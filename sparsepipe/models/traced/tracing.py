@@ -379,10 +379,30 @@ def _check_against(network: TracedNetwork, examples: Examples) -> None:
                 raise CannotBeTraced(
                     f"its layers raise {type(error).__name__} ({' '.join(str(error).split())[:100]})"
                 ) from error
-            ours, theirs = flattened(found), flattened(expected[number])
-            if ours[1] != theirs[1] or not all(map(_equal, ours[0], theirs[0])):
+            if not _same(found, expected[number]):
                 which = "for the next minibatch" if number else ""
                 raise CannotBeTraced(f"its layers one by one give something else than the module {which}".rstrip())
+        for tensors in network.sizes.single(examples.first.tensors):
+            _check_single(network, examples.first.another(tensors), training)
+
+
+def _check_single(network: TracedNetwork, inputs: Inputs, training: bool) -> None:
+    """Compare on a minibatch with one sample, or of length 1: torch.export takes for granted that there are two."""
+    stage = network.build(engine=None).train(training)
+    stage.draws_by_layer = False
+    try:
+        (expected,), _ = _run(network.module, (inputs,), training)
+        seed_all(0)
+        found = stage.result(stage(inputs.tensors, minibatch=0))
+    except Exception:  # of any kind: the module takes no such minibatch, or its layers raise, which a run says
+        return
+    if not _same(found, expected):
+        raise CannotBeTraced("Python decides by whether there is one sample or more, or by a length of 1")
+
+
+def _same(found: Any, expected: Any) -> bool:
+    ours, theirs = flattened(found), flattened(expected)
+    return ours[1] == theirs[1] and all(map(_equal, ours[0], theirs[0]))
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
