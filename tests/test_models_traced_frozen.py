@@ -104,7 +104,6 @@ STAY_PYTHON = {
     "lengths": (by_lengths, {}),
     "rows in a list": (lambda self, x: torch.stack([2 * row for row in x]), {}),
     "whether there is one sample": (lambda self, x: 2 * x if x.shape[0] > 1 else x.sin(), {}),
-    "a hook on a gradient": (lambda self, x: (x.register_hook(lambda gradient: 3 * gradient), x)[1], {}),
     "a mask in a list": (lambda self, x: x * torch.tensor([1.0] * x.shape[0])[:, None], {}),
 }
 
@@ -149,17 +148,44 @@ def test_what_is_the_same_in_every_minibatch_is_cut(name):
         assert differences(network, samples(count), engine=PlainEngine(), stages=0) == []
 
 
+class Root(nn.Module):
+    """Decides in its own forward, which torch.export records if torch.fx does not."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(4, 4), nn.Linear(4, 2), function
+
+    def forward(self, x):
+        return self.b(self.function(self.a(x)))
+
+
+@pytest.mark.parametrize("asked", [lambda x: torch.is_grad_enabled(), lambda x: x.requires_grad], ids=["mode", "value"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_evaluation_is_recorded_as_a_run_evaluates(asked, whole):
+    if whole:
+        module = Root(lambda x: 2 * x if asked(x) else x.sin()).double()
+    else:
+        module = network_of(lambda self, x: 2 * x if asked(x) else x.sin())
+    inputs, network = samples(3), trace(module, samples(2))
+    assert network.opaque_paths == ({""} if whole else {"2"})
+    stage = network.build(engine=PlainEngine()).eval()
+    with torch.no_grad():
+        assert torch.equal(stage.result(stage(stage.enter(inputs), minibatch=0)), module.eval()(inputs))
+    assert differences(network, inputs, engine=PlainEngine(), stages=0) == []
+
+
+def test_a_hook_on_a_gradient_trains_as_part_of_a_layer():
+    """In evaluation, without gradients, torch refuses it: that phase is there if it is asked for."""
+    module = network_of(lambda self, x: (x.register_hook(lambda gradient: 3 * gradient), x)[1])
+    with pytest.raises(InputError, match="the forward of Sequential raises RuntimeError on the example"):
+        trace(module, samples(2))
+    network = trace(module, samples(2), phases=(True,))
+    assert (network.opaque_paths, network.phases) == ({"2"}, (True,))
+    assert differences(network, samples(3), engine=PlainEngine(), stages=0) == []
+
+
 def test_a_network_that_export_records_is_compared_on_one_sample():
-    class Root(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
-
-        def forward(self, x):
-            x = self.a(x)
-            return self.b(x if x.shape[0] > 1 else 2 * x)
-
-    network = trace(Root().double(), samples(2))
+    network = trace(Root(lambda x: x if x.shape[0] > 1 else 2 * x).double(), samples(2))
     assert network.opaque_paths == {""}
     assert differences(network, samples(1), engine=PlainEngine(), stages=0) == []
 

@@ -249,11 +249,13 @@ def _with_fx(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
 def _frozen(module: nn.Module, examples: Examples, recording: Recording, leaves: Collection[str]) -> dict[str, str]:
     """Record the next minibatch; return the path of a module that does something else now, and why; {} for none.
 
+    In evaluation without gradients, as a run evaluates: Python may ask for them.
     Raises CannotBeTraced where that is the module itself.
     """
     leaves = {*leaves, *recording.opaque}
     try:
-        again = tracer.record(module, examples.second, leaves=leaves, watch=Watch(module))
+        with torch.set_grad_enabled(module.training):
+            again = tracer.record(module, examples.second, leaves=leaves, watch=Watch(module))
     except ChangedModule as error:
         return {error.path: error.why}
     found = frozen.difference(recording, again)
@@ -314,7 +316,13 @@ def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[b
     found = {}
     for training in MODES:
         try:
-            found[training] = _run(module, minibatches, training)
+            outputs, kept = _run(module, minibatches, training)
+            if not training:
+                with torch.no_grad():  # as a run evaluates
+                    (first,), _ = _run(module, minibatches[:1], training)
+                if not _same(first, outputs[0]):
+                    kept = kept or "in evaluation it gives something else without gradients"
+            found[training] = outputs, kept
         except InputError:
             if training in phases:
                 raise
