@@ -198,6 +198,51 @@ def test_a_loop_over_a_length_that_changes_later_is_refused():
         stage(stage.enter(torch.randn(2, 7, 4).double()), minibatch=0)
 
 
+counts = {"calls": 0}
+
+
+class OfAll(nn.Linear):
+    """Counts where each instance and each process does; what the count changes comes later than any trace."""
+
+    calls = 0
+
+    def __init__(self, count):
+        super().__init__(4, 4)
+        self.count, self.steps = count, iter([1.0] * 1000)
+
+    def forward(self, x):
+        if self.count == "a class":
+            type(self).calls += 1
+        elif self.count == "a global":
+            counts["calls"] += 1
+        elif self.count == "an iterator":
+            x = x * next(self.steps)
+        return super().forward(x if max(counts["calls"], self.calls) < 1000 else 2 * x)
+
+
+@pytest.mark.parametrize(
+    "count, message",
+    [("a class", r"OfAll\.calls"), ("a global", "counts"), ("an iterator", r"OfAll\.steps")],
+)
+def test_what_python_counts_outside_of_modules_is_refused_by_name(count, message):
+    with pytest.raises(InputError, match=f"the forward of Sequential changes {message} in every minibatch"):
+        trace(nn.Sequential(OfAll(count), nn.Linear(4, 2)).double(), samples(2))
+    assert trace(nn.Sequential(OfAll(""), nn.Linear(4, 2)).double(), samples(2)).opaque == ()
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Parameter(torch.ones(4).double()), lambda: nn.Linear(4, 4).double()])
+def test_parameters_that_a_forward_makes_are_refused_by_name(make):
+    def function(self, x):
+        if self.own is None:
+            self.own = make()
+        return x * getattr(self.own, "bias", self.own)
+
+    module = network_of(function, own=None)
+    with pytest.raises(InputError, match=r"makes the parameter 2\.own(\.bias)?: make it in __init__"):
+        trace(module, samples(2))
+    assert module[2].own is None and len(list(module.parameters())) == 8
+
+
 class Hooked(nn.Module):
     """Reads what a hook kept."""
 

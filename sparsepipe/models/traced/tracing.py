@@ -332,13 +332,14 @@ def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[b
 def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tuple[list[Any], str]:
     """Run the module on minibatches; return what it gives, and what Python changed in the last one.
 
-    Raises InputError where it raises.
+    Raises InputError where it raises, and where it changes what is outside of modules.
     """
     found, kept, name = [], "", f"{minibatches[0].owner}: the forward of {type(module).__name__}"
     with put_back(module):
         module.train(training)
+        there = dict(module.named_parameters())
         for number, inputs in enumerate(minibatches):
-            watch = Watch(module)
+            watch, before = Watch(module), frozen.outside(module)
             seed_all(number)
             watch.note_draws()
             args, kwargs = inputs.arguments({})
@@ -348,6 +349,11 @@ def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tu
                 what = " ".join(str(error).split())[:200]
                 raise InputError(f"{name} raises {type(error).__name__} on the example ({what})") from error
             kept = watch.changed() or watch.drawn(torch_too=False)
+            after = frozen.outside(module)
+        if made := dict(module.named_parameters()).keys() - there:
+            raise InputError(f"{name} makes the parameter {min(made)}: make it in __init__, to have it trained")
+    if changed := [place for place, value in after.items() if before.get(place, value) != value]:
+        raise InputError(f"{name} changes {changed[0]} in every minibatch, which no stage can share: make it a buffer")
     return found, kept
 
 
