@@ -1,6 +1,7 @@
 """The reader of ModelNet's layout: what it finds, and what it refuses."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,24 @@ def test_the_marker_names_the_data_set_and_says_synthetic(tmp_path: Path) -> Non
         (tmp_path / "dataset.json").write_text(bad)
         with pytest.raises(InputError, match=r"dataset\.json"):
             open_folder(tmp_path)
+
+
+def test_a_marker_that_would_be_left_out_in_silence_is_refused(tmp_path: Path) -> None:
+    marker = _make(tmp_path, "chair/train/c.off") / "dataset.json"
+    for wrong, right in {"color_max": "colour_max", "Ignore": "ignore", "label": "labels", "column": "columns"}.items():
+        marker.write_text(json.dumps({wrong: 1}))
+        with pytest.raises(InputError, match=f"'{wrong}' is no key that is read, did you mean '{right}'"):
+            open_folder(tmp_path)
+    marker.write_text('{"licence": "none", "authors": ["somebody"], "url": "x", "description": "y"}')
+    assert open_folder(tmp_path).classes == ("chair",)
+    marker.unlink()
+    marker.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"dataset\.json: no such data set's description"):
+        open_folder(tmp_path)
+    marker.unlink()
+    os.mkfifo(marker)
+    with pytest.raises(InputError, match=r"dataset\.json: cannot be read as a data set's description"):
+        open_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

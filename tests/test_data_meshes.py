@@ -54,6 +54,7 @@ def test_a_mesh_has_its_area_in_every_format_packed_or_not(tmp_path: Path, kind:
     )  # faces stay in the order of the file, which lists of their labels follow
 
 
+FACET = "facet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\nvertex 1 1 0\nendloop\nendfacet\n"
 CONCAVE = "v 0 0 0\nv 4 0 0\nv 4 4 0\nv 3 1 0\n"
 
 
@@ -99,6 +100,7 @@ def test_colours_of_an_objs_vertices_are_interpolated(tmp_path: Path) -> None:
         ("a.stl", b"\0" * 80 + struct.pack("<I", 1) + b"\0" * 60, "longer than its header says: 60 bytes"),
         ("a.stl", "solid\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\nendloop\nendfacet\n", ":7: "),
         ("a.stl", "solid\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\n", "ends within a solid"),
+        ("a.stl", f"solid a\n{FACET}endsolid a\nsolid b\n{FACET}", "truncated: it ends within a solid"),
         ("a.stl", "solid\nfacet\nvertex 0 0 0\nvertex 1 x 0\nvertex 1 1 1\nendfacet\nendsolid\n", ":4: "),
         ("a.stl", "hello", "5 bytes, expected 'solid' or a head of 84 bytes: not an STL mesh"),
         ("a.ply.gz", b"ply\n", "named .gz but not packed by gzip; rename it to a.ply"),

@@ -46,6 +46,7 @@ def test_a_table_of_pandas_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("# a comment\nx,y,z,\n1,2,3,\n4,5,6,\n", Reading()),
         ("X [m],Y [m],Z [m]\n1,2,3\n4,5,6\n", Reading(renamed=XYZ)),
         ("X [m],Y [m],Z [m]\n1,2,3\n4,5,6\n", Reading(columns=("x", "y", "z"))),
+        ("//X,Y,Z\n1,2,3\n4,5,6\n", Reading()),  # CloudCompare's
         ("id,x,y,z\n7,1,2,3\n8,4,5,6\n", Reading(columns=("_", "x", "y", "z"))),
     ],
 )

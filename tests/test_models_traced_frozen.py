@@ -103,6 +103,7 @@ STAY_PYTHON = {
     "a loop over samples": (from_a_list, {}),
     "lengths": (by_lengths, {}),
     "rows in a list": (lambda self, x: torch.stack([2 * row for row in x]), {}),
+    "whether there is one sample": (lambda self, x: 2 * x if x.shape[0] > 1 else x.sin(), {}),
     "a mask in a list": (lambda self, x: x * torch.tensor([1.0] * x.shape[0])[:, None], {}),
 }
 
@@ -113,7 +114,7 @@ def test_a_module_that_does_something_else_each_time_stays_python(name):
     network = trace(network_of(function, **copy.deepcopy(attributes)), samples(2))
     assert network.opaque_paths == {"2"}
     assert [row.id for row in network.rows] == ["0", "1", "2", "3", "4", "5"]
-    for count in (2, 3, 5):
+    for count in (1, 2, 3, 5):
         assert differences(network, samples(count), engine=PlainEngine(), stages=0) == []
 
 
@@ -147,12 +148,99 @@ def test_what_is_the_same_in_every_minibatch_is_cut(name):
         assert differences(network, samples(count), engine=PlainEngine(), stages=0) == []
 
 
+class Root(nn.Module):
+    """Decides in its own forward, which torch.export records if torch.fx does not."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(4, 4), nn.Linear(4, 2), function
+
+    def forward(self, x):
+        return self.b(self.function(self.a(x)))
+
+
+@pytest.mark.parametrize("asked", [lambda x: torch.is_grad_enabled(), lambda x: x.requires_grad], ids=["mode", "value"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_evaluation_is_recorded_as_a_run_evaluates(asked, whole):
+    if whole:
+        module = Root(lambda x: 2 * x if asked(x) else x.sin()).double()
+    else:
+        module = network_of(lambda self, x: 2 * x if asked(x) else x.sin())
+    inputs, network = samples(3), trace(module, samples(2))
+    assert network.opaque_paths == ({""} if whole else {"2"})
+    stage = network.build(engine=PlainEngine()).eval()
+    with torch.no_grad():
+        assert torch.equal(stage.result(stage(stage.enter(inputs), minibatch=0)), module.eval()(inputs))
+    assert differences(network, inputs, engine=PlainEngine(), stages=0) == []
+
+
+def test_a_hook_on_a_gradient_trains_as_part_of_a_layer():
+    """In evaluation, without gradients, torch refuses it: that phase is there if it is asked for."""
+    module = network_of(lambda self, x: (x.register_hook(lambda gradient: 3 * gradient), x)[1])
+    with pytest.raises(InputError, match="the forward of Sequential raises RuntimeError on the example"):
+        trace(module, samples(2))
+    network = trace(module, samples(2), phases=(True,))
+    assert (network.opaque_paths, network.phases) == ({"2"}, (True,))
+    assert differences(network, samples(3), engine=PlainEngine(), stages=0) == []
+
+
+def test_a_network_that_export_records_is_compared_on_one_sample():
+    network = trace(Root(lambda x: x if x.shape[0] > 1 else 2 * x).double(), samples(2))
+    assert network.opaque_paths == {""}
+    assert differences(network, samples(1), engine=PlainEngine(), stages=0) == []
+
+
 def test_a_loop_over_a_length_that_changes_later_is_refused():
     module = network_of(lambda self, x: torch.stack([step.sin() for step in x.unbind(1)], 1))
     network = trace(module, torch.randn(2, 5, 4).double())
     stage = network.build(engine=PlainEngine())
     with pytest.raises(InputError, match="Sequential.2 decides by a size, which is now another"):
         stage(stage.enter(torch.randn(2, 7, 4).double()), minibatch=0)
+
+
+counts = {"calls": 0}
+
+
+class OfAll(nn.Linear):
+    """Counts where each instance and each process does; what the count changes comes later than any trace."""
+
+    calls = 0
+
+    def __init__(self, count):
+        super().__init__(4, 4)
+        self.count, self.steps = count, iter([1.0] * 1000)
+
+    def forward(self, x):
+        if self.count == "a class":
+            type(self).calls += 1
+        elif self.count == "a global":
+            counts["calls"] += 1
+        elif self.count == "an iterator":
+            x = x * next(self.steps)
+        return super().forward(x if max(counts["calls"], self.calls) < 1000 else 2 * x)
+
+
+@pytest.mark.parametrize(
+    "count, message",
+    [("a class", r"OfAll\.calls"), ("a global", "counts"), ("an iterator", r"OfAll\.steps")],
+)
+def test_what_python_counts_outside_of_modules_is_refused_by_name(count, message):
+    with pytest.raises(InputError, match=f"the forward of Sequential changes {message} in every minibatch"):
+        trace(nn.Sequential(OfAll(count), nn.Linear(4, 2)).double(), samples(2))
+    assert trace(nn.Sequential(OfAll(""), nn.Linear(4, 2)).double(), samples(2)).opaque == ()
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Parameter(torch.ones(4).double()), lambda: nn.Linear(4, 4).double()])
+def test_parameters_that_a_forward_makes_are_refused_by_name(make):
+    def function(self, x):
+        if self.own is None:
+            self.own = make()
+        return x * getattr(self.own, "bias", self.own)
+
+    module = network_of(function, own=None)
+    with pytest.raises(InputError, match=r"makes the parameter 2\.own(\.bias)?: make it in __init__"):
+        trace(module, samples(2))
+    assert module[2].own is None and len(list(module.parameters())) == 8
 
 
 class Hooked(nn.Module):

@@ -46,9 +46,10 @@ def read_stl(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
 def _ascii_corners(path: Path, text: str) -> np.ndarray:
     """Return the corners of all triangles, one after the other: [3 F, 3]."""
     rows: list[tuple[int, bytes]] = []
-    ended = True
+    ended, open_solids = True, 0
     for number, line in enumerate(text.split("\n"), start=1):
         kind, *words = line.lower().split() or [""]
+        open_solids += (kind == "solid") - (kind == "endsolid")
         if kind in ("facet", "endfacet"):
             if ended != (kind == "facet") or len(rows) % 3:
                 raise InputError(
@@ -61,7 +62,7 @@ def _ascii_corners(path: Path, text: str) -> np.ndarray:
                     f"{path}:{number}: {line.strip()[:60]!r}, expected 'vertex X Y Z' within a facet; repair the file"
                 )
             rows.append((number, " ".join(words).encode()))
-    if not ended or "endsolid" not in text[-10_000:].lower():
+    if not ended or open_solids > 0:
         raise InputError(f"{path}: truncated: it ends within a solid, expected endsolid; fetch the file again")
     if not rows:
         raise InputError(f"{path}: 0 triangles, expected a surface to sample; remove the file")

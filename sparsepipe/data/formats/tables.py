@@ -26,7 +26,7 @@ def read_csv(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     numbers.
     """
     text = decoded(read_bytes(path, what=_WHAT)).lstrip("\r\n")
-    while text.startswith("#"):
+    while text.startswith(("#", "//")):  # names in such a line are read as text's are
         text = text.partition("\n")[2].lstrip("\r\n")
     head, _, body = text.replace("\r\n", "\n").replace("\r", "\n").partition("\n")
     separator = max(_SEPARATORS, key=head.count)

@@ -1,5 +1,6 @@
 """The content of a data set's folder in any layout: its samples by split, their classes, and how to read one."""
 
+import os
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -9,7 +10,9 @@ from pathlib import Path
 
 from ...display.counting import number_of
 from ...errors import InputError
+from ...io.fields import shown
 from ...io.files import read_json
+from ...io.keywords import meant
 from ...io.paths import name_text
 from ..formats import READERS, Cloud, Mesh, Reading, suffix_of
 from ..formats.base import decoded, read_bytes
@@ -18,6 +21,10 @@ from .splits import SPLITS
 
 # Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, "files": {…}}, and Reading's keys.
 MARKER = "dataset.json"
+_KEYS = frozenset(  # of it; the last ones are of generated data sets
+    "name metric parts labels ignore columns unmeasured colour_max files segment synthetic generator version seed "
+    "num_train num_test families".split()
+)
 _MOST_SHOWN = 400  # characters of a path in a message
 UNREAD = "of no format that is read"
 COMPANION_SUFFIXES = {  # of files that go with samples and are none
@@ -193,13 +200,19 @@ def formats() -> str:
 
 
 def read_marker(root: Path) -> dict:
-    """Return what a data set says of itself. Raises InputError for a dataset.json that is no object, or odd in it."""
+    """Return what a data set says of itself. Raises InputError for a dataset.json that is no object, or odd in it.
+
+    A key that is not known may be there for people, but not one that is a misspelt one.
+    """
     path = root / MARKER
-    if not path.is_file():
+    if not os.path.lexists(path):  # a link to nothing, or a pipe, is no data set without one
         return {}
     marker = read_json(path, what="data set's description")
     if not isinstance(marker, dict) or not isinstance(marker.get("name", ""), str):
         raise InputError(f"{path}: expected an object with 'name' as text; correct or remove it")
+    for key in marker.keys() - _KEYS:
+        if near := meant(key.lower(), sorted(_KEYS)):
+            raise InputError(f"{path}: {shown(key)} is no key that is read, did you mean {near!r}? Rename or remove it")
     return marker
 
 

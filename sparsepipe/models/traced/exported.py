@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 from .copies import module_at
 from .in_place import out_of_place
 from .inputs import Inputs
-from .recording import OF_TRANSFORMS, CannotBeTraced, Recording, is_leaf, names_of, observe
+from .recording import OF_HOOKS, OF_TRANSFORMS, CannotBeTraced, Recording, is_leaf, names_of, observe
 from .sizes import Length
 from .values import flattened, tensors_of
 
@@ -29,11 +30,13 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
     """Record the forward of a module in the mode that it is in. Raises CannotBeTraced where torch.export cannot."""
     args, kwargs = inputs.arguments({})
     try:
-        with _silence():
+        with _silence(), patch.object(Tensor, "register_hook", _no_hook):  # which export leaves out
             program = torch.export.export(
                 module, args, kwargs, dynamic_shapes=_dynamic(module, inputs, args, kwargs), strict=False
             )
             traced = program.module(check_guards=False)
+    except CannotBeTraced:
+        raise
     except Exception as error:  # of many kinds
         raise CannotBeTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:100]}") from error
     assert isinstance(traced, fx.GraphModule)
@@ -65,6 +68,10 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
     tensors = {name: node for name, node in zip(names, placeholders, strict=True) if name in inputs.tensors}
     sizes = {name: tuple(_length(axis, program) for axis in node.meta["val"].shape) for name, node in tensors.items()}
     return Recording(recorded, tensors, outputs, spec, sizes=sizes)
+
+
+def _no_hook(tensor: Tensor, hook: Any) -> None:
+    raise CannotBeTraced(OF_HOOKS)
 
 
 def _transforms(target: Any) -> bool:
@@ -235,5 +242,5 @@ def whole_module(node: fx.Node, module: nn.Module) -> str:
 
 def _output_spec(module: nn.Module, inputs: Inputs) -> pytree.TreeSpec:
     args, kwargs = inputs.arguments({})
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # with gradients: a forward may ask for hooks on them
         return flattened(module(*args, **kwargs))[1]

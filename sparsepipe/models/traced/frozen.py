@@ -6,7 +6,8 @@ changes meanwhile would stay as it was once the recording runs in Python's stead
 
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from .values import Structure, is_constant, is_tensor
 
 _TORCH = "torch's generator"
 _DEEPEST = 3  # structures inside structures that are looked into
+_DATA = (int, float, complex, str, list, dict, set, deque, random.Random, np.random.Generator, np.random.RandomState)
+_LONGEST = 1000  # of the lists and dicts outside of modules that are looked into
 
 
 def difference(first: Recording, again: Recording) -> tuple[str, str] | None:
@@ -134,6 +137,39 @@ class Watch:
         )
 
 
+def outside(module: nn.Module) -> dict[str, Any]:
+    """Return, by name, what a forward may change and nobody gives back: of classes, globals that they read, iterators.
+
+    Two of them, before and after a forward, are equal unless it did.
+    """
+    found: dict[str, Any] = {}
+    for part in module.modules():
+        found.update(
+            {
+                f"{type(part).__name__}.{name}": _print(value)
+                for name, value in vars(part).items()
+                if name not in OF_MODULES and isinstance(value, Iterator)
+            }
+        )
+    for kind in {kind for part in module.modules() for kind in type(part).__mro__}:
+        if kind.__module__.startswith(("torch.", "builtins", "Minkowski")):
+            continue
+        for name, value in vars(kind).items():
+            if isinstance(value, FunctionType):
+                found[f"a default of {kind.__name__}.{name}"] = _print(value.__defaults__)
+                known: Mapping[str, Any] = value.__globals__
+                found.update({key: _print(known[key]) for key in value.__code__.co_names if _is_data(known.get(key))})
+            elif _is_data(value):
+                found[f"{kind.__name__}.{name}"] = _print(value)
+    return found
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, Iterator) or (
+        isinstance(value, _DATA) and not (hasattr(value, "__len__") and len(value) > _LONGEST)
+    )
+
+
 def _draws() -> dict[str, Any]:
     return {
         "random": random.getstate(),
@@ -156,6 +192,11 @@ def _print(value: Any, depth: int = 0) -> Any:
         return value.shape, value.tobytes() if value.dtype != object else None
     if isinstance(value, random.Random):
         return value.getstate()
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return frame and (frame.f_lasti, _print(dict(frame.f_locals), depth + 1))
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        return _print(value.__reduce__()[1:], depth + 1)  # where it is in what
     if isinstance(value, np.random.Generator):
         return _print(value.bit_generator.state, depth + 1)
     if isinstance(value, np.random.RandomState):

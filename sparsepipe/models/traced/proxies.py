@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .recording import CannotBeTraced
+from .recording import OF_HOOKS, CannotBeTraced
 from .values import is_constant, is_tensor
 
 _SAME_FOR_ALL = frozenset(  # methods whose answer has to do with the kind of tensor, not with its sizes or numbers
@@ -147,6 +147,8 @@ def stand_in(node: fx.Node, tracer: fx.Tracer) -> ValueProxy:
 
 
 def _method(proxy: ValueProxy, name: str, found: Callable[..., Any]) -> Callable[..., Any]:
+    if name == "register_hook":  # gives no value that a layer could read, and what it does would be left out
+        raise CannotBeTraced(OF_HOOKS)
     if name in _SAME_FOR_ALL and isinstance(proxy.node.meta["value"], Tensor):
         return found
     return lambda *args, **kwargs: proxy.tracer.create_proxy("call_method", name, (proxy, *args), kwargs)

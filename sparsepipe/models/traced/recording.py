@@ -29,7 +29,9 @@ CONTAINERS = (  # of torch's own modules those that are looked into
 )
 
 
+OF_HOOKS = "it hooks the gradient of a tensor"
 OF_TRANSFORMS = "it uses a transform of torch.func (vmap, grad, jvp, ...)"
+_REGISTERED = ("_buffers", "_parameters", "_modules")
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
@@ -112,10 +114,10 @@ def put_back(module: nn.Module) -> Iterator[None]:
                         buffer.copy_(value)
 
 
-def attributes_of(module: nn.Module) -> list[tuple[nn.Module, dict, dict, dict]]:
-    """Return attributes, buffers and parameters of each part, but for scripted ones: theirs are in C++."""
+def attributes_of(module: nn.Module) -> list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]:
+    """Return attributes, buffers, parameters and parts of each part, but for scripted ones: theirs are in C++."""
     return [
-        (part, dict(part.__dict__), dict(part._buffers), dict(part._parameters))
+        (part, dict(part.__dict__), {name: dict(part.__dict__[name]) for name in _REGISTERED})
         for part in module.modules()
         if not isinstance(part, torch.jit.ScriptModule)
     ]
@@ -166,15 +168,14 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def restore(attributes: list[tuple[nn.Module, dict, dict, dict]]) -> None:
-    """Give modules the attributes, buffers and parameters that they had."""
-    for part, had, buffers, parameters in attributes:
+def restore(attributes: list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]) -> None:
+    """Give modules the attributes, buffers, parameters and parts that they had."""
+    for part, had, registered in attributes:
         part.__dict__.clear()
         part.__dict__.update(had)
-        part.__dict__["_buffers"].clear()
-        part.__dict__["_buffers"].update(buffers)
-        part.__dict__["_parameters"].clear()
-        part.__dict__["_parameters"].update(parameters)
+        for name, values in registered.items():
+            part.__dict__[name].clear()
+            part.__dict__[name].update(values)
 
 
 def run(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], module: Callable[[str], nn.Module]) -> Any:

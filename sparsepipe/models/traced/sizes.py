@@ -1,6 +1,7 @@
 """Sizes that torch.export took for granted: a minibatch of other ones would be another network without a word."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,11 @@ class Length:
     most: int
 
     def __str__(self) -> str:
-        return str(self.least) if self.least == self.most else self.name
+        if self.least == self.most:
+            return str(self.least)
+        if self.most == sys.maxsize:
+            return f"at least {self.least}" if self.least else self.name
+        return f"{self.least} to {self.most}"
 
     def agrees(self, length: int, lengths: dict[str, int]) -> bool:
         return self.least <= length <= self.most and lengths.setdefault(self.name, length) == length
@@ -46,6 +51,16 @@ class Sizes:
     def fixed(self, name: str, axis: int) -> bool:
         """Whether an axis has to be as long as in the example."""
         return self.axes[name][axis].least == self.axes[name][axis].most
+
+    def single(self, tensors: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield an example with one of its lengths cut down to 1, for each that may be so short."""
+        for name in sorted({each.name for axes in self.axes.values() for each in axes if each.least <= 1 < each.most}):
+            found = dict(tensors)
+            for key, axes in self.axes.items():
+                for axis, length in enumerate(axes):
+                    if length.name == name:
+                        found[key] = found[key].narrow(axis, 0, 1)
+            yield found
 
     def check(self, tensors: Mapping[str, Any]) -> None:
         """Raises InputError for tensors of sizes that the network was not recorded for."""

@@ -249,11 +249,13 @@ def _with_fx(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
 def _frozen(module: nn.Module, examples: Examples, recording: Recording, leaves: Collection[str]) -> dict[str, str]:
     """Record the next minibatch; return the path of a module that does something else now, and why; {} for none.
 
+    In evaluation without gradients, as a run evaluates: Python may ask for them.
     Raises CannotBeTraced where that is the module itself.
     """
     leaves = {*leaves, *recording.opaque}
     try:
-        again = tracer.record(module, examples.second, leaves=leaves, watch=Watch(module))
+        with torch.set_grad_enabled(module.training):
+            again = tracer.record(module, examples.second, leaves=leaves, watch=Watch(module))
     except ChangedModule as error:
         return {error.path: error.why}
     found = frozen.difference(recording, again)
@@ -314,7 +316,13 @@ def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[b
     found = {}
     for training in MODES:
         try:
-            found[training] = _run(module, minibatches, training)
+            outputs, kept = _run(module, minibatches, training)
+            if not training:
+                with torch.no_grad():  # as a run evaluates
+                    (first,), _ = _run(module, minibatches[:1], training)
+                if not _same(first, outputs[0]) and _same(_run(module, minibatches[:1], training)[0][0], outputs[0]):
+                    kept = kept or "in evaluation it gives something else without gradients"
+            found[training] = outputs, kept
         except InputError:
             if training in phases:
                 raise
@@ -324,13 +332,14 @@ def _runs(module: nn.Module, minibatches: Sequence[Inputs], phases: Collection[b
 def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tuple[list[Any], str]:
     """Run the module on minibatches; return what it gives, and what Python changed in the last one.
 
-    Raises InputError where it raises.
+    Raises InputError where it raises, and where it changes what is outside of modules.
     """
     found, kept, name = [], "", f"{minibatches[0].owner}: the forward of {type(module).__name__}"
     with put_back(module):
         module.train(training)
+        there = dict(module.named_parameters())
         for number, inputs in enumerate(minibatches):
-            watch = Watch(module)
+            watch, before = Watch(module), frozen.outside(module)
             seed_all(number)
             watch.note_draws()
             args, kwargs = inputs.arguments({})
@@ -340,6 +349,11 @@ def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tu
                 what = " ".join(str(error).split())[:200]
                 raise InputError(f"{name} raises {type(error).__name__} on the example ({what})") from error
             kept = watch.changed() or watch.drawn(torch_too=False)
+            after = frozen.outside(module)
+        if made := dict(module.named_parameters()).keys() - there:
+            raise InputError(f"{name} makes the parameter {min(made)}: make it in __init__, to have it trained")
+    if changed := [place for place, value in after.items() if before.get(place, value) != value]:
+        raise InputError(f"{name} changes {changed[0]} in every minibatch, which no stage can share: make it a buffer")
     return found, kept
 
 
@@ -379,10 +393,30 @@ def _check_against(network: TracedNetwork, examples: Examples) -> None:
                 raise CannotBeTraced(
                     f"its layers raise {type(error).__name__} ({' '.join(str(error).split())[:100]})"
                 ) from error
-            ours, theirs = flattened(found), flattened(expected[number])
-            if ours[1] != theirs[1] or not all(map(_equal, ours[0], theirs[0])):
+            if not _same(found, expected[number]):
                 which = "for the next minibatch" if number else ""
                 raise CannotBeTraced(f"its layers one by one give something else than the module {which}".rstrip())
+        for tensors in network.sizes.single(examples.first.tensors):
+            _check_single(network, examples.first.another(tensors), training)
+
+
+def _check_single(network: TracedNetwork, inputs: Inputs, training: bool) -> None:
+    """Compare on a minibatch with one sample, or of length 1: torch.export takes for granted that there are two."""
+    stage = network.build(engine=None).train(training)
+    stage.draws_by_layer = False
+    try:
+        (expected,), _ = _run(network.module, (inputs,), training)
+        seed_all(0)
+        found = stage.result(stage(inputs.tensors, minibatch=0))
+    except Exception:  # of any kind: the module takes no such minibatch, or its layers raise, which a run says
+        return
+    if not _same(found, expected):
+        raise CannotBeTraced("Python decides by whether there is one sample or more, or by a length of 1")
+
+
+def _same(found: Any, expected: Any) -> bool:
+    ours, theirs = flattened(found), flattened(expected)
+    return ours[1] == theirs[1] and all(map(_equal, ours[0], theirs[0]))
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
