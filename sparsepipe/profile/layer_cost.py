@@ -33,6 +33,12 @@ class CostSample:
     coded_output_bytes: float = 0.0
     coded_gradient_bytes: float = 0.0
     coded_coordinate_bytes: float = 0.0
+    # Memory, where it was measured; 0 elsewhere. The first two are parts of `saved_bytes`.
+    kernel_map_bytes: float = 0.0  # its kernel map: kept until the backward of all layers is done
+    saved_input_bytes: float = 0.0  # outputs of other layers, which no layer before keeps
+    backward_left_bytes: float = 0.0  # made in its backward, kept until that of all layers is done
+    forward_temporary_bytes: float = 0.0  # the most that its forward takes beyond what layers keep
+    backward_temporary_bytes: float = 0.0  # likewise its backward, beyond gradients of weights too
 
     def __post_init__(self) -> None:
         for name in COST_FIELDS:
@@ -45,10 +51,18 @@ class CostSample:
 
 COST_FIELDS = tuple(item.name for item in fields(CostSample))
 CODED_FIELDS = tuple(name for name in COST_FIELDS if name.startswith("coded_"))
+MEMORY_FIELDS = (
+    "kernel_map_bytes",
+    "saved_input_bytes",
+    "backward_left_bytes",
+    "forward_temporary_bytes",
+    "backward_temporary_bytes",
+)
 _values_of = attrgetter(*COST_FIELDS)
 _SPREADS = {"forward": "forward_spread", "backward": "backward_spread"}
 _TIMES = (*_SPREADS, "kernel_map_seconds")
-_COUNTS = tuple(name for name in COST_FIELDS if name.endswith(("bytes", "pairs")) and name != "saved_bytes")
+_KEPT = ("saved_bytes", *MEMORY_FIELDS)
+_COUNTS = tuple(name for name in COST_FIELDS if name.endswith(("bytes", "pairs")) and name not in _KEPT)
 _DRIVERS = ("output_bytes", "kernel_map_pairs")  # of seconds: voxels of the output, and what a convolution multiplies
 
 
@@ -92,7 +106,7 @@ class LayerLaws:
 
     @classmethod
     def of(cls, costs: Sequence[LayerCost], *, attention: bool = False) -> "LayerLaws":
-        """Fit the laws of `costs`. `attention`: seconds and saved bytes may grow with the square of the size."""
+        """Fit the laws of `costs`. `attention`: seconds, kept and temporary bytes may grow with the size's square."""
         same_sizes: dict[tuple[float, ...], list[int]] = {}
         for k, cost in enumerate(costs):
             same_sizes.setdefault(tuple(sample.size for sample in cost.samples), []).append(k)
@@ -109,7 +123,7 @@ class LayerLaws:
 
     def at(self, sizes: Array) -> dict[str, Array]:
         """Evaluate seconds and bytes of the layers at each of `sizes`: field of a cost sample → [layers, sizes]."""
-        found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, "saved_bytes", *_COUNTS)}
+        found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, *_KEPT, *_COUNTS)}
         for group in self.groups:
             for part in group.parts:
                 values = part.laws.at(sizes)
@@ -178,7 +192,7 @@ class _Group:
     """Laws of layers with samples at the same sizes."""
 
     sizes: Array
-    parts: tuple[_Part, ...]  # seconds, counts, saved bytes
+    parts: tuple[_Part, ...]  # seconds, counts, bytes that are kept or taken for a while
 
     @classmethod
     def of(cls, costs: Sequence[LayerCost], chosen: list[int], sizes: Array, *, attention: bool) -> "_Group":
@@ -195,5 +209,5 @@ class _Group:
             power=ATTENTION if attention else SECONDS,
             drivers=[(values[name], *counts.lines(name, layers)) for name in _DRIVERS],
         )
-        saved = _Part.of(layers, sizes, values, ("saved_bytes",), power=ATTENTION if attention else BYTES)
-        return cls(sizes, (seconds, counts, saved))
+        kept = _Part.of(layers, sizes, values, _KEPT, power=ATTENTION if attention else BYTES)
+        return cls(sizes, (seconds, counts, kept))

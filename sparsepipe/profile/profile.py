@@ -21,7 +21,7 @@ from ..io.fields import number, shown, text, texts
 from ..io.files import read_json, write_json
 from ..io.paths import expanded
 from ..sizes import SIZE_UNITS, Certainty
-from .layer_cost import CODED_FIELDS, COST_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
+from .layer_cost import CODED_FIELDS, COST_FIELDS, MEMORY_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
 from .size_laws import Array
 
 FORMAT = "sparsepipe-profile-1"
@@ -318,9 +318,14 @@ class Profile:
     @cached_property
     def _columns(self) -> tuple[str, ...]:
         """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
-        costs = (sample for layers in self.costs.values() for cost in layers for sample in cost.samples)
-        coded = any(getattr(sample, name) for sample in costs for name in CODED_FIELDS)
-        return tuple(name for name in COST_FIELDS if coded or name not in CODED_FIELDS)
+        samples = [sample for layers in self.costs.values() for cost in layers for sample in cost.samples]
+        absent = {
+            name
+            for group in (CODED_FIELDS, MEMORY_FIELDS)
+            if not any(getattr(sample, name) for sample in samples for name in group)
+            for name in group
+        }
+        return tuple(name for name in COST_FIELDS if name not in absent)
 
     def to_json(self) -> dict[str, Any]:
         """What the profile's file holds."""
