@@ -1,13 +1,20 @@
 """The peak of a stage's tensors, measured: each stage of a plan runs by itself, on what its neighbours would send."""
 
 import copy
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
-from sparsepipe.plan import Plan
+from sparsepipe import Cluster, Profile
+from sparsepipe.plan import Plan, Stage
+from sparsepipe.planners import Problem
+from sparsepipe.planners.estimate import estimate
 from sparsepipe.profiler.live_bytes import peak_bytes
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.stages.base import InFlight, Output, PacketAndSamples
@@ -19,6 +26,24 @@ from sparsepipe.runtime.workloads.opening import LearningTask
 from sparsepipe.schedule import Op, compile
 
 CPU = torch.device("cpu")
+
+
+def equal_cuts(profile: Profile, count: int) -> Plan:
+    """Cut a network into `count` stages that keep about as many bytes each."""
+    (kind,) = profile.device_types
+    kept = np.cumsum(profile.costs_at(kind, [profile.size()])["saved_bytes"][:, 0])
+    ids = [layer.id for layer in profile.graph.layers]
+    ends = [bisect_left(kept.tolist(), kept[-1] * k / count) + 1 for k in range(1, count)]
+    stages = (Stage(tuple(ids[a:b]), (k,)) for k, (a, b) in enumerate(pairwise([0, *ends, len(ids)])))
+    return Plan(tuple(stages), "1f1b")
+
+
+def predicted_peaks(profile: Profile, plan: Plan, size: float) -> list[float]:
+    """Return the bytes that a plan's stages are estimated to hold with minibatches of this size."""
+    (kind,) = profile.device_types
+    cluster = Cluster.uniform(len(plan.stages), device_type=kind)
+    problem = Problem(replace(profile, sizes=(size,)), cluster, plan.schedule, plan.num_microbatches)
+    return [stage.memory_bytes for stage in estimate(plan, problem).stages]
 
 
 class StagePeaks:
