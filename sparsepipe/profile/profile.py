@@ -145,12 +145,14 @@ class Profile:
         return min(sizes), max(sizes)
 
     def _narrow_range(self, device_type: str) -> str:
-        """Return the sizes of the minibatches measured where they are nearly one; empty otherwise.
+        """Return the size or sizes of the minibatches measured if they are nearly one; empty otherwise.
 
-        Of a single size nobody expects more: predictions for others say that they are extrapolated.
+        Costs measured at size 0 hold at every size.
         """
         low, high = self.measured_sizes(device_type)
-        return "" if low == high or high >= _LEAST_SPAN * low else f"{low:,.0f} to {high:,.0f}"
+        if not high or (low < high and high >= _LEAST_SPAN * low):
+            return ""
+        return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
     def _contradiction(self, device_type: str) -> float:
         """Times by which all layers together took more, or less, at one size than their laws say."""

@@ -105,7 +105,7 @@ def _memory(found: Profile, task: LearningTask, order: Minibatches, config: Data
         pairs = list[tuple[float, int]]()
         for count in (2, 3):
             plan = equal_cuts(found, count)
-            measured = StagePeaks(task, plan, settings).measured([batch] * 2 * count)
+            measured = StagePeaks(task, plan, settings).measured(batch, minibatches=2 * count)
             pairs += zip(predicted_peaks(found, plan, batch.size), measured, strict=True)
         shares[f"{batch.size:g}"] = tuple(guess / took - 1 for guess, took in pairs)
     return shares

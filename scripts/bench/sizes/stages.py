@@ -2,7 +2,6 @@
 
 import copy
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -52,12 +51,15 @@ class StagePeaks:
     def __init__(self, task: LearningTask, plan: Plan, config: RunConfig) -> None:
         self._task, self._plan, self._config = task, plan, config
 
-    def measured(self, batches: Sequence[Any]) -> list[int]:
-        """Return the most bytes of tensors that each stage holds at once while it trains on `batches`, weights too."""
-        received = [self._packets(batch, m) for m, batch in enumerate(batches)]
+    def measured(self, batch: Any, *, minibatches: int) -> list[int]:
+        """Return the most bytes of tensors that each stage holds at once, weights too.
+
+        It trains on `minibatches` that are all the same.
+        """
+        forwards, backwards = self._packets(batch)
         return [
-            peak_bytes(partial(self._train, stage, batches, received), device=CPU)
-            for stage in range(len(self._plan.stages))
+            peak_bytes(partial(self._train, stage, batch, *received, minibatches), device=CPU)
+            for stage, received in enumerate(zip(forwards, backwards, strict=True))
         ]
 
     def _open(self, stage: int) -> NetworkStage:
@@ -74,12 +76,12 @@ class StagePeaks:
             per_voxel=per_voxel,
         )
 
-    def _packets(self, batch: Any, m: int) -> tuple[list[Any], list[Any]]:
+    def _packets(self, batch: Any) -> tuple[list[Any], list[Any]]:
         """Return what each stage receives of a minibatch: forwards, and backwards."""
         forwards, flights = [batch], list[InFlight]()
         stages = [self._open(k) for k in range(len(self._plan.stages))]
         for stage in stages:
-            flight, packet = _forward(stage, Version(0, stage.parameters()), m, forwards[-1], batch)
+            flight, packet = _forward(stage, Version(0, stage.parameters()), 0, forwards[-1], batch)
             flights.append(flight)
             if packet is not None:
                 forwards.append(encode(packet, packed=False))
@@ -91,20 +93,20 @@ class StagePeaks:
                 backwards.append(encode(stage.pack_input_gradients(flight, features), packed=False))
         return forwards, backwards[::-1]
 
-    def _train(self, stage: int, batches: Sequence[Any], received: Sequence[tuple[list[Any], list[Any]]]) -> None:
+    def _train(self, stage: int, batch: Any, forwards: Any, backwards: Any, minibatches: int) -> None:
         """Do a stage's actions as a rank's worker does them."""
         runner, config = self._open(stage), self._config
         chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
-        weights, program = Weights(runner.parameters(), chosen), compile(self._plan, len(batches))
+        weights, program = Weights(runner.parameters(), chosen), compile(self._plan, minibatches)
         (rank,) = self._plan.stages[stage].ranks
         weights.expect(program.weights[stage, m] for _, op, m in program.actions[rank] if op is Op.FORWARD)
         flights = dict[int, InFlight]()
         for _, op, m in program.actions[rank]:
             if op is Op.FORWARD:
                 version = weights.acquire(program.weights[stage, m])
-                flights[m], _ = _forward(runner, version, m, received[m][0][stage], batches[m])
+                flights[m], _ = _forward(runner, version, m, forwards, batch)
             elif op is Op.BACKWARD:
-                _backward(runner, weights, flights.pop(m), received[m][1][stage])
+                _backward(runner, weights, flights.pop(m), backwards)
             else:
                 weights.update(weights.take_gradients(), config.learning_rate)
 
