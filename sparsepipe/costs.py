@@ -94,7 +94,11 @@ class LayerTable:
             most["coordinate_bytes"],
             Crossing.of(columns),
             most["saved_bytes"],
-            *(most[field] for field in MEMORY_FIELDS),
+            most["kernel_map_bytes"],
+            most["saved_input_bytes"],
+            most["backward_left_bytes"],
+            most["forward_temporary_bytes"],
+            most["backward_temporary_bytes"],
             np.array([layer.parameter_bytes for layer in graph.layers], dtype=float),
             {name: profile.update_rates.get(name, 0.0) for name in names},
             {name: one.reading_seconds for name, one in profile.step_overheads.items()},
@@ -105,8 +109,18 @@ class LayerTable:
         """The network while it only computes outputs: no backward, no optimizer; what its layers put out is kept."""
         backward = {name: np.zeros_like(seconds) for name, seconds in self.backward.items()}
         rates = dict.fromkeys(self.update_rates, 0.0)
-        kept = dict.fromkeys(MEMORY_FIELDS, np.zeros_like(self.saved_bytes)) | {"saved_bytes": self.output_bytes}
-        return replace(self, backward=backward, update_rates=rates, **kept)
+        none = np.zeros_like(self.saved_bytes)
+        return replace(
+            self,
+            backward=backward,
+            update_rates=rates,
+            saved_bytes=self.output_bytes,
+            kernel_map_bytes=none,
+            saved_input_bytes=none,
+            backward_left_bytes=none,
+            forward_temporary_bytes=none,
+            backward_temporary_bytes=none,
+        )
 
     @cached_property
     def seconds(self) -> dict[str, Array]:
@@ -166,12 +180,13 @@ class LayerTable:
         return Crossing(self.output_bytes, self.output_bytes, self.coordinate_bytes)
 
     def stage_bytes(
-        self, layers: Sequence[int], inside: Sequence[Flags] | None = None, *, column: int = 1
+        self, layers: Sequence[int], inside: Sequence[Flags] | None = None, *, column: int | slice = 1
     ) -> tuple[Array, Array]:
         """Bytes of one minibatch in stages of some of `layers`: (kept for its backward, at most while it is at work).
 
-        `inside`: for each of `layers`, in their order, whether it is in each of several stages [P]; all are in one
-        stage where it is not given. Of a minibatch at work count, with the gradients of the stage's weights:
+        `inside`: for each of `layers`, in their order, whether it is in each of several stages [P]; without it all are
+        in one stage, whose bytes are given for each of the sizes of minibatches in `column`. Of a minibatch at work
+        count, with the gradients of the stage's weights:
 
             forward    what layers keep up to this one, and what this one takes for a while
             backward   what layers keep up to this one, all kernel maps, what this one takes for a while, what later
@@ -182,9 +197,9 @@ class LayerTable:
         """
         of = {field: getattr(self, field)[:, column] for field in (*MEMORY_FIELDS, "saved_bytes", "output_bytes")}
         made = self.coordinate_bytes[:, column]
-        flags = [np.ones(1, dtype=bool)] * len(layers) if inside is None else inside
-        within = dict(zip(layers, flags, strict=True))
-        nothing = np.zeros(len(flags[0]) if flags else 1)
+        whole = np.ones(np.size(self.sizes[column]), dtype=bool)
+        within = dict(zip(layers, [whole] * len(layers) if inside is None else inside, strict=True))
+        nothing = np.zeros(len(next(iter(within.values()), whole)))
         weights = sum((own * self.parameter_bytes[k] for k, own in within.items()), nothing)
         if not self.tells_temporaries:
             kept = sum((own * (of["saved_bytes"][k] + made[k]) for k, own in within.items()), nothing)

@@ -164,13 +164,10 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
     needs: list[list[MemoryNeed]] = []  # of each stage, for each minibatch
     for stage in plan.stages:
         own = [index[id] for id in stage.layers]
-        weights, incoming = float(table.parameter_bytes[own].sum()), table.payload(before)[0].tolist()
-        bytes_of = [table.stage_bytes(own, column=column) for column in range(len(distinct))]
-        by_size = [
-            MemoryNeed(weights, float(kept[0]), each, float(working[0]))
-            for (kept, working), each in zip(bytes_of, incoming, strict=True)
-        ]
-        needs.append([by_size[k] for k in which.tolist()])
+        weights, incoming = float(table.parameter_bytes[own].sum()), table.payload(before)[0]
+        by_size = zip(*table.stage_bytes(own, column=slice(None)), incoming, strict=True)
+        each = [MemoryNeed(weights, float(kept), float(comes), float(working)) for kept, working, comes in by_size]
+        needs.append([each[k] for k in which.tolist()])
         before |= set(own)
     most = dict.fromkeys(sorted(plan.ranks), 0.0)
     program = compile(plan, len(sizes))
@@ -178,12 +175,12 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
         for action, held in program.holdings(rank):
             total = 0.0
             for s, (versions, minibatches) in held.items():
-                own, runs = needs[s], action.minibatch if s == action.stage and action.op is not Op.UPDATE else None
-                total += own[0].total(versions=len(versions), minibatches=0)
-                total += sum(own[m].incoming_bytes for m in minibatches)
+                need, runs = needs[s], action.minibatch if s == action.stage and action.op is not Op.UPDATE else None
+                total += need[0].total(versions=len(versions), minibatches=0)
+                total += sum(need[m].incoming_bytes for m in minibatches)
                 if not plan.stages[s].recompute:  # else only the inputs wait
-                    total += sum(own[m].saved_bytes for m in minibatches if m != runs)
+                    total += sum(need[m].saved_bytes for m in minibatches if m != runs)
                 if runs is not None:
-                    total += own[runs].working_bytes - own[runs].parameter_bytes
+                    total += need[runs].working_bytes - need[runs].parameter_bytes
             most[rank] = max(most[rank], total)
     return most

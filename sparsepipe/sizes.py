@@ -51,7 +51,7 @@ class Certainty:
         """
         worst = Certainty()
         for certainty in known:
-            worst |= certainty or worst
+            worst |= certainty or Certainty()
         return str(worst) if worst.extrapolated else ""
 
     def __or__(self, other: "Certainty") -> "Certainty":
