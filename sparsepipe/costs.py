@@ -13,10 +13,11 @@ from .cluster import Cluster, Link
 from .derived.remembered import remembered
 from .graph import LayerGraph
 from .plan import Plan, Stage
-from .profile import Profile
+from .profile import MEMORY_FIELDS, Profile
 from .schedule import compile_until_steady
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 COORDINATE_BYTES = 16  # one voxel at the network's input: batch index and three coordinates, int32 each
 # Of a step of SGD with momentum, which reads three numbers a weight and writes two: a copy reads one, writes one, and
 # fetches what it writes to.
@@ -44,6 +45,11 @@ class LayerTable:
     coordinate_bytes: Array
     between_hosts: "Crossing"
     saved_bytes: Array
+    kernel_map_bytes: Array  # of these
+    saved_input_bytes: Array  # of these
+    backward_left_bytes: Array
+    forward_temporary_bytes: Array
+    backward_temporary_bytes: Array
     parameter_bytes: Array  # [L]
     update_rates: dict[str, float]  # device type → seconds of the optimizer for each byte of weights
     reading: dict[str, float]  # device type → seconds of reading a minibatch once more
@@ -67,9 +73,8 @@ class LayerTable:
         computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
         found = {name: profile.costs_at(name, counts) for name in names}
         columns = {field: {name: one[field] for name, one in found.items()} for field in found[names[0]]}
-        most = {
-            f: np.maximum.reduce(list(columns[f].values())) for f in ("output_bytes", "coordinate_bytes", "saved_bytes")
-        }
+        sizes = ("output_bytes", "coordinate_bytes", "saved_bytes", *MEMORY_FIELDS)
+        most = {field: np.maximum.reduce(list(columns[field].values())) for field in sizes}
         if not most["saved_bytes"].any():  # a graph.txt does not tell: autograd keeps about what each layer puts out
             most["saved_bytes"] = most["output_bytes"] * computes
         forward = {name: times * computes for name, times in columns["forward"].items()}
@@ -89,6 +94,11 @@ class LayerTable:
             most["coordinate_bytes"],
             Crossing.of(columns),
             most["saved_bytes"],
+            most["kernel_map_bytes"],
+            most["saved_input_bytes"],
+            most["backward_left_bytes"],
+            most["forward_temporary_bytes"],
+            most["backward_temporary_bytes"],
             np.array([layer.parameter_bytes for layer in graph.layers], dtype=float),
             {name: profile.update_rates.get(name, 0.0) for name in names},
             {name: one.reading_seconds for name, one in profile.step_overheads.items()},
@@ -99,7 +109,18 @@ class LayerTable:
         """The network while it only computes outputs: no backward, no optimizer; what its layers put out is kept."""
         backward = {name: np.zeros_like(seconds) for name, seconds in self.backward.items()}
         rates = dict.fromkeys(self.update_rates, 0.0)
-        return replace(self, backward=backward, update_rates=rates, saved_bytes=self.output_bytes)
+        none = np.zeros_like(self.saved_bytes)
+        return replace(
+            self,
+            backward=backward,
+            update_rates=rates,
+            saved_bytes=self.output_bytes,
+            kernel_map_bytes=none,
+            saved_input_bytes=none,
+            backward_left_bytes=none,
+            forward_temporary_bytes=none,
+            backward_temporary_bytes=none,
+        )
 
     @cached_property
     def seconds(self) -> dict[str, Array]:
@@ -157,6 +178,63 @@ class LayerTable:
     def within_host(self) -> "Crossing":
         """What crosses a cut between devices of one host: tensors as they are."""
         return Crossing(self.output_bytes, self.output_bytes, self.coordinate_bytes)
+
+    def stage_bytes(
+        self, layers: Sequence[int], inside: Sequence[Flags] | None = None, *, column: int | slice = 1
+    ) -> tuple[Array, Array]:
+        """Bytes of one minibatch in stages of some of `layers`: (kept for its backward, at most while it is at work).
+
+        `inside`: for each of `layers`, in their order, whether it is in each of several stages [P]; without it all are
+        in one stage, whose bytes are given for each of the sizes of minibatches in `column`. Of a minibatch at work
+        count, with the gradients of the stage's weights:
+
+            forward    what layers keep up to this one, and what this one takes for a while
+            backward   what layers keep up to this one, all kernel maps, what this one takes for a while, what later
+                       ones left, the gradients of the weights from it on, and of a tensor that the stage put out
+
+        Each stage makes the kernel maps that it needs. What it receives, kept or not, counts elsewhere. Of profiles
+        without temporary bytes all that is kept and all gradients count.
+        """
+        of = {field: getattr(self, field)[:, column] for field in (*MEMORY_FIELDS, "saved_bytes", "output_bytes")}
+        made = self.coordinate_bytes[:, column]
+        whole = np.ones(np.size(self.sizes[column]), dtype=bool)
+        within = dict(zip(layers, [whole] * len(layers) if inside is None else inside, strict=True))
+        nothing = np.zeros(len(next(iter(within.values()), whole)))
+        weights = sum((own * self.parameter_bytes[k] for k, own in within.items()), nothing)
+        if not self.tells_temporaries:
+            kept = sum((own * (of["saved_bytes"][k] + made[k]) for k, own in within.items()), nothing)
+            return kept, kept + weights
+        nowhere = np.zeros(len(nothing), dtype=bool)
+        there = dict(within)  # of each maker of kernel maps, whether its map is there
+        staying, passing, most = nothing, nothing, nothing
+        kept_of = {}  # each layer, until its backward
+        for k, own in within.items():
+            maker, inputs = self.map_maker[k], self.graph.inputs[k]
+            staying = staying + own * (of["kernel_map_bytes"][k] + made[k])
+            if maker not in (-1, k):
+                known = there.get(maker, nowhere)
+                staying = staying + (own & ~known) * of["kernel_map_bytes"][maker]
+                there[maker] = known | own
+            received = own & ~np.logical_or.reduce([within.get(p, nowhere) for p in inputs]) if inputs else nowhere
+            kept_of[k] = (
+                own * (of["saved_bytes"][k] - of["kernel_map_bytes"][k]) - received * of["saved_input_bytes"][k]
+            )
+            passing = passing + kept_of[k]
+            most = np.maximum(most, own * (staying + passing + of["forward_temporary_bytes"][k]))
+        kept, later, largest = staying + passing, nothing, nothing
+        for k, own in reversed(within.items()):
+            later = later + own * self.parameter_bytes[k]
+            working = staying + passing + of["backward_temporary_bytes"][k] + later + largest
+            most = np.maximum(most, own * working)
+            later = later + own * of["backward_left_bytes"][k]
+            passing = passing - kept_of[k]
+            largest = np.maximum(largest, own * of["output_bytes"][k])
+        return kept, np.maximum(most, np.maximum(kept, weights))
+
+    @cached_property
+    def tells_temporaries(self) -> bool:
+        """Whether the profile has what layers take for a while: those from before have not."""
+        return bool(self.forward_temporary_bytes.any() or self.backward_temporary_bytes.any())
 
     def payload(self, before: Iterable[int], *, between_hosts: bool = False) -> tuple[Array, Array]:
         """Bytes that cross the cut after the down-set `before`, forwards and backwards, each `[V]`.
@@ -379,18 +457,20 @@ class MemoryNeed:
     """Bytes of a stage's layers: those that every minibatch in flight takes again, and those that it does not."""
 
     parameter_bytes: float
-    saved_bytes: float  # activations and coordinates made within the stage, one minibatch
+    saved_bytes: float  # activations, kernel maps and coordinates made within the stage, one minibatch
     incoming_bytes: float  # what it receives, one minibatch
+    working_bytes: float  # of the minibatch at work: what it keeps, temporaries and gradients of the weights
 
     def total(self, *, versions: int, minibatches: int, recompute: bool = False, runs: bool = True) -> float:
-        """Bytes on one replica: weights × versions, gradients, optimizer state, minibatches in flight.
+        """Bytes on one replica: weights × versions, optimizer state, minibatches in flight, one of them at work.
 
         `runs`: the stage is the one of its device's that is at work.
         """
-        fixed = self.parameter_bytes * (versions + 1 + OPTIMIZER_SLOTS)
-        if recompute:  # only the inputs wait; one minibatch at a time is whole
-            return fixed + minibatches * self.incoming_bytes + (self.saved_bytes if runs else 0.0)
-        return fixed + minibatches * (self.saved_bytes + self.incoming_bytes)
+        fixed = self.parameter_bytes * (versions + OPTIMIZER_SLOTS) + minibatches * self.incoming_bytes
+        if not runs or not minibatches:
+            return fixed + self.parameter_bytes + (0.0 if recompute else minibatches * self.saved_bytes)
+        # With recomputation only the inputs of the others wait.
+        return fixed + self.working_bytes + (0.0 if recompute else (minibatches - 1) * self.saved_bytes)
 
 
 @lru_cache(maxsize=65536)

@@ -161,12 +161,13 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
     distinct, which = np.unique(np.asarray(sizes, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
     index, before = profile.graph.index, set(profile.graph.input_layers)
-    weights, saved, incoming = [], [], []  # of each stage; of each minibatch there
+    needs: list[list[MemoryNeed]] = []  # of each stage, for each minibatch
     for stage in plan.stages:
         own = [index[id] for id in stage.layers]
-        weights.append(MemoryNeed(float(table.parameter_bytes[own].sum()), 0.0, 0.0))
-        saved.append((table.saved_bytes[own] + table.coordinate_bytes[own]).sum(axis=0)[which].tolist())
-        incoming.append(table.payload(before)[0][which].tolist())
+        weights, incoming = float(table.parameter_bytes[own].sum()), table.payload(before)[0]
+        by_size = zip(*table.stage_bytes(own, column=slice(None)), incoming, strict=True)
+        each = [MemoryNeed(weights, float(kept), float(comes), float(working)) for kept, working, comes in by_size]
+        needs.append([each[k] for k in which.tolist()])
         before |= set(own)
     most = dict.fromkeys(sorted(plan.ranks), 0.0)
     program = compile(plan, len(sizes))
@@ -174,10 +175,12 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
         for action, held in program.holdings(rank):
             total = 0.0
             for s, (versions, minibatches) in held.items():
-                whole = minibatches
-                if plan.stages[s].recompute:  # only the inputs wait, and what runs is whole
-                    whole = {action.minibatch} if s == action.stage and action.op is not Op.UPDATE else set()
-                total += weights[s].total(versions=len(versions), minibatches=0)
-                total += sum(incoming[s][m] for m in minibatches) + sum(saved[s][m] for m in whole)
+                need, runs = needs[s], action.minibatch if s == action.stage and action.op is not Op.UPDATE else None
+                total += need[0].total(versions=len(versions), minibatches=0)
+                total += sum(need[m].incoming_bytes for m in minibatches)
+                if not plan.stages[s].recompute:  # else only the inputs wait
+                    total += sum(need[m].saved_bytes for m in minibatches if m != runs)
+                if runs is not None:
+                    total += need[runs].working_bytes - need[runs].parameter_bytes
             most[rank] = max(most[rank], total)
     return most

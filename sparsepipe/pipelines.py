@@ -21,6 +21,7 @@ from .io.files import read_json, write_json
 from .plan import FORMAT, Plan, Stage
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
+from .sizes import Certainty
 
 _MOST_NAMED = 4  # layers in a message
 
@@ -92,6 +93,11 @@ class Pipelines:
         """Seconds per minibatch of all pipelines together; None where a plan has no estimate."""
         rate = self.minibatches_per_second
         return 1 / rate if rate else None
+
+    @property
+    def extrapolation(self) -> str:
+        """How far beyond the measured sizes the estimates' times are, the worst of all: `Certainty.beyond`."""
+        return Certainty.beyond(*(plan.estimate.certainty for plan in self.pipelines if plan.estimate))
 
     @property
     def gap(self) -> float | None:

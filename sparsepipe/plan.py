@@ -225,6 +225,11 @@ class Plan:
         """What changes from this plan to `other`: layers and ranks that move, stage times, memory, period, gap."""
         return diff(self, other)
 
+    @property
+    def extrapolation(self) -> str:
+        """How far beyond the measured sizes the estimate's times are: `Certainty.beyond`."""
+        return Certainty.beyond(self.estimate.certainty) if self.estimate else ""
+
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
         return plan_check.violations(self, graph, None if cluster is None else len(cluster.devices))
@@ -330,8 +335,8 @@ class Plan:
                 text += f"; times of a minibatch of {self.estimate.size:,.0f} {unit}"
                 if self.estimate.memory_size:
                     text += f", memory for one of {self.estimate.memory_size:,.0f} {unit}"
-            if self.estimate.certainty and self.estimate.certainty.extrapolated:
-                text += f"; {self.estimate.certainty}"
+            if self.extrapolation:
+                text += f"; {self.extrapolation}"
         return text
 
 

@@ -43,6 +43,17 @@ class Certainty:
         """What a plan's file and answers have of it."""
         return {"extrapolation": self.factor, "uncertainty": self.share}
 
+    @staticmethod
+    def beyond(*known: "Certainty | None") -> str:
+        """Return what is said wherever times are predicted: "extrapolated 4 ×: ± 20%", of the worst of `known`.
+
+        Empty where all sizes are within the measured range, and for times that do not depend on size.
+        """
+        worst = Certainty()
+        for certainty in known:
+            worst |= certainty or Certainty()
+        return str(worst) if worst.extrapolated else ""
+
     def __or__(self, other: "Certainty") -> "Certainty":
         """What holds of both: the worse of each."""
         return Certainty(max(self.factor, other.factor), max(self.share, other.share))

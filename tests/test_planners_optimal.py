@@ -21,7 +21,7 @@ from sparsepipe.planners.exact import min_period, network_time
 from sparsepipe.planners.exact.graph_search import StageEnds, over_sets
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.search_space import Rules, spaces
-from sparsepipe.profile import StepOverhead
+from sparsepipe.profile import MEMORY_FIELDS, StepOverhead
 
 # --- brute force: every sequence of down-sets, every choice of devices, straight from the definitions -----------------
 
@@ -157,11 +157,34 @@ class BruteForce:
     def fits(self, before, layers, ranks, behind):
         versions, minibatches = depth(self.problem.schedule, self.problem.num_microbatches, self.shares(ranks), behind)
         weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
-        saved = sum(
-            self.size(k, "saved_bytes", self.high) + self.size(k, "coordinate_bytes", self.high) for k in layers
-        )
-        need = weights * (versions + 2) + minibatches * (saved + self.payload(before, self.high)[0])
+        saved, working = self.minibatch(layers)
+        need = weights * (versions + 1) + (minibatches - 1) * saved + working
+        need += minibatches * self.payload(before, self.high)[0]
         return need <= min(self.cluster.devices[r].type.memory_bytes for r in ranks)
+
+    def minibatch(self, layers):
+        """Bytes of a minibatch in a stage: (kept, at most while it is at work)."""
+
+        def of(name, own):
+            return sum(self.size(k, name, self.high) for k in own)
+
+        layers = sorted(layers)
+        weights = [self.graph.layers[k].parameter_bytes for k in layers]
+        given = [k for k in layers if self.graph.inputs[k] and not set(self.graph.inputs[k]) & set(layers)]
+        every = [k for k, _ in enumerate(self.graph.layers)]
+        if not of("forward_temporary_bytes", every) + of("backward_temporary_bytes", every):
+            saved = of("saved_bytes", layers) + of("coordinate_bytes", layers)
+            return saved, saved + sum(weights)
+        moments = []
+        for place, k in enumerate(layers):
+            so_far, later = layers[: place + 1], layers[place + 1 :]
+            kept = of("saved_bytes", so_far) - of("saved_input_bytes", set(so_far) & set(given))
+            moments.append(kept + of("coordinate_bytes", so_far) + of("forward_temporary_bytes", [k]))
+            kept += of("kernel_map_bytes", later) + of("coordinate_bytes", layers) + sum(weights[place:])
+            kept += max((of("output_bytes", [j]) for j in later), default=0)
+            moments.append(kept + of("backward_left_bytes", later) + of("backward_temporary_bytes", [k]))
+        saved = of("saved_bytes", layers) - of("saved_input_bytes", given) + of("coordinate_bytes", layers)
+        return saved, max(*moments, saved, sum(weights))
 
     def groups(self, free):
         """Every choice of free devices, like devices taken in rank order."""
@@ -268,6 +291,11 @@ def problems(draw, *, max_layers=5, max_devices=4, memory=False, schedule="1f1b"
         }
         for _ in graph.layers
     ]
+    if memory and draw(st.booleans()):
+        parts = st.sampled_from([0, 0, 1, 4])
+        for own in sizes:
+            own |= {name: draw(parts) for name in MEMORY_FIELDS}
+            own["saved_bytes"] += own["kernel_map_bytes"] + own["saved_input_bytes"]
     costs = {}
     for kind in cluster.device_types:
         costs[kind.name] = tuple(

@@ -150,7 +150,11 @@ def test_a_measured_profile_says_over_which_sizes_it_does_not_hold():
         cost = LayerCost(tuple(CostSample(size, seconds, seconds, 8) for size, seconds in samples))
         return replace(known, costs={"a": (cost, cost)}).warnings
 
-    assert of((100, 1.0), (200, 2.0)) == of((0, 1.0)) == of((7401, 1.2)) == ()
+    assert of((100, 1.0), (200, 2.0)) == of((0, 1.0)) == ()
+    (one_size,) = of((7401, 1.2))
+    assert one_size.startswith(
+        "profile of a: measured at 7,401 voxels alone; other sizes are extrapolated in proportion"
+    )
     narrow = of((6525, 1.0), (7401, 1.2))
     assert narrow == (
         "profile of a: measured at 6,525 to 7,401 voxels alone; other sizes are extrapolated in proportion, "
@@ -255,6 +259,7 @@ def test_a_plan_and_a_forecast_carry_how_far_they_are_extrapolated(tmp_path):
         assert plan.estimate.certainty.factor == factor == plan.to_json()["extrapolation"]
         assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
         assert ("extrapolated 4 ×: ± 20%" in str(plan)) == (factor > 1)
+        assert plan.extrapolation == ("extrapolated 4 ×: ± 20%" if factor > 1 else "")
         told = forecast(plan, sized, cluster, [size] * 8).to_json()
         assert (told["extrapolation"], told["uncertainty"]) == (factor, plan.to_json()["uncertainty"])
     constant = partition(profile_without_sizes(), Cluster.uniform(1, device_type="cpu"))

@@ -308,7 +308,7 @@ def test_interleaved_stages_are_not_all_at_their_fullest_at_once(seed, recompute
         alone = memory_need(problem, [problem.graph.index[id] for id in plan.stages[k].layers], ([0.0, *sizes])[k])
         counts = {"versions": steady.num_versions(k, 0), "minibatches": steady.in_flight(k, 0)}
         apart += alone.total(**counts, recompute=recompute)
-    assert together[0] <= apart
+    assert together[0] <= apart * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(("stages", "minibatches"), [(2, 4), (4, 8), (8, 16)])

@@ -31,6 +31,7 @@ from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
 from ..replication import parse_rule
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from ..sizes import Certainty
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .output import Answer, progress_line, warn
@@ -262,8 +263,8 @@ def simulate(options: argparse.Namespace) -> Answer:
         f"{throughput(told.minibatches_per_second, found)} when steady, bubble {told.trace.bubble_fraction:.1%} "
         f"({causes})"
     )
-    if told.certainty and told.certainty.extrapolated:
-        text += f"; {told.certainty}"
+    if beyond_sizes := Certainty.beyond(told.certainty):
+        text += f"; {beyond_sizes}"
     restart = told.restart.note() if told.restart else ""
     return Answer(document, "\n".join(filter(None, [text, note, restart])))
 
@@ -311,7 +312,7 @@ def _simulate_pipelines(
         used = sorted({cluster.devices[rank].type.name for plan in chosen.pipelines for rank in plan.ranks})
         certainty = found.certainty(sizes, used)
         document |= certainty.to_json()
-        lines.append(str(certainty) if certainty.extrapolated else "")
+        lines.append(Certainty.beyond(certainty))
     return Answer(document, "\n".join(filter(None, lines)))
 
 

@@ -320,7 +320,9 @@ def _sinks(options: argparse.Namespace) -> list[Sink]:
 
 def _followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = (), nothing_left: bool = False) -> Answer:
     summary = waited(job, cancel=cancel, sinks=sinks)
-    return Answer(summary, summary_text(summary, nothing_left=nothing_left))
+    beyond_sizes = job.record.plan.extrapolation
+    text = summary_text(summary, nothing_left=nothing_left)
+    return Answer(summary, f"{text}; times of its plan: {beyond_sizes}" if beyond_sizes else text)
 
 
 def _left_alone(job: Any) -> Answer:

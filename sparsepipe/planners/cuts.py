@@ -17,6 +17,9 @@ from ..derived.remembered import remembered
 from ..graph import LayerGraph
 
 Index = NDArray[np.intp]
+# Of the stages from some cuts to others: bytes kept of a minibatch until its backward, and most while it is at work.
+StageBytes = Callable[[int | Index, int | Index], tuple[Array, Array]]
+_PAIRS = 2**14  # stages that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +117,26 @@ class Cuts:
         mask = self.masks[last] & ~self.masks[first]
         return [layer for k, layer in enumerate(self.layers) if mask >> k & 1]
 
+    def stage_bytes(self, table: LayerTable) -> "StageBytes":
+        """Bytes of a minibatch in the stages between these cuts: `LayerTable.stage_bytes`, for many at once."""
+        if not table.tells_temporaries:
+            saved = self.total(table.saved_bytes[:, 1] + table.coordinate_bytes[:, 1])
+            return added_up(saved, self.total(table.parameter_bytes))
+        before, known = self.members.T.astype(bool), dict[int, tuple[float, float]]()
+
+        def between(first: int | Index, last: int | Index) -> tuple[Array, Array]:
+            pairs, which = np.unique(np.asarray(first) * len(self) + last, return_inverse=True)
+            new = np.array([pair for pair in pairs.tolist() if pair not in known], dtype=np.intp)
+            for some in np.array_split(new, len(new) // _PAIRS + 1):
+                a, b = np.divmod(some, len(self))
+                found = table.stage_bytes(self.layers, [layer[b] & ~layer[a] for layer in before])
+                known.update(zip(some.tolist(), zip(*(part.tolist() for part in found), strict=True), strict=True))
+            kept, working = np.array([known[pair] for pair in pairs.tolist()])[which.ravel()].T
+            shape = np.broadcast_shapes(np.shape(first), np.shape(last))
+            return kept.reshape(shape), working.reshape(shape)
+
+        return between
+
     def payloads(self, table: LayerTable, *, between_hosts: bool = False) -> tuple[Array, Array]:
         """Bytes that cross each cut forwards and backwards, each [S, V]: `LayerTable.payload` for all cuts at once.
 
@@ -209,6 +232,16 @@ class Cuts:
                     place += 1
                 first[cut] = place
         return first
+
+
+def added_up(saved: Array, weights: Array) -> StageBytes:
+    """Return what says the bytes of stages by sums over the layers before each cut: all is there at once."""
+
+    def between(first: int | Index, last: int | Index) -> tuple[Array, Array]:
+        kept = saved[last] - saved[first]
+        return kept, kept + weights[last] - weights[first]
+
+    return between
 
 
 def cheapest_by_work(work: Array, crossing: Array, count: int) -> Index:

@@ -235,8 +235,8 @@ def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple) -> t
 def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
     """What `layers` need, at the high quantile of voxel counts."""
     table = problem.table
-    saved = table.saved_bytes[layers, 1].sum() + table.coordinate_bytes[layers, 1].sum()
-    return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(saved), incoming)
+    kept, working = table.stage_bytes(layers)
+    return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(kept[0]), incoming, float(working[0]))
 
 
 def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:

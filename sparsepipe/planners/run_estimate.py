@@ -46,7 +46,7 @@ def judged(plan: Plan, problem: Problem) -> Plan:
         for k, (stage, part) in enumerate(zip(plan.stages, expected.stages, strict=True)):
             fullest = max(zip(stage.shares, stage.ranks, strict=True))[1]
             own = [problem.graph.index[id] for id in stage.layers]
-            weights = MemoryNeed(float(problem.table.parameter_bytes[own].sum()), 0.0, 0.0)
+            weights = MemoryNeed(float(problem.table.parameter_bytes[own].sum()), 0.0, 0.0, 0.0)
             now = weights.total(versions=program.num_versions(k, fullest), minibatches=program.in_flight(k, fullest))
             parts.append(replace(part, memory_bytes=part.memory_bytes - stage_memory(plan, k, weights) + now))
         expected = replace(expected, stages=tuple(parts))

@@ -1,6 +1,6 @@
 """Profiles: what each layer costs on each device type, as a law of a minibatch's size."""
 
-from .layer_cost import CODED_FIELDS, COST_FIELDS, CostSample, LayerCost, LayerLaws
+from .layer_cost import CODED_FIELDS, COST_FIELDS, MEMORY_FIELDS, CostSample, LayerCost, LayerLaws
 from .profile import AGREEMENT, FORMAT, OVERHEAD_FIELDS, Profile, StepOverhead, graph_differences
 from .size_laws import SizeLaws
 
@@ -13,6 +13,7 @@ __all__ = [
     "CostSample",
     "LayerCost",
     "LayerLaws",
+    "MEMORY_FIELDS",
     "Profile",
     "SizeLaws",
     "StepOverhead",

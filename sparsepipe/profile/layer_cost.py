@@ -33,6 +33,12 @@ class CostSample:
     coded_output_bytes: float = 0.0
     coded_gradient_bytes: float = 0.0
     coded_coordinate_bytes: float = 0.0
+    # Memory, where it was measured; 0 elsewhere. The first two are parts of `saved_bytes`.
+    kernel_map_bytes: float = 0.0  # its kernel map: kept until the backward of all layers is done
+    saved_input_bytes: float = 0.0  # outputs of other layers, which no layer before keeps
+    backward_left_bytes: float = 0.0  # made in its backward, kept until that of all layers is done
+    forward_temporary_bytes: float = 0.0  # the most that its forward takes beyond what layers keep
+    backward_temporary_bytes: float = 0.0  # likewise its backward, beyond gradients of weights too
 
     def __post_init__(self) -> None:
         values = _values_of(self)
@@ -48,10 +54,18 @@ class CostSample:
 
 COST_FIELDS = tuple(item.name for item in fields(CostSample))
 CODED_FIELDS = tuple(name for name in COST_FIELDS if name.startswith("coded_"))
+MEMORY_FIELDS = (
+    "kernel_map_bytes",
+    "saved_input_bytes",
+    "backward_left_bytes",
+    "forward_temporary_bytes",
+    "backward_temporary_bytes",
+)
 _values_of = attrgetter(*COST_FIELDS)
 _SPREADS = {"forward": "forward_spread", "backward": "backward_spread"}
 _TIMES = (*_SPREADS, "kernel_map_seconds")
-_COUNTS = tuple(name for name in COST_FIELDS if name.endswith(("bytes", "pairs")) and name != "saved_bytes")
+_KEPT = ("saved_bytes", *MEMORY_FIELDS)
+_COUNTS = tuple(name for name in COST_FIELDS if name.endswith(("bytes", "pairs")) and name not in _KEPT)
 _DRIVERS = ("output_bytes", "kernel_map_pairs")  # of seconds: voxels of the output, and what a convolution multiplies
 
 
@@ -105,7 +119,7 @@ class LayerLaws:
 
     @classmethod
     def of(cls, costs: Sequence[LayerCost], *, attention: bool = False) -> "LayerLaws":
-        """Fit the laws of what was measured. `attention`: seconds and saved bytes may grow with the square of sizes."""
+        """Fit the laws of what was measured. `attention`: seconds and kept bytes may grow with the square of sizes."""
         same_sizes: dict[tuple[float, ...], list[int]] = {}
         for k, cost in enumerate(costs):
             same_sizes.setdefault(tuple(sample.size for sample in cost.samples), []).append(k)
@@ -129,7 +143,7 @@ class LayerLaws:
 
     def at(self, sizes: Array) -> dict[str, Array]:
         """Evaluate seconds and bytes of the layers at each of `sizes`: field of a cost sample → [layers, sizes]."""
-        found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, "saved_bytes", *_COUNTS)}
+        found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, *_KEPT, *_COUNTS)}
         for group in self.groups:
             for part in group.parts:
                 values = part.laws.at(part.own(sizes, self.stretches))
@@ -215,7 +229,7 @@ class _Group:
         table = np.array([[_values_of(sample) for sample in costs[k].samples] for k in chosen], dtype=float)
         values = {name: table[:, :, k] for k, name in enumerate(COST_FIELDS)}
         values["no_spread"] = np.zeros_like(values["forward"])
-        counts = _Part.of(layers, sizes, values, _COUNTS if attention else (*_COUNTS, "saved_bytes"), power=BYTES)
+        counts = _Part.of(layers, sizes, values, _COUNTS if attention else (*_COUNTS, *_KEPT), power=BYTES)
         seconds = _Part.of(
             layers,
             sizes,
@@ -224,5 +238,5 @@ class _Group:
             power=ATTENTION if attention else SECONDS,
             drivers=[(values[name], *counts.lines(name, layers)) for name in _DRIVERS],
         )
-        saved = [_Part.of(layers, sizes, values, ("saved_bytes",), power=ATTENTION)] if attention else []
-        return cls(layers, sizes, (seconds, counts, *saved))
+        kept = [_Part.of(layers, sizes, values, _KEPT, power=ATTENTION)] if attention else []
+        return cls(layers, sizes, (seconds, counts, *kept))

@@ -22,7 +22,7 @@ from ..io.fields import number, shown, text, texts
 from ..io.files import read_json, write_json
 from ..io.paths import expanded
 from ..sizes import SIZE_UNITS, Certainty
-from .layer_cost import CODED_FIELDS, COST_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
+from .layer_cost import CODED_FIELDS, COST_FIELDS, MEMORY_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
 from .size_laws import Array
 
 Costs = Mapping[str, tuple[LayerCost, ...]]  # device type → one cost per layer
@@ -153,12 +153,14 @@ class Profile:
         return min(lows), max(cost.samples[-1].size * cost.stretch for cost in costs)
 
     def _narrow_range(self, device_type: str) -> str:
-        """Return the sizes of the minibatches measured where they are nearly one; empty otherwise.
+        """Return the size or sizes of the minibatches measured if they are nearly one; empty otherwise.
 
-        Of a single size nobody expects more: predictions for others say that they are extrapolated.
+        Costs measured at size 0 hold at every size.
         """
         low, high = self.measured_sizes(device_type)
-        return "" if low == high or high >= _LEAST_SPAN * low else f"{low:,.0f} to {high:,.0f}"
+        if not high or (low < high and high >= _LEAST_SPAN * low):
+            return ""
+        return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
     @property
     def _contradictions(self) -> dict[str, float]:
@@ -361,9 +363,14 @@ class Profile:
     @cached_property
     def _columns(self) -> tuple[str, ...]:
         """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
-        costs = (sample for layers in self.costs.values() for cost in layers for sample in cost.samples)
-        coded = any(getattr(sample, name) for sample in costs for name in CODED_FIELDS)
-        return tuple(name for name in COST_FIELDS if coded or name not in CODED_FIELDS)
+        samples = [sample for layers in self.costs.values() for cost in layers for sample in cost.samples]
+        absent = {
+            name
+            for group in (CODED_FIELDS, MEMORY_FIELDS)
+            if not any(getattr(sample, name) for sample in samples for name in group)
+            for name in group
+        }
+        return tuple(name for name in COST_FIELDS if name not in absent)
 
     def to_json(self) -> dict[str, Any]:
         """What the profile's file holds."""

@@ -26,6 +26,7 @@ from .kernel_maps import kernel_map_seconds, kernel_maps
 from .layer_timer import moment, seconds_between, time_layers
 from .repeats import Repeater, Repeats
 from .saved_bytes import kept_bytes
+from .temporary_bytes import temporary_bytes
 from .updates import Updates
 
 Progress = Callable[[str], None]
@@ -235,6 +236,8 @@ def _samples(subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device
     map_seconds = kernel_map_seconds(subnetwork, rows, tensors, maps, median.forward, device)
     crossing = _read_or_given(subnetwork.network)
     coded = coded_bytes(subnetwork, tensors, crossing=crossing, device=device)
+    outputs = {name: features.nbytes for name, (features, _) in parts.features.items()}
+    temporary = temporary_bytes(subnetwork, batch, kept, outputs, device=device)
     found = {}
     for row in subnetwork.table:
         output_bytes = coordinate_bytes = 0
@@ -252,12 +255,15 @@ def _samples(subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device
             median.backward[row.id],
             output_bytes,
             coordinate_bytes,
-            kept[row.id],
+            kept[row.id].saved_bytes,
             _interquartile(forward),
             _interquartile(backward),
             maps[row.id].pairs if row.id in maps else 0,
             map_seconds.get(row.id, 0.0),
             *coded.get(row.id, CodedBytes()),
+            kept[row.id].map_bytes,
+            kept[row.id].input_bytes,
+            *temporary[row.id],
         )
     return found
 

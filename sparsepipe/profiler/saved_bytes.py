@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,15 @@ from ..engines.allocator import allocated_bytes
 from ..models.base import LayerRow
 
 
-def kept_bytes(subnetwork: Any, batch: Any, *, device: torch.device) -> tuple[dict[str, int], dict[str, Any]]:
+class Kept(NamedTuple):
+    """What one layer keeps from its forward to its backward."""
+
+    saved_bytes: int
+    map_bytes: int = 0  # of them, kernel maps
+    input_bytes: int = 0  # of them, outputs of other layers
+
+
+def kept_bytes(subnetwork: Any, batch: Any, *, device: torch.device) -> tuple[dict[str, Kept], dict[str, Any]]:
     """Run a whole network forward; return the bytes that each layer keeps, and every value, those of the input too.
 
     A tensor that is kept is counted once, for the first layer that keeps it, weights left out; the kernel maps that a
@@ -39,35 +47,39 @@ class _Kept:
         self._counted = {_storage(tensor) for tensor in subnetwork.state_dict().values()}
         # Before the layer ran.
         self._there = {*self._counted, *(_storage(self._engine.features(input)) for input in inputs)}
-        self._map_bytes = self._num_bytes = self._new_bytes = self._before = 0
+        self._outputs: set[int] = set()  # of layers that ran
+        self._map_bytes = self._num_bytes = self._input_bytes = self._new_bytes = self._before = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Count what is saved while the `with` block runs one layer's forward."""
-        self._num_bytes, self._new_bytes, self._before = 0, 0, self._allocated()
+        self._num_bytes = self._input_bytes = self._new_bytes = 0
+        self._before = self._allocated()
         with torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor):
             yield
 
-    def by_layer(self, row: LayerRow, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    def by_layer(self, row: LayerRow, inputs: Sequence[Any], outputs: Sequence[Any]) -> Kept:
         """Return the bytes saved by the layer that just ran."""
         grown = self._allocated() - self._before
-        made = 0
+        maps = unseen = 0
         for output in outputs:
             self._meet(self._engine.features(output))
             grew = max(0, self._engine.map_bytes(output) - self._map_bytes)
             self._map_bytes += grew
-            made += grew
+            maps += grew
         if self._engine.keeps_unseen(row):
-            made += max(0, grown - self._new_bytes)  # beyond the tensors that are known of
+            unseen = max(0, grown - self._new_bytes)  # beyond the tensors that are known of
             for tensor in inputs:
                 self._count(self._engine.features(tensor))
-        return self._num_bytes + made
+        self._outputs |= {_storage(self._engine.features(output)) for output in outputs}
+        return Kept(self._num_bytes + maps + unseen, maps, self._input_bytes)
 
     def _count(self, tensor: Tensor) -> Tensor:
         self._meet(tensor)
         if _storage(tensor) not in self._counted:
             self._counted.add(_storage(tensor))
             self._num_bytes += tensor.untyped_storage().nbytes()
+            self._input_bytes += tensor.untyped_storage().nbytes() * (_storage(tensor) in self._outputs)
         return tensor
 
     def _meet(self, tensor: Tensor) -> None:

@@ -12,7 +12,7 @@ from ..planners import Problem
 from ..planners.cuts import Cuts
 from ..planners.estimate import stage_memory
 
-_UNITS = (MemoryNeed(1.0, 0.0, 0.0), MemoryNeed(0.0, 1.0, 0.0), MemoryNeed(0.0, 0.0, 1.0))
+_UNITS = [MemoryNeed(*(float(k == unit) for k in range(4))) for unit in range(4)]
 
 
 def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
 
 
 class _Need:
-    """Bytes of a stage from one cut to another, which are linear in what its layers hold."""
+    """Bytes of a stage from one cut to another, which are linear in the parts of its need."""
 
     def __init__(self, plan: Plan, problem: Problem) -> None:
         devices, table = problem.cluster.devices, problem.table
@@ -66,14 +66,14 @@ class _Need:
         cuts = Cuts.along(table, problem.layers)
         self.each = [[stage_memory(plan, k, unit) for unit in _UNITS] for k in range(len(plan.stages))]
         self.weights = cuts.total(table.parameter_bytes)
-        self.saved = cuts.total(table.saved_bytes[:, 1] + table.coordinate_bytes[:, 1])
+        self.stage_bytes = cuts.stage_bytes(table)
         self.incoming = np.asarray(cuts.payloads(table)[0][:, 1])
 
     def too_much(self, stage: int, first: int, last: int) -> str:
         if not self.bounded:
             return ""
-        weight, saved, incoming = self.each[stage]
-        need = weight * (self.weights[last] - self.weights[first]) + saved * (self.saved[last] - self.saved[first])
-        if need + incoming * self.incoming[first] <= self.limits[stage]:
+        saved, working = map(float, self.stage_bytes(first, last))
+        parts = self.weights[last] - self.weights[first], saved, self.incoming[first], working
+        if sum(each * part for each, part in zip(self.each[stage], parts, strict=True)) <= self.limits[stage]:
             return ""
         return f"stage {stage} would need more than the {SIZE.shown(self.limits[stage])} of a {self.kinds[stage]}"

@@ -162,7 +162,8 @@ def speeds_table(record: RunRecord) -> Html:
     summary = summaries[-1]
     predicted = samples_per_second(plan, record.config["batch_size"] if record.knows_samples else 1)
     rows = [("", "predicted", "measured")]
-    rows.append(("throughput", _speed(predicted, record.counted), pace_text(summary)))
+    throughput = ", ".join(filter(None, [_speed(predicted, record.counted), plan.extrapolation]))
+    rows.append(("throughput", throughput, pace_text(summary)))
     stages = _expected_stages(plan)
     for row in summary.get("stages", ()):
         name, expected, k = stages[row["stage"]]

@@ -179,7 +179,7 @@ def _promise(plan: Plan | Pipelines, batch_size: int) -> Html:
     speed = samples_per_second(plan, batch_size)
     parts.append(f"{plan.schedule}, weights {plan.weights}")
     unknown = "no throughput predicted: nothing was measured for these settings"
-    parts.append(unknown if speed is None else "predicted for these devices")
+    parts += [unknown] if speed is None else [*filter(None, [plan.extrapolation]), "predicted for these devices"]
     text = Html(" · ").join(parts)
     return Html("<div style='font-size:12px;line-height:1.4'>{}{}</div>").format(
         text, "" if speed is None else _speed(speed)
@@ -206,4 +206,5 @@ def _ended(job: Job) -> Html | str:
     predicted = samples_per_second(job.record.plan, job.record.config["batch_size"])
     beside = f"predicted {as_measured(predicted)}, measured {told_rate}" if predicted else ""
     beside += f" ({measured / predicted:.0%})" if predicted else ""
+    beside += f", {job.record.plan.extrapolation}" if predicted and job.record.plan.extrapolation else ""
     return f"{ended}: {beside or told_rate}{told}"

@@ -54,8 +54,8 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     assert expected is not None
     period = expected.period_seconds
     found = [["time per minibatch", duration(period), "in steady state, by the default cost model"]]
-    if expected.certainty and expected.certainty.extrapolated:
-        found.append(["profile", str(expected.certainty), "beyond the measured sizes times are in proportion to them"])
+    if plan.extrapolation:
+        found.append(["profile", plan.extrapolation, "beyond the measured sizes times are in proportion to them"])
     if batch_size:
         speed = rate_text(batch_size / period)
         found.append(["throughput", speed, f"{number_of(batch_size, 'sample')} per minibatch"])

@@ -84,5 +84,5 @@ def _line(row: Row) -> str:
     sizes, profiled = (f"{low:,.0f}–{high:,.0f}" for low, high in ((row.least, row.most), row.profiled))
     return (
         f"{row.case:12s} {row.network:20s} {sizes:>16s} {profiled:>16s} {row.median:>7.1%} {row.percentile_95:>7.1%} "
-        f"{row.epoch:>+7.1%} {row.memory:>+7.1%}"
+        f"{row.epoch:>+7.1%} {row.worst_memory:>+7.1%}"
     )

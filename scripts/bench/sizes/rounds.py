@@ -9,14 +9,17 @@ import numpy as np
 import torch
 
 from scripts.bench.document import say
+from scripts.bench.sizes.stages import StagePeaks, equal_cuts, predicted_peaks
 from sparsepipe import Profile, profile_model
+from sparsepipe.data.order import Minibatches
 from sparsepipe.engines.subnetwork import build
 from sparsepipe.planners.scale import Scale
 from sparsepipe.profiler.devices import limited_to
 from sparsepipe.profiler.layer_timer import time_layers
 from sparsepipe.profiler.of_model import opened
-from sparsepipe.profiler.saved_bytes import kept_bytes
-from sparsepipe.runtime.config import DataConfig
+from sparsepipe.profiler.spread import PARTS, cropped
+from sparsepipe.runtime.config import DataConfig, RunConfig
+from sparsepipe.runtime.workloads.opening import LearningTask
 
 MODEL_OF_VOXELS, VOXEL_SIZE, BATCH_SIZE = "minkvgg11bn-narrow", 0.03, 16
 VOXEL_SIZES, BATCH_SIZES = (0.02, 0.05, 0.1), (4, 64, 128)
@@ -48,8 +51,12 @@ class Row:
     median: float
     percentile_95: float
     epoch: float
-    memory: float
+    memory: dict[str, tuple[float, ...]]  # of peaks: size → share of each stage, of two stages and of three
     profile_seconds: float
+
+    @property
+    def worst_memory(self) -> float:
+        return max((share for shares in self.memory.values() for share in shares), key=abs)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,8 +78,7 @@ def measured(case: Case, *, minibatches: int, seed: int) -> Row:
         for batch in batches:
             time_layers(subnetwork, batch, device=CPU)
             seconds.append(statistics.median(time_layers(subnetwork, batch, device=CPU).seconds for _ in range(3)))
-        largest = batches[int(np.argmax(sizes))]
-        kept = sum(kept_bytes(subnetwork, largest, device=CPU)[0].values())
+        memory = _memory(found, task, order, config)
     costs = found.costs_at(kind, sizes)
     predicted = (costs["forward"] + costs["backward"]).sum(axis=0)
     off = np.abs(predicted / np.array(seconds) - 1)
@@ -86,9 +92,34 @@ def measured(case: Case, *, minibatches: int, seed: int) -> Row:
         float(np.median(off)),
         float(np.quantile(off, 0.95)),
         float(predicted.sum() / sum(seconds) - 1),
-        float(found.costs_at(kind, [largest.size])["saved_bytes"].sum() / kept - 1),
+        memory,
         found.origin["measuring_seconds"],
     )
+
+
+def _memory(found: Profile, task: LearningTask, order: Minibatches, config: DataConfig) -> dict[str, tuple[float, ...]]:
+    """Compare the peaks of stages, by size of a minibatch: a quarter to twice the batch."""
+    settings = RunConfig(**{**config.to_json(), "learning_rate": 0.01, "momentum": 0.9})
+    shares = dict[str, tuple[float, ...]]()
+    for batch in _parts(task, order, config.batch_size):
+        pairs = list[tuple[float, int]]()
+        for count in (2, 3):
+            plan = equal_cuts(found, count)
+            measured = StagePeaks(task, plan, settings).measured(batch, minibatches=2 * count)
+            pairs += zip(predicted_peaks(found, plan, batch.size), measured, strict=True)
+        shares[f"{batch.size:g}"] = tuple(guess / took - 1 for guess, took in pairs)
+    return shares
+
+
+def _parts(task: LearningTask, order: Minibatches, batch_size: int) -> list[Any]:
+    dataset, clouds = task.training, task.training.size_unit == "voxels"
+    indices = [index for k in range(2) for index in order[k]]
+    found = []
+    for part in PARTS:
+        count = max(1 if clouds else 2, round(part * batch_size))
+        batch = dataset.batch(indices[:count])
+        found.append(cropped(batch, part) if clouds and part * batch_size < 1 else batch)
+    return found
 
 
 def scaled(data: Path) -> list[dict[str, float]]:

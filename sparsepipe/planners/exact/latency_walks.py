@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...costs import Array
 from ..base import Problem
-from ..cuts import Cuts, Index
+from ..cuts import Cuts, Index, added_up
 from ..device_groups import DeviceGroups
 from .chain_search import Moves
 from .frontier_cuts import UNITS, FrontierCuts
@@ -242,5 +242,6 @@ class Walks:
         limits = np.array([one.type.memory_bytes for one in self.groups.classes])
         limit = np.where(self.groups.counts > 0, limits, inf).min(axis=1)[self.moves.group]
         (weights, kept), (more, much) = sums.low[-2:], sums.high[-2:]
-        one = np.ones(len(self.moves.source))
-        return MemoryRule(one, one, one, limit, weights, kept, weights - more + kept - much)
+        none = np.zeros(len(self.moves.source))
+        stages = added_up(kept, weights)
+        return MemoryRule(none, none + 1, none, limit, weights, weights - more + kept - much, stages)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ...costs import OPTIMIZER_SLOTS, Array, depth
 from ..base import Problem
-from ..cuts import Cuts, Index
+from ..cuts import Cuts, Index, StageBytes
 from .chain_search import Moves, Path, last_true
 from .stage_cost_tables import StageModel
 
@@ -17,22 +17,23 @@ from .stage_cost_tables import StageModel
 class MemoryRule:
     """Which stages fit into memory, move by move: a group holds more minibatches the more devices later stages have.
 
-    A stage from cut a to cut b needs weights × `copies` + what it saves, which grows with b, + what it receives at a.
+    A stage from cut a to cut b needs weights × `copies` + what it saves and what it takes for a while, both of which
+    grow with b, + what it receives at a.
     """
 
-    copies: Array  # [moves]: weight versions, gradients, optimizer state
+    copies: Array  # [moves]: weight versions, optimizer state
     minibatches: Array  # [moves]: in flight
-    saved_times: Array  # [moves]: how many of them are saved whole: all of them, or one with recomputation
+    waiting: Array  # [moves]: how many of them wait and are saved whole: all but one, or none with recomputation
     limit: Array  # [moves]: bytes of the smallest device of the group
     weights: Array  # [S] bytes before each cut
-    saved: Array  # [S]
     incoming: Array  # [S] bytes that a stage receives at each cut
+    stage_bytes: StageBytes  # between cuts, of one minibatch
 
     def need(self, move: int | Index, first: int | Index, last: int | Index) -> Array:
         """Bytes on the fullest replica."""
+        saved, working = self.stage_bytes(first, last)
         kept = self.copies[move] * (self.weights[last] - self.weights[first])
-        saved = self.saved_times[move] * (self.saved[last] - self.saved[first])
-        return kept + saved + self.minibatches[move] * self.incoming[first]
+        return kept + self.waiting[move] * saved + working + self.minibatches[move] * self.incoming[first]
 
     def path_need(self, moves: Moves, path: Path) -> float:
         """Bytes of the fullest replica of a path's stages."""
@@ -53,7 +54,8 @@ class MemoryRule:
     @property
     def binds(self) -> bool:
         """Whether any stage at all could be too large."""
-        largest = self.copies * self.weights[-1] + self.saved_times * self.saved[-1]
+        saved, working = self.stage_bytes(0, len(self.weights) - 1)
+        largest = self.copies * self.weights[-1] + self.waiting * saved + working
         return bool((largest + self.minibatches * self.incoming.max() > self.limit).any())
 
     def last_places(self, cuts: Cuts) -> list[Index]:
@@ -109,13 +111,12 @@ def memory_rule(problem: Problem, model: StageModel, moves: Moves) -> MemoryRule
     limits = np.array([c.type.memory_bytes for c in groups.classes])
     limit = np.where(groups.counts > 0, limits, np.inf).min(axis=1)
     forward, _ = model.cuts.payloads(table)
-    beside = 0 if problem.forward_only else 1 + OPTIMIZER_SLOTS  # gradients, and what the optimizer keeps
     return MemoryRule(
-        versions + beside,
+        versions + (-1 if problem.forward_only else OPTIMIZER_SLOTS),  # inference has no gradients either
         minibatches,
-        np.ones_like(minibatches) if problem.recompute else minibatches,
+        minibatches * 0 if problem.recompute else minibatches - 1,
         limit[moves.group],
         model.cuts.total(table.parameter_bytes),
-        model.cuts.total(table.saved_bytes[:, 1] + table.coordinate_bytes[:, 1]),
         forward[:, 1],
+        model.cuts.stage_bytes(table),
     )

@@ -43,9 +43,10 @@ class PeakMemory:
             _RESET.write_text("5")
 
     def look(self) -> None:
-        """Take note of what is held now, between two layers or actions: what plans count, and no more.
+        """Take note of what is held now, between two layers or actions.
 
-        The peak has also what comes and goes within a layer and, on a CPU, what the allocator keeps of freed memory.
+        The peak has also what comes and goes within a layer, which plans count if their profile tells it and, on a CPU,
+        what the allocator keeps of freed memory.
         """
         shared = self._shared.held_bytes if self._shared else 0
         self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before + shared)
