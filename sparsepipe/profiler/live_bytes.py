@@ -1,7 +1,9 @@
 """Bytes of tensors that are alive at once while some work runs: the peak of each of its parts."""
 
 import gc
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -61,11 +63,12 @@ def _on_cpu(work: Callable[[Mark], None]) -> list[Part]:
 
     # torch.profiler tells the same, and takes ten seconds to begin: it looks for GPUs and their tools first.
     memory_alone = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _no_experiment())
-    _enable_profiler_legacy(memory_alone)
-    try:
-        work(mark)
-    finally:
-        threads = _disable_profiler_legacy()
+    with _without_warnings():
+        _enable_profiler_legacy(memory_alone)
+        try:
+            work(mark)
+        finally:
+            threads = _disable_profiler_legacy()
     now, parts = 0, [Part("", 0, 0)]
     for event in (event for events in threads for event in events):
         if event.kind() == "memory_alloc":
@@ -74,6 +77,19 @@ def _on_cpu(work: Callable[[Mark], None]) -> list[Part]:
         elif event.kind() == "push" and event.name().startswith(_MARK):
             parts.append(Part(event.name().removeprefix(_MARK), now, now))
     return parts
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Drop what torch's C++ writes to stderr: a warning of each memory that was taken before and is let go meanwhile."""
+    before = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _no_experiment() -> torch._C._profiler._ExperimentalConfig:
