@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
@@ -81,9 +82,9 @@ def _on_cpu(work: Callable[[Mark], None]) -> list[Part]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Drop what torch's C++ writes to stderr: a warning of each memory that was taken before and is let go meanwhile."""
+    """Drop what torch writes to stderr: a warning of memory that was taken before and is let go meanwhile."""
     before = os.dup(2)
-    with open(os.devnull, "wb") as nothing:
+    with Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), 2)
     try:
         yield
