@@ -54,6 +54,7 @@ def profiled(request) -> tuple[SimpleNamespace, Profile, list]:
     return task, found, [at[share] for share in SIZES]
 
 
+@pytest.mark.slow
 def test_the_estimated_peak_of_a_stage_is_near_the_measured_one_at_other_sizes(profiled) -> None:
     task, found, batches = profiled
     count = 3 if "unet" in task.network.name else 2
@@ -65,6 +66,7 @@ def test_the_estimated_peak_of_a_stage_is_near_the_measured_one_at_other_sizes(p
         assert np.abs(off).max() < 0.11, (batch.size, off)
 
 
+@pytest.mark.slow
 def test_parts_of_what_is_kept_are_no_more_than_that(profiled) -> None:
     _, found, _ = profiled
     samples = [cost.samples[-1] for cost in found.costs["cpu"]]
@@ -74,6 +76,7 @@ def test_parts_of_what_is_kept_are_no_more_than_that(profiled) -> None:
     assert any(sample.backward_temporary_bytes > sample.output_bytes for sample in samples)
 
 
+@pytest.mark.slow
 def test_profiles_keep_temporaries_in_their_files_and_load_without_them(profiled, tmp_path) -> None:
     _, found, _ = profiled
     path = found.save(tmp_path / "profile.json")
