@@ -155,10 +155,16 @@ class Profile:
     def _narrow_range(self, device_type: str) -> str:
         """Return the size or sizes of the minibatches measured if they are nearly one; empty otherwise.
 
-        Costs measured at size 0 hold at every size.
+        Costs measured at size 0 hold at every size. A single size is enough where training's minibatches have it, too.
         """
         low, high = self.measured_sizes(device_type)
         if not high or (low < high and high >= _LEAST_SPAN * low):
+            return ""
+        if (
+            low == high
+            and self.sizes
+            and all(high <= _LEAST_SPAN * size <= _LEAST_SPAN**2 * high for size in self.sizes)
+        ):
             return ""
         return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
