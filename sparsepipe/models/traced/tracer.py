@@ -219,9 +219,8 @@ class LayerTracer(fx.Tracer):
             if source in self.stale:
                 self.graph.erase_node(node)
                 raise CannotBeTraced(self.stale[source])
-        makers = map(type, called) if called else [target]
         # What torch itself runs meets no more than the patches let pass; to undo them takes a millisecond.
-        of_torch = all((getattr(each, "__module__", None) or "torch").startswith(("torch", "_op")) for each in makers)
+        of_torch = all(map(_is_of_torch, map(type, called) if called else [target]))
         with self._running() if of_torch else self.real():
             observe(node, self.module, self.names)
         self._note(called)
@@ -326,6 +325,11 @@ class LayerTracer(fx.Tracer):
             yield
         finally:
             self.running = before
+
+
+def _is_of_torch(function_or_kind: Any) -> bool:
+    home = getattr(function_or_kind, "__module__", None) or torch.__name__  # what C++ brings may have none
+    return home.partition(".")[0] in (torch.__name__, "_operator")
 
 
 def _value(given: Any) -> Any:
