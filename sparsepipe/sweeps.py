@@ -127,7 +127,7 @@ def _compressed(profile: Profile, ratio: float) -> Profile:
     if ratio == 1.0:
         return profile
     costs = {
-        kind: tuple(replace(cost, samples=tuple(s.squeezed(ratio) for s in cost.samples)) for cost in layers)
+        kind: tuple(cost.changed(lambda sample: sample.squeezed(ratio)) for cost in layers)
         for kind, layers in profile.costs.items()
     }
     return replace(profile, costs=costs)

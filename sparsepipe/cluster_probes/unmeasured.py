@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from ..cluster import Cluster
 from ..profile import CostSample, LayerCost, Profile
@@ -38,7 +39,7 @@ def _with_type(profile: Profile, name: str, like: str, factor: float) -> Profile
         overheads[name] = overheads[like].slower(1 / factor)
     costs: Mapping[str, tuple[LayerCost, ...]] = {
         **profile.costs,
-        name: tuple(LayerCost(tuple(_slower(one, factor) for one in cost.stretched)) for cost in profile.costs[like]),
+        name: tuple(cost.changed(partial(_slower, factor=factor)) for cost in profile.costs[like]),
     }
     return replace(profile, costs=costs, update_rates=rates, step_overheads=overheads)
 

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from ..cluster import Cluster, Link
 from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import integer, number, shown
-from ..profile import CostSample, LayerCost, Profile
+from ..profile import CostSample, Profile
 
 FORMAT = "sparsepipe-factors-1"
 LEAST, MOST = 1e-2, 1e6  # times as long: what takes longer stands still
@@ -142,10 +143,7 @@ def _with_slower(profile: Profile, slower: Mapping[tuple[str, float], str]) -> P
         profile.measured_sizes(kind)  # refuses a type that was not profiled, as planners do
         if name in costs:
             continue
-        costs[name] = tuple(
-            LayerCost(tuple(_slower_sample(sample, factor) for sample in cost.stretched))
-            for cost in profile.costs[kind]
-        )
+        costs[name] = tuple(cost.changed(partial(_slower_sample, factor=factor)) for cost in profile.costs[kind])
         if kind in rates:
             rates[name] = rates[kind] * factor
         if kind in overheads:

@@ -1,6 +1,6 @@
 """What one layer costs: as measured at a few sizes of minibatches, and by laws at every size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
@@ -96,6 +96,10 @@ class LayerCost:
     def at(self, size: float) -> CostSample:
         """The cost of a minibatch of this size, by the law. Raises InputError for a size below 0."""
         return self._laws.samples(checked_size(size))[0]
+
+    def changed(self, change: Callable[[CostSample], CostSample]) -> "LayerCost":
+        """The cost whose samples are what `change` makes of each of these, at the same sizes."""
+        return replace(self, samples=tuple(map(change, self.samples)))
 
     @cached_property
     def stretched(self) -> tuple[CostSample, ...]:

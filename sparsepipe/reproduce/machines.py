@@ -83,7 +83,7 @@ def slower_copies(own: Profile, batch_size: int, said: str) -> Machines:
 
 
 def _slower(cost: LayerCost, speed: float) -> LayerCost:
-    return LayerCost(tuple(replace(s, forward=s.forward / speed, backward=s.backward / speed) for s in cost.stretched))
+    return cost.changed(lambda s: replace(s, forward=s.forward / speed, backward=s.backward / speed))
 
 
 def published_dense(names: Sequence[str]) -> dict[str, Machines]:
