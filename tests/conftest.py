@@ -3,6 +3,7 @@
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests start several processes on few cores
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that wait for each other leave the processor to other tests
 os.environ["SPARSEPIPE_CACHE"] = "off"  # what one test prepared is nothing to the next, and to the user's own cache
 
 import gc

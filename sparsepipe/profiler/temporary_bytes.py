@@ -30,8 +30,8 @@ def temporary_bytes(
     and all else is let go layer by layer; and in its backward the gradients of the weights from this one on. The rest
     is workspace, gradients of features, and features that only a layer to come needs. `outputs`: bytes of each value.
     """
-    # In a second step all is there that is made once.
-    parts = [live_bytes(partial(_step, subnetwork, batch, device=device), device=device) for _ in range(2)][-1]
+    _step(subnetwork, batch, lambda name: None, device=device)  # makes what is made once
+    parts = live_bytes(partial(_step, subnetwork, batch, device=device), device=device)
     most, last = dict[str, int](), dict[str, int]()
     for part in parts:
         most[part.name] = max(most.get(part.name, 0), part.most)
