@@ -39,7 +39,7 @@ DECISIONS = {  # made of values alone
 }
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, *DECISIONS, "dynamics", "plots", "widgets"}
-RAY = ("connected", "placed_ranks", "actor_process")  # in launchers/ray/
+RAY = ("connected", "placed_ranks")  # in launchers/ray/
 OF_TORCH = {
     ("models", "traced"),
     ("models", "images"),

@@ -9,9 +9,8 @@ import pytest
 
 from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
-from sparsepipe.cli.option_names import as_options
-from sparsepipe.cli.parser import parser
-from sparsepipe.cli.tasks import EXAMPLES, FIRST_STEPS, TASKS, WORDS
+from sparsepipe.cli.command import as_options
+from sparsepipe.cli.parser import EXAMPLES, FIRST_STEPS, TASKS, WORDS, parser
 
 
 def said(*words, capsys):

@@ -192,7 +192,7 @@ def test_a_typo_is_told_before_a_run_is_made(plan, shapes, tmp_path, typo, meant
 def test_run_offers_what_its_settings_take() -> None:
     """Choices are the library's own: a setting takes each of them and nothing else, and all of them are offered."""
     from sparsepipe.runtime import RunConfig
-    from sparsepipe.runtime.settings import Choice
+    from sparsepipe.runtime.config import Choice
 
     verb = argparse.ArgumentParser()
     OPTIONS["run"][1](verb)

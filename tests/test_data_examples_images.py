@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.data.examples import ExampleDataset, is_examples, open_examples
-from sparsepipe.data.examples.images.augmentation import AUGMENTATIONS
+from sparsepipe.data.examples.images.dataset import AUGMENTATIONS
 from sparsepipe.errors import InputError
 
 random = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsepipe.data import IGNORED
 from sparsepipe.data.examples import ExampleBatch
 from sparsepipe.errors import InputError
-from sparsepipe.losses.decoding import greedy_decode
+from sparsepipe.losses.bleu import greedy_decode
 from sparsepipe.losses.tokens import TokenCrossEntropy
 from sparsepipe.models.texts.gnmt import gnmt
 

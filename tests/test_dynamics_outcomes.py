@@ -11,8 +11,7 @@ from sparsepipe import LayerCost, Plan, Stage, partition, simulate
 from sparsepipe.dynamics import Factors
 from sparsepipe.dynamics.decision import decide
 from sparsepipe.dynamics.moves import Pace
-from sparsepipe.dynamics.outcomes import Outcomes
-from sparsepipe.dynamics.paces import MeasuredPace, Paces
+from sparsepipe.dynamics.outcomes import MeasuredPace, Outcomes, Paces
 
 NOISE = Noise(times=0.05, interrupted=0.01)
 CLUSTER = cpus(2)

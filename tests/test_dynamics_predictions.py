@@ -20,7 +20,7 @@ from sparsepipe.dynamics.following import DECISIONS
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.predictions import Predictions, check_predictor
 from sparsepipe.dynamics.variants.base import Situation, predicted_factors
-from sparsepipe.host.metrics import MachineWatch, nvml
+from sparsepipe.host.metrics import MachineWatch, machine_watch
 from sparsepipe.runtime.processes import rank_readings, rank_watches
 from sparsepipe.runtime.processes.gpu_file import forget_gpu, gpu_of
 
@@ -93,7 +93,7 @@ def test_ranks_are_read_by_their_process_ids(tmp_path, here, monkeypatch):
 def test_ranks_on_gpus_are_read_with_the_gauges_of_their_own_gpu(tmp_path, monkeypatch):
     """Not before they have told which it is; the GPU's number there is another than NVML's."""
     monkeypatch.setattr(rank_watches, "SECONDS", 0.0)
-    monkeypatch.setattr(nvml, "library", lambda: answering(BUSY))
+    monkeypatch.setattr(machine_watch, "library", lambda: answering(BUSY))
     with MachineWatch(gpu=UUID) as watch:
         learned = stump(tuple(watch.read()))
     logs, profile = tmp_path / "logs", network(3)
@@ -139,7 +139,9 @@ def test_ranks_on_other_hosts_are_asked_for_and_known_by_what_comes_from_there(t
 
 
 def test_a_predictor_of_processors_is_refused_for_a_run_on_gpus_and_the_other_way_round(here, monkeypatch):
-    monkeypatch.setattr(nvml, "library", lambda: answering({**BUSY, ("nvmlDeviceGetPowerUsage", FIRST): 70_000}))
+    monkeypatch.setattr(
+        machine_watch, "library", lambda: answering({**BUSY, ("nvmlDeviceGetPowerUsage", FIRST): 70_000})
+    )
     with MachineWatch(gpu=0) as watch:
         of_gpus = stump(tuple(watch.read()))
     check_predictor("predicted", of_gpus, needed=True, device="cuda")

@@ -8,7 +8,7 @@ from engine_clouds import close, leaf, random_batch, sorted_rows
 
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import CoordinateSet, Feature, Parts, Subnetwork, engine
-from sparsepipe.engines.initialisation import initialise
+from sparsepipe.engines.subnetwork import initialise
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row
 

@@ -14,7 +14,7 @@ from sparsepipe.engines.native import convolution, coordinates, direct, kernel_m
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack, unpack
 from sparsepipe.engines.native.kernel_map import kernel_offsets
-from sparsepipe.engines.native.pooling import global_max_pool, max_pool
+from sparsepipe.engines.native.layers import global_max_pool, max_pool
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Row
 

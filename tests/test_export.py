@@ -18,9 +18,7 @@ from processes import ENOUGH, until
 
 from sparsepipe import InputError, plots
 from sparsepipe.plots import chromium
-from sparsepipe.plots.export import as_exported, normalised, provenance
-from sparsepipe.plots.pdf_facts import with_facts
-from sparsepipe.plots.pdf_repeats import without_repeats
+from sparsepipe.plots.export import as_exported, normalised, provenance, with_facts, without_repeats
 from sparsepipe.plots.theme import doubted, finished, hatch, with_held_up
 from sparsepipe.provenance import Provenance
 from sparsepipe.record import NOTEBOOK, PAPER, Origin

@@ -369,8 +369,8 @@ KNOWN = {
     ("reproduce/html_page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs
     ("reproduce/html_page.py", "of_markdown"),  # mistune has escaped it
     ("reproduce/html_page.py", "with_links_to_pages"),  # Html already, of whose links to notebooks the ends change
-    ("reproduce/notebook_page.py", "_output"),  # what the executed notebook shows, on a page where no script runs
-    ("reproduce/notebook_page.py", "_with_dark_thumbnails"),  # the same, with SVGs beside its pictures
+    ("reproduce/page.py", "_output"),  # what the executed notebook shows, on a page where no script runs
+    ("reproduce/page.py", "_with_dark_thumbnails"),  # the same, with SVGs beside its pictures
 }
 
 

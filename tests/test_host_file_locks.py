@@ -18,7 +18,7 @@ from sparsepipe.runtime.processes.announcement import Announcement
 from sparsepipe.runtime.processes.ballot import Ballot
 from sparsepipe.runtime.processes.heartbeats import Heartbeats
 from sparsepipe.runtime.processes.mapped_file import mapped_file
-from sparsepipe.runtime.workloads.emulated_links import LinksOfHost
+from sparsepipe.runtime.workloads.replay import LinksOfHost
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of NFS, Lustre, FUSE
 

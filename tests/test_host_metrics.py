@@ -13,9 +13,8 @@ from processes import until
 
 from sparsepipe.errors import InputError
 from sparsepipe.host.background_load import cpu_seconds
-from sparsepipe.host.metrics import MachineWatch, nvml
-from sparsepipe.host.metrics.nvml import gpu_metrics, library
-from sparsepipe.host.metrics.pressure import stalled_seconds
+from sparsepipe.host.metrics import MachineWatch, machine_watch
+from sparsepipe.host.metrics.machine_watch import gpu_metrics, library, stalled_seconds
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
 
@@ -128,7 +127,7 @@ def test_gauges_that_a_gpu_lacks_are_left_out_and_one_that_is_not_there_says_not
 
 
 def test_a_process_on_a_gpu_is_read_with_its_gauges(monkeypatch):
-    monkeypatch.setattr(nvml, "library", lambda: answering(BUSY))
+    monkeypatch.setattr(machine_watch, "library", lambda: answering(BUSY))
     with MachineWatch(gpu=UUID) as watch, MachineWatch() as without:
         told = watch.read()
         assert told["gpu watts"] == 412.345

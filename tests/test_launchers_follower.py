@@ -16,9 +16,8 @@ from runtime_jobs import PLAIN, plan_of
 
 from sparsepipe import InputError, RunFailed
 from sparsepipe.launchers import attach
-from sparsepipe.launchers.followed_job import FollowedJob
+from sparsepipe.launchers.followed_job import FollowedJob, KeptRows
 from sparsepipe.launchers.handle import AttachedProcess
-from sparsepipe.launchers.kept_rows import KeptRows
 from sparsepipe.launchers.lock import LOCK, hold, is_held
 from sparsepipe.launchers.metrics_tail import Tail
 from sparsepipe.launchers.supervisor import read_status, tell_begun, tell_status

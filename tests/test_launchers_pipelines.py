@@ -17,8 +17,8 @@ from sparsepipe import InputError
 from sparsepipe.host.python_path import python_environment
 from sparsepipe.io.files import read_json, read_rows, write_json, write_rows
 from sparsepipe.launchers import attach, launch
+from sparsepipe.launchers.pipelines_parent import rejoined
 from sparsepipe.launchers.prepare_pipelines import RESUME, go_on_from_checkpoint
-from sparsepipe.launchers.rejoined import rejoined
 from sparsepipe.pipeline_simulator import simulate_pipelines
 from sparsepipe.record import RunRecord
 from sparsepipe.stragglers import Stragglers

@@ -24,9 +24,8 @@ from sparsepipe.data.shapes import make_shapes
 from sparsepipe.io.files import cut_torn_row, read_rows
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.ray.bundles import bundle, check_room, hosts_of, labels, pinned
-from sparsepipe.launchers.ray.connected import prove, start_here
+from sparsepipe.launchers.ray.connected import TOKEN, prove, session_folder, start_here
 from sparsepipe.launchers.ray.device_types import devices_of, read_types, write_types
-from sparsepipe.launchers.ray.session_folder import TOKEN, session_folder
 from sparsepipe.record import RunRecord
 
 MODEL = "minkvgg11-narrow"

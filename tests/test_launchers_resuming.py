@@ -15,7 +15,7 @@ from sparsepipe.launchers.resuming import nothing_left
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.clock import began, last_recorded
-from sparsepipe.runtime.training_state.checkpoint_manifest import write_manifest
+from sparsepipe.runtime.training_state.checkpoint import write_manifest
 
 MODEL = "minkvgg11-narrow"
 BEFORE = RunConfig(

@@ -15,7 +15,7 @@ from sparsepipe.data.manifests import get_manifest
 from sparsepipe.errors import InputError
 from sparsepipe.formats.sailor import PLANS, SailorFiles, SizedLink
 from sparsepipe.measured_plans import predict, published_prediction
-from sparsepipe.measured_plans.deepspeed import DeepSpeedSimulation
+from sparsepipe.measured_plans.prediction import DeepSpeedSimulation
 
 GIGABYTE = 1e9
 SOUND = ("mit/N4/N4_D2", "mit/N6/N6_D3")

@@ -18,8 +18,7 @@ from sparsepipe.plots.dark import GROUND, LIGHT_INK, LIT, LIT_POINTS
 from sparsepipe.plots.theme import INK, POINT_SHADES
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.reproduce import NOTEBOOKS
-from sparsepipe.reproduce.overview import Overview
-from sparsepipe.reproduce.thumbnails import on_black, thumbnail
+from sparsepipe.reproduce.overview import Overview, on_black, thumbnail
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 

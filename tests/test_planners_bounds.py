@@ -30,8 +30,7 @@ from sparsepipe.planners.exact.frontier_cuts import FrontierCuts, seconds_and_we
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
 from sparsepipe.planners.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
 from sparsepipe.planners.exact.optimal import Optimal
-from sparsepipe.planners.exact.packing_bound import _knapsack, packing_bound
-from sparsepipe.planners.exact.relaxed_bound import relaxed_bound, work_bound
+from sparsepipe.planners.exact.relaxed_bound import _knapsack, packing_bound, relaxed_bound, work_bound
 from sparsepipe.planners.exact.search_space import Rules, merged, spaces
 
 

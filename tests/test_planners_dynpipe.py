@@ -10,8 +10,7 @@ from sparsepipe.cluster import Cluster
 from sparsepipe.dynamics import Factors
 from sparsepipe.formats.dynpipe import BANDWIDTH, load_layer_lists
 from sparsepipe.planners import Problem
-from sparsepipe.planners.published.dynpipe import DynPipe, recut
-from sparsepipe.planners.published.dynpipe_pace import pace
+from sparsepipe.planners.published.dynpipe import DynPipe, pace, recut
 
 
 def column(values):

@@ -24,9 +24,9 @@ from sparsepipe import (
 )
 from sparsepipe.planners import Problem
 from sparsepipe.planners.exact.frontier_cuts import FrontierCuts
-from sparsepipe.planners.exact.latency_bound import latency_bound
 from sparsepipe.planners.exact.latency_walks import CutSums, Walks, walk_latency_bound
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
+from sparsepipe.planners.exact.min_latency import latency_bound
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.search_space import merged
 

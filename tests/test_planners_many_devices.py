@@ -15,9 +15,9 @@ from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerG
 from sparsepipe.planners.base import Problem
 from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.device_groups import device_classes
-from sparsepipe.planners.exact import counted_paths, spread_stages
-from sparsepipe.planners.exact.counted_paths import counted_path
-from sparsepipe.planners.exact.counted_search import counted_search, order_of_spans
+from sparsepipe.planners.exact import counted_search as counted_paths
+from sparsepipe.planners.exact import spread_stages
+from sparsepipe.planners.exact.counted_search import counted_path, counted_search, order_of_spans
 from sparsepipe.planners.exact.guided_path import devices_in_order, guided_path
 from sparsepipe.planners.exact.joined_nodes import JoinedNodes
 from sparsepipe.planners.exact.lagrangian_bound import lagrangian_bound, placed_bound

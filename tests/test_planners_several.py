@@ -21,7 +21,7 @@ from sparsepipe import (
     Profile,
     partition,
 )
-from sparsepipe.planners import Problem, device_split, partition_pipelines
+from sparsepipe.planners import Problem, partition_pipelines, several
 from sparsepipe.planners.several import split
 from sparsepipe.replication import parse_rule
 
@@ -118,7 +118,7 @@ def test_the_bound_holds_where_not_all_splits_are_looked_at(monkeypatch):
     short = partition_pipelines(profile, devices, 2, most_plans=1)
     assert any("not every split" in text for text in short.warnings)
     for limit in (8, 30):
-        monkeypatch.setattr(device_split, "MOST_PARTS", limit)
+        monkeypatch.setattr(several, "MOST_PARTS", limit)
         coarse = partition_pipelines(profile, devices, 2)
         assert any("too many devices" in text for text in coarse.warnings)
         for found in (short, coarse):

@@ -11,7 +11,7 @@ from test_plots import NUM_LAYERS, plan, small_profile
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition, plots
 from sparsepipe.data.manifests import manifests_folder
 from sparsepipe.plots import theme
-from sparsepipe.plots.free_places import around, overlap
+from sparsepipe.plots.layer_graph import around, overlap
 from sparsepipe.plots.layout import layout
 from sparsepipe.plots.text_room import width_of
 

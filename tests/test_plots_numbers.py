@@ -29,7 +29,7 @@ from sparsepipe.display.numbers import (
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted, short
 from sparsepipe.plots.chromium import drawn
-from sparsepipe.plots.free_places import overlap
+from sparsepipe.plots.layer_graph import overlap
 from sparsepipe.plots.points import STRATEGIES, Point
 from sparsepipe.plots.text_room import width_of
 from sparsepipe.plots.theme import TIE, tied

@@ -16,7 +16,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.losses import CrossEntropy
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.profile import Profile, StepOverhead
-from sparsepipe.profiler import layer_timer, measure, of_model, repeats, spread
+from sparsepipe.profiler import layer_timer, measure, of_model, repeats
 from sparsepipe.runtime.training_state.optimizer import SGD
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
@@ -405,7 +405,7 @@ class Clouds:
 def test_minibatches_to_measure_on_cover_what_training_meets_and_a_factor_of_8(batch_size, varied):
     random = np.random.default_rng(0)
     clouds = Clouds(np.maximum(500, 5000 * np.exp(varied * random.standard_normal(200))).astype(int).tolist())
-    batches = spread.spread(clouds, clouds.sizes, batch_size=batch_size)
+    batches = of_model.spread(clouds, clouds.sizes, batch_size=batch_size)
     sizes = [batch.size for batch in batches]
     assert sizes == sorted(set(sizes)) and 4 <= len(sizes) <= 12
     assert sizes[-1] >= 7.5 * sizes[0]
@@ -430,12 +430,12 @@ def test_parts_of_a_minibatch_that_a_network_cannot_take_are_left_out_aloud():
 
 def test_a_part_of_a_cloud_is_as_dense_as_the_whole():
     (whole,) = Clouds([1000]).batch([0]).samples()
-    half = spread.cropped(collate([whole, whole]), 0.5)
+    half = of_model.cropped(collate([whole, whole]), 0.5)
     assert half.voxel_counts.tolist() == [500, 500]
     for sample in half.samples():
         assert sample.coordinates[:, 1].max() == 249 and set(sample.coordinates[:, 0].tolist()) == {0, 1}
     labels = torch.arange(1000)
-    (part,) = spread.cropped(collate([replace(whole, label=labels)]), 0.25).samples()
+    (part,) = of_model.cropped(collate([replace(whole, label=labels)]), 0.25).samples()
     assert part.label.tolist() == list(range(250))
 
 

@@ -15,7 +15,7 @@ from sparsepipe.losses import CrossEntropy
 from sparsepipe.models import network
 from sparsepipe.profiler import measure, repeats
 from sparsepipe.profiler.live_bytes import live_bytes, peak_bytes
-from sparsepipe.profiler.spread import cropped
+from sparsepipe.profiler.of_model import cropped
 from sparsepipe.runtime.config import RunConfig
 
 CPU = torch.device("cpu")

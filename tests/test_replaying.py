@@ -30,7 +30,7 @@ from sparsepipe.pipeline_simulator import simulate_pipelines
 from sparsepipe.pipelines import Pipelines
 from sparsepipe.record import Origin
 from sparsepipe.replaying import Part
-from sparsepipe.replaying.steps import steps_of
+from sparsepipe.replaying.dependencies import steps_of
 from sparsepipe.replication import parse_rule
 from sparsepipe.stragglers import Stragglers
 

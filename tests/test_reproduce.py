@@ -26,11 +26,9 @@ from sparsepipe.profiler import profile_model
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.record.campaigns import new_campaign
 from sparsepipe.reproduce import NOTEBOOKS, catalogue, reproduce, workplace
-from sparsepipe.reproduce.averaging import averaging_link
+from sparsepipe.reproduce.averaging import averaging_link, loopback_link
 from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
-from sparsepipe.reproduce.loopback import loopback_link
-from sparsepipe.reproduce.notebook_job import NotebookJob, Outcome
-from sparsepipe.reproduce.notebook_processes import NotebookProcesses
+from sparsepipe.reproduce.notebook_job import NotebookJob, NotebookProcesses, Outcome
 from sparsepipe.reproduce.workplace import Workplace
 from sparsepipe.runtime.config import RunConfig
 

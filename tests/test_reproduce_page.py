@@ -15,14 +15,13 @@ from sparsepipe.plots.export import provenance
 from sparsepipe.plots.theme import finished
 from sparsepipe.record.run_progress import RunProgress
 from sparsepipe.reproduce import NOTEBOOKS, catalogue
+from sparsepipe.reproduce.driver import Progress, clock
 from sparsepipe.reproduce.executed import Executed, first_sentence
 from sparsepipe.reproduce.html_page import of_markdown
 from sparsepipe.reproduce.notebook_job import NotebookJob
-from sparsepipe.reproduce.notebook_page import notebook_page
-from sparsepipe.reproduce.page import write_page
-from sparsepipe.reproduce.progress import Progress, clock
+from sparsepipe.reproduce.overview import thumbnail
+from sparsepipe.reproduce.page import notebook_page, write_page
 from sparsepipe.reproduce.report import REPORT, report, run_rows
-from sparsepipe.reproduce.thumbnails import thumbnail
 
 NAME = "<img src=x onerror=alert(1)>"
 ANSWERS = [

@@ -16,8 +16,7 @@ from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
 from sparsepipe.runtime.transport import greeting
 from sparsepipe.runtime.transport.channel import Inbox, LocalQueue, Outbox, tag_of
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode
-from sparsepipe.runtime.transport.pipes import Pipes, make_pipe
-from sparsepipe.runtime.transport.shared_memory import SharedMemory, SharedMemoryTransport
+from sparsepipe.runtime.transport.shared_memory import Pipes, SharedMemory, SharedMemoryTransport, make_pipe
 from sparsepipe.runtime.transport.sockets import DEPTH, Sockets, SocketTransport, connect
 
 

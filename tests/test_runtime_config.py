@@ -9,7 +9,7 @@ import torch
 
 from sparsepipe import InputError, losses
 from sparsepipe.data.augmentation import AUGMENTATIONS
-from sparsepipe.data.examples.images import augmentation as images
+from sparsepipe.data.examples.images import dataset as images
 from sparsepipe.data.recipe import FEATURES
 from sparsepipe.runtime import DataConfig, OptimizerConfig, ProcessConfig, RunConfig
 from sparsepipe.runtime import config as known

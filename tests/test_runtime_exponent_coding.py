@@ -17,8 +17,7 @@ from sparsepipe.runtime.failures import PacketMismatch
 from sparsepipe.runtime.stages.base import InFlight, Output
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
-from sparsepipe.runtime.transport.compression import Compressor, restored
-from sparsepipe.runtime.transport.exponent_coding import with_coded_exponents, with_plain_exponents
+from sparsepipe.runtime.transport.compression import Compressor, restored, with_coded_exponents, with_plain_exponents
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
 from sparsepipe.runtime.transport.zero_elision import num_present, packed, unpacked, without_zeros
 

@@ -24,7 +24,7 @@ from sparsepipe.models.traced import trace
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profiler import profile_model
-from sparsepipe.profiler.spread import spread
+from sparsepipe.profiler.of_model import spread
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.stages.base import PacketAndSamples

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.transport.packet import HEADER_INTEGERS
-from sparsepipe.runtime.transport.pipes import Pipes
+from sparsepipe.runtime.transport.shared_memory import Pipes
 
 MORE_THAN_A_PIPE_HOLDS = 200
 

@@ -31,8 +31,7 @@ from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
 from sparsepipe.runtime.reporting.metrics import pace_of
 from sparsepipe.runtime.worker.run import run
-from sparsepipe.runtime.workloads.emulated_links import LinksOfHost, LinksOverHosts
-from sparsepipe.runtime.workloads.replay import Replay
+from sparsepipe.runtime.workloads.replay import LinksOfHost, LinksOverHosts, Replay
 from sparsepipe.schedule import Op, compile
 from sparsepipe.simulator import simulate
 from sparsepipe.trace import WORK

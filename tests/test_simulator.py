@@ -30,8 +30,8 @@ from sparsepipe.cli.plan_table import side_by_side
 from sparsepipe.forecast import forecast
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.planners import Problem, estimate
+from sparsepipe.planners.baselines import lap_bounds
 from sparsepipe.planners.estimate import memory_need, port_seconds
-from sparsepipe.planners.interleaved_cuts import lap_bounds
 from sparsepipe.profile import StepOverhead
 from sparsepipe.schedule import Action, Op, compile_until_steady
 from sparsepipe.schedule_rules import SCHEDULE_RULES

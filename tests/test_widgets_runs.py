@@ -30,7 +30,7 @@ from sparsepipe.plots.run_places import compared_with
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.widgets import RunsTable, runs_rows, runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, log_of, phase
-from sparsepipe.widgets.runs_list import RunsList
+from sparsepipe.widgets.runs import RunsList
 
 
 def record(folder, name, *, ranks=2, accuracy=0.5, finished=True):

@@ -8,7 +8,7 @@ import pytest
 from test_pipeline_simulator import like_pipelines, network
 
 from sparsepipe import InputError, Link, simulate_pipelines
-from sparsepipe.cli.pipelines_text import forecast_text
+from sparsepipe.cli.plan_verbs import forecast_text
 from sparsepipe.stragglers import Stragglers
 from sparsepipe.widgets import WaitingExplorer
 from sparsepipe.widgets.several import JITTER, NOBODY, PIPELINE, SLOW, STOP, TYPED

@@ -1,12 +1,22 @@
-"""The entry point `main`: parse the arguments, run one verb, print its answer, and report errors in one line."""
+"""The entry point `main`: parse the arguments, run one verb, print its answer, and report errors in one line.
+
+What the library says of its parameters, said of the command's options.
+
+voxel_size                --voxel-size
+profile=…                 --profile [TYPE=]FILE
+planner='optimal'         --planner optimal
+num_microbatches, in run  plan --num-microbatches: what the plan was made with
+"""
 
 import argparse
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..display.markup import one_line, visible
@@ -25,9 +35,58 @@ from . import (
     trace_verbs,
 )
 from .argument_types import value
-from .option_names import Verbs, as_options
 from .output import Answer, OutputLost, print_answer, progress_line, standard_streams
 from .parser import complete, parser
+
+_OF_PLANS, _PLAN = ("run", "replay", "simulate"), "plan"  # verbs that take a plan, and the one that makes it
+# Parameters that are options of another name.
+_CALLED = {"stragglers": "straggler", "num_pipelines": "pipelines"}
+_VALUE = r"=(?P<value>'[^']*'|…|True|False)"
+_COMMAND = r"`[^`]*`"  # is one already
+_NAMED = re.compile(
+    rf"{_COMMAND}|(?<![\w./,:;'\"`-])(?:(?P<set>[a-z]\w*){_VALUE}|(?P<name>[a-z]+(?:_[a-z]+)+))(?![\w/'\"`(])"
+)
+_SETTING = re.compile(r"[a-z_]+(?= (?:is|are) )")  # what a message begins with that is of a setting
+
+Verbs = Mapping[str, argparse.ArgumentParser]
+
+
+def as_options(text: str, verb: str, verbs: Verbs) -> str:
+    """Return a message with the parameters that are options of the verb, or of `plan`, written as these.
+
+    What is said of a file's content has the file's own names: such a message begins with its path, and stays.
+    """
+    if _is_of_a_file(text):
+        return text
+
+    def written(found: re.Match[str]) -> str:
+        name = found["set"] or found["name"]
+        return (_option(name, found["value"], verb, verbs) if name else None) or found[0]
+
+    if (found := _SETTING.match(text)) and (option := _option(found[0], None, verb, verbs)):
+        text = option + text[found.end() :]
+    return _NAMED.sub(written, text)
+
+
+def _is_of_a_file(text: str) -> bool:
+    with suppress(OSError, ValueError):  # no path at all
+        return Path(text.partition(": ")[0]).is_file()
+    return False
+
+
+def _option(name: str, value: str | None, verb: str, verbs: Verbs) -> str | None:
+    """An option as it is typed, with its value where one is said; None where the verb has none of that name."""
+    flag = f"--{_CALLED.get(name, name).replace('_', '-')}"
+    asked = (verb, *([_PLAN] if verb in _OF_PLANS and "_" in name else []))
+    where = next((one for one in asked if flag in verbs[one]._option_string_actions), None)
+    if where is None:
+        return None
+    action = verbs[where]._option_string_actions[flag]
+    typed = flag if where == verb else f"{where} {flag}"
+    if value is None or action.nargs == 0:
+        return typed
+    return f"{typed} {(action.metavar or action.dest.upper()) if value == '…' else value.strip(chr(39))}"
+
 
 if TYPE_CHECKING:
     from ..plots import Paper

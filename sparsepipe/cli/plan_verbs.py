@@ -12,7 +12,7 @@ from typing import Any
 from ..cluster import Cluster
 from ..data.describing import unread_files
 from ..display.counting import number_of
-from ..display.numbers import duration
+from ..display.numbers import as_measured, duration, rate_text, scaled_bytes
 from ..display.size_histogram import spread_text
 from ..errors import InputError
 from ..forecast import beyond_memory, forecast, peak_bytes
@@ -23,19 +23,18 @@ from ..host.openmp import waiting
 from ..io.fields import json_object
 from ..io.files import write_json
 from ..models import is_table, network
-from ..pipeline_simulator import RESTART_SECONDS, simulate_pipelines
+from ..pipeline_simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
 from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipelines, planner_for, planners_with
 from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
-from ..replication import parse_rule
+from ..replication import parse_rule, rule_text
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from ..sizes import Certainty
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .output import Answer, progress_line, warn
-from .pipelines_text import forecast_text
 from .plan_table import side_by_side, throughput
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
@@ -342,3 +341,41 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "simulate": simulate,
     "export": export,
 }
+
+
+def forecast_text(told: PipelinesForecast) -> str:
+    """Tell paces, merges and what was waited for."""
+    count = sum(one.minibatches for one in told.pipelines)
+    lines = [
+        f"{number_of(count, 'minibatch')} in {told.trace.makespan:.3f} s simulated, "
+        f"{rate_text(told.samples_per_second, told.counted)}; the pipelines' paces add up to "
+        f"{rate_text(told.sum_of_paces, told.counted)}, "
+        f"{_share(told.sum_of_paces, told.own_pace)} of what all would train if none waited",
+        f"{rule_text(told.rule)}: {_merges(told)}, {scaled_bytes(told.bytes)} sent",
+    ]
+    return "\n".join([*lines, *(_line(k, one, told.counted) for k, one in enumerate(told.pipelines))])
+
+
+def _merges(told: PipelinesForecast) -> str:
+    count = sum(told.group_sizes.values())
+    if not count:
+        return "no merge"
+    return (
+        f"{number_of(count, 'merge')} of {told.mean_group_size:.2f} pipelines on average, {told.forced_merges} of them "
+        f"forced, results taken {told.mean_staleness:.2f} updates later"
+    )
+
+
+def _line(k: int, one: PipelinePace, counted: str) -> str:
+    lost = [f"{cause} {as_measured(seconds)} s" for cause, seconds in one.lost_seconds.items() if seconds]
+    waited = [f"{name} {as_measured(seconds)} s" for name, seconds in one.waits]
+    return (
+        f"pipeline {k}: {number_of(one.minibatches, 'minibatch')}, {rate_text(one.samples_per_second, counted)}, "
+        f"{_share(one.samples_per_second, one.own_pace)} of its own pace"
+        + (f"; lost by {', '.join(lost)}" if lost else "")
+        + (f"; waited for {', '.join(waited)}" if waited else "")
+    )
+
+
+def _share(rate: float, whole: float) -> str:
+    return f"{rate / whole:.1%}" if whole else "–"

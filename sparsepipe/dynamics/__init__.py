@@ -14,8 +14,8 @@ run_rows.py       spans and sizes from a run's files while they grow
 drift_file.py     what a follower writes of it to the record
 
 decision.py         whether another plan pays for the devices as they are now
-paces.py          how long minibatches really take, whatever their sizes
-outcomes.py       what changes gave beside what they were to give; how far the next is to be believed
+outcomes.py       how long minibatches really take; what changes gave beside what they were to give, and how far
+                  the next is to be believed
 words.py          "7.3% faster": the same words wherever shares are told
 moves.py          what changes hands from one plan to another, and what that takes
 variants/         never, epoch, measured, predicted, live: ways to answer, a row each

@@ -4,7 +4,7 @@ import errno
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from ..display.counting import number_of
@@ -15,10 +15,11 @@ from ..record import RunRecord
 from ..runtime import commands
 from .base import MetricsRow
 from .handle import Handle
-from .kept_rows import KeptRows
 from .metrics_tail import Tail
 from .replan import replanned, request_replan
 from .supervisor import GOING_ON, gone, read_status
+
+MOST = 20_000  # rows, of some 1.3 KB each
 
 _POLLS_A_SECOND = 10
 _TO_END = 30.0  # seconds that a job has to end once it was asked to, at once where the machine is not busy
@@ -189,3 +190,36 @@ class FollowedJob:
             with self._changed:
                 self._rows.add(rows)
                 self._changed.notify_all()
+
+
+class KeptRows:
+    """The newest rows and, of older ones, evenly fewer: never more than `most`.
+
+    When there are more, every other one of the older half is let go. The first of each event stays, as "start" says
+    what the run is. The file has all of them.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            self._rows.append(row)
+            if len(self._rows) > self._most:
+                self._thin()
+
+    def all(self) -> tuple[dict[str, Any], ...]:
+        return tuple(self._rows)
+
+    def last(self, event: str) -> dict[str, Any] | None:
+        return next((row for row in reversed(self._rows) if row["event"] == event), None)
+
+    def _thin(self) -> None:
+        half = len(self._rows) // 2
+        older, known = [], set()
+        for place, row in enumerate(self._rows[:half]):
+            if row["event"] not in known or place % 2:
+                older.append(row)
+            known.add(row["event"])
+        self._rows[:half] = older

@@ -19,7 +19,6 @@ from ..record import RunRecord
 from ..runtime import commands
 from ..runtime.pipelines.changes import MINIBATCHES
 from .going_on import went_on
-from .rejoined import rejoined
 from .supervisor import GOING_ON, STATUS, kill_worker, read_status, tell_begun, tell_status
 
 # In the status of a run that has lost hosts: which ones it waits for, to go on, and the attempt that lost them.
@@ -224,3 +223,27 @@ def _lost_by(launcher: _Launcher) -> int | None:
         found = read_status(launcher.folder).get(_LOST_BY)
         return found if isinstance(found, int) else None
     return None
+
+
+def rejoined(folder: Path) -> Iterator[str]:
+    """Yield a line for each time that a pipeline came back, since the run began or was last resumed."""
+    path = folder / MINIBATCHES
+    left: dict[int, float] = {}  # pipeline → when it died, until it has come back
+    trained: dict[int, int] = {}  # minibatches that the others have done since
+    told: list[str] = []
+    for row in read_rows(path) if path.exists() else []:
+        event, pipeline = row["event"], row.get("pipeline", -1)
+        if event == "resume":
+            left, trained, told = {}, {}, []
+        elif event == "left":
+            left.setdefault(pipeline, row["seconds"])
+            trained.setdefault(pipeline, 0)
+        elif event == "done":
+            trained = {k: count + len(row["minibatches"]) for k, count in trained.items()}
+        elif event == "joined" and pipeline in left:
+            died, count = left.pop(pipeline), trained.pop(pipeline)
+            told.append(
+                f"pipeline {pipeline}: died {died:.1f} s after the run began and trained again from "
+                f"{row['seconds']:.1f} s on; the others did {number_of(count, 'minibatch')} meanwhile"
+            )
+    yield from told

@@ -1,4 +1,4 @@
-"""What a rank of the first stage reads ahead, as the loaders of a run do (runtime/worker/prefetch.py)."""
+"""What a rank of the first stage reads ahead, as the loaders of a run do (runtime/worker/inputs.py)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

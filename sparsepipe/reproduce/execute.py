@@ -3,25 +3,116 @@
     this process ─fork─► papermill ─fork─► kernel      of one notebook; the next one's are forked when it has ended
 
 A request comes as one line of JSON on stdin, which then stays open. What the notebook imports of this package is
-imported here first, for all that follow: with it papermill's process and the kernel (forked_kernel.py) begin. When
+imported here first, for all that follow: with it papermill's process and the kernel begin. When
 stdin closes, as its owner ended for whatever reason, papermill is interrupted, and the kernel and all it started end.
 On stdout comes a line of JSON for each cell that is begun, {"at": "cell 7 of 16, The runs"}, then the answer, then the
 exit code of papermill's process, {"ended": 0}.
+
+A notebook's kernel that is forked from a process which has imported what it needs, instead of starting anew.
+
+The kernel is forked early, while there is no thread, and waits to be told what jupyter_client would start it with.
 """
 
+import ast
 import gc
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from ..host.forked import Forked
 from ..host.left_out import ADDRESSES, HADOOP, left_out
-from .forked_kernel import WaitingKernel, bring_in_kernel
-from .notebook_imports import bring_in
+from ..host.python_path import this_python
+from ..io.files import read_json
+
+_PACKAGE = __name__.partition(".")[0]
+
+_MODULE = "ipykernel_launcher"
+_MOST_BYTES = 2**20  # of a request: an environment, mostly
+
+
+def bring_in_kernel() -> None:
+    """Import what a kernel of Python is made of."""
+    import ipykernel.kernelapp  # noqa: F401
+
+
+class KernelProcess(Forked):
+    """The kernel, as jupyter_client looks after a `subprocess.Popen`."""
+
+    stdin = stdout = stderr = None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class WaitingKernel:
+    """A process that waits to become the kernel of the one notebook that this process executes."""
+
+    def __init__(self) -> None:
+        """Fork it. The child does not return from here: it ends with SystemExit, as a kernel does."""
+        own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pid, self._end = os.fork(), own
+        if self._pid == 0:
+            os.setsid()  # with all that it will start
+            own.close()
+            with its:
+                told = its.recv(_MOST_BYTES)
+            raise SystemExit(_be_kernel(**json.loads(told)) if told else 0)  # without a word: nobody is there any more
+        its.close()
+
+    @property
+    def manager(self) -> type:
+        """The kernel manager that nbclient is to use."""
+        from jupyter_client.manager import AsyncKernelManager
+
+        waiting = self
+
+        class Manager(AsyncKernelManager):
+            async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
+                """Have the waiting process be the kernel (the method that jupyter_client has overridden for that)."""
+                if kernel_cmd[0] != this_python() or _MODULE not in kernel_cmd:  # another Python's, or language's
+                    await super()._async_launch_kernel(kernel_cmd, **options)
+                    return
+                provisioner, folder = self.provisioner, options.get("cwd") or Path.cwd()
+                process = waiting._begin(kernel_cmd, options["env"], folder)
+                provisioner.process, provisioner.cwd = process, folder
+                provisioner.pid = provisioner.pgid = process.pid
+                self._reconcile_connection_info(provisioner.connection_info)
+
+        return Manager
+
+    def _begin(self, command: Sequence[str], environment: dict[str, str], folder: Path | str) -> KernelProcess:
+        arguments = [*command[command.index(_MODULE) + 1 :], f"--IPKernelApp.parent_handle={os.getpid()}"]
+        request = {"arguments": arguments, "environment": environment, "folder": str(folder)}
+        with self._end:
+            self._end.send(json.dumps(request).encode())
+        return KernelProcess(self._pid)
+
+
+def _be_kernel(arguments: list[str], environment: dict[str, str], folder: str) -> int:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    from ipykernel import kernelapp
+
+    sys.argv = [f"{_MODULE}.py", *arguments]
+    kernelapp.launch_new_instance()
+    return 0
+
 
 _INTERRUPTED = 130  # what a shell says of a process ended by SIGINT
 _PATIENCE = 120  # seconds for a kernel to begin, and for a cell's outputs once it has ended: else they would be lost
@@ -138,3 +229,41 @@ def _end_with_owner() -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def bring_in(source: str) -> None:
+    """Import what the cells of a notebook name of this package; what cannot be imported its own cell will tell.
+
+    What is not this package's is left to the notebook: a reader's own files may change between two notebooks.
+    """
+    for module, name in imports(source):
+        with suppress(Exception):
+            __import__(module, fromlist=[name] if name else [])
+
+
+def imports(source: str) -> Iterator[tuple[str, str]]:
+    """Yield modules of this package and names in them, "" for none, that a notebook's cells import or use."""
+    short: dict[str, str] = {}  # what modules are called in the notebook
+    for tree in _cells(source):
+        for node in ast.walk(tree):
+            match node:
+                case ast.Import(names=names):
+                    for each in names:
+                        if _is_ours(each.name):
+                            short[each.asname or each.name] = each.name
+                            yield each.name, ""
+                case ast.ImportFrom(module=str(module), names=names, level=0) if _is_ours(module):
+                    yield from ((module, each.name) for each in names)
+                case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in short:
+                    yield short[name], attribute
+
+
+def _cells(source: str) -> Iterator[ast.Module]:
+    for cell in read_json(Path(source), what="notebook").get("cells", []):
+        if cell["cell_type"] == "code":
+            with suppress(SyntaxError):  # a cell of a magic
+                yield ast.parse("".join(cell["source"]))
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == _PACKAGE

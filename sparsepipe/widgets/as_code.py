@@ -11,7 +11,7 @@ from ..replication import rule_text
 from ..stragglers import Stragglers
 
 _SCALE = "from sparsepipe.planners.scale import Scale"
-_COMPRESSED = "from sparsepipe.widgets.hypothetical import compressed"
+_COMPRESSED = "from sparsepipe.widgets.planning import compressed"
 _HERE = Node.__dataclass_fields__["address"].default
 
 

@@ -12,6 +12,7 @@ import ipywidgets
 from .. import plots
 from ..cluster import Cluster
 from ..display.counting import number_of
+from ..display.markup import Html
 from ..display.words import OF_RUNS
 from ..errors import DamagedRecord, InputError
 from ..io.fields import shown
@@ -30,13 +31,14 @@ from .html_view import HtmlView
 from .job_details import JobDetails
 from .job_line import JobLine
 from .messages import Messages
-from .plan_change import PlanChange
 from .plot_view import PlotView
 from .promised import MadeFor, promised
 from .run_settings import RunSettings
 from .shown import Shown
 from .tips import with_tips
 from .words import explained
+
+_ASKED = Html("{} is asked to go on under {}: its ranks prepare it while they train")
 
 _SECONDS = 0.5  # between two looks at the jobs
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
@@ -332,3 +334,53 @@ def _readable(folder: Path) -> bool:
         return bool(RunRecord(folder).status["state"] and RunRecord(folder).plan)
     except DamagedRecord:
         return False
+
+
+class PlanChange:
+    """A row below the plans, hidden while nothing runs. `change(job, plan, called)` is what a click asks of the board.
+
+    `prepared` gives the board's plan of a name. A file comes first where one is named.
+    """
+
+    def __init__(
+        self,
+        messages: Messages,
+        prepared: Callable[[str], Plan | Pipelines],
+        change: Callable[[str, Plan | Pipelines, str], object],
+    ) -> None:
+        self._prepared, self._change = prepared, change
+        self.job = looks.Dropdown(description="running job", style=looks.OWN_WIDTH, layout={"width": "auto"})
+        self.job.tooltip = "the job that is to go on under another plan"
+        self.plan = looks.Dropdown(description="goes on under", style=looks.OWN_WIDTH, layout={"width": "auto"})
+        self.plan.tooltip = "a plan of this board, as its line shows it"
+        self.file = looks.Text(description="or a file", style=looks.OWN_WIDTH, layout={"width": "260px"})
+        self.file.placeholder, self.file.tooltip = "work/plans/….json", "a plan's file, in place of one of this board"
+        self.button = looks.Button(description="change its plan", icon="random", layout={"width": "auto"})
+        self.button.tooltip = "layers that change hands travel with all their state; its processes stay"
+        self.told = HtmlView()
+        self.button.on_click(messages.shown(lambda _: self._asked()))
+        row = [self.job, self.plan, self.file, self.button, self.told]
+        self.widget = looks.HBox(row, layout={"flex_flow": "row wrap", "display": "none"})
+
+    def offer(self, jobs: Sequence[str], plans: Sequence[str]) -> None:
+        """Offer those jobs, which run, and plans; what was chosen stays chosen."""
+        looks.show(self.widget, on=bool(jobs))
+        for chooser, names in ((self.job, jobs), (self.plan, plans)):
+            if chooser.options != tuple(names):
+                chosen = chooser.value
+                chooser.options = tuple(names)
+                chooser.value = chosen if chosen in names else next(iter(names), None)
+
+    def say(self, job: str, called: str, doubt: str = "") -> None:
+        """Show that a job was asked, and what could not be told of the plan, until `done`."""
+        self.told.value = Html("; ").join(filter(None, [_ASKED.format(job, called), doubt]))
+
+    def done(self) -> None:
+        self.told.value = ""
+
+    def _asked(self) -> None:
+        if not self.job.value:
+            return  # it has ended as the button was clicked
+        file = self.file.value.strip()
+        plan = Plan.load(expanded(file)) if file else self._prepared(self.plan.value)
+        self._change(self.job.value, plan, file or self.plan.value)

@@ -1,10 +1,20 @@
 """What the partition explorer's picture shows of an answer, as JSON-ready values."""
 
+from itertools import groupby
 from typing import Any
 
-from .cut_limits import blocked
+import numpy as np
+
+from ..costs import MemoryNeed
+from ..io.quantities import SIZE
+from ..plan import Plan
+from ..planners import Problem
+from ..planners.cuts import Cuts
+from ..planners.estimate import stage_memory
 from .planning import Answer
 from .view_model import scene
+
+_UNITS = [MemoryNeed(*(float(k == unit) for k in range(4))) for unit in range(4)]
 
 
 def picture(answer: Answer, pinned: Answer | None, *, batch_size: int | None, note: str) -> dict[str, Any]:
@@ -25,3 +35,67 @@ def picture(answer: Answer, pinned: Answer | None, *, batch_size: int | None, no
     if note:
         drawn["notes"] = [*drawn["notes"], note]
     return drawn
+
+
+def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
+    """Return {"reasons": sentences, "blocked": for each cut the ranges [first, last, reason] where it cannot be}.
+
+    The other cuts and all devices stay. A place is the number of layers before the cut.
+    """
+    num_layers = len(problem.layers)
+    bounds, reasons, found = [0, *ends, num_layers], [], []
+    need = _Need(plan, problem)
+
+    def reason(text: str) -> int:
+        if text not in reasons:
+            reasons.append(text)
+        return reasons.index(text)
+
+    for k in range(len(ends)):
+        low, high = bounds[k], bounds[k + 2]
+        why = [-1] * (num_layers + 1)
+        for place in range(1, num_layers):
+            if place <= low:
+                why[place] = reason(f"it must lie behind cut {k - 1} | {k}, with a layer between them")
+            elif place >= high:
+                why[place] = reason(f"it must lie before cut {k + 1} | {k + 2}, with a layer between them")
+            else:
+                for stage, a, b in ((k, low, place), (k + 1, place, high)):
+                    if text := need.too_much(stage, a, b):
+                        why[place] = reason(text)
+        ranges = []
+        for value, run in groupby(range(1, num_layers), key=why.__getitem__):
+            places = list(run)
+            if value >= 0:
+                ranges.append([places[0], places[-1], value])
+        found.append(ranges)
+    return {"reasons": reasons, "blocked": found}
+
+
+class _Need:
+    """Bytes of a stage from one cut to another, which are linear in the parts of its need."""
+
+    def __init__(self, plan: Plan, problem: Problem) -> None:
+        devices, table = problem.cluster.devices, problem.table
+        self.limits = [min(devices[rank].type.memory_bytes for rank in stage.ranks) for stage in plan.stages]
+        self.kinds = [
+            min((devices[rank].type for rank in stage.ranks), key=lambda kind: kind.memory_bytes).name
+            for stage in plan.stages
+        ]
+        self.bounded = min(self.limits) < float("inf")
+        if not self.bounded:
+            return
+        cuts = Cuts.along(table, problem.layers)
+        self.each = [[stage_memory(plan, k, unit) for unit in _UNITS] for k in range(len(plan.stages))]
+        self.weights = cuts.total(table.parameter_bytes)
+        self.stage_bytes = cuts.stage_bytes(table)
+        self.incoming = np.asarray(cuts.payloads(table)[0][:, 1])
+
+    def too_much(self, stage: int, first: int, last: int) -> str:
+        if not self.bounded:
+            return ""
+        saved, working = map(float, self.stage_bytes(first, last))
+        parts = self.weights[last] - self.weights[first], saved, self.incoming[first], working
+        if sum(each * part for each, part in zip(self.each[stage], parts, strict=True)) <= self.limits[stage]:
+            return ""
+        return f"stage {stage} would need more than the {SIZE.shown(self.limits[stage])} of a {self.kinds[stage]}"

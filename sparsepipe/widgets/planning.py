@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..cluster import Cluster
 from ..derived.remembered import remembered
@@ -12,11 +13,10 @@ from ..planners.by_hand import by_hand, with_cuts, with_groups
 from ..planners.device_groups import device_classes
 from ..planners.run_estimate import judged
 from ..planners.scale import Scale, Scaled
-from ..profile import Profile
+from ..profile import CostSample, Profile
 from ..simulator import simulate
 from ..trace import Trace
 from .as_code import as_code
-from .hypothetical import compressed
 from .placement import placed
 from .settings import Settings
 
@@ -173,3 +173,17 @@ def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Pl
         **quick,
         **options,
     )
+
+
+def compressed(profile: Profile, ratio: float) -> Profile:
+    """The profile whose features cross a boundary in 1/ratio of the bytes; what a stage keeps stays as it is."""
+
+    def squeeze(sample: CostSample, knows_saved: bool) -> CostSample:
+        saved = sample.saved_bytes if knows_saved else sample.output_bytes
+        return replace(sample.squeezed(ratio), saved_bytes=saved)
+
+    costs = {}
+    for name, layers in profile.costs.items():
+        knows_saved = any(sample.saved_bytes for cost in layers for sample in cost.samples)
+        costs[name] = tuple(cost.changed(partial(squeeze, knows_saved=knows_saved)) for cost in layers)
+    return replace(profile, costs=costs)

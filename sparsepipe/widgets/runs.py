@@ -1,35 +1,45 @@
 """The table of runs: sort, filter, tag, compare, open a trace, delete."""
 
+import gzip
+import json
 import os
 import shutil
 import warnings
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets
+import pandas as pd
+import traitlets
 
 from .. import plots
 from ..display.counting import number_of
 from ..display.markup import Html
+from ..display.numbers import Form, alike, as_given, as_measured
+from ..display.table import of_numbers
 from ..errors import DamagedRecord, InputError
 from ..io.paths import expanded
 from ..launchers.lock import hold, is_held
 from ..plots.run_places import compared_with
 from ..plots.table import record_names
+from ..plots.theme import tied
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
+from ..record.labels import Labels
 from ..workload_facts import workload_facts
 from . import looks
 from .exporter import Export, Exporter
 from .html_view import HtmlView
 from .messages import Messages
-from .page_link import PageLink
 from .plot_view import PlotView
-from .run_labels import RunLabels
-from .runs_list import RunsList
-from .runs_rows import LABELS, METRICS, SETTINGS, Kept, head, ordered, runs_table
+from .runs_rows import LABELS, METRICS, PACES, SETTINGS, Kept, head, meaning, ordered, runs_table
 from .shown import Shown
 from .tips import with_tips
+
+_PARTS = ("columns", "heads", "meanings", "numbers", "rows")  # of the document, which is JSON
+_DIGITS = 4  # of the largest number of a column
 
 _TRACE = Html(
     "<div>The link below opens the timeline, which is kept as <code>{}</code>. To look at it in Perfetto instead, open "
@@ -275,3 +285,103 @@ def _counted(shown: int, folder: Path, total: int) -> Html:
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:
     return looks.Button(description=name, icon=icon, tooltip=tip, layout={"width": "120px"})
+
+
+class PageLink(looks.Control, anywidget.AnyWidget):
+    """Shows a link once there is a page: `show`; nothing before, and after `hide`."""
+
+    _esm = Path(__file__).with_name("page_link.js")
+    page = traitlets.Bytes(b"").tag(sync=True)  # gzip: a tenth, as Jupyter's server passes on 3 MB in 3 seconds
+    label = traitlets.Unicode("").tag(sync=True)
+
+    def show(self, page: str, *, label: str) -> None:
+        """Link to the text of a page, which has all it needs in it."""
+        with self.hold_sync():
+            self.label, self.page = label, gzip.compress(page.encode(), mtime=0)
+
+    def hide(self) -> None:
+        self.page = b""
+
+
+class RunLabels:
+    """Two fields and a button, which writes them for `chosen`; then `changed` is called."""
+
+    def __init__(
+        self, messages: Messages, chosen: Callable[[], Sequence[RunRecord]], changed: Callable[[], None]
+    ) -> None:
+        self.chosen, self.changed = chosen, changed
+        self.tags = looks.Text(
+            description="tags", placeholder="words to find a run by", layout={"width": "240px"}, style=looks.OWN_WIDTH
+        )
+        self.tags.tooltip = "words with spaces or commas between, which the filter finds"
+        self.note = looks.Text(
+            description="note", placeholder="a sentence on it", layout={"width": "360px"}, style=looks.OWN_WIDTH
+        )
+        self.note.tooltip = "stands beside the run in the list, and is kept in its folder"
+        self.button = looks.Button(
+            description="write labels", icon="tag", tooltip="keep tags and note beside the marked runs"
+        )
+        self.button.on_click(messages.shown(lambda _: self.write()))
+        self.widget = looks.HBox([self.tags, self.note, self.button], layout={"flex_flow": "row wrap"})
+
+    def show(self, folders: Sequence[Path]) -> None:
+        """Show what the marked runs have, where all have the same."""
+        try:
+            found = {Labels.of(folder) for folder in folders}
+        except DamagedRecord:
+            found = set()
+        own = found.pop() if len(found) == 1 else Labels()
+        self.tags.value, self.note.value = " ".join(own.tags), own.note
+
+    def write(self) -> None:
+        """Keep what is typed with every marked run. Raises InputError where none is marked, or it cannot be written."""
+        labels = Labels.read(self.tags.value, self.note.value)
+        for record in self.chosen():
+            try:
+                labels.write(record.folder)
+            except OSError as error:
+                raise InputError(f"{record.folder}: its labels cannot be written ({error.strerror})") from None
+        self.changed()
+
+
+class RunsList(looks.Control, anywidget.AnyWidget):
+    """`options` are the runs listed, `value` those that are marked; `sort` is the column that a page's click chose."""
+
+    _esm = Path(__file__).with_name("runs_list.js")
+    document = traitlets.Unicode(json.dumps(dict.fromkeys(_PARTS, []))).tag(sync=True)
+    value = traitlets.Tuple(()).tag(sync=True)
+    sort = traitlets.Dict({"column": "started", "descending": True}).tag(sync=True)
+    options: tuple[str, ...] = ()
+
+    def show(self, table: pd.DataFrame, *, settings: Collection[str] = ()) -> None:
+        """List the runs of a table, whose first column is their names; marks of runs that are not there go.
+
+        Numbers of `settings` are written as they were given, paces with three digits, those of another column with as
+        many decimals each.
+        """
+        columns = {name: list(table[name]) for name in table.columns}
+        self.options = tuple(next(iter(columns.values())))
+        told = [*columns.items()][1:]
+        forms = [as_given if name in settings else as_measured if name in PACES else None for name, _ in told]
+        cells = [_shown(own, form) for (_, own), form in zip(told, forms, strict=True)]
+        rows = [list(row) for row in zip(self.options, *cells, strict=True)]
+        numbers = [any(map(_is_number, own)) or of_numbers(cells[k]) for k, (_, own) in enumerate(told)]
+        names = {"columns": list(columns), "heads": [*map(head, columns)], "meanings": [*map(meaning, columns)]}
+        self.document = json.dumps({**names, "numbers": [False, *numbers], "rows": rows})
+        self.value = tuple(name for name in self.value if name in self.options)
+
+    @traitlets.validate("value")
+    def _listed(self, proposal: dict[str, Any]) -> tuple[str, ...]:
+        """Each once; a page may still know of runs that are gone."""
+        return tuple(dict.fromkeys(name for name in proposal["value"] if name in self.options))
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _shown(cells: Sequence[Any], form: Form | None) -> list[str]:
+    """A column as text: four digits of its largest number; of words no line ends between a name and its count."""
+    fractions = [cell for cell in cells if isinstance(cell, float)]
+    form = form or alike(fractions, _DIGITS)
+    return [form(cell) if _is_number(cell) and fractions else tied(str(cell)) for cell in cells]

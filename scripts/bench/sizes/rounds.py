@@ -16,8 +16,7 @@ from sparsepipe.engines.subnetwork import build
 from sparsepipe.planners.scale import Scale
 from sparsepipe.profiler.devices import limited_to
 from sparsepipe.profiler.layer_timer import time_layers
-from sparsepipe.profiler.of_model import opened
-from sparsepipe.profiler.spread import PARTS, cropped
+from sparsepipe.profiler.of_model import PARTS, cropped, opened
 from sparsepipe.runtime.config import DataConfig, RunConfig
 from sparsepipe.runtime.workloads.opening import LearningTask
 

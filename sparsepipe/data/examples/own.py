@@ -36,7 +36,6 @@ from ..dataset import VoxelDataset
 from ..labels import IGNORED
 from .base import ExampleBatch
 from .collate import as_parts, as_target, collated, each_tensor, mapped
-from .facts import LazyFacts
 from .files import check_indices
 
 _DEFAULT_LOSS = "classes"
@@ -348,3 +347,22 @@ def _seed_generators(seed: int) -> None:
     torch.random.default_generator.manual_seed(seed % 2**63)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed % 2**32)  # a longer one takes longer
+
+
+class LazyFacts(Mapping[str, Any]):
+    """A mapping whose dear values are computed once, when they are asked for."""
+
+    def __init__(self, known: Mapping[str, Any], dear: Mapping[str, Callable[[], Any]]) -> None:
+        self._known = dict(known)
+        self._dear = {name: compute for name, compute in dear.items() if name not in known}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known and name in self._dear:
+            self._known[name] = self._dear[name]()
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._known, **self._dear})
+
+    def __len__(self) -> int:
+        return len(self._known.keys() | self._dear.keys())

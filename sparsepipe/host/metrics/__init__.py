@@ -1,5 +1,4 @@
-"""What the machine says of itself and of one process: machine_watch.py, of pressure.py, scheduler.py, cache_counters.py
-and, of a GPU, nvml.py."""
+"""What the machine says of itself, of one process and of a GPU: see machine_watch.py."""
 
 from .machine_watch import MachineWatch
 

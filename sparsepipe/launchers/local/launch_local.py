@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from ...errors import InputError
 from ...host.openmp import check_threads
-from ...host.python_path import check_current_folder
+from ...host.python_path import check_current_folder, python_command
 from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
@@ -17,8 +17,9 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..handle import AttachedProcess
 from ..prepare import prepare
-from .launch_pipelines import launch_pipelines
-from .started import check_workers, environment_of, followed
+from ..prepare_pipelines import prepare_pipelines
+from ..supervisor import ROOM
+from .started import check_workers, environment_of, followed, supervised
 from .warm_start import SentProcess, Starter
 
 _STARTER = Starter()
@@ -82,3 +83,22 @@ def _check_port(port: Any) -> None:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise InputError(f"port {port} of 127.0.0.1 cannot be had ({error.strerror}); give another, or none") from None
+
+
+def launch_pipelines(
+    plan: Pipelines,
+    config: RunConfig,
+    *,
+    detach: bool = False,
+    **asked: Unpack[Asked],
+) -> FollowedJob:
+    """Start the workers of all pipelines and their coordinator on this machine, over the loopback interface alone."""
+    check_threads(config.threads)
+    check_workers(len(plan.ranks))
+    check_current_folder()
+    record, locks = prepare_pipelines(plan, config, **asked)
+    resume = asked.get("resume", False)
+    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
+    command = [*python_command("sparsepipe.launchers.local.pipelines", *options), ROOM]
+    begin = supervised(record, locks, command, environment_of(config, len(plan.ranks)), detach=detach)
+    return followed(record, locks, begin, resume=resume, detach=detach)

@@ -1,16 +1,24 @@
 """This process as a driver of Ray, connected to a cluster that is there, or to a Ray of its own on this machine."""
 
 import os
+import secrets
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from .session_folder import TOKEN, session_folder
+from ...io.files import write_atomic
+from ..lock import hold, is_held
+
+TOKEN = "token"
+_LONGEST = 30  # characters of the folder for temporary files: names of sockets end after 107, Ray's own are long
+_TOKEN_BYTES = 32
 
 _LOOPBACK = "127.0.0.1"
 _OBJECT_STORE_BYTES = 80 * 2**20  # about the least that Ray takes: what goes through it is small
@@ -150,3 +158,33 @@ def _free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server((_LOOPBACK, 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in sockets]
+
+
+@contextmanager
+def session_folder() -> Iterator[Path]:
+    """Make a folder of this user's own, with a new token in it, to the end of the block.
+
+    What was left by a process that was killed is removed first. Raises OSError.
+    """
+    place = Path(tempfile.gettempdir())
+    place = place if len(str(place)) <= _LONGEST else Path("/tmp")
+    _remove_stale(place)
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=place))
+    lock = hold(folder)  # closed by the kernel where this process is killed
+    try:
+        write_atomic(folder / TOKEN, secrets.token_hex(_TOKEN_BYTES), private=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_stale(place: Path) -> None:
+    for folder in place.glob(f"{_prefix()}*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and (folder / TOKEN).exists() and not is_held(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prefix() -> str:
+    return f"sparsepipe-ray-{os.getuid()}-"

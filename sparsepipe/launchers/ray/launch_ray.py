@@ -45,7 +45,7 @@ def launch(
     name that the settings have, or as brought from here. `detach`: the job outlives this process; `attach` finds it
     again. `forward_only`: as on one machine; the weights are brought to the nodes. Several pipelines have a bundle for
     each of their ranks, and a node of Ray's that one of them loses is treated as a host is over ssh
-    (ssh/launch_pipelines.py); Ray has a minute, or `timeout_seconds` where that is longer, to find another for its
+    (ssh/launch_ssh.py); Ray has a minute, or `timeout_seconds` where that is longer, to find another for its
     ranks.
     Raises InputError where Ray is not installed, and for a plan or settings that cannot run there, before anything is
     started.

@@ -1,5 +1,6 @@
 """Launch on the hosts of a cluster: a supervisor here, under it the controller, which reaches the hosts by `ssh`."""
 
+import shutil
 from pathlib import Path
 from typing import Unpack
 
@@ -15,8 +16,9 @@ from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
 from ..prepare import check_for_hosts, for_hosts, prepare
-from .launch_pipelines import check_tools, launch_pipelines
-from .placement import HOSTS, hosted_ranks
+from ..prepare_pipelines import prepare_pipelines
+from .certificate import check_openssl
+from .placement import HOSTS, hosted_pipelines, hosted_ranks
 
 __all__ = ["attach", "launch"]
 
@@ -58,3 +60,36 @@ def launch(
     command = python_command("sparsepipe.launchers.ssh", *options)
     begin = supervised(record, [lock], command, python_environment(), detach=detach)
     return followed(record, [lock], begin, resume=resume, detach=detach)
+
+
+def launch_pipelines(
+    plan: Pipelines, config: RunConfig, *, detach: bool = False, **asked: Unpack[Asked]
+) -> FollowedJob:
+    """Start the workers of all pipelines, each rank at its place among the devices, and their coordinator.
+
+    The coordinator is on the host of the first pipeline's rank 0. A pipeline that loses a host does not stop the
+    others, whatever `on_lost_host` says: where restarts are left it waits for its host, and joins them again; else the
+    run goes on without it, and says so. Where the coordinator's host is lost and restarts are left, all go on from the
+    last checkpoint, with a coordinator on another host; with on_lost_host "wait" once that one is back.
+    """
+    cluster = asked.get("cluster")
+    assert cluster is not None, "looked at before"
+    nodes = {hosted.node.name: hosted.node for own in hosted_pipelines(plan, cluster) for hosted in own.hosts}
+    if wrong := unlike_networks(list(nodes.values())):
+        raise InputError(wrong[0])
+    check_current_folder()
+    record, locks = prepare_pipelines(plan, config, elsewhere=True, **asked)
+    write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
+    resume = asked.get("resume", False)
+    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
+    command = python_command("sparsepipe.launchers.ssh.pipelines", *options)
+    begin = supervised(record, locks, command, python_environment(), detach=detach)
+    return followed(record, locks, begin, resume=resume, detach=detach)
+
+
+def check_tools(config: RunConfig) -> None:
+    """Raise InputError where a program is missing here that jobs on hosts need."""
+    if shutil.which("ssh") is None:
+        raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
+    if config.encrypt:
+        check_openssl()

@@ -9,13 +9,15 @@ from torch import Tensor, fx, nn
 
 from ...derived.seeds import SHARED_GENERATORS, derived_seed
 from ...errors import InputError
+from ..batch_norm import GroupBatchNorm
 from ..running import run_layers
 from .checkpoints import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
 from .recording import filled, run
 from .rows import Program, TracedRow
-from .synchronised import synchronise
 from .values import features, is_tensor
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, GroupBatchNorm)
 
 # What layers raise for tensors that they cannot take, such as batch norm for a single sample.
 _OF_MODULES = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError, RuntimeError)
@@ -210,3 +212,15 @@ def _seeded(seed: int, tensors: Mapping[str, Any], program: Program) -> Iterator
             with torch.cuda.device(number):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+def synchronise(stage: nn.Module, group: Any) -> int:
+    """Give `group` to every batch norm of a stage that has weights; return how many there are.
+
+    Each becomes a GroupBatchNorm, which is torch's own where there is no group.
+    """
+    norms = [module for module in stage.modules() if type(module) in _NORMS and module.weight is not None]
+    for norm in norms:
+        norm.__class__ = GroupBatchNorm
+        norm.group = group
+    return len(norms)

@@ -7,16 +7,36 @@ lossless            likewise, and with the exponents of the others coded
 
 Where nothing else is asked for, what leaves a CPU through a socket goes lossless: on MinkVGG16's cuts that is a quarter
 to a half less to send, for 1 to 2% of a minibatch's time. Through shared memory nothing is sent.
+
+Values with their exponents coded, to the bit: most values of a tensor have one of few exponents.
+
+    float32   | sign, exponent 7..1 | exponent 0, mantissa | mantissa | mantissa |   a byte each
+              |       coded         |     as it is         |    as they are      |
+              |                 upper, uint8               |    rows, int16      |
+
+The first byte of an activation or gradient holds 2 or 3 bits of information, the others close to 8 each. So the few
+most frequent first bytes get codes of 2 or 4 bits, whichever is less in all, and each of the others an escape and a
+byte of its own, behind the codes.
+
+    coded     | bits of a code | codes at the end that are no value's | the bytes that have a code, in its order |
+              | codes, the first in a byte's lowest bits | bytes that have none |
+
+A value takes 0.82 (activations) or 0.87 (gradients) of its bytes; Huffman codes would take 0.03 less of them, and two
+to three times as long.
 """
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .exponent_coding import with_coded_exponents, with_plain_exponents
-from .packet import Slot
+from ..failures import PacketMismatch
+from .packet import Slot, aligned_bytes
 from .zero_elision import with_zeros, without_zeros
+
+_WIDTHS = (2, 4)  # bits of a code
+_LOOKED_AT = 2**14  # values, to find the frequent ones
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT16_MOST = 65504.0
@@ -80,3 +100,78 @@ def restored(slot: Slot) -> Tensor:
 def _of_channels(values: Tensor, rows: Tensor) -> Tensor:
     """Shape one value a channel so that it meets `rows` [N, C, ...]."""
     return values.view(1, -1, *[1] * (rows.dim() - 2))
+
+
+def with_coded_exponents(slot: Slot) -> Slot:
+    """Return the slot of a float32 tensor with `upper` and the lower halves of its values: on the CPU, which codes.
+
+    The slot as it is where that is smaller.
+    """
+    values = slot.rows.detach().cpu().contiguous()
+    bits = values.view(-1).numpy().view(np.uint32)
+    upper = torch.from_numpy(np.concatenate([_byte(bits, 2), _coded(_byte(bits, 3))]))
+    lower = torch.from_numpy(bits.astype(np.int16)).view(values.shape)
+    small = replace(slot, rows=lower, upper=upper, present=None if slot.present is None else slot.present.cpu())
+    return small if aligned_bytes(small.sections) < aligned_bytes(slot.sections) else slot
+
+
+def with_plain_exponents(slot: Slot) -> Slot:
+    """Return the slot with its values float32 again, on the device of their lower halves.
+
+    Raises PacketMismatch where the coded bytes are not those of as many values.
+    """
+    if slot.upper is None:
+        return slot
+    count = slot.rows.numel()
+    third, coded = np.split(slot.upper.cpu().numpy(), [count])
+    halves = np.left_shift(_decoded(coded, count), 8, dtype=np.uint16)
+    halves |= third
+    bits = np.left_shift(halves, 16, dtype=np.uint32)
+    bits |= slot.rows.cpu().view(-1).numpy().view(np.uint16)
+    values = torch.from_numpy(bits.view(np.float32)).view(slot.rows.shape)
+    return replace(slot, rows=values.to(slot.rows.device), upper=None)
+
+
+def _byte(bits: np.ndarray, place: int) -> np.ndarray:
+    """Return byte `place` of each of so many unsigned integers, 0 the lowest: uint8 [n]."""
+    return np.right_shift(bits, 8 * place, out=np.empty(len(bits), np.uint8), casting="unsafe")
+
+
+def _coded(plain: np.ndarray) -> np.ndarray:
+    """Code uint8 [n]."""
+    counts = np.bincount(plain[:: 1 + len(plain) // _LOOKED_AT], minlength=256)
+    frequent = np.argsort(-counts, kind="stable").astype(np.uint8)
+    width = min(_WIDTHS, key=lambda width: width * counts.sum() + 8 * counts[frequent[2**width - 1 :]].sum())
+    escape, in_byte = 2**width - 1, 8 // width
+    table = np.full(256, escape, np.uint8)
+    table[frequent[:escape]] = np.arange(escape)
+    padding = -len(plain) % in_byte
+    codes = plain.tobytes().translate(table.tobytes()) + bytes(padding)  # twice as fast as indexing
+    others = plain[np.flatnonzero(np.frombuffer(codes, np.uint8, len(plain)) == escape)]
+    words = np.frombuffer(codes, f"<u{in_byte}")  # those of a byte: the k-th is to go from bit 8 k to bit width * k
+    packed = words.copy()
+    for k in range(1, in_byte):
+        packed |= words >> k * (8 - width)
+    return np.concatenate([np.array([width, padding], np.uint8), frequent[:escape], _byte(packed, 0), others])
+
+
+def _decoded(coded: np.ndarray, count: int) -> np.ndarray:
+    """Return the uint8 [count] that were coded."""
+    damaged = PacketMismatch(f"{len(coded)} bytes of coded exponents are not those of {count} values")
+    width, padding = coded[:2].tolist() if len(coded) >= 2 else (0, 0)
+    if width not in _WIDTHS or padding != -count % (8 // width):
+        raise damaged
+    escape, in_byte = 2**width - 1, 8 // width
+    frequent, packed, others = np.split(coded[2:], np.cumsum([escape, (count + padding) // in_byte]))
+    if in_byte * len(packed) != count + padding:
+        raise damaged
+    unused = np.setdiff1d(np.arange(256), frequent)[0]  # stands for an escape
+    symbols = np.append(frequent, np.uint8(unused))
+    places = np.arange(256)[:, None] >> width * np.arange(in_byte) & escape
+    table = symbols[places].view(f"u{in_byte}").ravel()
+    plain = table.take(packed).view(np.uint8)[:count]
+    escaped = np.flatnonzero(plain == unused)
+    if len(escaped) != len(others):
+        raise damaged
+    plain[escaped] = others
+    return plain

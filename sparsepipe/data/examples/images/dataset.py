@@ -1,6 +1,7 @@
 """Images as minibatches: inputs float32 [B, C, S, S], normalised by channel, targets the classes, int64 [B]."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 
 from ....derived.seeds import sample_seed
 from ....errors import InputError
@@ -16,9 +18,15 @@ from ....io.paths import name_text
 from ...presence import look_at
 from ..base import ExampleBatch
 from ..files import check_indices, named_digest
-from .augmentation import named_augmentation
 from .base import Pictures
-from .decoding import centre_crop, fitted
+from .decoding import centre_crop, fitted, resized
+
+_PARTS = 8  # a shift is by an eighth of the side at most: 4 of CIFAR's 32 pixels, as is usual
+_AREA = (0.08, 1.0)  # of a picture that a random crop keeps, as GoogLeNet was trained (Szegedy et al., CVPR 2015)
+_ASPECT = (3 / 4, 4 / 3)
+_TRIES = 10
+# (uint8 [H, W, C] of H and W from `side`, side, draws) → uint8 [side, side, C]
+Change = Callable[[np.ndarray, int, Generator], np.ndarray]
 
 _LARGEST_SIDE = 4096
 
@@ -135,3 +143,46 @@ class ImageExamples:
         style = self.pictures.style
         mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (style.mean, style.deviation))
         return pixels.div_(255).sub_(mean).div_(deviation)
+
+
+def resized_crop(picture: np.ndarray, side: int, draw: Generator) -> np.ndarray:
+    """Cut a box of a random area and aspect, resize it to the square, mirror it every other time."""
+    height, width = picture.shape[:2]
+    for _ in range(_TRIES):
+        area = height * width * draw.uniform(*_AREA)
+        aspect = math.exp(draw.uniform(math.log(_ASPECT[0]), math.log(_ASPECT[1])))
+        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < wide <= width and 0 < high <= height:
+            top, left = int(draw.integers(height - high + 1)), int(draw.integers(width - wide + 1))
+            return _mirrored(resized(picture, side, side, (top, left, high, wide)), draw)
+    return _mirrored(centre_crop(picture, side), draw)
+
+
+def shift(picture: np.ndarray, side: int, draw: Generator) -> np.ndarray:
+    """Move the picture by an eighth of its side at most; what comes in is black."""
+    picture, border = centre_crop(picture, side), side // _PARTS
+    wider = np.zeros((side + 2 * border, side + 2 * border, picture.shape[2]), dtype=np.uint8)
+    wider[border : border + side, border : border + side] = picture
+    top, left = draw.integers(2 * border + 1, size=2).tolist()
+    return wider[top : top + side, left : left + side]
+
+
+def shift_flip(picture: np.ndarray, side: int, draw: Generator) -> np.ndarray:
+    """Move the picture, and mirror it every other time."""
+    return _mirrored(shift(picture, side, draw), draw)
+
+
+AUGMENTATIONS: Mapping[str, Change] = {"resized-crop": resized_crop, "shift": shift, "shift-flip": shift_flip}
+
+
+def named_augmentation(name: str | None) -> Change | None:
+    """Return an augmentation by name, None for None. Raises InputError that lists the names."""
+    if name is None:
+        return None
+    if name not in AUGMENTATIONS:
+        raise InputError(f"augmentation {name!r} given, expected one of {', '.join(AUGMENTATIONS)} for images")
+    return AUGMENTATIONS[name]
+
+
+def _mirrored(picture: np.ndarray, draw: Generator) -> np.ndarray:
+    return picture[:, ::-1] if draw.random() < 0.5 else picture
