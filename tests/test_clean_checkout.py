@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from sparsepipe.record.code_version import commit
+from sparsepipe.record.run_record import commit
 from sparsepipe.reproduce.saved_notebook import OPTIONS, after_save, look_again
 
 REPOSITORY = Path(__file__).resolve().parent.parent

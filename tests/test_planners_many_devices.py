@@ -16,7 +16,7 @@ from sparsepipe.planners.base import Problem
 from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.device_groups import device_classes
 from sparsepipe.planners.exact import counted_search as counted_paths
-from sparsepipe.planners.exact import spread_stages
+from sparsepipe.planners.exact import placed_stages
 from sparsepipe.planners.exact.counted_search import counted_path, counted_search, order_of_spans
 from sparsepipe.planners.exact.guided_path import devices_in_order, guided_path
 from sparsepipe.planners.exact.joined_nodes import JoinedNodes
@@ -132,7 +132,7 @@ def test_vectors_make_up_a_round_with_as_few_devices_as_can_be(shares):
         every = [v for v in itertools.product(*(range(n + 1) for n in held)) if all((np.array(v) > 0) == (shares > 0))]
         enough = [v for v in every if np.dot(v, shares) >= needed]
         least = {v for v in enough if not any(all(np.less_equal(o, v)) and o != v for o in enough)}
-        assert {tuple(v) for v in spread_stages._making_up(shares, held, needed).tolist()} == least
+        assert {tuple(v) for v in placed_stages._making_up(shares, held, needed).tolist()} == least
 
 
 def cheapest_by_trying(here, seconds, prices):

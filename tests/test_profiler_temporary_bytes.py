@@ -14,8 +14,8 @@ from sparsepipe.engines import engine
 from sparsepipe.losses import CrossEntropy
 from sparsepipe.models import network
 from sparsepipe.profiler import measure, repeats
-from sparsepipe.profiler.live_bytes import live_bytes, peak_bytes
 from sparsepipe.profiler.of_model import cropped
+from sparsepipe.profiler.temporary_bytes import live_bytes, peak_bytes
 from sparsepipe.runtime.config import RunConfig
 
 CPU = torch.device("cpu")

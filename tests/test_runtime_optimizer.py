@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sparsepipe.runtime.training_state.clipping import clip, square_norm
 from sparsepipe.runtime.training_state.optimizer import optimizer
+from sparsepipe.runtime.worker.weight_update import clip, square_norm
 
 KINDS = [torch.complex64, torch.complex128, torch.bfloat16, torch.float16, torch.float64, torch.float32]
 THEIRS = {

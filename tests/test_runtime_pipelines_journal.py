@@ -14,9 +14,8 @@ from sparsepipe.io.files import read_rows
 from sparsepipe.replication import parse_rule
 from sparsepipe.runtime.pipelines import journal as journals
 from sparsepipe.runtime.pipelines.client import connect
-from sparsepipe.runtime.pipelines.journal import Journal, complete_record
+from sparsepipe.runtime.pipelines.journal import Journal, complete_record, from_json, to_json
 from sparsepipe.runtime.pipelines.service import Service
-from sparsepipe.runtime.pipelines.snapshot import from_json, to_json
 from sparsepipe.runtime.pipelines.state import RunOfPipelines, RunState
 
 MINIBATCHES = 150

@@ -13,9 +13,8 @@ import pytest
 
 from sparsepipe.replication import RULES, SERVER, rule
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
-from sparsepipe.runtime.pipelines.journal import apply
+from sparsepipe.runtime.pipelines.journal import apply, from_json, to_json
 from sparsepipe.runtime.pipelines.messages import line_of
-from sparsepipe.runtime.pipelines.snapshot import from_json, to_json
 from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines, RunState
 from sparsepipe.runtime.pipelines.work import WAIT
 

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from sparsepipe.engines import engine
 from sparsepipe.engines.native import convolution
 from sparsepipe.engines.native.layers import Convolution
-from sparsepipe.runtime.stages.split_backward import split_backward
+from sparsepipe.runtime.stages.network_stage import split_backward
 
 
 def _views(module: nn.Module) -> dict[str, torch.Tensor]:

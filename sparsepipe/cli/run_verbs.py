@@ -35,7 +35,6 @@ from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
 from .argument_types import known_cluster
 from .drift import drift_answer
-from .driver_run import filled
 from .follow_run import Forgiving
 from .for_slurm import for_slurm
 from .forward_only import check_forward_only, checkpoint_or_run, trained_by
@@ -396,3 +395,20 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "runs export": runs_export,
     "runs drift": runs_drift,
 }
+
+
+def filled(options: argparse.Namespace, driver: DriverFile) -> argparse.Namespace:
+    """The options with what the file says wherever the command line says nothing.
+
+    Prints a line for each key of the file that has no meaning here. Raises InputError for a network, or a conf json,
+    that is not there.
+    """
+    for line in driver.without_meaning:
+        progress_line(f"{driver.path}: {line}")
+    said: dict[str, Any] = {"plan": driver.config_file}
+    if options.model is None:
+        said["model"] = driver.model
+    if options.data is None:
+        said["data"] = driver.data
+    said |= {name: value for name, value in driver.settings.items() if getattr(options, name, None) is None}
+    return argparse.Namespace(**{**vars(options), **said})

@@ -1,10 +1,16 @@
-"""Measure every layer of a network on this machine, at several voxel counts: (network, batches, engine) -> Profile."""
+"""Measure every layer of a network on this machine, at several voxel counts: (network, batches, engine) -> Profile.
+
+Bytes of what each layer gives as sockets between hosts carry it where nothing else is asked for, on one minibatch.
+
+Outputs and their gradients go without the zeros and with coded exponents; the gradient of a ReLU's output only where
+that is not zero; coordinates as packed keys (runtime/transport/compression.py, packet.py). What a GPU sends is plain.
+"""
 
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -21,9 +27,11 @@ from ..losses import CrossEntropy, Loss
 from ..models.base import AnyNetwork, direct_reads
 from ..models.rows import Row, each_axis
 from ..profile import CostSample, LayerCost, Profile, StepOverhead
-from .coded_bytes import CodedBytes, coded_bytes
+from ..runtime.transport.compression import Compressor
+from ..runtime.transport.packet import FORWARD, Packet, Slot, encode
+from ..runtime.transport.zero_elision import values_at
 from .devices import device_name, usable
-from .layer_timer import moment, seconds_between, time_layers
+from .layer_timer import ends, moment, seconds_between, send_back, time_layers
 from .repeats import Repeater, Repeats
 from .saved_bytes import kept_bytes
 from .temporary_bytes import temporary_bytes
@@ -339,3 +347,69 @@ def kernel_map_seconds(
             again.append(seconds_between(start, moment(device)))
         cost[own] = max(0.0, forwards[row.id] - statistics.median(again)) if again else 0.0  # a row alone needs no map
     return {id: cost[own] for id, own in maps.items()}
+
+
+class CodedBytes(NamedTuple):
+    """Of one layer; 0: there is none, or it was not looked at."""
+
+    outputs: int = 0
+    gradients: int = 0
+    coordinates: int = 0
+
+
+def coded_bytes(
+    subnetwork: Any, tensors: Mapping[str, Any], *, crossing: Collection[str], device: torch.device
+) -> dict[str, CodedBytes]:
+    """Send back what a loss would through `tensors`, a whole forward's values; return each layer's bytes by its id.
+
+    `crossing`: the values that may cross a boundary. Their graph is spent. Nothing is said of a GPU's.
+    """
+    if device.type != "cpu":
+        return {}
+    network, engine = subnetwork.network, subnetwork.engine
+    parts = engine.split({name: tensors[name] for name in tensors if name in crossing})
+    known = {parts.features[name].coordinate_set for name in network.inputs if name in parts.features}
+    slots = {name: _coded(Slot(feature.rows)) for name, feature in parts.features.items()}
+    gradients = _gradient_bytes(subnetwork, tensors, slots)
+    found = {}
+    for row in subnetwork.table:
+        names = [name for name in row.outputs if name in slots]
+        coordinates = 0
+        for name in names:
+            coordinate_set = parts.features[name].coordinate_set
+            if coordinate_set is not None and coordinate_set not in known:
+                _, payload = encode(Packet(FORWARD, 0, 0, (), (parts.coordinate_sets[coordinate_set],)))
+                coordinates += len(payload)
+            known.add(coordinate_set)
+        outputs = sum(_num_bytes(slots[name]) for name in names)
+        found[row.id] = CodedBytes(outputs, sum(gradients.get(name, 0) for name in names), coordinates)
+    return found
+
+
+def _gradient_bytes(subnetwork: Any, tensors: Mapping[str, Any], slots: Mapping[str, Slot]) -> dict[str, int]:
+    """Bytes of the gradient of each value, where one comes back for it."""
+    found: dict[str, int] = {}
+
+    def watch(name: str, rows: Tensor) -> None:
+        present = slots[name].present if name in subnetwork.network.rectified else None
+
+        def take(gradient: Tensor) -> None:
+            found[name] = _num_bytes(_coded(Slot(gradient if present is None else values_at(present, gradient))))
+
+        rows.register_hook(take)
+
+    for name in slots:
+        rows = subnetwork.engine.features(tensors[name])
+        if rows.requires_grad:
+            watch(name, rows)
+    send_back(ends(subnetwork, tensors), torch.device("cpu"))
+    return found
+
+
+def _coded(slot: Slot) -> Slot:
+    (small,) = Compressor("lossless").shrink((slot,))
+    return small
+
+
+def _num_bytes(slot: Slot) -> int:
+    return sum(section.nbytes for section in slot.sections)

@@ -15,10 +15,12 @@ runs/<name>/plan.json config.json origin.json   the plan, the settings, and the 
             checkpoints/ logs/
 """
 
+import json
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -32,6 +34,7 @@ from ..errors import DamagedRecord, InputError
 from ..functions import short_name
 from ..host import cpu
 from ..host.background_load import BackgroundLoad
+from ..host.git import git
 from ..io.fields import shown
 from ..io.files import write_json
 from ..io.paths import expanded
@@ -39,10 +42,8 @@ from ..pipelines import Pipelines
 from ..plan import Plan
 from ..sizes import SIZE_UNITS
 from ..stragglers import Stragglers
-from ..trace import Trace
+from ..trace import Span, Trace
 from ..workload_facts import workload_facts
-from .code_version import commit
-from .of_pipelines import trace_of_all
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .rates import in_minibatches, knows_samples
 from .record_files import (
@@ -55,7 +56,42 @@ from .record_files import (
     read_merges,
     read_metrics,
 )
-from .trace_file import bytes_of_rank, put_together, read_spans
+from .trace_file import bytes_of_rank, merged, put_together, read_spans
+
+_ROOT = Path(__file__).parents[2]
+
+
+def commit(root: Path = _ROOT) -> str | None:
+    """Return the commit of the checkout `root` with "+" when changed since; None outside a checkout.
+
+    Of notebooks only what their cells say counts: opening and running one writes outputs, counts and metadata into it.
+    """
+    if not (root / ".git").exists():
+        return None
+    try:
+        head = git(root, "rev-parse", "HEAD").decode().strip()
+        rows = git(root, "status", "--porcelain", "-z", "-uno", "--no-renames", "--ignore-submodules=all").split(b"\0")
+        changed = [(row[:2].decode(), row[3:].decode(errors="surrogateescape")) for row in rows if row]
+        return head + ("+" if any(_differs(root, state, name) for state, name in changed) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _differs(root: Path, state: str, name: str) -> bool:
+    """Whether a file that git calls changed says something else than in the commit."""
+    if not name.endswith(".ipynb") or set(state) - {"M", " "}:
+        return True
+    try:
+        return _cells(git(root, "cat-file", "blob", f"HEAD:{name}")) != _cells((root / name).read_bytes())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return True  # no notebook
+
+
+def _cells(text: bytes) -> list[Any]:
+    """The kinds and sources of a notebook's cells."""
+    cells = json.loads(text)["cells"]
+    return [(cell["cell_type"], "".join(cell["source"]), cell["metadata"].get("tags", [])) for cell in cells]
+
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -355,3 +391,32 @@ def _command() -> tuple[str, ...]:
     if "ipykernel" in name:
         return ("jupyter", os.environ.get(NOTEBOOK, "notebook"))
     return (name, *sys.argv[1:])
+
+
+def trace_of_all(plan: Pipelines, traces: Sequence[Trace], source: Any) -> Trace:
+    """Return the traces of all pipelines as one, in time order: all have the same clock.
+
+    Stages are numbered over all pipelines, pipeline 0's first, as they stand in the plan's file.
+    """
+    spans = [span for k, trace in enumerate(traces) for span in _renumbered(plan, k, trace)]
+    spans.sort(key=lambda span: (span.start, span.rank))
+    missing = [trace.left_out for trace in traces if trace.left_out]
+    facts = plan.trace_facts
+    if missing:
+        ranges = merged((first, last) for one in missing for first, last in one["minibatches"])
+        facts["left_out"] = {
+            "minibatches": [list(one) for one in ranges],
+            "spans": sum(one["spans"] for one in missing),
+            "seconds": max(one["seconds"] for one in missing),
+        }
+    return Trace(tuple(spans), source, facts)
+
+
+def _renumbered(plan: Pipelines, k: int, trace: Trace) -> Iterator[Span]:
+    ranks, before = plan.ranks_of(k), plan.first_stage(k)
+    for span in trace.spans:
+        own = str(span.stage)
+        stage = span.stage + before
+        name = f"{stage}{span.name.removeprefix(own)}" if span.name.startswith(own) else span.name
+        peer = ranks[span.peer] if 0 <= span.peer < len(ranks) else span.peer
+        yield span._replace(rank=ranks[span.rank], name=name, stage=stage, peer=peer)

@@ -14,7 +14,7 @@ from sparsepipe import Cluster, Profile
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.planners import Problem
 from sparsepipe.planners.estimate import estimate
-from sparsepipe.profiler.live_bytes import peak_bytes
+from sparsepipe.profiler.temporary_bytes import peak_bytes
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.stages.base import InFlight, Output, PacketAndSamples
 from sparsepipe.runtime.stages.network_stage import NetworkStage

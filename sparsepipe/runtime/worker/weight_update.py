@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ...schedule import Action
 from ..config import RunConfig
-from ..training_state.clipping import clip, square_norm
 from ..training_state.learning_rate import LearningRate
 from ..training_state.loss_scale import LossScale
 from .connections import Connections
@@ -102,3 +101,19 @@ class WeightUpdate:
         goes_on = recorder.begin("update", minibatch)
         recorder.span("wait", str(action), waits, goes_on, minibatch=minibatch)
         return goes_on
+
+
+def square_norm(gradients: Sequence[Tensor], *, replicas: int) -> Tensor:
+    """Return this rank's part, [1], of the square of the norm over the network: the parts of all ranks sum to it.
+
+    Replicas of a stage hold the same gradients and count once.
+    """
+    squares = (gradient.abs().double().square().sum() for gradient in gradients)  # of complex numbers, too
+    own = sum(squares, torch.zeros((), dtype=torch.float64))
+    return (own / replicas).reshape(1)
+
+
+def clip(gradients: Sequence[Tensor], most: float, norm: float) -> None:
+    """Scale the gradients, in place, so that their norm over the network, which is `norm`, is `most` at most."""
+    if gradients and norm > most:
+        torch._foreach_mul_(list(gradients), most / norm)
