@@ -2,7 +2,8 @@
 
 Importing this package brings the values. Planners, simulators, replays of traces, `RunConfig`, and what needs torch or
 plotly (`profile_model`, `launch`, `attach`, the folders `data`, `plots` and `widgets`) are imported when they are first
-asked for: an agent on a host, or a launcher, waits for none of them.
+asked for, as are all other folders and modules (`sweeps`, `dynamics`, `formats`, …): an agent on a host, or a
+launcher, waits for none of them.
 """
 
 from typing import TYPE_CHECKING
@@ -43,7 +44,11 @@ _HOME = {
     "simulate_pipelines": "pipeline_simulator",
     "what_if": "replaying",
 }
-_MODULES = ("data", "forecast", "pipeline_simulator", "planners", "plots", "replaying", "simulator", "widgets")
+_MODULES = (
+    *("data", "dynamics", "engines", "forecast", "formats", "functions", "losses", "measured_plans", "models"),
+    *("pipeline_simulator", "planners", "plots", "profiler", "provenance", "record", "replaying", "replication"),
+    *("runtime", "schedule", "simulator", "sinks", "stragglers", "sweeps", "widgets"),
+)
 
 __all__ = [
     "SCHEDULES",

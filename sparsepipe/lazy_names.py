@@ -24,6 +24,7 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*namespace, *namespace["__all__"], *folders} - {"TYPE_CHECKING"})
+        of_every_module = {name for name in namespace if name.startswith("__")}
+        return sorted({*of_every_module, *namespace["__all__"], *folders})
 
     return find, names

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import operator
 import re
 import subprocess
 import sys
@@ -213,6 +214,16 @@ def test_a_reader_finds_all_of_it_at_the_top():
     assert all(getattr(sparsepipe, name) is not None for name in (*sparsepipe.__all__, "data", "plots", "widgets"))
     with pytest.raises(AttributeError, match="module 'sparsepipe' has no attribute 'lunch'"):
         sparsepipe.lunch  # noqa: B018 - asking is what raises
+
+
+def test_all_that_the_readme_names_is_reached_from_the_package():
+    """Each `sparsepipe.module.name` and `sp.module.name` in it is an attribute, and no internal name is listed."""
+    text = (FOLDER.parent / "README.md").read_text()
+    named = set(re.findall(r"\b(?:sp|sparsepipe)((?:\.[A-Za-z_]\w*)+)", text))
+    assert len(named) > 10
+    for name in named:
+        operator.attrgetter(name[1:])(sparsepipe)
+    assert not {"lazy_names", "TYPE_CHECKING", "plan_check", "sizes", "errors"} & set(dir(sparsepipe))
 
 
 def test_what_notebooks_share_calls_none_of_it():

@@ -86,4 +86,4 @@ __all__ = [
     "voxelize",
 ]
 
-__getattr__, __dir__ = lazy_names(globals(), _HOME)
+__getattr__, __dir__ = lazy_names(globals(), _HOME, folders=("examples",))
