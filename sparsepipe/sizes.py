@@ -1,4 +1,4 @@
-"""Units of a minibatch's size (voxels, tokens, samples): what costs, memory and payloads grow with. How sure costs are.
+"""Units of a minibatch's size (voxels, tokens, pixels, samples), with which costs grow; and how sure costs are.
 
 See profile/size_laws.py for the laws by which they grow.
 """
@@ -6,11 +6,8 @@ See profile/size_laws.py for the laws by which they grow.
 from dataclasses import dataclass
 
 # The first of them that a row of metrics has is its size: samples are in each.
-SIZE_UNITS = (
-    "voxels",
-    "tokens",
-    "samples",
-)  # active voxels at a sparse network's input, tokens of a text
+# Active voxels at a sparse network's input, tokens of a text, and pixels of pictures of several sizes.
+SIZE_UNITS = ("voxels", "tokens", "pixels", "samples")
 
 
 def size_words(unit: str) -> str:

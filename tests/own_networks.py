@@ -130,6 +130,12 @@ def tied(width: int = 8, dropout: float = 0.0) -> nn.Module:
     return TiedWords(width, dropout)
 
 
+def any_area(num_classes: int) -> nn.Module:
+    """For pictures of any height and width."""
+    layers = (nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, padding=1), nn.ReLU())
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes))
+
+
 def pictures(num_classes: int) -> nn.Module:
     return Pictures(num_classes)
 
@@ -217,6 +223,20 @@ def words(split: str, mask_as: str = "named") -> Words:
 
 def sentences(split: str, kind: str, mask: bool = True) -> Sentences:
     return Sentences(18 if split == "train" else 6, 1 if split == "train" else 2, kind, mask)
+
+
+class Areas(Spots):
+    """Such pictures, noise all around, of heights and widths of their own."""
+
+    size_unit = "pixels"
+
+    def __getitem__(self, index: int) -> tuple:
+        picture, label = super().__getitem__(index)
+        return functional.pad(picture, (index % 3, 8 * (index % 4), 0, 5 * (index % 5))), label
+
+
+def areas(split: str) -> Areas:
+    return Areas(18 if split == "train" else 8, 1 if split == "train" else 2)
 
 
 class Unlabelled(Spots):

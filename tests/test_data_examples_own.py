@@ -101,6 +101,15 @@ def test_sequences_are_padded_and_their_size_counts_it(tmp_path: Path) -> None:
         _ = opened.labels
 
 
+def test_the_size_of_pictures_of_several_sizes_is_their_pixels(tmp_path: Path) -> None:
+    items = "[(torch.ones(3, height, 4), 0) for height in (2, 5, 5)]"
+    opened = open_examples(own(tmp_path, listed(items, "size_unit = 'pixels'")), split="train")
+    assert tuple(opened.sample_sizes()) == (8, 20, 20)
+    assert [opened.batch(indices).size for indices in ([0], [1], [1, 2])] == [8, 20, 40]
+    with pytest.raises(InputError, match="resize or crop"):
+        opened.batch([0, 2])
+
+
 def test_an_option_may_be_called_source(tmp_path: Path) -> None:
     opened = open_examples(own(tmp_path, "def make(split, source): return [(source, 0)]\n"), split="test", source=3.5)
     assert opened.batch([0]).inputs.tolist() == [3.5]
@@ -195,7 +204,7 @@ PAIR = "[(torch.ones(2), 0), (torch.ones(3), 1)]"
         ("def make(split): return [({'a': 1}, 0), ({'b': 1}, 0)]\n", "different names in one minibatch"),
         ("def make(split): return [((1, 2), 0), ((1,), 0)]\n", "different tuples in one minibatch"),
         ("def make(split): return [((1, 2), 0), (1, 0)]\n", "different tuples|one kind"),
-        (listed(PAIR, "size_unit = 'words'"), "size_unit 'words', expected one of voxels, tokens, samples"),
+        (listed(PAIR, "size_unit = 'words'"), "size_unit 'words', expected one of voxels, tokens, pixels, samples"),
         (listed(PAIR, "size_unit = 'tokens'; sizes = [1]"), "1 sizes from 1 for 2 samples"),
         (listed(PAIR, "facts = 3"), "facts is 3, expected a dict"),
         ("class A(list):\n    def __len__(self): raise OSError('gone')\ndef make(split): return A()\n", "in len()"),

@@ -225,7 +225,7 @@ def test_a_profile_may_count_in_another_unit_than_voxels(unit, tmp_path):
         InputError, match=f"profiles over {' and over '.join(sorted(['voxels', unit]))} cannot be joined"
     ):
         _ = one | profile().renamed("another")
-    with pytest.raises(InputError, match="size_unit 'litres': expected one of voxels, tokens, samples"):
+    with pytest.raises(InputError, match="size_unit 'litres': expected one of voxels, tokens, pixels, samples"):
         replace(one, size_unit="litres")
 
 

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.timeout(600)
 
 OWN = f"{__file__.rpartition('/')[0]}/own_networks.py"
 WORDS = {"model": f"{OWN}:tied", "data": f"{OWN}:words"}
+AREAS = {"model": f"{OWN}:any_area", "data": f"{OWN}:areas"}
 PICTURES = {"model": f"{OWN}:pictures", "data": f"{OWN}:spots"}
 HEADS = {"model": f"{OWN}:heads", "data": f"{OWN}:spots", "loss": f"{OWN}:heads_loss", "weight_decay": 0.1}
 CODES = {"model": f"{OWN}:codes", "data": f"{OWN}:spots", "loss": f"{OWN}:codes_loss"}
@@ -77,6 +78,7 @@ LAWS: dict[str, tuple] = {
     "pictures, stash": (PICTURES, [[0], [1], [2]], STASH, {"optimizer": "adamw", "learning_rate": 1e-3}),
     "pictures, data parallel": (PICTURES, [[0, 1]], STASH, {}),
     "pictures, 2-1": (PICTURES, [[0, 1], [2]], FLUSH, {}),
+    "areas, 3 stages": (AREAS, [[0], [1], [2]], STASH, {"batch_size": 1}),
     "recurrent, 3 stages": (RECURRENT, [[0], [1], [2]], FLUSH, {}),
     "codes, 3 stages": (CODES, [[0], [1], [2]], FLUSH, {"optimizer": "adamw", "learning_rate": 1e-3}),
     "codes, stash": (CODES, [[0], [1]], STASH, {"momentum": 0.9}),

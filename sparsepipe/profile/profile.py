@@ -59,7 +59,7 @@ class Profile:
     """Costs of the layers of one graph on one or more device types.
 
     `sizes` are those of typical minibatches (what plans are made for), in `size_unit`: "voxels" (active ones),
-    "tokens" or "samples". `origin` says where the numbers come from. `update_rates` are the seconds that the
+    "tokens", "pixels" or "samples". `origin` says where the numbers come from. `update_rates` are the seconds that the
     optimizer takes for each byte of weights, by device type; `step_overheads` what a step takes there besides. None
     is known, and none counted, for a type that is not there. `sample_readers` are layers whose stage reads minibatches
     itself, though it may not be the first: masks, word ids, or in the last layer the targets.

@@ -30,7 +30,7 @@ from ..io.keywords import knows_its_keywords
 from ..profile import Profile
 from ..runtime.cloud_checks import check_clouds
 from ..runtime.config import DataConfig
-from ..runtime.workloads.opening import Dataset, LearningTask, open_task
+from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, open_task
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile
 
@@ -217,7 +217,7 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
         larger = _part(dataset, order, most, least=least, clouds=clouds)
         found[larger.size] = larger
     for indices in _whole(order, [sizes[index] for index in order], batch_size):
-        batch = dataset.batch(indices)
+        batch = dataset.batch(one_minibatch(dataset, indices))
         if all(max(batch.size, size) >= _APART * min(batch.size, size) for size in found):
             found[batch.size] = batch
     return tuple(found[size] for size in sorted(found))
@@ -226,7 +226,8 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
 def _part(dataset: Dataset, order: Sequence[int], samples: float, *, least: int, clouds: bool) -> Any:
     """A minibatch of typical samples: of small, middling and large ones alike, again where there are too few."""
     count = max(least, round(samples))
-    batch = dataset.batch([order[int((k + 0.5) * len(order) / count)] for k in range(count)])
+    indices = [order[int((k + 0.5) * len(order) / count)] for k in range(count)]
+    batch = dataset.batch(one_minibatch(dataset, indices))
     whole = not clouds or samples >= count or batch.size * samples / count < _LEAST_VOXELS
     return batch if whole else cropped(batch, samples / count)
 

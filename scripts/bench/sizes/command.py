@@ -13,7 +13,8 @@ from sparsepipe.errors import InputError
 
 HELD_TO = "held to: minibatch 10 % (median) and 25 % (95th percentile), epoch 5 %, memory 8 %; voxels 15 %"
 CLOUDS = ("minkvgg11bn-narrow", "minkunet14a-narrow")
-NAMES = ("varied-1", "varied-4", "modelnet10", "sentences", "pictures", "voxels")
+NAMES = ("varied-1", "varied-4", "modelnet10", "sentences", "pictures", "areas", "voxels")
+AREAS = Path(__file__).with_name("areas.py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +62,7 @@ def _cases(options: argparse.Namespace, varied: Path) -> list[Case]:
         *(Case("sentences", model, "wikipedia-pages", 8) for model in ("bert-small",)),
         *(Case("sentences", model, "libreoffice-help-en-de", 8) for model in ("gnmt-small",)),
         *(Case("pictures", model, "mnist-5k", 16) for model in ("mnist-convnet",)),
+        *(Case("areas", f"{AREAS}:{network}", f"{AREAS}:pictures", 1) for network in ("plain", "residual")),
     ]
     chosen = [case for case in found if case.name in (options.cases or NAMES)]
     if options.clouds:
@@ -82,7 +84,8 @@ def table(rows: Sequence[Row], voxels: Sequence[dict[str, float]], absent: dict[
 
 def _line(row: Row) -> str:
     sizes, profiled = (f"{low:,.0f}–{high:,.0f}" for low, high in ((row.least, row.most), row.profiled))
+    network = row.network.rpartition("/")[2]
     return (
-        f"{row.case:12s} {row.network:20s} {sizes:>16s} {profiled:>16s} {row.median:>7.1%} {row.percentile_95:>7.1%} "
+        f"{row.case:12s} {network:20s} {sizes:>16s} {profiled:>16s} {row.median:>7.1%} {row.percentile_95:>7.1%} "
         f"{row.epoch:>+7.1%} {row.worst_memory:>+7.1%}"
     )

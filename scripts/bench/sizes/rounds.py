@@ -18,7 +18,7 @@ from sparsepipe.profiler.devices import limited_to
 from sparsepipe.profiler.layer_timer import time_layers
 from sparsepipe.profiler.of_model import PARTS, cropped, opened
 from sparsepipe.runtime.config import DataConfig, RunConfig
-from sparsepipe.runtime.workloads.opening import LearningTask
+from sparsepipe.runtime.workloads.opening import LearningTask, one_minibatch
 
 MODEL_OF_VOXELS, VOXEL_SIZE, BATCH_SIZE = "minkvgg11bn-narrow", 0.03, 16
 VOXEL_SIZES, BATCH_SIZES = (0.02, 0.05, 0.1), (4, 64, 128)
@@ -116,7 +116,7 @@ def _parts(task: LearningTask, order: Minibatches, batch_size: int) -> list[Any]
     found = []
     for part in PARTS:
         count = max(1 if clouds else 2, round(part * batch_size))
-        batch = dataset.batch(indices[:count])
+        batch = dataset.batch(one_minibatch(dataset, indices[:count]))
         found.append(cropped(batch, part) if clouds and part * batch_size < 1 else batch)
     return found
 

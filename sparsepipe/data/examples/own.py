@@ -8,10 +8,12 @@ function returns what `sparsepipe.data.load` gives: a minibatch is then a PointB
 
 Attributes of the data set that are used where they are there: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
 dict of what else a network's builder may ask), `targets` (spares reading every item for its class), `sizes` (of each
-sample), `size_unit`, `loss`, `synthetic`.
+sample), `size_unit`, `loss`, `synthetic`. Costs grow with `size_unit`: "samples" where it is not given, "tokens" where
+sequences differ in length, "pixels" where pictures differ in size from minibatch to minibatch.
 """
 
 import inspect
+import math
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,10 +154,10 @@ class OwnExamples:
         if self._given_sizes is not None:
             return len(indices) * max(self._given_sizes[index] for index in indices)
         first = each_tensor(inputs)[0]
-        return first.shape[0] * (first.shape[1] if first.ndim > 1 else 1)
+        return first.shape[0] * self._positions(first[0])
 
     def sample_sizes(self) -> Sequence[int]:
-        """Return each sample's size: the user's `sizes`, else in tokens the length of its first tensor, read once."""
+        """Return each sample's size, read once: the user's `sizes`, else the tokens or pixels of its first tensor."""
         return self._sizes
 
     @cached_property
@@ -169,8 +171,12 @@ class OwnExamples:
     def _size_of(self, item: tuple[Any, Any] | Sample) -> int:
         if isinstance(item, Sample):
             return len(item)
-        first = each_tensor(item[0])[0]
-        return len(first) if first.ndim else 1
+        return self._positions(each_tensor(item[0])[0])
+
+    def _positions(self, tensor: torch.Tensor) -> int:
+        """Count a sample's tokens, of a tensor [tokens, …], or its pixels, of one [channels, height, width]."""
+        sides = tensor.shape[1:] if self.size_unit == "pixels" else tensor.shape[:1]
+        return max(math.prod(sides), 1)
 
     @cached_property
     def _given_sizes(self) -> tuple[int, ...] | None:

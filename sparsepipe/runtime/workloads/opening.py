@@ -1,6 +1,6 @@
 """Open what a run trains: a network by name and a data set, brought together. The profiler opens them alike."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,14 +108,19 @@ def _has_clouds(dataset: Dataset) -> bool:
     return isinstance(dataset, data.VoxelDataset) or isinstance(dataset.batch(first_samples(dataset)), data.PointBatch)
 
 
-def first_samples(dataset: Dataset) -> range:
+def first_samples(dataset: Dataset) -> Sequence[int]:
     """Return the samples on which a network is traced: two, so that batch norm has a variance."""
-    return range(min(2, len(dataset)))
+    return one_minibatch(dataset, range(min(2, len(dataset)))[::-1])[::-1]
 
 
-def other_samples(dataset: Dataset) -> range:
+def other_samples(dataset: Dataset) -> Sequence[int]:
     """Return the samples on which a network is compared with its trace: three, and in another order."""
-    return range(min(3, len(dataset)))[::-1]
+    return one_minibatch(dataset, range(min(3, len(dataset)))[::-1])
+
+
+def one_minibatch(dataset: Dataset, indices: Sequence[int]) -> Sequence[int]:
+    """Return these samples; of pictures of several sizes, which are no minibatch, the middle one as often."""
+    return [indices[len(indices) // 2]] * len(indices) if dataset.size_unit == "pixels" else indices
 
 
 def _near_origin(dataset: Any, steps: tuple[int, ...] | None, chosen: Engine) -> Any:
