@@ -150,7 +150,10 @@ def test_kept_profiles_hold_the_laws_from_an_eighth_to_eight_times(path):
         for field in ("output_bytes", "coordinate_bytes", "saved_bytes", "kernel_map_pairs"):
             assert grows_as_it_may(found[field], sizes, BYTES), field
         whole = (found["forward"] + found["backward"]).sum(axis=0)
-        assert np.abs(whole / whole[len(SPANS) // 2] / SPANS - 1).max() < 0.25, "no more than proportion errs by"
+        low, high = profile.measured_sizes(name)
+        for beyond in (sizes <= low, sizes >= high):
+            paces = (whole / sizes)[beyond]
+            assert beyond.any() and paces == pytest.approx(paces[0], rel=1e-6), "proportional beyond what was measured"
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)

@@ -1,7 +1,7 @@
 """A profile: a graph, and the costs of its layers on each device type."""
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from operator import attrgetter
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..derived.digests import canonical_text, digest_with, object_text, row_texts
-from ..derived.remembered import remembered
+from ..derived.remembered import Answer, remembered
 from ..display import html, value_text
 from ..display.counting import number_of
 from ..errors import InputError
@@ -31,6 +31,7 @@ FORMAT = "sparsepipe-profile-1"
 _OF_VOXELS = {"size": "voxels", "sizes": "voxel_counts"}  # as files name them where the unit is voxels
 _LEAST_SPAN = 2.0  # between the smallest and the largest minibatch that a profile was measured on
 _POINT_AGREEMENT = 0.25  # share by which a whole pass may differ from what the laws of its layers say
+_SIZE = "\0"  # stands in a text of costs for a size: no JSON has it
 AGREEMENT = 0.1  # share of a whole step by which the sum over measured layers may differ from it
 
 
@@ -149,8 +150,12 @@ class Profile:
         (0, 0) for costs that hold at every size.
         """
         costs = self._of(device_type)
-        lows = [cost.samples[0].size * cost.stretch for cost in costs]
-        return min(lows), max(cost.samples[-1].size * cost.stretch for cost in costs)
+
+        def found() -> tuple[float, float]:
+            lows = [cost.samples[0].size * cost.stretch for cost in costs]
+            return min(lows), max(cost.samples[-1].size * cost.stretch for cost in costs)
+
+        return remembered(self.kept, "measured sizes", device_type, found)
 
     def _narrow_range(self, device_type: str) -> str:
         """Return the size or sizes of the minibatches measured if they are nearly one; empty otherwise.
@@ -171,11 +176,14 @@ class Profile:
     @property
     def _contradictions(self) -> dict[str, float]:
         """Device type → times by which all layers together took more, or less, at one size than their laws say."""
+        return self._of_samples("contradictions", lambda: {name: self._contradiction(name) for name in self.costs})
 
-        def found() -> tuple[Costs, dict[str, float]]:
-            return self.costs, {name: self._contradiction(name) for name in self.costs}
-
-        return remembered(self.graph.kept, "contradictions", id(self.costs), found)[1]
+    def _of_samples(self, kind: str, make: Callable[[], Answer]) -> Answer:
+        """Return what `make` finds of the samples, whatever they are stretched by: kept with the graph."""
+        samples = [cost.samples for costs in self.costs.values() for cost in costs]
+        key = (*self.costs, *map(id, samples))
+        # With the samples, so that no others have their id.
+        return remembered(self.graph.kept, kind, key, lambda: (samples, make()))[1]
 
     def _contradiction(self, device_type: str) -> float:
         costs = self.costs[device_type]
@@ -203,22 +211,28 @@ class Profile:
 
     def _costs_text(self) -> str:
         """`canonical_text` of the costs. All but their sizes is kept with the graph for costs that are stretched."""
-        of_columns = attrgetter(*self._columns[1:])
-        every = [cost.samples for costs in self.costs.values() for cost in costs]
 
-        def written() -> tuple[list[tuple[CostSample, ...]], list[str]]:
-            return every, row_texts(of_columns(sample) for samples in every for sample in samples)
+        def written() -> list[str]:
+            samples = (sample for costs in self.costs.values() for cost in costs for sample in cost.samples)
+            rest = iter(row_texts(map(attrgetter(*self._columns[1:]), samples)))
+            found = {}
+            for name, costs in self.costs.items():
+                layers = ("],[".join(f"{_SIZE},{next(rest)}" for _ in cost.samples) for cost in costs)
+                found[name] = f"[[[{']],[['.join(layers)}]]]"
+            return object_text(found).split(_SIZE)
 
-        rest = iter(remembered(self.graph.kept, "samples' texts", (self._columns, *map(id, every)), written)[1])
-        sizes = cache(lambda sample, stretch: row_texts([[sample * stretch]])[0])
-        found = {}
-        for name, costs in self.costs.items():
-            layers = (
-                "],[".join(f"{sizes(sample.size, cost.stretch)},{next(rest)}" for sample in cost.samples)
-                for cost in costs
-            )
-            found[name] = f"[[[{']],[['.join(layers)}]]]"
-        return object_text(found)
+        between = self._of_samples("samples' text", written)
+        size_text = cache(lambda size: row_texts([[size]])[0])
+        # In the order of the names, as a JSON object has them.
+        sizes = [
+            size_text(one.size * cost.stretch)
+            for _, costs in sorted(self.costs.items())
+            for cost in costs
+            for one in cost.samples
+        ]
+        told = [*between, *sizes]
+        told[::2], told[1::2] = between, sizes
+        return "".join(told)
 
     @property
     def sized(self) -> bool:
@@ -369,11 +383,14 @@ class Profile:
     @cached_property
     def _columns(self) -> tuple[str, ...]:
         """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
+        return self._of_samples("columns", self._columns_told)
+
+    def _columns_told(self) -> tuple[str, ...]:
         samples = [sample for layers in self.costs.values() for cost in layers for sample in cost.samples]
         absent = {
             name
             for group in (CODED_FIELDS, MEMORY_FIELDS)
-            if not any(getattr(sample, name) for sample in samples for name in group)
+            if not any(map(any, map(attrgetter(*group), samples)))
             for name in group
         }
         return tuple(name for name in COST_FIELDS if name not in absent)
