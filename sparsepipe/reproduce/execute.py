@@ -3,12 +3,10 @@
     this process ─fork─► papermill ─fork─► kernel      of one notebook; the next one's are forked when it has ended
 
 A request comes as one line of JSON on stdin, which then stays open. What the notebook imports of this package is
-imported here first, for all that follow: with it papermill's process and the kernel begin. When
-stdin closes, as its owner ended for whatever reason, papermill is interrupted, and the kernel and all it started end.
+imported here first, for all that follow: with it papermill's process and the kernel begin. When stdin closes, as its
+owner ended for whatever reason, papermill is interrupted, and the kernel and all it started end.
 On stdout comes a line of JSON for each cell that is begun, {"at": "cell 7 of 16, The runs"}, then the answer, then the
 exit code of papermill's process, {"ended": 0}.
-
-A notebook's kernel that is forked from a process which has imported what it needs, instead of starting anew.
 
 The kernel is forked early, while there is no thread, and waits to be told what jupyter_client would start it with.
 """
@@ -32,7 +30,7 @@ from ..host.left_out import ADDRESSES, HADOOP, left_out
 from ..host.python_path import this_python
 from ..io.files import read_json
 
-_PACKAGE = __name__.partition(".")[0]
+_PACKAGE = str(__package__).partition(".")[0]  # this file is also run as __main__
 
 _MODULE = "ipykernel_launcher"
 _MOST_BYTES = 2**20  # of a request: an environment, mostly
@@ -227,10 +225,6 @@ def _end_with_owner() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def bring_in(source: str) -> None:
     """Import what the cells of a notebook name of this package; what cannot be imported its own cell will tell.
 
@@ -267,3 +261,7 @@ def _cells(source: str) -> Iterator[ast.Module]:
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == _PACKAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -173,8 +173,8 @@ class Learning:
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         """Return the samples of each training minibatch of an epoch: the same on every rank.
 
-        Balanced by size, every rank reads all samples once to know theirs. Sequences, and pictures of several sizes,
-        are bucketed: a minibatch holds those of like size, so that little of it is padding.
+        Balanced by size, every rank reads all samples once to know theirs; sequences are bucketed: a minibatch holds
+        those of like length, so that little of it is padding.
         """
         config, samples = self.config, self.task.training
         options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
@@ -183,7 +183,7 @@ class Learning:
             return data.voxel_balanced_minibatches(samples.sample_sizes(), **options)
         if config.balance == "classes":
             return data.class_balanced_minibatches(samples.labels, **options)
-        if samples.size_unit in ("tokens", "pixels") and config.shuffle:
+        if samples.size_unit == "tokens" and config.shuffle:
             return data.bucketed_minibatches(samples.sample_sizes(), **options)
         return data.minibatches(self.num_samples, **options, shuffle=config.shuffle)
 

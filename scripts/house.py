@@ -1,0 +1,210 @@
+"""Count what makes a code base hard to walk through: `python scripts/house.py`. tests/test_house.py keeps the counts.
+
+A module is a file of the package. Attributes of a class are those that its methods assign to `self`, and its fields.
+"""
+
+import ast
+import re
+import statistics
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MOST_ATTRIBUTES = 12  # of a class
+_SENTENCE = re.compile(r"[A-Za-z'`]+( [\w'`,:.%-]+){3,}")  # four words and more
+
+
+class House:
+    """The package `sparsepipe` of a checkout, as its files' syntax trees."""
+
+    def __init__(self, root: Path = REPOSITORY) -> None:
+        self.root = root
+        self.files = sorted((root / "sparsepipe").rglob("*.py"))
+
+    @cached_property
+    def trees(self) -> dict[str, ast.Module]:
+        """Dotted name of each module → its syntax tree."""
+        return {self._name(path): ast.parse(path.read_text()) for path in self.files}
+
+    @cached_property
+    def lines(self) -> list[int]:
+        """The number of lines of each module."""
+        return [len(path.read_text().splitlines()) for path in self.files]
+
+    @cached_property
+    def importers(self) -> dict[str, set[str]]:
+        """Each module → the modules that import it, or a name of it."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for name, tree in self.trees.items():
+            for imported in self._imports(name, tree):
+                if imported in self.trees and imported != name:
+                    found[imported].add(name)
+        return found
+
+    def serving_one(self) -> list[tuple[str, str]]:
+        """(module, the only module that imports it), both of one folder."""
+        pairs = ((name, next(iter(by))) for name, by in self.importers.items() if len(by) == 1)
+        return sorted((a, b) for a, b in pairs if a.rpartition(".")[0] == self._folder(b) and not self._is_folder(a))
+
+    def attributes(self) -> dict[str, int]:
+        """Module and class → how many attributes it has."""
+        return {f"{name}:{node.name}": len(_attributes(node)) for name, node in self._classes()}
+
+    def arguments(self) -> dict[str, int]:
+        """Module and function → how many arguments it takes, `self` and `cls` left out."""
+        return {f"{name}:{node.name}": len(_arguments(node)) for name, node in self._functions()}
+
+    def bundles(self) -> list[str]:
+        """Places of calls through a dict or a tuple that the calling function has written itself."""
+        return [f"{name}:{line}" for name, node in self._functions() for line in _bundles(node)]
+
+    def kinds_of_plan(self) -> list[str]:
+        """Places that ask whether a plan is one of several pipelines."""
+        return [
+            f"{name}:{call.lineno}"
+            for name, tree in self.trees.items()
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "isinstance"
+            and any(isinstance(one, ast.Name) and one.id in ("Pipelines", "Plan") for one in ast.walk(call.args[1]))
+        ]
+
+    def anys(self) -> int:
+        """How often `Any` is written."""
+        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
+        return sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
+
+    def tests_of_sentences(self) -> list[str]:
+        """Tests that compare with, or search for, a text of four words and more."""
+        found = []
+        for path in sorted((self.root / "tests").glob("test_*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and _pins_a_sentence(node):
+                    found.append(f"{path.name}:{node.name}")
+        return found
+
+    def dependencies(self) -> list[str]:
+        """What the package cannot be installed without."""
+        return list(tomllib.loads((self.root / "pyproject.toml").read_text())["project"]["dependencies"])
+
+    def rooms(self) -> tuple[int, int]:
+        """Modules and folders at the root of the package."""
+        inside = [path for path in (self.root / "sparsepipe").iterdir() if path.name != "__init__.py"]
+        return sum(path.suffix == ".py" for path in inside), sum((path / "__init__.py").exists() for path in inside)
+
+    def _name(self, path: Path) -> str:
+        parts = path.relative_to(self.root).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def _is_folder(self, name: str) -> bool:
+        return (self.root.joinpath(*name.split(".")) / "__init__.py").exists()
+
+    def _folder(self, name: str) -> str:
+        return name if self._is_folder(name) else name.rpartition(".")[0]
+
+    def _imports(self, name: str, tree: ast.Module) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                parts = self._folder(name).split(".")
+                base = ".".join([*parts[: len(parts) + 1 - node.level], *(node.module or "").split(".")]).rstrip(".")
+                base = base if node.level else node.module or ""
+                for alias in node.names:
+                    yield full if (full := f"{base}.{alias.name}") in self.trees else base
+
+    def _classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
+        for name, tree in self.trees.items():
+            yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+    def _functions(self) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for name, tree in self.trees.items():
+            yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    fields = {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    assigned = {
+        one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute)
+        and isinstance(one.ctx, ast.Store)
+        and isinstance(one.value, ast.Name)
+        and one.value.id == "self"
+    }
+    return fields | assigned
+
+
+def _arguments(node: ast.FunctionDef) -> list[str]:
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return [one.arg for one in every if one.arg not in ("self", "cls")]
+
+
+def _bundles(node: ast.FunctionDef) -> Iterator[int]:
+    """Lines of calls `f(**kept)` and `f(*kept)` where the function has assigned a dict or a tuple to `kept`."""
+    written = {
+        target.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Dict | ast.Tuple)
+        for target in one.targets
+        if isinstance(target, ast.Name)
+    }
+    for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+        spread = [word.value for word in call.keywords if word.arg is None]
+        spread += [one.value for one in call.args if isinstance(one, ast.Starred)]
+        if any(isinstance(one, ast.Name) and one.id in written for one in spread):
+            yield call.lineno
+
+
+def _pins_a_sentence(node: ast.FunctionDef) -> bool:
+    asserted: list[ast.AST] = []
+    for one in ast.walk(node):
+        if isinstance(one, ast.Assert):
+            asserted.append(one.test)
+        elif isinstance(one, ast.Call):
+            asserted += [word.value for word in one.keywords if word.arg == "match"]
+    texts = (one.value for part in asserted for one in ast.walk(part) if isinstance(one, ast.Constant))
+    return any(isinstance(text, str) and _SENTENCE.search(text) for text in texts)
+
+
+def counts(house: House) -> dict[str, float]:
+    """Each point of the table → how much there is of it."""
+    attributes, arguments = house.attributes(), house.arguments()
+    modules, folders = house.rooms()
+    return {
+        "files": len(house.files),
+        "median lines of a file": statistics.median(house.lines),
+        "lines": sum(house.lines),
+        "modules at the root": modules,
+        "folders at the root": folders,
+        "modules that serve one other of their folder": len(house.serving_one()),
+        "most attributes of a class": max(attributes.values()),
+        f"classes of more than {MOST_ATTRIBUTES} attributes": sum(n > MOST_ATTRIBUTES for n in attributes.values()),
+        "most arguments of a function": max(arguments.values()),
+        "calls through bundles of arguments": len(house.bundles()),
+        "questions for the kind of a plan": len(house.kinds_of_plan()),
+        "Any": house.anys(),
+        "tests that pin a sentence": len(house.tests_of_sentences()),
+        "dependencies": len(house.dependencies()),
+        "pinned dependencies": sum("==" in one for one in house.dependencies()),
+    }
+
+
+def main() -> int:
+    """Print the table, and what stands at its top."""
+    house = House(Path(sys.argv[1]) if len(sys.argv) > 1 else REPOSITORY)
+    for what, count in counts(house).items():
+        print(f"{what:48s} {count:>9,g}")
+    for title, found in (("attributes", house.attributes()), ("arguments", house.arguments())):
+        largest = ", ".join(f"{name} {count}" for name, count in Counter(found).most_common(5))
+        print(f"most {title}: {largest}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
