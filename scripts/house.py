@@ -31,6 +31,11 @@ class House:
         return {self._name(path): ast.parse(path.read_text()) for path in self.files}
 
     @cached_property
+    def nodes(self) -> dict[str, list[ast.AST]]:
+        """Dotted name of each module → the nodes of its syntax tree, walked once."""
+        return {name: list(ast.walk(tree)) for name, tree in self.trees.items()}
+
+    @cached_property
     def lines(self) -> list[int]:
         """The number of lines of each module."""
         return [len(path.read_text().splitlines()) for path in self.files]
@@ -39,8 +44,8 @@ class House:
     def importers(self) -> dict[str, set[str]]:
         """Each module → the modules that import it, or a name of it."""
         found: dict[str, set[str]] = defaultdict(set)
-        for name, tree in self.trees.items():
-            for imported in self._imports(name, tree):
+        for name in self.trees:
+            for imported in self._imports(name):
                 if imported in self.trees and imported != name:
                     found[imported].add(name)
         return found
@@ -66,8 +71,8 @@ class House:
         """Places that ask whether a plan is one of several pipelines."""
         return [
             f"{name}:{call.lineno}"
-            for name, tree in self.trees.items()
-            for call in ast.walk(tree)
+            for name, nodes in self.nodes.items()
+            for call in nodes
             if isinstance(call, ast.Call)
             and isinstance(call.func, ast.Name)
             and call.func.id == "isinstance"
@@ -76,8 +81,7 @@ class House:
 
     def anys(self) -> int:
         """How often `Any` is written."""
-        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
-        return sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
+        return sum(isinstance(node, ast.Name) and node.id == "Any" for nodes in self.nodes.values() for node in nodes)
 
     def tests_of_sentences(self) -> list[str]:
         """Tests that compare with, or search for, a text of four words and more."""
@@ -107,8 +111,8 @@ class House:
     def _folder(self, name: str) -> str:
         return name if self._is_folder(name) else name.rpartition(".")[0]
 
-    def _imports(self, name: str, tree: ast.Module) -> Iterator[str]:
-        for node in ast.walk(tree):
+    def _imports(self, name: str) -> Iterator[str]:
+        for node in self.nodes[name]:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -119,12 +123,12 @@ class House:
                     yield full if (full := f"{base}.{alias.name}") in self.trees else base
 
     def _classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
-        for name, tree in self.trees.items():
-            yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        for name, nodes in self.nodes.items():
+            yield from ((name, node) for node in nodes if isinstance(node, ast.ClassDef))
 
     def _functions(self) -> Iterator[tuple[str, ast.FunctionDef]]:
-        for name, tree in self.trees.items():
-            yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        for name, nodes in self.nodes.items():
+            yield from ((name, node) for node in nodes if isinstance(node, ast.FunctionDef))
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
@@ -147,14 +151,15 @@ def _arguments(node: ast.FunctionDef) -> list[str]:
 
 def _bundles(node: ast.FunctionDef) -> Iterator[int]:
     """Lines of calls `f(**kept)` and `f(*kept)` where the function has assigned a dict or a tuple to `kept`."""
+    inside = list(ast.walk(node))
     written = {
         target.id
-        for one in ast.walk(node)
+        for one in inside
         if isinstance(one, ast.Assign) and isinstance(one.value, ast.Dict | ast.Tuple)
         for target in one.targets
         if isinstance(target, ast.Name)
     }
-    for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+    for call in (one for one in inside if isinstance(one, ast.Call)):
         spread = [word.value for word in call.keywords if word.arg is None]
         spread += [one.value for one in call.args if isinstance(one, ast.Starred)]
         if any(isinstance(one, ast.Name) and one.id in written for one in spread):

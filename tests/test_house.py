@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from scripts.house import House, counts
 
 AT_MOST = {
@@ -22,6 +24,7 @@ AT_MOST = {
 }
 
 
+@pytest.mark.slow
 def test_no_count_rises():
     found = counts(House())
     assert {what: found[what] for what, most in AT_MOST.items() if found[what] > most} == {}
