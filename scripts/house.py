@@ -9,7 +9,7 @@ import statistics
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -26,34 +26,43 @@ class House:
         self.files = sorted((root / "sparsepipe").rglob("*.py"))
 
     @cached_property
-    def trees(self) -> dict[str, ast.Module]:
-        """Dotted name of each module → its syntax tree."""
-        return {self._name(path): ast.parse(path.read_text()) for path in self.files}
+    def places(self) -> dict[str, tuple[str, ...]]:
+        """Dotted name of each module → the folders that it is in, and its file without the suffix."""
+        every = [path.relative_to(self.root).with_suffix("").parts for path in self.files]
+        return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): parts for parts in every}
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text of each module."""
+        return [path.read_text() for path in self.files]
 
     @cached_property
     def nodes(self) -> dict[str, list[ast.AST]]:
         """Dotted name of each module → the nodes of its syntax tree, walked once."""
-        return {name: list(ast.walk(tree)) for name, tree in self.trees.items()}
+        return {name: list(ast.walk(ast.parse(text))) for name, text in zip(self.places, self.texts, strict=True)}
 
-    @cached_property
+    @property
     def lines(self) -> list[int]:
         """The number of lines of each module."""
-        return [len(path.read_text().splitlines()) for path in self.files]
+        return [len(text.splitlines()) for text in self.texts]
 
     @cached_property
     def importers(self) -> dict[str, set[str]]:
         """Each module → the modules that import it, or a name of it."""
-        found: dict[str, set[str]] = defaultdict(set)
-        for name in self.trees:
-            for imported in self._imports(name):
-                if imported in self.trees and imported != name:
-                    found[imported].add(name)
-        return found
+        by_module: dict[str, set[str]] = defaultdict(set)
+        for name, nodes in self.nodes.items():
+            for taken in imported_names(nodes, self.places[name]):
+                module = taken if taken in self.places else taken.rpartition(".")[0]
+                if module in self.places and module != name:
+                    by_module[module].add(name)
+        return by_module
 
     def serving_one(self) -> list[tuple[str, str]]:
         """(module, the only module that imports it), both of one folder."""
         pairs = ((name, next(iter(by))) for name, by in self.importers.items() if len(by) == 1)
-        return sorted((a, b) for a, b in pairs if a.rpartition(".")[0] == self._folder(b) and not self._is_folder(a))
+        return sorted(
+            (a, b) for a, b in pairs if self.places[a][:-1] == self.places[b][:-1] and self.places[a][-1] != "__init__"
+        )
 
     def attributes(self) -> dict[str, int]:
         """Module and class → how many attributes it has."""
@@ -76,7 +85,7 @@ class House:
             if isinstance(call, ast.Call)
             and isinstance(call.func, ast.Name)
             and call.func.id == "isinstance"
-            and any(isinstance(one, ast.Name) and one.id in ("Pipelines", "Plan") for one in ast.walk(call.args[1]))
+            and any(isinstance(kind, ast.Name) and kind.id in ("Pipelines", "Plan") for kind in ast.walk(call.args[1]))
         ]
 
     def anys(self) -> int:
@@ -85,12 +94,12 @@ class House:
 
     def tests_of_sentences(self) -> list[str]:
         """Tests that compare with, or search for, a text of four words and more."""
-        found = []
+        names = []
         for path in sorted((self.root / "tests").glob("test_*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and _pins_a_sentence(node):
-                    found.append(f"{path.name}:{node.name}")
-        return found
+                    names.append(f"{path.name}:{node.name}")
+        return names
 
     def dependencies(self) -> list[str]:
         """What the package cannot be installed without."""
@@ -101,27 +110,6 @@ class House:
         inside = [path for path in (self.root / "sparsepipe").iterdir() if path.name != "__init__.py"]
         return sum(path.suffix == ".py" for path in inside), sum((path / "__init__.py").exists() for path in inside)
 
-    def _name(self, path: Path) -> str:
-        parts = path.relative_to(self.root).with_suffix("").parts
-        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-    def _is_folder(self, name: str) -> bool:
-        return (self.root.joinpath(*name.split(".")) / "__init__.py").exists()
-
-    def _folder(self, name: str) -> str:
-        return name if self._is_folder(name) else name.rpartition(".")[0]
-
-    def _imports(self, name: str) -> Iterator[str]:
-        for node in self.nodes[name]:
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                parts = self._folder(name).split(".")
-                base = ".".join([*parts[: len(parts) + 1 - node.level], *(node.module or "").split(".")]).rstrip(".")
-                base = base if node.level else node.module or ""
-                for alias in node.names:
-                    yield full if (full := f"{base}.{alias.name}") in self.trees else base
-
     def _classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
         for name, nodes in self.nodes.items():
             yield from ((name, node) for node in nodes if isinstance(node, ast.ClassDef))
@@ -131,22 +119,37 @@ class House:
             yield from ((name, node) for node in nodes if isinstance(node, ast.FunctionDef))
 
 
+def imported_names(nodes: Iterable[ast.AST], place: Sequence[str]) -> Iterator[str]:
+    """Yield the absolute dotted names that a file imports, wherever in it; each may be a module, or a name of one.
+
+    `place`: the folders that the file is in, and its name without the suffix.
+    """
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = place[: len(place) - node.level] if node.level else ()
+            base = ".".join((*folder, *filter(None, [node.module])))
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
 def _attributes(node: ast.ClassDef) -> set[str]:
-    fields = {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    annotated = (part.target for part in node.body if isinstance(part, ast.AnnAssign))
+    fields = {target.id for target in annotated if isinstance(target, ast.Name)}
     assigned = {
-        one.attr
-        for one in ast.walk(node)
-        if isinstance(one, ast.Attribute)
-        and isinstance(one.ctx, ast.Store)
-        and isinstance(one.value, ast.Name)
-        and one.value.id == "self"
+        part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute)
+        and isinstance(part.ctx, ast.Store)
+        and isinstance(part.value, ast.Name)
+        and part.value.id == "self"
     }
     return fields | assigned
 
 
 def _arguments(node: ast.FunctionDef) -> list[str]:
     every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    return [one.arg for one in every if one.arg not in ("self", "cls")]
+    return [argument.arg for argument in every if argument.arg not in ("self", "cls")]
 
 
 def _bundles(node: ast.FunctionDef) -> Iterator[int]:
@@ -154,26 +157,26 @@ def _bundles(node: ast.FunctionDef) -> Iterator[int]:
     inside = list(ast.walk(node))
     written = {
         target.id
-        for one in inside
-        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Dict | ast.Tuple)
-        for target in one.targets
+        for part in inside
+        if isinstance(part, ast.Assign) and isinstance(part.value, ast.Dict | ast.Tuple)
+        for target in part.targets
         if isinstance(target, ast.Name)
     }
-    for call in (one for one in inside if isinstance(one, ast.Call)):
+    for call in (part for part in inside if isinstance(part, ast.Call)):
         spread = [word.value for word in call.keywords if word.arg is None]
-        spread += [one.value for one in call.args if isinstance(one, ast.Starred)]
-        if any(isinstance(one, ast.Name) and one.id in written for one in spread):
+        spread += [argument.value for argument in call.args if isinstance(argument, ast.Starred)]
+        if any(isinstance(value, ast.Name) and value.id in written for value in spread):
             yield call.lineno
 
 
 def _pins_a_sentence(node: ast.FunctionDef) -> bool:
     asserted: list[ast.AST] = []
-    for one in ast.walk(node):
-        if isinstance(one, ast.Assert):
-            asserted.append(one.test)
-        elif isinstance(one, ast.Call):
-            asserted += [word.value for word in one.keywords if word.arg == "match"]
-    texts = (one.value for part in asserted for one in ast.walk(part) if isinstance(one, ast.Constant))
+    for part in ast.walk(node):
+        if isinstance(part, ast.Assert):
+            asserted.append(part.test)
+        elif isinstance(part, ast.Call):
+            asserted += [word.value for word in part.keywords if word.arg == "match"]
+    texts = (inner.value for part in asserted for inner in ast.walk(part) if isinstance(inner, ast.Constant))
     return any(isinstance(text, str) and _SENTENCE.search(text) for text in texts)
 
 

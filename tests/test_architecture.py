@@ -7,6 +7,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from scripts.house import imported_names
+
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
     {"display", "schedule_rules", "derived", "sizes", "lazy_names"},
@@ -77,15 +79,9 @@ def _imports(path, parts):
                 yield node.module
 
 
-def imported_names(path, parts):
+def names_of(path, parts):
     """As `imports`, with each name that is taken from a module: it may be a module itself."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            folder = ("sparsepipe", *parts)[: len(parts) + 1 - node.level] if node.level else ()
-            base = ".".join((*folder, *filter(None, [node.module])))
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+    return imported_names(ast.walk(ast.parse(path.read_text())), ("sparsepipe", *parts))
 
 
 def test_imports_point_down():
@@ -155,7 +151,7 @@ def file_graph():
     names = {".".join(("sparsepipe", *parts)).removesuffix(".__init__"): (path, parts) for path, parts in sources()}
     graph = {}
     for name, (path, parts) in names.items():
-        targets = {next((t for t in stems(target) if t in names), name) for target in imported_names(path, parts)}
+        targets = {next((t for t in stems(target) if t in names), name) for target in names_of(path, parts)}
         graph[name] = targets - {name}
     return graph
 

@@ -54,4 +54,4 @@ def test_what_is_counted_is_found(tmp_path):
     assert house.bundles() == ["sparsepipe.room.b:10"] and house.kinds_of_plan() == ["sparsepipe.room.b:11"]
     assert house.tests_of_sentences() == ["test_a.py:test_a"] and house.rooms() == (0, 1) and house.anys() == 1
     assert house.dependencies() == ["torch>=2", "numpy==2.1"]
-    assert all(isinstance(tree, ast.Module) for tree in house.trees.values())
+    assert all(isinstance(nodes[0], ast.Module) for nodes in house.nodes.values())

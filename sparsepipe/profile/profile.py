@@ -215,24 +215,22 @@ class Profile:
         def written() -> list[str]:
             samples = (sample for costs in self.costs.values() for cost in costs for sample in cost.samples)
             rest = iter(row_texts(map(attrgetter(*self._columns[1:]), samples)))
-            found = {}
+            by_type = {}
             for name, costs in self.costs.items():
                 layers = ("],[".join(f"{_SIZE},{next(rest)}" for _ in cost.samples) for cost in costs)
-                found[name] = f"[[[{']],[['.join(layers)}]]]"
-            return object_text(found).split(_SIZE)
+                by_type[name] = f"[[[{']],[['.join(layers)}]]]"
+            return object_text(by_type).split(_SIZE)
 
         between = self._of_samples("samples' text", written)
         size_text = cache(lambda size: row_texts([[size]])[0])
         # In the order of the names, as a JSON object has them.
         sizes = [
-            size_text(one.size * cost.stretch)
+            size_text(sample.size * cost.stretch)
             for _, costs in sorted(self.costs.items())
             for cost in costs
-            for one in cost.samples
+            for sample in cost.samples
         ]
-        told = [*between, *sizes]
-        told[::2], told[1::2] = between, sizes
-        return "".join(told)
+        return between[0] + "".join(size + rest for size, rest in zip(sizes, between[1:], strict=True))
 
     @property
     def sized(self) -> bool:

@@ -312,9 +312,8 @@ def kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, KernelMap]:
     for row in rows:
         sides = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
         if "kernel_size" in row.args and None not in sides:
-            source, target = sorted(
-                parts.coordinate_sets[side].tensor_stride for side in sides
-            )  # the kernel lies on target
+            # The kernel lies on the target.
+            source, target = sorted(parts.coordinate_sets[side].tensor_stride for side in sides)
             manager = managers[parts.coordinate_sets[sides[1]].family]
             given = (row.args["kernel_size"], row.args.get("dilation", 1))
             size, dilation = (each_axis(own, manager.dimension) for own in given)

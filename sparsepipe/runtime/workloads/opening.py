@@ -110,7 +110,7 @@ def _has_clouds(dataset: Dataset) -> bool:
 
 def first_samples(dataset: Dataset) -> Sequence[int]:
     """Return the samples on which a network is traced: two, so that batch norm has a variance."""
-    return one_minibatch(dataset, range(min(2, len(dataset)))[::-1])[::-1]
+    return one_minibatch(dataset, range(min(2, len(dataset))))
 
 
 def other_samples(dataset: Dataset) -> Sequence[int]:
@@ -120,7 +120,7 @@ def other_samples(dataset: Dataset) -> Sequence[int]:
 
 def one_minibatch(dataset: Dataset, indices: Sequence[int]) -> Sequence[int]:
     """Return these samples; of pictures of several sizes, which are no minibatch, the middle one as often."""
-    return [indices[len(indices) // 2]] * len(indices) if dataset.size_unit == "pixels" else indices
+    return [indices[(len(indices) - 1) // 2]] * len(indices) if dataset.size_unit == "pixels" else indices
 
 
 def _near_origin(dataset: Any, steps: tuple[int, ...] | None, chosen: Engine) -> Any:
