@@ -21,8 +21,8 @@ case "${1:-}" in
   *) printf 'set-up: unknown argument %s; expected nothing or --force\n' "$1" >&2; exit 2 ;;
 esac
 
-# The stamp names what was set up: another pyproject.toml or another set-up is done again.
-key=$(cat pyproject.toml scripts/setup.sh | sha256sum)
+# The stamp names what was set up: another pyproject.toml, lock file or set-up is done again.
+key=$(cat pyproject.toml scripts/setup.sh scripts/lock.txt | sha256sum)
 stamp=.venv/.setup-${key:0:16}
 is_done() { [ "$force" = no ] && [ -e "$stamp" ] && .venv/bin/python -c '' 2>/dev/null; }
 if is_done; then exit 0; fi
@@ -119,19 +119,10 @@ fi
 log=.venv/setup.log
 : >"$log"
 
-requirement() { # the requirement of that name, as pyproject.toml states it
-  .venv/bin/python - "$1" <<'PY'
-import re, sys, tomllib
-project = tomllib.load(open("pyproject.toml", "rb"))
-stated = project["build-system"]["requires"] + project["project"]["dependencies"]
-stated += sum(project["project"]["optional-dependencies"].values(), [])
-print(next(line for line in stated if re.match(r"[\w-]+", line)[0].lower() == sys.argv[1].lower()))
-PY
-}
 pip_install() { # pip_install WHAT ARGUMENT...
   local what=$1
   shift
-  if ! .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "$@" >>"$log" 2>&1; then
+  if ! .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off -c scripts/lock.txt "$@" >>"$log" 2>&1; then
     fail "pip could not install $what: $(grep -a 'ERROR\|[Ee]rror:' "$log" | tail -n 1) (log: $log); check network and disk, then call again: it goes on from here"
   fi
 }
@@ -145,16 +136,15 @@ import MinkowskiEngine
 PY
 }
 
-torch=$(requirement torch)
-say "$torch"
-pip_install "$torch" "$torch" "$(requirement numpy)" "$(requirement setuptools)" wheel ninja
+say "$(grep '^torch==' scripts/lock.txt)"
+pip_install torch torch numpy setuptools wheel ninja
 
 if engine_works; then
   say "MinkowskiEngine is there"
 elif [ ${#build[@]} -gt 0 ]; then
   say "MinkowskiEngine cannot be built without ${build[*]} ($not_installed): the native engine carries on"
 else
-  engine=$(requirement MinkowskiEngine)
+  engine=MinkowskiEngine==0.5.4
   say "$engine: building it in the background, some minutes (log: .venv/minkowski-build.log)"
   # Its set-up calls `pip` and `ninja` by name: those of .venv. It is a process group of its own, so that an interrupted
   # set-up leaves no compiler running. No CUDA device is shown to it: its CUDA sources do not compile against today's CUDA,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .runtime import RunConfig
     from .simulator import simulate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "RunConfig": "runtime",

@@ -2,6 +2,17 @@
 
 from .display.markup import one_line
 
+# The modules of each extra in pyproject.toml.
+_EXTRAS = {
+    "clouds": ("h5py", "laspy", "lzf", "mapbox_earcut"),
+    "texts": ("sacrebleu", "tokenizers"),
+    "traces": ("pyarrow",),
+    "figures": ("choreographer", "kaleido", "plotly", "pygraphviz"),
+    "images": ("PIL",),
+    "lab": ("anywidget", "ipykernel", "ipywidgets", "jupyter_client", "mistune", "nbformat", "papermill", "traitlets"),
+    "cluster": ("ray",),
+}
+
 CODE_FAILURES = (Exception, SystemExit)  # what users' code may raise: sys.exit would end this process without a word
 
 
@@ -25,3 +36,12 @@ class DamagedRecord(InputError):
 
 class RunFailed(_OneLine, RuntimeError):
     """A launched run ended badly. The command line prints its one line and exits with 1; the record stays readable."""
+
+
+def missing_extra(error: ImportError) -> InputError | None:
+    """Return the error that names the extra which has the missing module; None for a module of no extra."""
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in _EXTRAS.items():
+        if module in modules:
+            return InputError(f"{module} is not installed: pip install 'sparsepipe[{extra}]'")
+    return None

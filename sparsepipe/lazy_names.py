@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any
 
+from .errors import missing_extra
+
 
 def lazy_names(
     namespace: dict[str, Any], homes: Mapping[str, str], *, folders: Collection[str] = ()
@@ -16,11 +18,15 @@ def lazy_names(
     package = namespace["__name__"]
 
     def find(name: str) -> Any:
-        if name in folders:
-            return import_module(f".{name}", package)
-        if name not in homes:
+        if name not in folders and name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        namespace[name] = value = getattr(import_module(f".{homes[name]}", package), name)
+        try:
+            module = import_module(f".{homes.get(name, name)}", package)
+        except ImportError as error:
+            raise missing_extra(error) or error from None
+        if name in folders:
+            return module
+        namespace[name] = value = getattr(module, name)
         return value
 
     def names() -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from runtime_jobs import shapes
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -57,21 +58,41 @@ def notebooks() -> list[Path]:
     return sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
 
-def test_environment_and_pyproject_state_the_same_requirements():
-    stated = [*PROJECT["project"]["dependencies"], *extras()["cluster"], *extras()["dev"]]
-    (pip_section,) = [entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict)]
-    listed = [line for line in pip_section if line != "-e ."]
-    assert len(set(map(split, stated))) == len(stated)
-    assert sorted(map(split, listed), key=str) == sorted(map(split, stated), key=str)
+def requirements() -> list[str]:
+    """All that pyproject.toml states, its own extras left out."""
+    stated = PROJECT["project"]["dependencies"] + PROJECT["build-system"]["requires"] + sum(extras().values(), [])
+    return [line for line in stated if not line.startswith("sparsepipe[")]
 
 
-def test_environment_installs_the_package_itself_last():
-    pip_section = next(entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict))
-    assert pip_section[-1] == "-e ."
+def locked() -> dict[str, str]:
+    """The versions of the lock file."""
+    lines = (REPOSITORY / "scripts" / "lock.txt").read_text().splitlines()
+    return dict(canonical(line).split("==") for line in lines if not line.startswith("#"))
 
 
-def test_environment_and_pyproject_bound_python_and_setuptools_alike():
+def canonical(name: str) -> str:
+    return re.sub(r"[-_]+", "-", name).lower()
+
+
+def test_the_lock_file_has_a_version_of_all_that_is_stated_within_its_range():
+    from packaging.requirements import Requirement
+
+    versions = locked()
+    for stated in map(Requirement, requirements()):
+        if stated.name != "MinkowskiEngine":  # its own version is all there is
+            assert stated.specifier.contains(versions[canonical(stated.name)]), stated
+
+
+def test_there_are_few_dependencies_and_none_is_pinned():
+    stated = PROJECT["project"]["dependencies"]
+    assert len(stated) <= 12
+    assert not [line for line in requirements() if re.search(r"\w==", line) and not line.startswith("MinkowskiEngine")]
+
+
+def test_environment_installs_the_locked_versions_with_the_package_itself():
     conda = dict(split(entry) for entry in ENVIRONMENT["dependencies"] if isinstance(entry, str))
+    (pip_section,) = [entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict)]
+    assert pip_section == ["-c scripts/lock.txt", "-e .[all,dev]"]
     assert conda["python"] == split("python" + PROJECT["project"]["requires-python"])[1]
     assert ("setuptools", conda["setuptools"]) in map(split, PROJECT["build-system"]["requires"])
     assert ENVIRONMENT["name"] == PROJECT["project"]["name"]
@@ -82,19 +103,56 @@ def test_the_engine_is_built_from_the_same_version_by_the_same_command_everywher
     assert {"openblas", "cxx-compiler", "ninja", "wheel", "setuptools", "pip"} <= conda
     assert ENGINE_COMMAND.search(ENVIRONMENT_TEXT).group(1) == extras()["minkowski"][0]
     setup = (REPOSITORY / "scripts" / "setup.sh").read_text()
-    assert ENGINE_COMMAND.search(setup).group(1) == '"$engine"'  # read from pyproject.toml by `requirement`
-    assert "engine=$(requirement MinkowskiEngine)" in setup
+    assert ENGINE_COMMAND.search(setup).group(1) == '"$engine"'
+    assert f"engine={extras()['minkowski'][0]}\n" in setup
 
 
-def test_extras_are_those_that_are_promised():
-    assert set(extras()) == {"minkowski", "cluster", "tensorboard", "completion", "dev"}
+def test_the_module_of_an_extra_is_named_with_it():
+    """errors.py has the modules of each extra as they are imported."""
+    from sparsepipe.errors import _EXTRAS, missing_extra
+
+    named = {"lzf": "python-neo-lzf", "PIL": "pillow"}
+    for extra, modules in _EXTRAS.items():
+        stated = {canonical(split(line)[0].split("[")[0]) for line in extras()[extra]}
+        assert {canonical(named.get(module, module)) for module in modules} <= stated, extra
+    error = missing_extra(ModuleNotFoundError("", name="plotly.graph_objects"))
+    assert "sparsepipe[figures]" in str(error)
+    assert missing_extra(ModuleNotFoundError("", name="torch")) is None
+
+
+@pytest.mark.slow
+def test_plans_and_runs_need_no_extra(tmp_path):
+    """With the modules of all extras out of reach: plan, simulate and train; what needs one names it."""
+    from sparsepipe.errors import _EXTRAS
+
+    modules = [module for own in _EXTRAS.values() for module in own]
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({modules}))\n")
+
+    def verb(*words):
+        command = [sys.executable, "-m", "sparsepipe", *map(str, words)]
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}  # of workers, too
+        options = {"cwd": tmp_path, "env": environment, "timeout": 200}
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+    (tmp_path / "cluster.toml").write_text('[[node]]\nname = "a"\ndevices = [{ type = "native-1t", count = 2 }]\n')
+    profile = ("--profile", "minkvgg11bn-narrow", "--cluster", "cluster.toml")
+    data = ("--data", shapes(tmp_path), "--model", "minkvgg11bn-narrow", "--num-points", "256")
+    for words in (
+        ("plan", *profile, "--out", "plan.json"),
+        ("simulate", "plan.json", *profile),
+        ("run", "plan.json", *data, "--run-dir", "run", "--epochs", "1"),
+    ):
+        done = verb(*words)
+        assert done.returncode == 0, done.stderr
+    figures = verb("reproduce", "01_data")
+    assert figures.returncode == 2 and "sparsepipe[" in figures.stderr
 
 
 def test_the_installed_versions_are_within_the_stated_bounds():
     from packaging.requirements import Requirement  # pytest needs it, so it is there
 
     wrong = []
-    for line in [*PROJECT["project"]["dependencies"], *extras()["dev"]]:
+    for line in requirements():
         requirement = Requirement(line)
         try:
             version = metadata.version(requirement.name)
@@ -108,10 +166,13 @@ def test_the_installed_versions_are_within_the_stated_bounds():
 def test_every_import_is_declared():
     modules = {"pyyaml": "yaml", "scikit-learn": "sklearn", "mapbox-earcut": "mapbox_earcut", "python-neo-lzf": "lzf"}
     modules |= {"pillow": "pil", "jupyter-client": "jupyter_client"}
-    named = (split(line)[0].split("[")[0] for line in PROJECT["project"]["dependencies"])
-    declared = {modules.get(name, name) for name in named}
-    optional = {split(line)[0].split("[")[0] for name, lines in extras().items() if name != "dev" for line in lines}
-    optional |= {"triton"}  # comes with torch where that is built for CUDA, which alone uses it
+    stated = PROJECT["project"]["dependencies"] + [
+        line for name in extras() if name != "dev" for line in extras()[name]
+    ]
+    named = {canonical(split(line)[0].split("[")[0]) for line in stated}
+    declared = {modules.get(name, name) for name in named} | {
+        "triton"
+    }  # comes with torch for CUDA, which alone uses it
     imported = set()
     for path in (REPOSITORY / "sparsepipe").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -120,7 +181,7 @@ def test_every_import_is_declared():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add(node.module.split(".")[0])
     foreign = {name.lower() for name in imported} - set(sys.stdlib_module_names) - {"__future__", "sparsepipe"}
-    assert not foreign - declared - optional, "imported but not declared in pyproject.toml"
+    assert not foreign - declared, "imported but not declared in pyproject.toml"
 
 
 def test_the_command_is_installed_as_declared():

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..display.markup import one_line, visible
-from ..errors import DamagedRecord, InputError, RunFailed
+from ..errors import DamagedRecord, InputError, RunFailed, missing_extra
 from ..host.limits import limit_met
 from ..host.python_path import check_current_folder
 from . import (
@@ -126,6 +126,10 @@ def _run_verb(options: argparse.Namespace, verbs: Verbs, *, has_output: bool) ->
         return _failed(f"{options.verb} is done, but its answer could not be written to standard output ({error})", 1)
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
+    except ImportError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        return _failed(str(missing), 2)
     except Exception as error:
         if (told := _of_the_machine(error)) is None:
             raise

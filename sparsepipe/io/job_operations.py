@@ -90,11 +90,9 @@ def read_operations(path: Path) -> tuple[list[Row], dict[str, Any]]:
 
 def _read(path: Path) -> Any:
     """The table as a data frame, its size bounded before a value of it is looked at."""
-    try:
-        import pyarrow.parquet
-        from pyarrow import types
-    except ImportError as error:
-        raise InputError(f"{path}: parquet needs {error.name}; install it with pip") from None
+    import pyarrow.parquet
+    from pyarrow import types
+
     try:
         with open_regular(path) as handle, pyarrow.parquet.ParquetFile(handle, read_dictionary=["optype"]) as file:
             if os.fstat(handle.fileno()).st_size > _MOST_FILE_BYTES:

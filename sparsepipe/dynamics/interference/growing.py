@@ -40,10 +40,8 @@ def grow(
         raise InputError(f"{len(given)} rows to learn from, expected two or more; measure more of them")
     if not np.isfinite(given).all() or not np.isfinite(wanted).all():
         raise InputError("rows to learn from with a number that is not finite: expected measured ones")
-    try:
-        from sklearn.ensemble import RandomForestRegressor  # type: ignore[import-untyped]
-    except ImportError:
-        raise InputError("scikit-learn is not installed, which grows forests: pip install scikit-learn") from None
+    from sklearn.ensemble import RandomForestRegressor  # type: ignore[import-untyped]
+
     found = RandomForestRegressor(
         n_estimators=growth.trees,
         min_samples_leaf=growth.least_rows,
