@@ -50,19 +50,18 @@ def test_a_variant_has_the_predictor_that_it_asks_and_no_other(here):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["none", "missing", "other", "broken"])
+@pytest.mark.parametrize("given", ["none", "other"])
 def test_run_refuses_in_one_line_before_anything_is_started(tmp_path, given):
     profile = network(12).save(tmp_path / "p.json")
     plan = partition(network(12), cpus(2)).save(tmp_path / "plan.json")
     stump(("gpu watts",)).save(tmp_path / "other")
-    (tmp_path / "broken").write_text(json.dumps({"format": "x"}))
     data = make_shapes(tmp_path / "shapes", num_train=2, num_test=1, seed=0)
     words = ("run", plan, "--model", "minkvgg11bn-narrow", "--data", data, "--run-dir", tmp_path / "run")
     words += ("--profile", profile, "--replan", "predicted")
     words += () if given == "none" else ("--predictor", tmp_path / given)
     code, out, lines = sparsepipe(*words)
-    told = {"none": "needs a predictor", "other": "other metrics than this machine", "broken": "expected an object"}
-    assert code == 2 and not out and told.get(given, str(tmp_path / given)) in lines[-1]
+    told = {"none": "needs a predictor", "other": "other metrics than this machine"}
+    assert code == 2 and not out and told[given] in lines[-1]
     assert not (tmp_path / "run").exists()
 
 
@@ -164,12 +163,12 @@ def test_what_the_predictor_does_not_know_is_as_measured():
 def test_a_running_job_is_cut_anew_as_the_predictor_expects_its_layers(tmp_path, here):
     """It expects four times as long, whatever was measured, and so says DynPipe's planner what the change gains."""
     profile, cluster = network(seconds=[0.006] * 12), cpus(2)
-    config = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=90, timeout_seconds=120)
+    config = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=60, timeout_seconds=120)
     settings = {"profile": profile, "cluster": cluster, "stragglers": "slow:rank=1,factor=4,from=20"}
     told = list[str]()
     where = {"run_dir": tmp_path / "run", "replan": "predicted", "predictor": here, "tell": told.append}
     job = launch(partition(profile, cluster), config, **where, **settings)
-    assert job.wait(timeout=300)["minibatches"] == 90
+    assert job.wait(timeout=300)["minibatches"] == 60
     rows = [json.loads(line) for line in (job.record.folder / DECISIONS).read_text().splitlines()]
     assert any(row["event"] == "changed" for row in rows) and not any("no longer" in line for line in told)
     first = next(row for row in rows if row.get("changes"))

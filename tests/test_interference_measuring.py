@@ -163,7 +163,7 @@ def test_the_command_is_killed_and_goes_on(tmp_path: Path, capsys):
     out, learned = tmp_path / "rows.jsonl", tmp_path / "predictor.json"
     asked = ["interference", "measure", "--out", str(out), *QUICK, *KINDS]
     verb = subprocess.Popen(python_command("sparsepipe", *asked), env=python_environment(), stderr=subprocess.DEVNULL)
-    until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 3, "two measurements")
+    until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 2, "a measurement")
     verb.send_signal(signal.SIGKILL)
     verb.communicate()
     before = read_measurements(out)[1]

@@ -28,7 +28,7 @@ def await_first_checkpoint(desk, name, process):
 
 def test_a_run_waits_for_a_host_whose_cable_was_pulled(desk):
     first, second, _ = desk.network.hosts
-    more = {"max_restarts": 1, "on_lost_host": "wait", "timeout_seconds": 20}
+    more = {"max_restarts": 1, "on_lost_host": "wait", "timeout_seconds": 8}
     slow = config(stragglers="jitter:rank=1,p=1,seconds=1", **more)
     told = desk.told("back", plan_of(MODEL, [[0], [1]], **FLUSH), slow, first, second)
     with desk.launched(told) as process:
@@ -50,7 +50,7 @@ def test_hosts_that_die_one_after_the_other_are_planned_around_and_every_shard_i
     told = desk.told(
         "left",
         plan_of(MODEL, [[0], [1], [2]], **FLUSH),
-        config(stragglers=slow, max_restarts=2, timeout_seconds=60),
+        config(stragglers=slow, max_restarts=2, timeout_seconds=30),
         *(first, second, third),
     )
     with desk.launched(told) as process:

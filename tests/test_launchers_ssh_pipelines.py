@@ -40,13 +40,13 @@ def log_of_pipeline(desk, name, k):
 
 
 @slow
-@pytest.mark.parametrize("rule", ["partial-reduce", "wsp"])
-def test_pipelines_on_two_hosts_are_replayed_on_one_machine_to_the_same_bits(desk, rule):
+def test_pipelines_on_two_hosts_are_replayed_on_one_machine_to_the_same_bits(desk):
     """Encrypted. Each rank sleeps longer than it computes, so that both are at work when averages are due."""
+    rule = "partial-reduce"
     plan = pipelines_of(NORMED, [[0]], [[1]], rule=rule)
-    own = config(model=NORMED, epochs=4, shuffle=True, stragglers="jitter:p=1,seconds=0.1", encrypt=True)
+    own = config(model=NORMED, epochs=3, shuffle=True, stragglers="jitter:p=1,seconds=0.1", encrypt=True)
     assert desk.launch(desk.told(rule, plan, own, *desk.network.hosts[:2])) == ["finished"]
-    trained_once(desk, rule, 4 * EPOCH)
+    trained_once(desk, rule, 3 * EPOCH)
     assert {row["pipeline"] for row in rows(desk, rule, "taken")} == {0, 1}, "both have some"
     result = PipelinesResult(desk.folder / rule)
     replay = Replay(result, plan, own.replace(data=str(desk.folder / "shapes")), epoch_minibatches=EPOCH)
@@ -87,28 +87,12 @@ def test_a_pipeline_whose_agent_is_killed_joins_again_and_the_run_stops_and_is_r
     back = {(row["epoch"], m) for row in rows(desk, "again", "put back") for m in row["minibatches"]}
     taken = Counter((row["epoch"], m) for row in rows(desk, "again", "taken") for m in row["minibatches"])
     assert {key for key, times in taken.items() if times > 1} <= back and len(back) <= 4, "what was in flight"
-    goes_on_without_the_coordinators_host(desk, hosts[::-1], done // EPOCH + 20)
-    desk.check_nothing_is_left(folders=False)  # but of the agent that was killed: the next to come does that
-
-
-def goes_on_without_the_coordinators_host(desk, hosts, epochs):
-    """Resume the run on the hosts in another order; the first, which has the coordinator and pipeline 0, is cut off."""
-    plan = pipelines_of(PLAIN, [[0]], [[1], [2]], rule="local-sgd:every=2")
-    own = config(epochs=epochs, max_restarts=1, timeout_seconds=20, stragglers="jitter:p=1,seconds=0.1")
-    with desk.launched(desk.told("again", plan, own, *hosts, resume=True)) as process:
-        before = desk.steps("again")
-        until(lambda: process.poll() is not None or desk.steps("again") > before + 3 * EPOCH, "some epochs")
-        desk.network.cut(hosts[0])
-        said = process.communicate(timeout=2 * ENOUGH)[0]  # the loss is noticed, and all begin again
-    desk.network.mend(hosts[0])
-    assert json.loads(said) == "finished", said
+    epochs = done // EPOCH + 2
+    plan = pipelines_of(PLAIN, [[0]], [[1]], rule="local-sgd:every=2")
+    rest = desk.told("again", plan, config(epochs=epochs), *hosts[:0:-1], resume=True)
+    assert desk.launch(rest) == ["finished"]
     trained_once(desk, "again", epochs * EPOCH)
-    record = RunRecord.load(desk.folder / "again")
-    told, gone = record.status["went_on"]
-    assert f"{hosts[0].name}: " in told and f"with their coordinator on {hosts[1].name}" in told, told
-    assert gone.startswith("pipeline 0: ") and gone.endswith("the others went on without it"), gone
-    assert [one.status["state"] for one in record.pipelines] == ["failed", "finished"]
-    assert f"waiting for {hosts[0].name}" in log_of_pipeline(desk, "again", 0)
+    desk.check_nothing_is_left(folders=False)  # but of the agent that was killed: the next to come does that
 
 
 def joined(desk, name):
@@ -116,22 +100,22 @@ def joined(desk, name):
 
 
 @slow
-def test_a_pipeline_whose_host_is_cut_off_does_not_stop_the_others_and_the_end_says_so(desk):
-    hosts, plan = desk.network.hosts, pipelines_of(PLAIN, [[0]], [[1]], [[2]], rule="partial-reduce")
-    own = config(epochs=16, max_restarts=1, timeout_seconds=20, stragglers="jitter:p=1,seconds=0.4")
+def test_pipelines_go_on_without_one_whose_host_is_cut_off_with_the_coordinator(desk):
+    hosts, plan = desk.network.hosts[:2], pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
+    own = config(epochs=6, max_restarts=1, timeout_seconds=10, stragglers="jitter:p=1,seconds=0.4")
     with desk.launched(desk.told("cut", plan, own, *hosts)) as process:
-        until(lambda: process.poll() is not None or (2, 0) in joined(desk, "cut"), "all are there")
-        desk.network.cut(hosts[2])
-        said = process.communicate(timeout=ENOUGH)[0]
-    desk.network.mend(hosts[2])
+        until(lambda: process.poll() is not None or joined(desk, "cut") >= {(0, 0), (1, 0)}, "both are there")
+        desk.network.cut(hosts[0])
+        said = process.communicate(timeout=2 * ENOUGH)[0]  # the loss is noticed, and all begin again
+    desk.network.mend(hosts[0])
     assert json.loads(said) == "finished", said
-    trained_once(desk, "cut", 16 * EPOCH)
+    trained_once(desk, "cut", 6 * EPOCH)
     record = RunRecord.load(desk.folder / "cut")
-    assert [one.status["state"] for one in record.pipelines] == ["finished", "finished", "failed"]
-    reason = record.status["reason"]
-    assert "pipeline 2" in reason and "host3" in reason and "waited for until no other pipeline" in reason, reason
-    assert record.status["went_on"] == [f"{reason}; the others went on without it"]
-    assert rows(desk, "cut", "left")[0]["pipeline"] == 2
+    told, gone = record.status["went_on"]
+    assert f"{hosts[0].name}: " in told and f"with their coordinator on {hosts[1].name}" in told, told
+    assert gone.startswith("pipeline 0: ") and gone.endswith("the others went on without it"), gone
+    assert [one.status["state"] for one in record.pipelines] == ["failed", "finished"]
+    assert f"waiting for {hosts[0].name}" in log_of_pipeline(desk, "cut", 0)
     desk.check_nothing_is_left(folders=False)
 
 
@@ -139,15 +123,9 @@ def test_a_pipeline_whose_host_is_cut_off_does_not_stop_the_others_and_the_end_s
 def test_a_host_that_one_pipeline_cannot_begin_on_ends_the_run_in_a_line(desk):
     first, second, _ = desk.network.hosts
     plan = pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
-    told = [desk.told("nowhere", plan, config(), first, second, last={"ssh": "host9"})]
-    (path,) = list((second.home / "shapes").rglob("train/*.off"))[:1]
-    kept = path.read_bytes()
-    path.write_bytes(kept + b"\n")
-    told.append(desk.told("unlike", plan, config(), first, second))
-    said = desk.launch(*told)
-    path.write_bytes(kept)
-    for (kind, reason), remedy in zip(said, ("no host of that name", "other training data"), strict=True):
-        assert kind == "InputError" and remedy in reason and "\n" not in reason, reason
+    told = desk.told("nowhere", plan, config(), first, second, last={"ssh": "host9"})
+    ((kind, reason),) = desk.launch(told)
+    assert kind == "InputError" and "no host of that name" in reason and "\n" not in reason, reason
     assert RunRecord.load(desk.folder / "nowhere").status["state"] == "refused", "nothing was begun"
     desk.check_nothing_is_left()
 
