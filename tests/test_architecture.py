@@ -58,13 +58,26 @@ def sources():
 
 
 @cache
+def import_statements(path):
+    """Those of a file, wherever they stand: it is parsed once, and no expression is looked into."""
+    found, todo = [], [ast.parse(path.read_text())]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            todo.extend(getattr(node, field, []))
+    return found
+
+
+@cache
 def imports(path, parts):
     """Absolute dotted names that the file imports, wherever in it: four tests ask for those of every file."""
     return tuple(_imports(path, parts))
 
 
 def _imports(path, parts):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,7 +94,7 @@ def _imports(path, parts):
 
 def names_of(path, parts):
     """As `imports`, with each name that is taken from a module: it may be a module itself."""
-    return imported_names(ast.walk(ast.parse(path.read_text())), ("sparsepipe", *parts))
+    return imported_names(import_statements(path), ("sparsepipe", *parts))
 
 
 def test_imports_point_down():

@@ -24,9 +24,10 @@ from sparsepipe.reproduce.unlike_devices import MIXED, default_cluster, one_more
 FOLDER = Path(__file__).parent.parent / "notebooks"
 PATHS = sorted(FOLDER.rglob("[0-9]*.ipynb"))
 SMALL = {
-    "shapes_per_class": 3,
+    "shapes_per_class": 2,
     "voxel_size": 0.1,
     "voxel_sizes": [0.1, 0.05],
+    "num_samples": 8,
     "batch_size": 4,
     "repeats": 1,
     "epochs": 1,
@@ -35,11 +36,13 @@ SMALL = {
     "image_epochs": 1,
     "cloud_epochs": 1,
     "num_devices": 2,
+    "cluster": "cores",  # of this machine; on the mixed one 04 runs in JupyterLab
     "num_seeds": 1,
     "minibatches": 4,
     "engine": "native",
-    "cells": [16, 32],
+    "cells": [32],
     "num_pipelines": 2,
+    "num_stages": 1,
     "each": 4,
     "compared": ["all-reduce"],
     "trained_epochs": 1,
@@ -48,16 +51,19 @@ SMALL = {
     "moving_minibatches": 24,
     "stays": [10],
 }
-FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritten digits
+FIGURES = SMALL | {  # on the same shapes: by themselves they read 1,437 handwritten digits
     "also": ["2bw"],
     "updates": {"images": 8},
     "straggler_seeds": 1,
+    "replay_devices": 2,
     "replayed_rules": ["quorum"],
     "replayed_stragglers": 1,
     "replayed_minibatches": 2,
-    "waiting_voxel_size": 0.2,
+    "waiting_voxel_size": 0.1,  # of which the others have left a profile
     "waiting_batch_size": 4,
     "published_devices": 2,
+    "device_counts": [4],
+    "network_names": ["minkvgg11bn-narrow"],
     "variants": ["live"],
     "runs_each": 1,
     "light_variants": ["live"],
@@ -297,20 +303,6 @@ def test_notebooks_pass_ruff(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_notebook_runs_alone_and_makes_what_it_needs(tmp_path):
-    cores = asked_of("04_partition") | {"cluster": "cores"}  # of this machine, which are measured first
-    written = reproduce(["04_partition"], out=tmp_path / "figures", parameters=cores, pictures=False)
-    assert {path.stem for path in written} == {"stages", "plans", "timeline_predicted"}
-    executed = nbformat.read(tmp_path / "runs" / "notebooks" / "04_partition.ipynb", as_version=4)
-    said = "".join(o.get("text", "") for cell in executed.cells for o in cell.get("outputs", []))
-    assert "measured now" in said and "synthetic shapes" in said
-    read = {path: path.read_bytes() for path in written}
-    reproduce(["04_partition"], out=tmp_path / "figures", parameters=cores, pictures=False)
-    assert {path: path.read_bytes() for path in written} == read  # the same link, plans, numbers and digests
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_both_engines_learn_real_shapes_at_least_as_well_as_a_nearest_neighbour(tmp_path, monkeypatch, shared_data):
     """Notebook 07 as it stands: the same seed, 400 real clouds, 12 epochs."""
@@ -329,12 +321,3 @@ def test_both_engines_learn_real_shapes_at_least_as_well_as_a_nearest_neighbour(
     if len(reached) == 2:
         assert "**the same curve within noise**" in answer
         assert re.search(r"losses differ by at most (0|[\d.]+ × 10⁻([⁵-⁹]|¹.)) of their value", answer)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_real_clouds_are_drawn_as_such(tmp_path, shared_data):
-    folder = shared_data / "modelnet10-sample" / "ModelNet10"
-    reproduce(["voxels"], out=tmp_path / "figures", data=folder, parameters=asked_of("01_data"), pictures=False)
-    assert "ModelNet10" in (tmp_path / "figures" / "voxels.json").read_text()
-    assert "synthetic shapes" not in (tmp_path / "figures" / "voxels.json").read_text()

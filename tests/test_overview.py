@@ -8,17 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageColor
+from PIL import Image
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import make_shapes
-from sparsepipe.display.colors import STAGE_COLORS, contrast, work_color
 from sparsepipe.errors import InputError
-from sparsepipe.plots.dark import GROUND, LIGHT_INK, LIT, LIT_POINTS
-from sparsepipe.plots.theme import INK, POINT_SHADES
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.reproduce import NOTEBOOKS
-from sparsepipe.reproduce.overview import Overview, on_black, thumbnail
+from sparsepipe.reproduce.overview import Overview
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 
@@ -70,32 +67,6 @@ def thumbnail_of(markup, kind):
     return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
 
 
-def test_on_a_dark_page_a_figures_ground_is_dark_its_ink_light_and_its_stages_as_they_are():
-    drawn = {"white": GROUND, INK: LIGHT_INK, STAGE_COLORS[1]: STAGE_COLORS[1], "#004488": LIT["#004488"]}
-    drawn |= {shade: shade for shade in (work_color(0, "forward"), work_color(1, "forward"))}  # they were the darker
-    for color, expected in drawn.items():
-        found = on_black(Image.new("RGB", (2, 2), color)).getpixel((0, 0))
-        assert max(abs(a - b) for a, b in zip(found, ImageColor.getrgb(expected), strict=True)) <= 1, color
-    half = on_black(Image.new("RGB", (1, 1), (144, 144, 144))).getpixel((0, 0))  # half white, half ink: an edge
-    assert all(abs(value - (0x1A + 0xD8) / 2) <= 2 for value in half)
-    scale = Image.new("RGB", (1, 1), "#FFEA46")  # a colour of a scale
-    assert on_black(scale).getpixel((0, 0)) == scale.getpixel((0, 0))
-
-
-def test_far_points_of_clouds_are_seen_on_a_dark_page(tmp_path):
-    """They were as dark there as the ground; a layer graph's boxes, whose names are white, keep their colours."""
-    figure = Image.new("RGB", (40, 40), "white")
-    figure.paste(POINT_SHADES[0], (0, 0, 20, 40))
-    figure.save(tmp_path / "clouds.png")
-    found = []
-    for style in (" ".join(LIT_POINTS.values()), "", None):
-        if style is not None:
-            (tmp_path / "clouds.svg").write_text(f"<svg><style>{style}</style></svg>")
-        shown = thumbnail_of(thumbnail(tmp_path / "clouds.png", "clouds"), "sp-on-black").getpixel((9, 20))
-        found.append(contrast("#" + bytes(shown).hex(), GROUND))
-    assert found[0] >= 3 > found[1] == found[2]
-
-
 def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):
     """Ten of seventy runs stood there as if they were all."""
     for k in range(3):
@@ -107,33 +78,6 @@ def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):
         assert told.count("<tr>") == 4 and "newest" not in told
     with pytest.raises(InputError, match="rows"):
         Overview.open(tmp_path, rows=-1)
-
-
-BROKEN = """() => [...document.querySelectorAll("td")].filter((cell) => {  // no sentences, in several lines
-  const range = document.createRange();
-  range.selectNodeContents(cell);
-  const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
-  return cell.textContent.length <= 40 && lines.size > 1;
-}).map((cell) => cell.textContent)"""
-
-
-@pytest.mark.browser
-def test_a_list_breaks_no_name_or_time_and_scrolls_sideways_by_keys(chromium, tmp_path):
-    """ "minkunet14a-segmentation-narrow-sweep-", "001" and "2026-11-27 19:59", "UTC" were in two lines each."""
-    long = {"model": "minkunet14a-segmentation-narrow"}
-    for name in ("minkunet14a-segmentation-narrow-sweep-001", "bad-001"):
-        RunRecord.create(tmp_path / "runs" / name, Plan((Stage(("a",), (0,)),)), long, Origin.here())
-    (tmp_path / "runs" / "bad-001" / "plan.json").write_text("{")
-    page = chromium.new_page(viewport={"width": 560, "height": 400})
-    page.set_content("<style>td,th{white-space:normal}</style>" + Overview.open(tmp_path).runs._repr_html_())
-    assert page.locator("td").count() == 14 and page.evaluate(BROKEN) == []
-    damaged = page.locator("td", has_text="bad-001/plan.json").bounding_box()
-    assert damaged["height"] > 30, "a sentence goes on in further lines"
-    assert page.evaluate("document.documentElement.scrollWidth") <= 560, "the page itself is no wider"
-    page.keyboard.press("Tab")
-    page.keyboard.press("ArrowRight")
-    page.wait_for_function("() => document.querySelector('table').parentElement.scrollLeft > 0")
-    page.close()
 
 
 def links(path):

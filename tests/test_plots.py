@@ -3,7 +3,6 @@
 import ast
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +28,7 @@ from sparsepipe import (
 )
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.plots import dark, theme
-from sparsepipe.plots.run_places import run_places
+from sparsepipe.plots import theme
 from sparsepipe.plots.table import distinct, is_synthetic, noted, noted_of, strategy
 from sparsepipe.plots.time_by_size import time_by_size_table
 from sparsepipe.record import Origin, RunRecord
@@ -202,46 +200,6 @@ def test_timeline_shows_every_span_hatched_by_its_source_and_measured_solid():
     assert colors["stage 1 backward"] == theme.stage_color(1)
 
 
-def test_numbers_of_minibatches_stand_on_plain_colour_in_both_themes():
-    """Lines of a hatch went through the digits: they were hard to read, most in the dark."""
-    figure = plots.timeline(trace(), trace("replayed", offset=2.0), trace("measured", offset=5.0))
-    numbered = [bar for bar in figure.data if bar.text and any(bar.text)]
-    hatched = {bar.y[0].split(" · ")[1] for bar in figure.data if bar.marker.pattern.shape}
-    assert {bar.y[0].split(" · ")[1] for bar in numbered} == {"simulated", "replayed", "measured"} > hatched
-    for bar in numbered:
-        assert not bar.marker.pattern.shape and bar.marker.color not in dark.LIT, "as it is in the dark"
-        ink = "#FFFFFF" if bar.textfont.color == "white" else bar.textfont.color
-        assert theme.contrast(bar.marker.color, ink) >= 4.5
-    own = [bar for bar in figure.data if bar.name == "stage 0 forward" and bar.y[0] == "rank 0 · simulated"]
-    forward, patch = own
-    assert patch.hoverinfo == "skip" and patch.width < forward.width and patch.showlegend is False
-    inside = zip(forward.base, forward.x, patch.base, patch.x, strict=True)
-    assert all(a <= c and c + d <= a + b + 1e-9 for a, b, c, d in inside), "no patch is longer than its bar"
-
-
-def test_outlines_of_spans_and_stages_hide_none(profile):
-    """Those of the narrowest were all that was seen of them: white on white, bright in the dark."""
-    spans = [Span(0, f"0F{m}", m * 1.0, m + (0.9 if m else 0.002), "forward", 0, m) for m in range(3)]
-    (bar,) = plots.timeline(Trace(tuple(spans), "measured")).data
-    assert list(bar.marker.line.width) == [0, 0.5, 0.5]
-    ids = tuple(f"n{k}" for k in range(900))
-    stages = (Stage(ids[:1], (0,)), Stage(ids[1:5], (1,)), Stage(ids[5:], (2,)))
-    widths = [bar.marker.line.width for bar in plots.compare(Plan(stages, "1f1b", planner="by-hand")).data]
-    assert widths == [0, 0.5, 2]
-
-
-def test_devices_of_narrow_stages_stand_beside_them_in_letters_that_are_read():
-    """They were made as small as the stage was narrow: 6 pixels."""
-    ids = tuple(f"n{k}" for k in range(40))
-    cuts = [(0, 18), (18, 20), (20, 22), (22, 24), (24, 40)]
-    stages = tuple(Stage(ids[a:b], (k,), (), ("minkowski-2t",)) for k, (a, b) in enumerate(cuts))
-    figure = plots.compare(Plan(stages, "1f1b", planner="by-hand"))
-    assert [bar.text for bar in figure.data] == ["minkowski-2t", "", "", "", "minkowski-2t"]
-    assert all(bar.constraintext == "none" and bar.textfont.size >= 9 for bar in figure.data)
-    beside = [(note.x, note.yanchor) for note in figure.layout.annotations if note.text == "minkowski-2t"]
-    assert beside == [(19, "bottom"), (21, "top")], "above and below, and not over each other"
-
-
 def test_timeline_of_some_minibatches_shows_the_time_they_take():
     later = trace("measured")
     # The same minibatch's number again, far behind: another epoch's, and no part of this window.
@@ -255,40 +213,6 @@ def test_timeline_of_some_minibatches_shows_the_time_they_take():
     assert note == "from the first forward to the last backward of minibatch 1"
     with pytest.raises(InputError, match="no work on minibatches"):
         plots.timeline(again, minibatches=(7, 9))
-
-
-def test_a_window_says_which_minibatches_it_is_for_and_which_are_beside_them():
-    """A subtitle said minibatches 10 to 16, and bars were numbered 9 to 17."""
-    spans = [Span(0, f"0F{m}", m * 1.0, m + 1.5, "forward", 0, m) for m in range(4)]
-    figure = plots.timeline(Trace(tuple(spans), "measured"), minibatches=(1, 3), note="last epoch")
-    told = "from the first forward to the last backward of minibatches 1 to 2; parts of minibatches 0 and 3"
-    assert list(figure.layout.meta["notes"]) == [f"last epoch · {told} fall into the same time"]
-    assert not plots.timeline(Trace(tuple(spans), "measured")).layout.meta["notes"]
-
-
-def test_hatched_bars_have_a_patch_where_they_have_a_number():
-    """Of two digits numbers were hidden, as their bars were too narrow, and left boxes without lines."""
-    spans = [Span(0, f"0F{m}", m * 0.02, m * 0.02 + 0.0195, "forward", 0, m) for m in range(45)]
-    figure = plots.timeline(Trace(tuple(spans), "simulated"))
-    bars, patches = figure.data
-    assert not any(bars.text) and list(patches.text) == [*"0123456789"], "of two digits none fits"
-    wide = plots.timeline(Trace(tuple(spans[:20]), "simulated")).data[1]
-    assert list(wide.text) == [str(m) for m in range(20)]
-
-
-def test_a_timeline_is_as_high_as_its_legend():
-    """The last entries of two ranks' nine were cut off."""
-    kinds = ("forward", "backward", "update", "send", "wait", "load")
-    for ranks in (1, 2, 6):
-        spans = [
-            Span(rank, f"{rank}F0", float(k), k + 1.0, kind, rank, 0)
-            for rank in range(ranks)
-            for k, kind in enumerate(kinds)
-        ]
-        layout = plots.timeline(Trace(tuple(spans), "measured")).layout
-        margins = theme.TEMPLATE.layout.margin
-        entries = 3 + 3 * ranks
-        assert layout.height - margins.t - margins.b >= 20 * entries
 
 
 def test_an_update_does_not_widen_the_window_of_a_timeline():
@@ -331,85 +255,6 @@ def test_runs_of_one_name_are_a_mean_in_a_band(records):
     assert "Accuracy by engine" in named[0].layout.title.text and "As predicted" in named[1].layout.title.text
     assert "Accuracy by epoch and by time" not in named[0].layout.title.text
     assert sum(trace.showlegend is not False for trace in figure.data) == 1
-
-
-def test_a_run_has_its_colour_in_every_figure_of_a_comparison(records):
-    """A run without an accuracy gave its colour to the next one: the last run was red among accuracies, gold before."""
-    alone, pipeline = records
-    paces, learned = plots.throughput(*records), plots.accuracy(pipeline, among=records)
-    colors = [bar.marker.color for bar in paces.data if bar.y[0] is not None]
-    assert colors == [theme.RUN_COLORS[0]] * 2 + [theme.RUN_COLORS[1]] * 2
-    looks = {(line.line.color, line.line.dash, line.marker.symbol) for line in learned.data}
-    assert looks == {(theme.RUN_COLORS[1], theme.RUN_DASHES[1], theme.RUN_MARKERS[1])}
-    rows = [row for row in alone.metrics() if row["event"] != "epoch"]
-    blind = [row | {"validation": {}, "train": {}} for row in alone.metrics("epoch")]
-    write_rows(alone.folder / "metrics.jsonl", [*rows, *blind])
-    assert {line.line.color for line in plots.accuracy(*records).data} == {theme.RUN_COLORS[1]}, "it has no line"
-    assert run_places([pipeline], [alone]) == [1], "one that is not compared comes after them"
-    shutil.copytree(pipeline.folder, pipeline.folder.parent / "other-data")
-    other = RunRecord(pipeline.folder.parent / "other-data")
-    assert run_places([other], records) == [1], "and one of a strategy that is has that one's place"
-    assert run_places([alone, other, pipeline], names=["a", "b", "a"]) == [0, 1, 0]
-
-
-def test_few_epochs_have_a_tick_each_and_a_users_network_its_files_name(records, tmp_path):
-    """Three epochs had the ticks 1 2 2 3 3, and the second line a folder of this machine."""
-    epochs = plots.accuracy(*records).layout.xaxis
-    assert epochs.dtick == 1 and epochs.range[0] == 0, "its tick at 0 stood beside the axis' line"
-    shutil.copytree(records[0].folder, tmp_path / "own")
-    settings = json.loads((tmp_path / "own" / "config.json").read_text()) | {"model": "/some/where/net.py:build"}
-    (tmp_path / "own" / "config.json").write_text(json.dumps(settings))
-    assert RunRecord(tmp_path / "own").model == "net.py:build"
-    assert "net.py:build" in plots.accuracy(RunRecord(tmp_path / "own")).layout.title.text
-    assert "/some/where" not in plots.accuracy(RunRecord(tmp_path / "own")).to_json()
-
-
-def test_runs_of_two_tasks_may_be_of_two_campaigns(records, tmp_path):
-    """Each task's runs are compared with one another, and with no other task's."""
-    runs = {}
-    for name in ("images", "words"):
-        shutil.copytree(records[0].folder, tmp_path / name)
-        origin = json.loads((tmp_path / name / "origin.json").read_text()) | {"campaign": name}
-        (tmp_path / name / "origin.json").write_text(json.dumps(origin))
-        runs[name] = [RunRecord(tmp_path / name)]
-    told = "runs of different campaigns"
-    assert told not in plots.tasks(runs).layout.title.text
-    assert told in plots.tasks({"both": [run for own in runs.values() for run in own]}).layout.title.text
-
-
-def test_tasks_have_a_column_each_with_speeds_above_and_accuracy_below(records):
-    runs = {"images": records, "words": records[:1]}
-    table = plots.tasks_table(runs)
-    assert table.task.tolist() == ["images"] * 4 + ["words"] * 2
-    assert table.strategy.unique().tolist() == ["one process", "pipeline × 2 (1f1b)"]
-    assert table.samples_per_second.tolist() == [100, 100, 180, 180, 100, 100] and set(table.seed) == {0}
-    figure = plots.tasks(runs)
-    shows(figure, [100, 180, 16 / 0.06, 16 / 0.03])
-    shows(figure, table.validation_accuracy * 100)
-    assert [note.text for note in figure.layout.annotations] == ["images", "words"]
-    legend = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert legend == ["one process", "pipeline × 2 (1f1b)", "predicted", "measured"], "each once"
-    with_level = plots.tasks(runs, levels={"words": 0.07})
-    assert [shape.y0 for shape in with_level.layout.shapes] == [pytest.approx(7)]
-    above = plots.tasks(runs, levels={"words": 0.6}).layout  # it lay on the pane's edge
-    pane = above.yaxis4  # the second row's second column
-    assert above.shapes[0].yref == "y4" and pane.range[0] == 0 and pane.range[1] > 1.05 * above.shapes[0].y0
-    assert "the most frequent answer alone" in [trace.name for trace in with_level.data]
-    assert "synthetic" in figure.layout.title.text
-    with pytest.raises(InputError, match="no runs to draw"):
-        plots.tasks({"images": []})
-
-
-def test_the_number_of_several_seeds_stands_over_their_line(records, tmp_path):
-    """It lay over it, at the height of the mean."""
-    shutil.copytree(records[0].folder, tmp_path / "again")
-    rows = [row | {"samples_per_second": 140.0} for row in records[0].metrics() if row["event"] != "step"]
-    write_rows(tmp_path / "again/metrics.jsonl", rows)
-    write_json(tmp_path / "again/config.json", records[0].config | {"seed": 1})
-    figure = plots.tasks({"images": [records[0], RunRecord(tmp_path / "again")]})
-    (number,) = (bar for bar in figure.data if bar.type == "bar" and list(bar.text or ()) == ["120"])
-    (bar,) = (bar for bar in figure.data if bar.type == "bar" and bar.y[0] == 120)
-    assert number.y[0] == 140 == bar.y[0] + bar.error_y.array[0] and number.offsetgroup == bar.offsetgroup
 
 
 def test_compression_shows_bytes_and_every_seed(records):

@@ -1,18 +1,14 @@
 """Exported SVGs on a dark page: every text is readable there and on white, and stages keep their colours."""
 
 import json
-from itertools import combinations
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
-from sparsepipe.display.colors import difference
-from sparsepipe.plots import dark, theme
 from sparsepipe.plots.dark import lab_style
 from sparsepipe.plots.theme import doubted, finished, hatch
 
@@ -37,8 +33,6 @@ def figures():
     cluster = Cluster.uniform(3, device_type="cpu", link=Link(1e9, 1e-5))
     plan = partition(profile, cluster, planner="model-parallel")
     yield "stages", plots.stages(plan, note="a note")
-    yield "compare", plots.compare(plan)
-    yield "layer_graph", plots.layer_graph(profile, plan)
     trace = simulate(plan, profile, cluster, [1000.0] * 4)
     bars = go.Figure([go.Bar(x=["a", "b"], y=[2, 1], marker_color="#000000", name="pipedream")])
     bars.add_bar(x=["a", "b"], y=[1, 2], marker={"color": "#000000", "pattern": hatch("simulated", "#000000")})
@@ -75,45 +69,6 @@ def test_jupyterlab_is_given_the_same_colours():
     assert kept.read_text() == lab_style(), (
         "python -c 'from sparsepipe.plots.dark import *; print(lab_style(), end=\"\")'"
     )
-
-
-def test_updates_and_averages_of_all_stages_are_seen_and_told_apart_in_both_themes():
-    """Updates were nearly black on the dark ground, and an average of stage 0 was not there."""
-    for stage in range(14):
-        update, average = theme.stage_color(stage, "update"), theme.stage_color(stage, "average")
-        assert theme.contrast(update, average) > 1.2
-        update, average = dark.LIT_SHADES[update], dark.LIT_SHADES[average]
-        assert min(theme.contrast(update, dark.GROUND), theme.contrast(average, dark.GROUND)) >= 3
-        assert theme.contrast(update, average) > 1.4
-        assert len({theme.stage_color(stage, kind) for kind in ("forward", "backward")} | {update, average}) == 4
-
-
-def test_an_update_looks_like_nothing_else_that_its_stage_does_in_both_themes():
-    """In the dark an update of stage 0 was a tint between its forwards and the grey of waits."""
-    for least, lit in ((0.09, {}), (0.115, dark.LIT_SHADES)):
-        for stage in range(14):
-            kinds = ("forward", "backward", "weights", "average", "wait")
-            update, *others = (theme.stage_color(stage, kind) for kind in ("update", *kinds))
-            update, *others = (lit.get(color, color) for color in (update, *others))
-            assert min(difference(update, other) for other in others) >= least, f"stage {stage}"
-    updates = [dark.LIT_SHADES[theme.stage_color(stage, "update")] for stage in range(7)]
-    assert min(difference(a, b) for a, b in combinations(updates, 2)) >= 0.05
-    assert difference("#000000", "#FFFFFF") == pytest.approx(1) and difference("#0072B2", "#0072B2") == 0
-
-
-def test_far_points_of_clouds_are_seen_in_the_dark_and_nearer_ones_are_lighter_in_both_themes():
-    """They were navy on almost black."""
-    figure = plots.clouds({"a": np.random.default_rng(0).random((200, 3))})
-    (points,) = figure.data
-    assert set(points.marker.color) == set(dark.LIT_POINTS), "far to near, as they are drawn"
-    for shades in (dict.fromkeys(points.marker.color), map(dark.LIT_POINTS.get, dict.fromkeys(points.marker.color))):
-        lightness = [theme.contrast(shade, "#000000") for shade in shades]
-        assert lightness == sorted(lightness)
-    assert min(theme.contrast(lit, dark.GROUND) for lit in dark.LIT_POINTS.values()) >= 3
-    far, lit = next(iter(dark.LIT_POINTS.items()))
-    for style in (dark.dark_style(), dark.dark_style(drawn=f"fill: {dark._named(far)};")):
-        assert f'.scatterlayer .points path[style*="fill: {dark._named(far)}"] {{ fill: {lit} !important; }}' in style
-    assert lit not in dark.dark_style(drawn="")
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """Numbers over bars: none lies over another one or a line, however many there are, as a browser draws them."""
 
-import re
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,29 +8,19 @@ from hypothesis import strategies as st
 from processes import ENOUGH
 from test_plots import plan
 
-import sparsepipe
 from sparsepipe import plots
 from sparsepipe.display.numbers import (
-    alike,
     as_given,
     as_measured,
-    at_most,
     duration,
-    gap_text,
-    pace_text,
-    percent,
-    powered,
-    rate_text,
     scaled_bytes,
-    voxel_size_text,
 )
 from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted, short
+from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted
 from sparsepipe.plots.chromium import drawn
 from sparsepipe.plots.layer_graph import overlap
 from sparsepipe.plots.points import STRATEGIES, Point
 from sparsepipe.plots.text_room import width_of
-from sparsepipe.plots.theme import TIE, tied
 from sparsepipe.record import Origin, RunRecord
 
 # Boxes of texts in the plot: (what is said, left, top, right, bottom); and points of the lines that texts name.
@@ -91,39 +79,12 @@ def trained(tmp_path):
 
 def figures(records):
     yield plots.tasks(dict.fromkeys(("images", "translation", "masked words"), records[:5]))
-    yield plots.throughput(*records[:5])
     yield plots.throughput(*records)  # two have the same strategy, and the names of their folders
     yield plots.stages(*(plan(sizes, f"planner {k}") for k, sizes in enumerate([(6,), (2, 4), (3, 3), (1, 2, 3)])))
     here = [Point(name, "here", 2, 12178.0, how) for name in STRATEGIES[:3] for how in ("simulated", "measured")]
     yield plots.scaling(strategies(1500.0)[:6], here)
-    yield plots.mixes(strategies(1500.0))
-    yield plots.traffic(strategies(1500.0)[:6])
-    for count in (5, 14, 40):
+    for count in (14, 40):
         yield plots.system_bars(systems(count), unit="s", title=f"{count} systems")
-
-
-def test_numbers_far_from_one_are_written_as_powers():
-    """An answer said 8.6e-08."""
-    assert [powered(value) for value in (8.6e-8, -1.234e12, 0.0, 0.05, 123.4)] == [
-        "8.6 × 10⁻⁸",
-        "-1.2 × 10¹²",
-        "0",
-        "0.05",
-        "123",
-    ]
-
-
-def test_a_measured_share_has_three_digits():
-    """Figure 11 had 235.50% beside 24.44%."""
-    told = [percent(share) for share in (2.355, 0.24444, 0.05, 0.000123, 1e-9, 0.0)]
-    assert told == ["236%", "24.4%", "5.00%", "0.0123%", "below 0.001%", "0%"]
-
-
-def test_a_gap_has_one_form_wherever_it_is_told():
-    """A tile said "0%" and the plan's line "0.0%", which said the same of a gap that is not proven to be none."""
-    assert [gap_text(gap) for gap in (-1e-16, 0.0, 1e-12, 4e-4, 6e-4, 0.034, 0.1719)] == [
-        *("0%", "0%", "0%", "<0.1%", "0.1%", "3.4%", "17.2%")
-    ]
 
 
 def test_what_was_measured_has_three_digits():
@@ -158,25 +119,6 @@ def test_numbers_have_room_or_are_left_out(values, room):
         assert max(across) <= room - 2 + 1e-6 if found.form else room < LEAST * 1.25 + 2
 
 
-def test_numbers_of_a_figure_have_as_many_places_as_each_other():
-    """One of 0.0317, 0.032 and 0.0307 had less."""
-    for values, told in (
-        ((0.0317, 0.032, 0.0307), ["0.0317", "0.0320", "0.0307"]),
-        ((72.6, 46.0, 7.4), ["72.6", "46.0", "7.4"]),
-        ((195.4, 32.3, 0.0), ["195", "32", "0"]),
-        ((2417.0, 0.2), ["2,417", "0.2"]),
-    ):
-        assert [alike(values, 3)(value) for value in values] == told
-    assert [as_given(value) for value in (0.0078125, 0.03, 16.0, 1 / 3)] == ["0.0078125", "0.03", "16", "0.333"]
-    told = [voxel_size_text(size) for size in (1 / 128, 0.0625, 0.125, 0.03, 1 / 24, 0.2, 2.0)]
-    assert told == ["1/128", "1/16", "0.125", "0.03", "1/24", "0.2", "2"], "one form in tables, notes and on axes"
-    assert [as_given(value) for value in (7e-5 * 1e6, 1e6, 1234567.5)] == ["70", "1,000,000", "1,234,568"]
-    assert [at_most(value) for value in (0.12341, 0.1234, -1.0, 0.0)] == [pytest.approx(0.124)] * 2 + [-1.0, 0.0]
-    assert [f"{at_most(value, places=2):.0%}" for value in (0.0766, 0.07, 0.0)] == ["8%", "7%", "0%"], "7% at most"
-    assert [short(value) for value in (2417.0, 12178.0, 469.2)] == ["2.4k", "12k", "469"]
-    assert fitted([float("nan"), 2.0], 60, SHORTER).texts([float("nan"), 2.0]) == ["", "2.00"]
-
-
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.timeout(400)
@@ -202,14 +144,3 @@ def test_no_number_lies_over_another_or_a_line(chromium, trained, tmp_path):
     finally:
         context.close()
         plots.close_browser()
-
-
-def test_a_throughput_is_written_in_one_way():
-    """A page's line ended within "1,397 / samples/s"; some dozen places put the words together themselves."""
-    assert rate_text(1397.36) == "1,397 samples/s" and rate_text(5.359, "minibatches") == "5.36 minibatches/s"
-    rows = {"samples_per_second": 0.0251}, {"minibatches_per_second": 5.359}, {"loss": 1.0}
-    assert [pace_text(row) for row in rows] == ["0.0251 samples/s", "5.36 minibatches/s", ""]
-    for unit in ("samples/s", "minibatches/s"):
-        assert tied(f"at 5.36 {unit}, and 7 more") == f"at 5.36{TIE}{unit}, and 7{TIE}more"
-    by_hand = re.compile(r"as_measured\([^{}]*\)\} (?:samples|minibatches)/s")
-    assert not [path for path in Path(sparsepipe.__file__).parent.rglob("*.py") if by_hand.search(path.read_text())]

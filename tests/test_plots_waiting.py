@@ -11,14 +11,10 @@ from test_plots import shows
 from sparsepipe import InputError, RunRecord, plots, simulate_pipelines
 from sparsepipe.errors import DamagedRecord
 from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.pipeline_simulator import CAUSES
-from sparsepipe.plots import lost_seconds as drawn_causes
-from sparsepipe.plots.lost_seconds import CAUSES as TOLD
-from sparsepipe.plots.outcomes import NOBODY, in_lines, rule_color
+from sparsepipe.plots.outcomes import NOBODY
 from sparsepipe.plots.theme import finished, resting_on
 from sparsepipe.provenance import Provenance
 from sparsepipe.record import Origin
-from sparsepipe.replication import RULES
 from sparsepipe.stragglers import Stragglers
 
 SLOW = "slow:rank=0,factor=4"
@@ -101,26 +97,6 @@ def test_groups_are_shares_and_large_values_are_put_together():
         assert list(plots.groups(found).layout.meta["notes"]) == [told + NOBODY]
     with pytest.raises(InputError, match="no averages to draw"):
         plots.groups([plots.Outcome("diloco", "", "simulated", (1.0,), (1.0,))])
-
-
-def test_causes_are_told_in_words_and_add_up(outcomes):
-    assert set(TOLD) == set(CAUSES)
-    table = plots.lost_seconds_table(outcomes)
-    figure = plots.lost_seconds(outcomes)
-    shows(figure, table.lost_seconds, axis="x")
-    assert list(figure.layout.meta["notes"]) == [f"simulated (horizontal lines) · {NOBODY} · rank 0 is 4 times as slow"]
-    slow = table[(table.straggler != "") & (table.rule == "all-reduce")].set_index("cause").lost_seconds
-    assert slow["group"] > slow["straggler"] > 0  # two pipelines wait for the one that is held up
-    with pytest.raises(InputError, match="no lost seconds"):
-        drawn_causes([plots.Outcome("diloco", "", "measured", (1.0,), (1.0,))])
-
-
-def test_rules_have_colours_of_their_own_whatever_their_options():
-    assert len({rule_color(name) for name in RULES}) == len(RULES)
-    assert rule_color("quorum:grace=0.5") == rule_color("quorum")
-    assert in_lines("any rank sleeps 200 ms in 10% of its minibatches", 20).count("<br>") == 2
-    with pytest.raises(InputError, match="no outcomes to draw"):
-        plots.waiting([])
 
 
 def written_run(folder, rule, *, seconds=1.0, stragglers=SLOW):

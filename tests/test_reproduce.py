@@ -263,7 +263,7 @@ def test_figures_are_found_by_name():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "background"),
-    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, True)],
+    [(signal.SIGINT, False), (signal.SIGKILL, True)],
 )
 def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background):
     """Nor where a shell script put it in the background, which makes it ignore SIGINT, by which notebooks end.

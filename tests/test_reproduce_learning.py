@@ -6,7 +6,6 @@ import pytest
 from sparsepipe import InputError, data
 from sparsepipe.data import make_shapes
 from sparsepipe.reproduce.learning import (
-    beside_level,
     commonest_share,
     gap_and_noise,
     labelled_room,
@@ -14,7 +13,6 @@ from sparsepipe.reproduce.learning import (
     labelled_sweep,
     nearest_neighbour_accuracy,
     real_shapes,
-    scans_told,
     train_side_by_side,
     voxel_histograms,
 )
@@ -56,19 +54,6 @@ def test_a_histogram_holds_the_share_of_voxels_in_each_cell(shapes):
 def test_the_nearest_neighbour_of_a_sample_is_itself(shapes):
     dataset = loaded(shapes, "train")
     assert nearest_neighbour_accuracy(dataset, dataset, 10) == 1.0
-
-
-def test_accuracies_are_told_beside_a_level_as_they_are():
-    """Two accuracies above a nearest neighbour's were "no less than" it."""
-    assert beside_level([0.88, 0.885], 0.805) == "more than" and beside_level([0.8, 0.9], 0.8) == "no less than"
-    assert beside_level([0.7, 0.9], 0.8) == "not always as much as" and beside_level([0.7], 0.8) == "less than"
-
-
-def test_scans_are_told_in_words():
-    """A figure's subtitle said "labelled-sweep-without-0.25"."""
-    assert scans_told(["sweep", "room"], held_out=0.25) == "a real sweep and a real room, 25% of each held out"
-    assert scans_told(["room"], held_out=0.25) == "a real room, 25% of it held out"
-    assert scans_told(["room"], held_out=0) == "a real room, nothing held out" and scans_told([], held_out=0.5) == ""
 
 
 def test_a_sweep_is_labelled_by_height_and_distance(tmp_path):
@@ -179,14 +164,3 @@ def test_a_unet_learns_real_scans_by_heart(tmp_path, shared_data, monkeypatch):
     for name, record in train_side_by_side(tmp_path / "runs", configs).items():
         accuracy, iou = reached(record)
         assert commonest_share(configs[name]) < 0.5 and accuracy > 0.9 and iou > 0.8, (name, accuracy, iou)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_unet_segments_the_parts_of_unseen_shapes(tmp_path):
-    families = ("airplane", "chair", "lamp", "table")  # twelve parts
-    folder = str(make_shapes(tmp_path / "shapes", num_train=24, num_test=8, seed=0, families=families))
-    config = RunConfig(data=folder, voxel_size=0.07, batch_size=4, epochs=7, **SEGMENTS)
-    (record,) = train_side_by_side(tmp_path / "runs", {"parts": config}).values()
-    accuracy, iou = reached(record)
-    assert commonest_share(config) < 0.3 and accuracy > 0.75 and iou > 0.5, (accuracy, iou)

@@ -1,25 +1,18 @@
 """The page of figures and the lines that a batch says: what is read from executed notebooks, and how it is shown."""
 
-import html
 import re
 from html.parser import HTMLParser
 
 import nbformat
-import plotly.graph_objects as go
 import pytest
-from PIL import Image
 
-from sparsepipe import Cluster
 from sparsepipe.io.files import write_json
-from sparsepipe.plots.export import provenance
-from sparsepipe.plots.theme import finished
 from sparsepipe.record.run_progress import RunProgress
 from sparsepipe.reproduce import NOTEBOOKS, catalogue
-from sparsepipe.reproduce.driver import Progress, clock
+from sparsepipe.reproduce.driver import Progress
 from sparsepipe.reproduce.executed import Executed, first_sentence
 from sparsepipe.reproduce.html_page import of_markdown
 from sparsepipe.reproduce.notebook_job import NotebookJob
-from sparsepipe.reproduce.overview import thumbnail
 from sparsepipe.reproduce.page import notebook_page, write_page
 from sparsepipe.reproduce.report import REPORT, report, run_rows
 
@@ -132,28 +125,6 @@ def test_a_warning_is_said_once_a_notebook_and_its_figures_refer_to_it(job):
     assert text.count('id="10_waiting-warnings"') == 1 and text.count("<dd>more of a run</dd>") == len(rest_on)
 
 
-def test_a_caption_has_its_facts_apart_and_names_whole(job):
-    """Lines of a note ran together ("76% p3-trace"), names lost a hyphen at a line's end, dots began lines."""
-    executed(job.copies, "05_launch")
-    (job.out / "timeline.png").write_bytes(b"")
-    note = f"pace 76%\np3-trace by {NAME} - all, intruder: matrix-products · 3 runs"
-    facts = provenance(finished(go.Figure(), "Machines <1>", note=note), "timeline", {})
-    assert facts["title"] == f"Machines <1> · {note}".replace("\n", " · ")
-    write_json(job.out / "timeline.json", facts)
-    text = write_page(job).read_text()
-    caption = re.search("<figcaption>(.*?)<p class", text)[1]
-    assert re.findall("<(?:p|li)>(.*?)</(?:p|li)>", caption) == [
-        "Machines &lt;1&gt;",
-        "pace 76%",
-        f'<span class="name">p3-trace</span> by {html.escape(NAME)} - all, intruder: '
-        '<span class="name">matrix-products</span>',
-        "3 runs",
-    ]
-    assert "matrix-" not in re.sub("<span.*?</span>", "", caption) and "·" not in caption
-    links = "".join(re.findall('<p class="soft">(.*?)</p>', text))
-    assert "\u00a0· " in links and " ·" not in links, "nor does one between links"
-
-
 def test_a_page_is_there_before_anything_ran_and_where_files_are_damaged(job):
     assert f"0 of {len(NOTEBOOKS)} notebooks" in write_page(job).read_text()
     (job.copies / "01_data.ipynb").parent.mkdir(parents=True)
@@ -192,41 +163,6 @@ def test_an_executed_notebook_shows_what_came_out_of_it(tmp_path):
     assert len(tags.all("table")) == 1
     kinds = {each["class"] for each in tags.all("div") if "class" in each}
     assert kinds == {"shown", "plain", "painted"} and text.count('class="painted"') == 1
-
-
-def test_an_exported_figure_is_dark_on_a_dark_page(job):
-    """It stayed white: a notebook keeps PNGs, and the SVG that it exported of the same figure knows dark pages."""
-    picture = nbformat.v4.new_output("display_data", {"image/png": "aGk="})
-    one = nbformat.v4.new_code_cell('place.export("timeline", figure, table, origin)', outputs=[picture])
-    undrawn = nbformat.v4.new_code_cell('place.export(\n    "anatomy", figure)', outputs=[picture])
-    other = nbformat.v4.new_code_cell("figure", outputs=[picture])
-    several = nbformat.v4.new_code_cell('place.export("timeline", figure)', outputs=[picture, picture])
-    path = job.copy("05_launch")
-    path.parent.mkdir(parents=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=[one, undrawn, other, several]), path)
-    job.exports["05_launch"] = ("timeline", "anatomy")
-    for name in ("timeline.svg", "timeline.png", "anatomy.png"):
-        (job.out / name).write_bytes(b"")
-    index = write_page(job)
-    tags = Tags((job.out / "notebooks" / "05_launch.html").read_text())
-    assert len(tags.all("img")) == 5 and len(tags.all("picture")) == 1
-    assert [source["srcset"] for source in tags.all("source")] == ["../timeline.svg"]
-    assert [source["media"] for source in tags.all("source")] == ["(prefers-color-scheme: dark)"]
-    assert [source["srcset"] for source in Tags(index.read_text()).all("source")] == ["timeline.svg"]
-
-
-def test_what_is_not_exported_is_dark_on_a_dark_page(tmp_path):
-    """A cluster's table and figures that a cell only shows were white boxes there, and thumbnails of figures."""
-    kept = {"image/png": "aGk=", "image/svg+xml": "<svg><style>@media (prefers-color-scheme: dark) {}</style></svg>"}
-    shown = [nbformat.v4.new_output("display_data", data) for data in (kept, kept | {"image/svg+xml": "<svg></svg>"})]
-    cluster = Cluster.uniform(2, device_type="cpu")._repr_html_()
-    Image.new("RGB", (9, 9), "white").save(tmp_path / "clouds.png")
-    thumbnails = displayed(html=str(thumbnail(tmp_path / "clouds.png", "clouds")), plain="")
-    path = executed(tmp_path, "a", *shown, displayed(html=cluster, plain="2"), thumbnails)
-    text = notebook_page(Executed.read("a", path), index="index.html", vectors={"clouds": "../clouds.svg"})
-    sources = [source["srcset"] for source in Tags(text).all("source")]
-    assert len(sources) == 2 and sources[0].startswith("data:image/svg+xml;base64,") and sources[1] == "../clouds.svg"
-    assert 'class="painted"' not in text and "2 devices" in text
 
 
 def test_a_cell_that_shows_a_panel_says_so_where_it_was_left_out(tmp_path):
@@ -274,17 +210,6 @@ def test_a_batch_says_what_runs_n_of_n_its_step_and_the_time(tmp_path, monkeypat
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("[1/2] a: begins, about 2 min; 0:0") and said[1] == "[1/2] a: 12.3 s"
     assert said[2].startswith("[2/2] b: begins, about 20 s; ") and said[2].endswith("about 20 s to go")
-
-
-def test_on_a_terminal_one_line_changes(tmp_path, capsys):
-    progress = Progress(["a"], {"a": 3.0}, terminal=True)
-    progress.begin("a", tmp_path / "none")
-    progress.say("warning: \x1b[31m")
-    progress.end("a", "1.0 s")
-    progress.close()
-    said = capsys.readouterr().err
-    assert "\r[" not in said and said.endswith("[1/1] a: 1.0 s\n") and "\x1b" not in said
-    assert [clock(seconds) for seconds in (7, 750.4, 3723)] == ["0:07", "12:30", "1:02:03"]
 
 
 def test_what_a_user_came_for_is_made_first():

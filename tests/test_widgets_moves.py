@@ -71,7 +71,7 @@ def made_by(code, profile):
     return names["plan"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(explorers(), st.data())
 def test_whatever_is_moved_the_picture_is_of_it_or_says_that_it_is_old(explorer, data):
     for _ in range(8):

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.display.numbers import as_measured, duration, scaled_bytes
+from sparsepipe.display.numbers import as_measured, scaled_bytes
 from sparsepipe.forecast import forecast
 from sparsepipe.planners import Problem, estimate, partition
 from sparsepipe.planners.scale import Scale
 from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets.planning import compressed
 from sparsepipe.widgets.stages_per_device import StagesPerDevice
-from sparsepipe.widgets.view_model import bottleneck, changes, with_words
+from sparsepipe.widgets.view_model import bottleneck, changes
 
 NUM_LAYERS = 12
 FACTS = {"batch_size": 16, "voxel_size": 0.04}
@@ -261,28 +261,6 @@ DRAWN = """async ([code, told]) => {
   const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
   widget.render({ model: { get: (name) => told[name], on() {}, off() {}, send() {} }, el: place });
 }"""
-
-
-@pytest.mark.browser
-def test_a_page_writes_numbers_as_the_kernel_does(chromium, cluster):
-    """A bar said "23 ms" and "1034 ms" where the words beside it said "23.0 ms" and "1,034 ms"."""
-    explorer = PartitionExplorer(profile_of((1.0,) + (0.001,) * (NUM_LAYERS - 1)), cluster)
-    explorer.planner.value = "model-parallel"
-    view, page = explorer.view, chromium.new_page(viewport={"width": 1100, "height": 800})
-    names = ("scene", "graph", "palette", "stale", "pending", "reason")
-    page.evaluate(DRAWN, [str(view._esm), {name: getattr(view, name) for name in names}])
-    page.locator(".sp-view title").first.wait_for(state="attached")
-    told = page.evaluate("[...document.querySelectorAll('.sp-view title')].map((one) => one.textContent)")
-    for stage in explorer.plan.estimate.stages:
-        assert any(text.endswith(f"compute {duration(stage.compute_seconds)}") for text in told), told
-        assert f"Memory {scaled_bytes(stage.memory_bytes)}" in told
-    assert page.get_by_text(duration(scene(explorer)["end"]), exact=True).count() == 1
-
-
-def test_times_of_one_picture_have_as_many_decimals():
-    """ "23 ms" stood beside "21.4 ms"."""
-    rows = [{"compute": own, "averaging": 0.001, "memory": 1e6} for own in (0.0204, 0.022, 0.0702)]
-    assert [row["words"][0] for row in with_words(rows)] == ["21.4 ms", "23.0 ms", "71.2 ms"]
 
 
 def test_the_slowest_stage_is_named_with_its_cause(explorer):
@@ -610,35 +588,3 @@ DRAWN = """async ([code, told]) => {
   const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
   widget.render({ model: { get: (name) => told[name], on() {}, off() {}, set() {}, send() {} }, el: place });
 }"""
-# Of the words of the stages' bars, of the names and lines of plan A, and of the bound: which lie on each other.
-MET = """() => {
-  const found = document.querySelectorAll(".sp-stages :is(.sp-busy, .sp-mark, .sp-before, .sp-bound)");
-  const boxes = [...found].map((one) => {
-    const { left, top, right, bottom } = one.getBoundingClientRect(), low = one.tagName === "text" ? 3 : 0;
-    return [left, top + low, right, bottom - low, one.textContent || "line"];  // without what letters leave free
-  });
-  const met = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
-  return boxes.flatMap((a, k) => boxes.slice(k + 1).filter((b) => met(a, b)).map((b) => [a[4], b[4]]));
-}"""
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("share", [None, 0.98, 0.2, 0.05])
-def test_plan_a_is_marked_beside_the_words_of_the_bars(explorer, chromium, share):
-    """ "515 ms ◀ slowest" had the marker "A" over its end, or a line through it."""
-    explorer.planner.value = "model-parallel"
-    explorer.pin.click()
-    explorer.pin_cuts.value = True
-    explorer._cut_moved(0, 1)
-    shown = scene(explorer)
-    count = len(shown["before"]["stages"])
-    if share is not None:
-        slowest = next(row for row in shown["stages"] if row["slowest"])
-        for stage in shown["before"]["stages"]:
-            stage[0] = share * (slowest["compute"] + slowest["averaging"])
-    told = {name: getattr(explorer.view, name) for name in ("palette", "graph", "stale", "reason", "pending")}
-    page = chromium.new_page(viewport={"width": 520, "height": 900})
-    page.evaluate(DRAWN, [str(explorer.view._esm), told | {"scene": json.dumps(shown)}])
-    page.wait_for_selector(".sp-stages svg")
-    assert page.locator(".sp-stages .sp-mark").count() == count > 1 and page.evaluate(MET) == []
-    page.close()

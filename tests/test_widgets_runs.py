@@ -22,15 +22,11 @@ from sparsepipe import (
     Trace,
     plots,
 )
-from sparsepipe.cli.output import column_cells
 from sparsepipe.cli.run_verbs import runs_list, runs_show
-from sparsepipe.display.words import OF_RUNS
 from sparsepipe.launchers.lock import hold
-from sparsepipe.plots.run_places import compared_with
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.widgets import RunsTable, runs_rows, runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, log_of, phase
-from sparsepipe.widgets.runs import RunsList
 
 
 def record(folder, name, *, ranks=2, accuracy=0.5, finished=True):
@@ -152,27 +148,6 @@ def test_runs_that_did_not_finish_are_compared_by_what_they_did(table, tmp_path)
         plots.throughput(half)  # a paper's figure is of runs that finished
 
 
-def test_numbers_of_a_column_have_as_many_decimals():
-    """ "693" stood beside "433.8", and a voxel size of 1/128 was "0.007812"."""
-    shown = RunsList()
-    told = {"run": ["a", "b", "c"], "seconds": [693.0, 433.8, ""], "voxel_size": [1 / 128, 0.03, "auto"]}
-    shown.show(pd.DataFrame(told), settings=("voxel_size",))
-    rows = json.loads(shown.document)["rows"]
-    assert rows == [["a", "693.0", "0.0078125"], ["b", "433.8", "0.03"], ["c", "", "auto"]]
-    assert column_cells([693.0, 433.8, None]) == ["693.0", "433.8", "–"], "and in a terminal"
-
-
-def test_a_slow_run_keeps_the_digits_of_its_pace_and_the_column_says_what_it_is():
-    """5.36 was "5" below 2,125.4, and one column was the median of epochs and a sum by the clock, untold."""
-    shown = RunsList()
-    table = pd.DataFrame({"run": ["a", "b", "c"], "samples/s": [5.359, 2125.4, ""]})
-    shown.show(table)
-    told = json.loads(shown.document)
-    assert told["rows"] == [["a", "5.36"], ["b", "2,125"], ["c", ""]] and told["numbers"] == [False, True]
-    assert told["meanings"] == ["", OF_RUNS["samples/s"]] and "median of its epochs" in OF_RUNS["samples/s"]
-    assert list(runs_rows.ordered(table, "samples/s", descending=True).run) == ["b", "a", "c"]
-
-
 def test_a_replay_that_knows_no_samples_has_no_samples_per_second(tmp_path):
     """A replay of a profile of PipeDream's, at 5.36 minibatches/s, stood with 5 samples/s below runs of 2,125."""
     cost = LayerCost((CostSample(1, 0.01, 0.02, 4000),))
@@ -196,44 +171,6 @@ def test_a_replay_that_knows_no_samples_has_no_samples_per_second(tmp_path):
     assert figure.layout.yaxis.title.text == "minibatches/s" and "samples/s" not in figure.data[0].hovertemplate
     assert list(plots.throughput_table(known, unknown).minibatches_per_second) == [8.0, 8.0]
     assert plots.throughput(known).layout.yaxis.title.text == "samples/s"
-
-
-def test_a_pace_is_rounded_once_and_a_time_says_its_zone(table, tmp_path):
-    """743.473 was 744 beside 1,234: 743.5, and that again."""
-    for name, pace in (("pipe-001", 743.473), ("one-001", 1234.0)):
-        row = {"event": "summary", "seconds": 2.0, "samples_per_second": pace, "engine": "native"}
-        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    path = tmp_path / "pipe-001" / "origin.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"created": "2026-11-27T19:18:29+02:00"}))
-    table.again.click()
-    shown = json.loads(table.marks.document)
-    column = dict(zip(shown["columns"], zip(*shown["rows"], strict=True), strict=True))
-    assert column["run"] == ("pipe-001", "one-001") and column["samples/s"] == ("743", "1,234")
-    assert column["started"] == ("2026-11-27 17:18:29 UTC", "2026-01-01"), "a day stays one"
-
-
-def test_a_run_has_the_colour_that_it_has_in_figures_of_its_campaign(tmp_path):
-    """Marked alone or in another order, a run had the colour of another one in the exported figures."""
-    made = {name: record(tmp_path, name, ranks=ranks) for ranks, name in enumerate(("one", "two", "three"), 1)}
-    for one in made.values():
-        origin = json.loads((one.folder / "origin.json").read_text()) | {"campaign": "c-1"}
-        (one.folder / "origin.json").write_text(json.dumps(origin))
-    in_figures = [one.marker.color for one in plots.throughput(*made.values()).data if one.y[0] is not None]
-    table = RunsTable(tmp_path, figures=tmp_path / "figures")
-    for marked in (("three",), ("three", "one")):
-        table.marks.value = marked
-        table.compare.click()
-        bars = [bar for bar in json.loads(table.throughput.figure)["data"] if bar["y"] != [None]]
-        lines = json.loads(table.accuracy.figure)["data"]
-        expected = [in_figures[list(made).index(name)] for name in marked]
-        assert [bar["marker"]["color"] for bar in bars] == expected
-        assert [*dict.fromkeys(line["line"]["color"] for line in lines)] == expected
-    for k in range(6):  # more than there are colours: those that are marked are told apart
-        record(tmp_path, f"more-{k}", ranks=k + 4)
-        origin = json.loads((tmp_path / f"more-{k}" / "origin.json").read_text()) | {"campaign": "c-1"}
-        (tmp_path / f"more-{k}" / "origin.json").write_text(json.dumps(origin))
-    marked = [RunRecord(tmp_path / name) for name in ("one", "more-3")]
-    assert set(compared_with(marked)) == {*marked}
 
 
 def test_columns_are_added_and_sorted_by(table, tmp_path):
@@ -488,49 +425,3 @@ def test_labels_that_are_damaged_hide_nothing_of_the_run(table, tmp_path):
     table.again.click()
     row = table.table[table.table.run == "one-001"].iloc[0]
     assert row["state"] == "finished" and row["samples/s"] and "labels.json" in row["note"]
-
-
-# The list as a page draws it, from what a kernel would send.
-DRAWN = """async ([code, document_]) => {
-  const told = { document: document_, value: [], sort: {} };
-  const place = document.body.appendChild(document.createElement("div"));
-  const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
-  widget.render({ model: { get: (name) => told[name], on() {}, off() {} }, el: place });
-}"""
-BROKEN = """() => {  // words that are in more than one line, and short cells that are
-  const found = [], lines = (range) => new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size;
-  for (const cell of document.querySelectorAll(".sp-runs td")) {
-    const nodes = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = document.createRange();
-    for (let node = nodes.nextNode(); node; node = nodes.nextNode())
-      for (const word of node.data.matchAll(cell.textContent.length > 40 ? /\\S+/g : /.+/g)) {
-        range.setStart(node, word.index);
-        range.setEnd(node, word.index + word[0].length);
-        if (lines(range) > 1) found.push(word[0]);
-      }
-  }
-  return found;
-}"""
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [1280, 400])
-def test_the_list_breaks_no_name_and_scrolls_sideways_by_keys(chromium, tmp_path, width):
-    """ "gnmt-small-pipeline-2bw-", "002" and "2026-11-27", "18:00:07 UTC" were in two lines each."""
-    record(tmp_path, "gnmt-small-pipeline-1f1b-flush-002")
-    record(tmp_path, "a-run-of-a-network-with-a-long-name-and-under-1f1b-flush-that-nobody-abbreviated-001", ranks=1)
-    (tmp_path / "gnmt-small-pipeline-1f1b-flush-002" / "config.json").write_text('{"model": "ne')
-    marks = RunsTable(tmp_path).marks
-    page = chromium.new_page(viewport={"width": width, "height": 600})
-    page.evaluate(DRAWN, [str(RunsList._esm), marks.document])
-    assert page.locator(".sp-runs tbody tr").count() == 2 and page.evaluate(BROKEN) == []
-    sentence = page.locator(".sp-runs td.sp-sentence", has_text="cannot be read").bounding_box()
-    assert sentence["width"] >= 280 and sentence["height"] > 30, "a sentence goes on in further lines"
-    box = page.locator(".sp-runs")
-    box.focus()
-    for _ in range(20):
-        page.keyboard.press("ArrowRight")
-    page.wait_for_function("() => document.querySelector('.sp-runs').scrollLeft > 0")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page itself is no wider"
-    name = page.locator(".sp-runs tbody tr:last-child td:nth-child(2)").bounding_box()
-    assert (name["x"] >= 0) == (width > 700), "names stay in sight where there is room for other columns"
-    page.close()
