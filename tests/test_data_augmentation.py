@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as drawn
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from runtime_jobs import Job, plan_of, run_jobs, settings, shapes
@@ -32,6 +33,7 @@ def _cloud(points: np.ndarray) -> Cloud:
     return Cloud(points, normals, ("nx", "ny", "nz"), np.arange(len(points)))
 
 
+@drawn(max_examples=25)
 @given(clouds, seeds)
 def test_without_settings_nothing_changes(points: np.ndarray, seed: int) -> None:
     changed = Augmentation().apply(_cloud(points), seed=seed)
@@ -40,6 +42,7 @@ def test_without_settings_nothing_changes(points: np.ndarray, seed: int) -> None
     assert changed.labels.tolist() == list(range(len(points)))
 
 
+@drawn(max_examples=25)
 @given(clouds, seeds, st.floats(0, 180), st.floats(0, 180))
 def test_turns_keep_distances_and_handedness_and_turn_normals(
     points: np.ndarray, seed: int, rotation: float, tilt: float
@@ -58,6 +61,7 @@ def test_turns_keep_distances_and_handedness_and_turn_normals(
         assert x[0] >= math.cos(math.radians(rotation)) - 1e-9
 
 
+@drawn(max_examples=25)
 @given(clouds, seeds, st.floats(0.1, 1), st.floats(1, 10))
 def test_scale_is_one_factor_within_its_bounds(points: np.ndarray, seed: int, low: float, high: float) -> None:
     changed = Augmentation(scale=(low, high)).apply(_cloud(points), seed=seed)
@@ -75,6 +79,7 @@ def test_jitter_has_its_deviation_and_is_cut() -> None:
     assert abs(moved.mean()) < 5 * 0.01 / 60000**0.5
 
 
+@drawn(max_examples=25)
 @given(clouds, seeds, st.sampled_from([(0.1, 0.3), (0.5, 2.0), (3.0, 9.0)]))
 def test_a_cloud_in_the_cube_is_moved_as_little_as_it_takes_and_shrunk_where_it_is_too_long(
     points: np.ndarray, seed: int, scale: tuple[float, float]
@@ -91,6 +96,7 @@ def test_a_cloud_in_the_cube_is_moved_as_little_as_it_takes_and_shrunk_where_it_
         assert touches or (inside and kept[:, axis].min() == pytest.approx(free[:, axis].min(), abs=1e-9))
 
 
+@drawn(max_examples=25)
 @given(clouds, seeds, st.floats(0, 0.999))
 def test_dropout_leaves_some_points_with_all_that_belongs_to_them(points: np.ndarray, seed: int, share: float) -> None:
     changed = Augmentation(dropout=share).apply(_cloud(points), seed=seed)

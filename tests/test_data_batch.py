@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsepipe.data import IGNORED, PointBatch, Sample, collate
@@ -22,6 +22,7 @@ def _as_rows(sample: Sample) -> tuple:
     return sample.coordinates.tolist(), sample.features.tolist(), sample.label
 
 
+@settings(max_examples=25)
 @given(samples)
 def test_collate_and_samples_are_inverse(given_samples: list[Sample]) -> None:
     batch = collate(given_samples)
@@ -31,6 +32,7 @@ def test_collate_and_samples_are_inverse(given_samples: list[Sample]) -> None:
     assert [_as_rows(sample) for sample in batch.samples()] == [_as_rows(sample) for sample in given_samples]
 
 
+@settings(max_examples=25)
 @given(samples, st.data())
 def test_take_keeps_whole_samples_in_the_order_given(given_samples: list[Sample], data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(given_samples) - 1), min_size=1, max_size=6))
@@ -109,6 +111,7 @@ def _segmented(cells: set[tuple[int, int, int]], label: int) -> Sample:
 segmented = st.lists(st.builds(_segmented, cells, st.integers(0, 9)), min_size=1, max_size=5)
 
 
+@settings(max_examples=25)
 @given(segmented, st.data())
 def test_labels_stay_with_their_voxels(given_samples: list[Sample], data: st.DataObject) -> None:
     batch = collate(given_samples)

@@ -152,8 +152,7 @@ def _las(points: np.ndarray, *, packed: bool = False, kind: int = 3, **further: 
 FAR = np.array([448_123.0, 5_428_456.0, 120.0]) + np.round(POINTS.astype(np.float64) * 50, 3)
 
 
-@pytest.mark.parametrize("kind", [3, 7])
-@pytest.mark.parametrize("name", ["a.las", "a.laz"])
+@pytest.mark.parametrize(("name", "kind"), [("a.las", 3), ("a.laz", 7)])
 def test_a_las_file_gives_back_classes_colours_and_exact_map_coordinates(tmp_path: Path, name: str, kind: int) -> None:
     classes, intensity = np.arange(40) % 7, np.arange(40) * 900
     further = dict(zip(COLOURS, (RGB * 257).T, strict=True)) | {"classification": classes, "intensity": intensity}

@@ -149,7 +149,7 @@ def test_a_broken_ply_is_refused_in_one_line_that_names_it(tmp_path: Path, conte
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(clouds, st.sampled_from([" ", ",", ", ", "\t", ";"]), st.sampled_from(["\n", "\r\n"]))
 def test_text_gives_back_what_was_written(tmp_path: Path, points: np.ndarray, separator: str, end: str) -> None:
     text = "".join(separator.join(map(repr, row)) + end for row in points.tolist())
@@ -453,7 +453,7 @@ edits = st.lists(
 @pytest.mark.parametrize(
     "name", ["off", "pcd", "ascii.ply", "mesh.ply", "cloud.ply", "txt", "npz", "plain.npz", "h5", "bin"]
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=edits)
 def test_whatever_is_damaged_either_reads_or_is_refused_in_one_line(tmp_path: Path, name: str, edits: list) -> None:
     content = bytearray(_valid(tmp_path, name))

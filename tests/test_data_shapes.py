@@ -21,7 +21,7 @@ def _digest(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return data.make_shapes(tmp_path_factory.mktemp("shapes") / "out", num_train=8, num_test=4, seed=5)
+    return data.make_shapes(tmp_path_factory.mktemp("shapes") / "out", num_train=4, num_test=2, seed=5)
 
 
 @pytest.mark.slow
@@ -29,8 +29,8 @@ def test_the_reader_finds_what_was_asked_for(shapes: Path) -> None:
     found = data.info(shapes)
     assert len(FAMILIES) >= 10
     assert found["classes"] == sorted(FAMILIES)
-    assert found["splits"] == {"train": 8 * len(FAMILIES), "test": 4 * len(FAMILIES)}
-    assert found["formats"] == {"off": 12 * len(FAMILIES)}
+    assert found["splits"] == {"train": 4 * len(FAMILIES), "test": 2 * len(FAMILIES)}
+    assert found["formats"] == {"off": 6 * len(FAMILIES)}
     dataset = data.load(shapes, split="train", voxel_size=0.05)
     assert dataset.synthetic
     assert dataset.origin["synthetic"]
@@ -39,9 +39,9 @@ def test_the_reader_finds_what_was_asked_for(shapes: Path) -> None:
 
 def test_a_seed_gives_the_same_bytes_and_another_seed_others(shapes: Path, tmp_path: Path) -> None:
     options = {"num_train": 1, "num_test": 1}
-    assert data.make_shapes(tmp_path / "again", num_train=8, num_test=4, seed=5) == tmp_path / "again"
-    assert _digest(tmp_path / "again") == _digest(shapes)
     few = data.make_shapes(tmp_path / "few", **options, seed=5, families=("chair", "gear"))
+    assert data.make_shapes(tmp_path / "again", **options, seed=5, families=("chair", "gear")) == tmp_path / "again"
+    assert _digest(tmp_path / "again") == _digest(few)
     same = "chair/train/chair_0001.off"
     assert _digest(few)[same] == _digest(shapes)[same]
     other = data.make_shapes(tmp_path / "other", **options, seed=6, families=("chair", "gear"))
@@ -50,12 +50,12 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(shapes: Path, tmp_p
 
 def test_no_two_shapes_are_equal(shapes: Path) -> None:
     meshes = {name: digest for name, digest in _digest(shapes).items() if name.endswith(".off")}
-    assert len(set(meshes.values())) == len(meshes) == 12 * len(FAMILIES)
+    assert len(set(meshes.values())) == len(meshes) == 6 * len(FAMILIES)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_is_a_solid_that_reads_back(family: str, tmp_path: Path) -> None:
-    for seed in range(5):
+    for seed in range(2):
         shape = FAMILIES[family](default_rng(seed))
         assert np.isfinite(shape.vertices).all()
         assert shape.area > 0.1

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -16,6 +16,7 @@ clouds = arrays(np.float64, st.tuples(st.integers(1, 30), st.integers(1, 4)), el
 sizes = st.floats(0.005, 50)
 
 
+@settings(max_examples=25)
 @given(clouds, sizes)
 def test_voxels_are_the_cells_that_hold_a_point_each_once_in_order(points: np.ndarray, size: float) -> None:
     voxels = voxelize(points, size)
@@ -24,6 +25,7 @@ def test_voxels_are_the_cells_that_hold_a_point_each_once_in_order(points: np.nd
     assert [tuple(voxel) for voxel in voxels.tolist()] == expected
 
 
+@settings(max_examples=25)
 @given(clouds, sizes, st.randoms(use_true_random=False))
 def test_the_order_of_the_points_does_not_matter(points: np.ndarray, size: float, random: object) -> None:
     order = list(range(len(points)))
@@ -40,6 +42,7 @@ def test_ranges_too_wide_for_one_key_give_the_same_order() -> None:
     ]
 
 
+@settings(max_examples=25)
 @given(clouds)
 def test_the_unit_cube_starts_at_zero_and_is_one_long(points: np.ndarray) -> None:
     extent = np.ptp(points, axis=0).max()
@@ -82,6 +85,7 @@ def test_an_empty_cloud_a_wrong_shape_and_voxels_beyond_int32_are_refused() -> N
 votes = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([IGNORED, 0, 1, 2, 7])), min_size=1, max_size=40)
 
 
+@settings(max_examples=25)
 @given(votes)
 def test_the_majority_against_counting(ballots: list[tuple[int, int]]) -> None:
     index, labels = (np.array(column) for column in zip(*ballots, strict=True))
@@ -92,6 +96,7 @@ def test_the_majority_against_counting(ballots: list[tuple[int, int]]) -> None:
     assert majority(labels, index, 5).tolist() == expected
 
 
+@settings(max_examples=25)
 @given(clouds, sizes)
 def test_the_index_leads_each_point_to_its_voxel_and_means_are_means(points: np.ndarray, size: float) -> None:
     coordinates, index = voxel_index(points, size)

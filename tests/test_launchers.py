@@ -15,7 +15,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-import jupyter_client
 import pytest
 from processes import ENOUGH, processes_of, until
 from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PLAN = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
 ALONE = plan_of(PLAIN, [[0]], schedule="1f1b-flush", num_microbatches=2)
 FOREVER = {"epochs": 10_000, "checkpoint_every": 3}
-DAWDLES = "jitter:rank=0,p=1,seconds=0.05"  # so that a run of a few minibatches is not over before it is killed
+DAWDLES = "jitter:rank=0,p=1,seconds=0.1"  # so that a run of a few minibatches is not over before it is killed
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +126,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path, clouds) -> No
 def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path, clouds) -> None:
     config = settings(clouds, epochs=10_000, checkpoint_every=1, keep_checkpoints=3)
     job = launch(PLAN, config, run_dir=tmp_path / "run")
-    _step(job, 12)
+    _step(job, 6)
     status = job.record.status
     assert _listening({status["guard"], status["launcher"], *_workers(tmp_path / "run").values()}) <= {"0100007F"}
     os.kill(_workers(tmp_path / "run")[1], signal.SIGKILL)
@@ -152,18 +151,18 @@ def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path, clouds) -> None:
 
 
 def test_a_killed_worker_is_started_again_where_that_is_allowed(tmp_path, clouds) -> None:
-    config = settings(clouds, epochs=12, max_restarts=2)
+    config = settings(clouds, epochs=5, max_restarts=2)
     job = launch(PLAN, config, run_dir=tmp_path / "run", stragglers=DAWDLES)
-    _step(job, 12)
+    _step(job, 6)
     os.kill(_workers(tmp_path / "run")[0], signal.SIGKILL)
     seen: list[dict] = []
     summary = job.wait(timeout=ENOUGH, on_row=seen.append)
-    assert summary["minibatches"] == 60
+    assert summary["minibatches"] == 25
     assert [row["event"] for row in seen].count("resume") == 1
     whole = RunRecord.create(tmp_path / "whole", ALONE, config.to_json(), Origin())
     run(whole.folder, ALONE, config)  # stages change no bit
     losses = [{row["minibatch"]: row["loss"] for row in record.metrics("step")} for record in (job.record, whole)]
-    assert losses[0] == losses[1] and len(losses[0]) == 60
+    assert losses[0] == losses[1] and len(losses[0]) == 25
 
 
 @pytest.mark.parametrize("where", ["behind sockets", "in synchronised batch norm"])
@@ -175,7 +174,7 @@ def test_a_killed_worker_is_the_one_named_whatever_its_peers_were_at(tmp_path, c
         plan = plan_of(NORMED, [[0, 1]], schedule="1f1b")
         changes = {"model": NORMED, "synchronised_batch_norm": True}
     job = launch(plan, settings(clouds, epochs=10_000, max_restarts=1, **changes), run_dir=tmp_path / "run")
-    _step(job, 12)
+    _step(job, 2)
     os.kill(_workers(tmp_path / "run")[1], signal.SIGKILL)
     log = tmp_path / "run" / "logs" / "launcher.log"
     until(lambda: "starting again" in log.read_text(), "a restart")
@@ -273,13 +272,13 @@ def _fill(path: Path) -> None:
 
 def test_a_disk_that_takes_no_more_ends_the_run_with_one_line_and_loses_nothing(tmp_path, clouds) -> None:
     """A limit on the size of files stands for a full disk: writes fail in the same places."""
-    first = settings(clouds, epochs=2)
+    first = settings(clouds, epochs=1)
     run(RunRecord.create(tmp_path / "run", ALONE, first.to_json(), Origin()).folder, ALONE, first)
     kept = latest(tmp_path / "run")
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, most[1]))  # less than a shard has
     try:
-        job = launch(PLAN, settings(clouds, epochs=4, max_restarts=3), run_dir=tmp_path / "run", resume=True)
+        job = launch(PLAN, settings(clouds, epochs=2, max_restarts=3), run_dir=tmp_path / "run", resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
     with pytest.raises(RunFailed, match=r"rank \d \(stage \d\): .*(File too large|too large).*logs/rank"):
@@ -287,15 +286,15 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_one_line_and_loses_nothing(
     assert "\n" not in job.record.status["reason"]
     assert latest(tmp_path / "run").manifest == kept.manifest, "the last good checkpoint is kept"
     assert not list((tmp_path / "run" / "logs").glob("*before-1*")), "no restart: it would be full again"
-    run(tmp_path / "run", ALONE, settings(clouds, epochs=4), resume=True)
-    assert latest(tmp_path / "run").minibatches == 20
+    run(tmp_path / "run", ALONE, settings(clouds, epochs=2), resume=True)
+    assert latest(tmp_path / "run").minibatches == 10
 
 
 def test_a_worker_that_stands_still_is_named_after_the_deadline(tmp_path, clouds) -> None:
-    job = launch(PLAN, settings(clouds, timeout_seconds=15, **FOREVER), run_dir=tmp_path / "run")
+    job = launch(PLAN, settings(clouds, timeout_seconds=8, **FOREVER), run_dir=tmp_path / "run")
     _step(job, 5)
     os.kill(_workers(tmp_path / "run")[1], signal.SIGSTOP)
-    named = r"rank 0 \(stage 0\): DeadlinePassed: .* waited 15 s for .*; rank 1 has been in \w+ .*for \d+\.\d s"
+    named = r"rank 0 \(stage 0\): DeadlinePassed: .* waited 8 s for .*; rank 1 has been in \w+ .*for \d+\.\d s"
     with pytest.raises(RunFailed, match=named):
         job.wait(timeout=ENOUGH)
     _nobody_is_left(tmp_path / "run")  # a stopped process is ended too
@@ -345,40 +344,6 @@ time.sleep(600)
 def _parent(clouds: Path, *more: str) -> list[str]:
     """What PARENT is told: a run that goes on for ever."""
     return [json.dumps(PLAN.to_json()), json.dumps(settings(clouds, epochs=10_000).to_json()), *more]
-
-
-@pytest.mark.parametrize("victim", ["parent", "guard", "launcher"])
-def test_nobody_is_left_when_a_process_above_is_killed(tmp_path, clouds, victim: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
-    command = [sys.executable, "-c", PARENT, *_parent(clouds, str(tmp_path / "run"))]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout.readline() == "running\n"
-        assert len(processes_of(tmp_path / "run").keys() - {parent.pid}) >= 3
-        status = RunRecord.load(tmp_path / "run").status
-        os.kill({"parent": parent.pid, **status}[victim], signal.SIGKILL)
-        _nobody_is_left(tmp_path / "run", but={parent.pid})
-        parent.kill()
-    if victim != "guard":  # nobody is left to say it then: the parent is dead too
-        expected = {"parent": "cancelled", "launcher": "failed"}[victim]
-        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, expected)
-    assert RunRecord.load(tmp_path / "run").metrics()
-
-
-def test_nobody_is_left_when_a_jupyter_kernel_is_killed(tmp_path, clouds) -> None:
-    manager = jupyter_client.KernelManager(kernel_name="python3")
-    manager.start_kernel(env={**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"})
-    client = manager.client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=ENOUGH)
-        client.execute(f"import sys; sys.argv = ['', *{_parent(clouds, str(tmp_path / 'run'))}]\n{PARENT}")
-        until(lambda: _workers(tmp_path / "run").keys() == {0, 1}, "start of the workers")
-        os.kill(manager.provisioner.pid, signal.SIGKILL)
-        _nobody_is_left(tmp_path / "run")
-        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", "cancelled")
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
 
 
 def test_nobody_is_left_when_a_terminal_is_closed(tmp_path, clouds) -> None:
@@ -449,24 +414,18 @@ def test_data_without_the_usual_split_to_validate_on_are_refused_before_anything
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("how", ["removed", "moved"])
-def test_a_run_whose_folder_is_taken_away_ends_and_says_so(tmp_path, clouds, how: str) -> None:
+def test_a_run_whose_folder_is_taken_away_ends_and_says_so(tmp_path, clouds) -> None:
     """It trained on for hundreds of minibatches, and made the folder anew for its checkpoints."""
     job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run")
     until(lambda: any((tmp_path / "run" / "checkpoints").glob("minibatch-*")), "a checkpoint")
     pids = set(_workers(tmp_path / "run").values())
-    if how == "moved":
-        (tmp_path / "run").rename(tmp_path / "other")
-    else:
-        while (tmp_path / "run").exists():  # it gives up where a file is made in a folder that it has emptied
-            subprocess.run(["rm", "-rf", tmp_path / "run"], check=False, stderr=subprocess.DEVNULL)
+    (tmp_path / "run").rename(tmp_path / "other")
     with pytest.raises(RunFailed, match=r"run: the run folder is gone: .*run was moved or removed while .* at work$"):
         job.wait(timeout=ENOUGH)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "end of the workers")
     _nobody_is_left(tmp_path / "run")
-    assert how == "removed" or not (tmp_path / "run").exists(), "not made anew"
-    if how == "moved":
-        assert RunRecord.load(tmp_path / "other").status["state"] == "failed"
+    assert not (tmp_path / "run").exists(), "not made anew"
+    assert RunRecord.load(tmp_path / "other").status["state"] == "failed"
 
 
 def test_a_run_without_a_status_is_cancelled_and_what_killed_ones_left_is_removed(tmp_path, clouds) -> None:

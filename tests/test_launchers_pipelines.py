@@ -44,13 +44,13 @@ def _rows(record: RunRecord, event: str) -> list[dict]:
 @slow
 def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_path) -> None:
     plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.08)
-    config = config.replace(minibatches=250, max_restarts=1)
+    config = config.replace(minibatches=180, max_restarts=1)
     job = launch(
-        plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster, stragglers="kill:rank=1,at=40"
+        plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster, stragglers="kill:rank=1,at=20"
     )
     summary = job.wait(timeout=ENOUGH)
-    assert job.state == "finished" and summary["minibatches"] == 250
-    _trained_once(job.record, 250)
+    assert job.state == "finished" and summary["minibatches"] == 180
+    _trained_once(job.record, 180)
     joined = [(row["pipeline"], row["attempt"]) for row in _rows(job.record, "joined")]
     assert joined[-1] == (0, 1) and sorted(joined) == [(0, 0), (0, 1), (1, 0)]
     (told,) = job.record.status["went_on"]
@@ -66,8 +66,8 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
     back = next(row["seconds"] for row in _rows(job.record, "joined") if row["attempt"] == 1)
     meanwhile = [row for row in _rows(job.record, "done") if row["pipeline"] == 1 and died < row["seconds"] < back]
     gone = 0.16 * sum(len(row["minibatches"]) for row in meanwhile)  # whatever the machine's own pace is
-    facts = {"stragglers": Stragglers.parse("kill:rank=1,at=40"), "restart_seconds": gone}
-    simulated = simulate_pipelines(plan, profile, cluster, [1.0] * 250, **facts)
+    facts = {"stragglers": Stragglers.parse("kill:rank=1,at=20"), "restart_seconds": gone}
+    simulated = simulate_pipelines(plan, profile, cluster, [1.0] * 180, **facts)
     for k, own in enumerate(simulated.pipelines):
         done = sum(len(row["minibatches"]) for row in _rows(job.record, "done") if row["pipeline"] == k)
         assert done == pytest.approx(own.minibatches, abs=12)
@@ -77,15 +77,13 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
 @slow
 def test_a_coordinator_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path) -> None:
     plan, config, profile, cluster = replayed_pipelines((1, 1), rule="local-sgd:every=4", seconds=0.02)
-    config = config.replace(minibatches=800)  # so that it is not over before both are killed
+    config = config.replace(minibatches=300)  # so that it is not over before it is killed
     job = launch(plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
-    for _ in range(2):
-        seen = len(job.record.metrics("step"))
-        until(lambda seen=seen: len(job.record.metrics("step")) > seen + 20, "some minibatches")
-        (pid,) = (p for p, words in processes_of(tmp_path / "run").items() if "pipelines.service" in words)
-        os.kill(pid, signal.SIGKILL)
-    assert job.wait(timeout=ENOUGH)["minibatches"] == 800
-    _trained_once(job.record, 800)
+    until(lambda: len(job.record.metrics("step")) > 20, "some minibatches")
+    (pid,) = (p for p, words in processes_of(tmp_path / "run").items() if "pipelines.service" in words)
+    os.kill(pid, signal.SIGKILL)
+    assert job.wait(timeout=ENOUGH)["minibatches"] == 300
+    _trained_once(job.record, 300)
 
 
 def test_what_is_told_of_a_pipeline_that_came_back_is_what_the_others_did_meanwhile(tmp_path) -> None:
@@ -184,7 +182,7 @@ time.sleep(600)
 
 
 @slow
-@pytest.mark.parametrize("victim", ["parent", "guard", "launcher"])
+@pytest.mark.parametrize("victim", ["guard", "launcher"])
 def test_nobody_is_left_when_a_process_above_pipelines_is_killed(tmp_path, victim) -> None:
     plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.03)
     (tmp_path / "cluster.toml").write_text(cluster.to_toml())
@@ -201,12 +199,11 @@ def test_nobody_is_left_when_a_process_above_pipelines_is_killed(tmp_path, victi
         assert len(begun) == 8, "a guard, a parent, a coordinator, two launchers, three ranks"
         launchers = {begun[one.status["launcher"]].split()[-1] for one in record.pipelines}
         assert launchers == {str(one.folder) for one in record.pipelines}, "forked from the parent, known by name"
-        os.kill({"parent": parent.pid, **status}[victim], signal.SIGKILL)
+        os.kill(status[victim], signal.SIGKILL)
         until(lambda: not processes_of(tmp_path / "run"), "end of all processes")
         parent.kill()
     if victim != "guard":  # nobody is left to say it then: the parent is dead too
-        expected = {"parent": "cancelled", "launcher": "failed"}[victim]
-        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, expected)
+        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "failed", "failed")
     assert RunRecord.load(tmp_path / "run").metrics("step")
 
 

@@ -122,6 +122,12 @@ def test_what_cannot_be_is_refused_and_the_job_goes_on(tmp_path, clouds) -> None
     config = settings(clouds, batch_size=1, epochs=10_000, checkpoint_every=0)
     job = launch(PLAN, config, run_dir=folder, profile=_profile(), cluster=_devices(DEVICE, DEVICE))
     _step(job, 2)
+    status = (folder / "status.json").read_text()
+    of_before = {name: value for name, value in json.loads(status).items() if name != "commands"}
+    (folder / "status.json").write_text(json.dumps(of_before))
+    with pytest.raises(InputError, match="launched by a version before"):
+        job.replan(OTHER)
+    (folder / "status.json").write_text(status)
     bad: dict[str, Plan] = {
         "different graph": plan_of(NORMED, [[0], [1]], **FLUSH),
         r"uses ranks \[0, 1, 2\], this job has \[0, 1\]": plan_of(PLAIN, [[0], [1], [2]], **FLUSH),
@@ -192,21 +198,6 @@ def test_a_plan_beyond_the_memory_of_devices_or_of_this_machine_is_not_launched(
 
 @slow
 @pytest.mark.timeout(300)
-def test_a_job_of_a_version_before_is_not_asked(tmp_path, clouds) -> None:
-    folder = tmp_path / "run"
-    with launch(PLAN, settings(clouds, batch_size=1, epochs=10_000), run_dir=folder) as job:
-        _step(job, 0)
-        status = json.loads((folder / "status.json").read_text())
-        del status["commands"]
-        (folder / "status.json").write_text(json.dumps(status))
-        with pytest.raises(InputError, match="launched by a version before"):
-            job.replan(OTHER)
-        assert not (folder / "control").exists()
-        job.cancel()
-
-
-@slow
-@pytest.mark.timeout(300)
 def test_ranks_that_are_left_out_stay_through_a_crash_and_a_resumption(tmp_path, clouds, undisturbed) -> None:
     """Rank 0, who leads, is left out; the job starts again, is stopped, resumed, and takes it back."""
     folder, alone = tmp_path / "run", plan_of(PLAIN, [[1]], **FLUSH)
@@ -226,7 +217,7 @@ def test_ranks_that_are_left_out_stay_through_a_crash_and_a_resumption(tmp_path,
     job = launch(alone, config, run_dir=folder, resume=True)
     until(lambda: any(row["event"] == "step" for row in job.rows), "it goes on")
     assert job.replan(SWAPPED) is not None
-    _step(job, 99)
+    _step(job, 39)
     job.stop()
     done = job.wait(timeout=ENOUGH)["minibatches"]
     assert _trained(job) == list(range(done))
@@ -236,26 +227,25 @@ def test_ranks_that_are_left_out_stay_through_a_crash_and_a_resumption(tmp_path,
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, clouds) -> dict[int, float]:
-    """The losses of 100 minibatches in one process."""
+    """The losses of 40 minibatches in one process."""
     plan = plan_of(PLAIN, [[0]], **FLUSH)
-    job = launch(plan, settings(clouds, epochs=20), run_dir=tmp_path_factory.mktemp("undisturbed") / "run")
+    job = launch(plan, settings(clouds, epochs=8), run_dir=tmp_path_factory.mktemp("undisturbed") / "run")
     job.wait(timeout=ENOUGH)
     return {row["minibatch"]: row["loss"] for row in job.record.metrics("step")}
 
 
 @slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_rank_killed_during_a_move_leaves_the_old_plan_or_the_new(tmp_path, clouds, undisturbed, seed: int) -> None:
+def test_a_rank_killed_during_a_move_leaves_the_old_plan_or_the_new(tmp_path, clouds, undisturbed) -> None:
     """The job starts again from its checkpoint, and trains each minibatch once, as one that nobody disturbed."""
-    chance, folder = random.Random(seed), tmp_path / "run"
-    dawdles = "jitter:rank=0,p=1,seconds=0.05"  # so that it is not over before the rank is killed
-    job = launch(PLAN, settings(clouds, epochs=20, max_restarts=1), run_dir=folder, stragglers=dawdles)
+    chance, folder = random.Random(0), tmp_path / "run"
+    dawdles = "jitter:rank=0,p=1,seconds=0.1"  # so that it is not over before the rank is killed
+    job = launch(PLAN, settings(clouds, epochs=8, max_restarts=1), run_dir=folder, stragglers=dawdles)
     _step(job, 7)
     workers = _workers(folder)
     request_replan(folder, SWAPPED)
     time.sleep(chance.uniform(0.0, 0.4))
     os.kill(chance.choice(workers), signal.SIGKILL)
-    assert job.wait(timeout=ENOUGH)["minibatches"] == 100 and job.state == "finished"
+    assert job.wait(timeout=ENOUGH)["minibatches"] == 40 and job.state == "finished"
     assert {row["minibatch"]: row["loss"] for row in job.record.metrics("step")} == undisturbed
-    assert _trained(job) == list(range(100)) and RunRecord(folder).plan in (PLAN, SWAPPED)
+    assert _trained(job) == list(range(40)) and RunRecord(folder).plan in (PLAN, SWAPPED)

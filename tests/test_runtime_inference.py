@@ -19,7 +19,7 @@ from sparsepipe.launchers.inference import find_checkpoint
 from sparsepipe.models import network
 from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
 
-PLANS = {"alone": [[0]], "two": [[0], [1]], "replicas": [[0], [1, 2]], "three": [[0], [1], [2]]}
+PLANS = {"alone": [[0]], "replicas": [[0], [1, 2]], "three": [[0], [1], [2]]}
 SEGMENTED = "minkunet14a-segmentation-narrow"
 MODELS = {"classes": NORMED, "voxels": SEGMENTED}
 ADDRESSES = {"classes": set(), "voxels": {"coordinates", "origin", "edge", "point_row", "point_offsets"}}
@@ -125,13 +125,13 @@ def test_rows_of_voxels_say_which_points_of_the_files_they_are_of(runs, num_poin
 
 
 def test_the_summary_has_pace_and_latency(runs):
-    job, result = runs["classes-two"]
+    job, result = runs["classes-three"]
     (summary,) = result.rows("summary")
     assert (summary["samples"], summary["minibatches"]) == (9, 3) and summary["samples_per_second"] > 0
     latency = summary["latency_seconds"]
     assert 0 < latency["median"] <= latency["p95"]
     assert Path(summary["predictions"]) == result.folder / PREDICTIONS
-    assert [stage["ranks"] for stage in summary["stages"]] == [[0], [1]]
+    assert [stage["ranks"] for stage in summary["stages"]] == [[0], [1], [2]]
     assert all(0 < stage["busy_fraction"] <= 1.001 for stage in summary["stages"])
     assert not (result.folder / "checkpoints").exists() and not result.rows("step"), "nothing was trained"
 

@@ -242,14 +242,13 @@ def _updates_before(lists, plan: Plan, s: int, m: int) -> int:
 FULL = {"voxel_size": 0.04, "num_points": 384, "batch_size": 5, "learning_rate": 0.003}
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 4}
 ZBV = {"schedule": "zbv", "num_microbatches": 4}
-RISING = {"learning_rate": 0.03, "warmup_minibatches": 3}
+COSINE = {"optimizer": "adamw", "learning_rate": 1e-3, "warmup_minibatches": 3, "learning_rate_schedule": "cosine"}
+STEP = {"epochs": 2, "learning_rate": 0.03, "warmup_minibatches": 3}
+STEP |= {"learning_rate_schedule": "step", "decay_epochs": 1}
 # name -> (model, ranks of the stages, options of the plan, changes of the settings)
 LAWS: dict[str, tuple] = {
     "one process": (PLAIN, [[0]], FLUSH, {}),
-    "3 stages 1f1b-flush": (PLAIN, [[0], [1], [2]], FLUSH, {}),
     "3 stages, sockets": (PLAIN, [[0], [1], [2]], FLUSH, {"shared_memory": False}),
-    "3 stages gpipe": (PLAIN, [[0], [1], [2]], {"schedule": "gpipe", "num_microbatches": 3}, {}),
-    "4 stages zero-bubble": (PLAIN, [[0], [1], [2], [3]], {"schedule": "zero-bubble", "num_microbatches": 4}, {}),
     "zero-bubble 2-1-1": (PLAIN, [[0, 1], [2], [3]], {"schedule": "zero-bubble", "num_microbatches": 3}, {}),
     "zero-bubble, batch norm, U-Net": (UNET, [[0], [1], [2]], {"schedule": "zero-bubble", "num_microbatches": 2}, FULL),
     "zero-bubble, minkowski": (
@@ -260,15 +259,8 @@ LAWS: dict[str, tuple] = {
     ),
     "2 stages sequential": (PLAIN, [[0], [1]], {"schedule": "sequential", "num_microbatches": 2}, {}),
     "interleaved, 4 stages on 2": (PLAIN, [[0], [1], [0], [1]], FLUSH, {}),
-    "interleaved, 6 stages on 2": (PLAIN, [[1], [0]] * 3, {**FLUSH, "num_microbatches": 3}, {"clip_norm": 0.3}),
     "interleaved, replicated": (PLAIN, [[0, 1], [2, 3]] * 2, {**FLUSH, "recompute": True}, {}),
-    "interleaved, U-Net, batch norm": (UNET, [[0], [1]] * 2, FLUSH, FULL),
-    "interleaved, 3 stages on 1": (PLAIN, [[0]] * 3, FLUSH, {}),
-    "interleaved, stash, 3 stages on 1": (PLAIN, [[0]] * 3, {"schedule": "1f1b", "recompute": True}, {}),
-    "interleaved, stash, replicated": (PLAIN, [[0, 1], [2, 3]] * 2, {"schedule": "1f1b", "accumulation": 2}, {}),
     "interleaved, stash, U-Net": (UNET, [[1], [0]] * 2, {"schedule": "1f1b"}, {**FULL, "shared_memory": False}),
-    "interleaved, vertical sync": (PLAIN, [[0], [1]] * 2, {"schedule": "1f1b", "weights": "vertical-sync"}, {}),
-    "looped-bfs, one process": (PLAIN, [[0]], {**FLUSH, "schedule": "looped-bfs"}, {}),
     "looped-bfs, 4 stages on 2": (PLAIN, [[0], [1]] * 2, {**FLUSH, "schedule": "looped-bfs"}, {}),
     "interleaved-zero-bubble, 4 stages on 2": (
         PLAIN,
@@ -277,43 +269,24 @@ LAWS: dict[str, tuple] = {
         {},
     ),
     "zbv, 6 stages on 3, sockets": (PLAIN, [[1], [0], [2], [2], [0], [1]], ZBV, {"shared_memory": False}),
-    "zbv, U-Net, batch norm": (UNET, [[0], [1], [1], [0]], {**ZBV, "recompute": True}, FULL),
-    "dualpipe-v, 4 stages on 2": (PLAIN, [[0], [1], [1], [0]], {**ZBV, "schedule": "dualpipe-v"}, {}),
     "dualpipe-v, replicated": (PLAIN, [[0, 1], [2, 3], [2, 3], [0, 1]], {**ZBV, "schedule": "dualpipe-v"}, {}),
     "ranks in any order": (PLAIN, [[2], [0], [1]], FLUSH, {}),
     "batch norm, 4 stages gpipe": (NORMED, [[0], [1], [2], [3]], {"schedule": "gpipe", "num_microbatches": 4}, FULL),
-    "batch norm, 2-1": (NORMED, [[0, 1], [2]], FLUSH, FULL),
-    "data parallel": (PLAIN, [[0, 1]], {"schedule": "1f1b"}, {}),
     "data parallel, unequal": (PLAIN, [[0, 1]], {"schedule": "1f1b", "shares": {0: (2, 1)}}, {}),
-    "flush 1-2": (PLAIN, [[0], [1, 2]], FLUSH, {}),
-    "flush 3-1": (PLAIN, [[0, 1, 2], [3]], FLUSH, {}),
-    "flush 2-1 shares 1:2": (PLAIN, [[0, 1], [2]], {**FLUSH, "shares": {0: (1, 2)}}, {}),
-    "stash, one process": (PLAIN, [[0]], {"schedule": "1f1b"}, {}),
-    "stash, 4 stages, batch norm": (NORMED, [[0], [1], [2], [3]], {"schedule": "1f1b"}, FULL),
-    "stash 3-1": (PLAIN, [[0, 1, 2], [3]], {"schedule": "1f1b"}, {}),
+    "flush 2-1 shares 1:2, clipped": (PLAIN, [[0, 1], [2]], {**FLUSH, "shares": {0: (1, 2)}}, {"clip_norm": 0.3}),
     "stash 2-1 shares 2:1, batch norm": (NORMED, [[0, 1], [2]], {"schedule": "1f1b", "shares": {0: (2, 1)}}, FULL),
-    "stash 1-2-1": (PLAIN, [[0], [1, 2], [3]], {"schedule": "1f1b"}, {}),
     "vertical sync, 3 stages": (PLAIN, [[0], [1], [2]], {"schedule": "1f1b", "weights": "vertical-sync"}, {}),
-    "2bw, 3 stages": (PLAIN, [[0], [1], [2]], {"schedule": "2bw", "num_microbatches": 2}, {"batch_size": 2}),
     "2bw, 2-1": (PLAIN, [[0, 1], [2]], {"schedule": "2bw", "num_microbatches": 3}, {"batch_size": 2}),
     "accumulation": (PLAIN, [[0, 1], [2]], {"schedule": "1f1b", "accumulation": 2}, {"batch_size": 2}),
     # Rows 1 to 3 of the network are a ReLU and a pool.
-    "a stage without weights": (PLAIN, [[0], [1], [2]], {"schedule": "1f1b", "cuts": (1, 3)}, {}),
     "no weights, replicated": (PLAIN, [[0], [1, 2], [3]], {**FLUSH, "cuts": (1, 3)}, {}),
     "recompute": (NORMED, [[0], [1], [2]], {"schedule": "1f1b", "recompute": True}, FULL),
-    "adamw": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, {"optimizer": "adamw", "learning_rate": 1e-3}),
-    "adam 2-1": (PLAIN, [[0, 1], [2]], FLUSH, {"optimizer": "adam", "learning_rate": 1e-3}),
-    "warm-up, then a cosine": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, {**RISING, "learning_rate_schedule": "cosine"}),
-    "warm-up, then a step": (PLAIN, [[0], [1]], FLUSH, {**RISING, "learning_rate_schedule": "step", "decay_epochs": 1}),
-    "clipped": (PLAIN, [[0, 1], [2]], FLUSH, {"clip_norm": 0.3}),
-    "U-Net, 3 stages": (UNET, [[0], [1], [2]], FLUSH, FULL),
+    "adamw, warm-up, then a cosine": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, COSINE),
+    "warm-up, then a step": (PLAIN, [[0], [1]], FLUSH, STEP),
     "U-Net 1-2-1, sockets": (UNET, [[0], [1, 2], [3]], {"schedule": "1f1b"}, {**FULL, "shared_memory": False}),
-    "U-Net, 4 stages": (UNET, [[0], [1], [2], [3]], {"schedule": "1f1b"}, FULL),
     "U-Net, 3 branching stages": (UNET, [[0], [1], [2]], {"schedule": "1f1b", "branching": 1}, FULL),
     "U-Net, minkowski": (UNET, [[0], [1], [2]], FLUSH, {**FULL, "engine": "minkowski"}),
     "segmentation": ("minkunet14a-segmentation-narrow", [[0], [1], [2]], {"schedule": "1f1b"}, FULL),
-    "minkowski flush": (NORMED, [[0], [1]], FLUSH, {**FULL, "engine": "minkowski"}),
-    "minkowski stash": (NORMED, [[0], [1], [2]], {"schedule": "1f1b"}, {**FULL, "engine": "minkowski"}),
 }
 
 
@@ -325,24 +298,20 @@ BEHIND_NORMS = 1 + max(k for k, row in enumerate(network(UNET, num_classes=3).ro
 STEPS = 3
 SHARED = {**FULL, "batch_size": 3, "minibatches": 2 * STEPS, "synchronised_batch_norm": True}
 HALF = {"precision": "float16", "learning_rate": 0.003, "loss_scale": 2.0**24}  # too large at first
+HALVES = {**HALF, "epochs": 2}
 # Half the bits in one process and in several, and what is done to bits on their way: compared with each other.
 SMALL: dict[str, tuple] = {
     "synchronised, whole": (UNET, [[0]], ONE, {**FULL, "batch_size": 6, "minibatches": STEPS}),
-    "synchronised, data parallel": (UNET, [[0, 1]], {"schedule": "1f1b"}, SHARED),
-    "synchronised 2-1": (UNET, [[0, 1], [2]], {**TWO, "cuts": (BEHIND_NORMS,)}, SHARED),
     "synchronised 1-2, zero-bubble": (UNET, [[0], [1, 2]], {**TWO, "schedule": "zero-bubble", "cuts": (1,)}, SHARED),
     "synchronised 2-2": (UNET, [[0, 1], [2, 3]], TWO, SHARED),
     "lamb, one process": (PLAIN, [[0]], FLUSH, {"optimizer": "lamb"}),
-    "lamb, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, {"optimizer": "lamb"}),
     "lamb, interleaved": (PLAIN, [[0], [1]] * 2, FLUSH, {"optimizer": "lamb"}),
-    "float16, one process": (PLAIN, [[0]], FLUSH, HALF),
-    "float16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, HALF),
-    "float16, interleaved": (PLAIN, [[0], [1]] * 2, FLUSH, HALF),
-    "float16, zero-bubble": (PLAIN, [[0], [1]], {"schedule": "zero-bubble", "num_microbatches": 4}, HALF),
+    "float16, one process": (PLAIN, [[0]], FLUSH, HALVES),
+    "float16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, HALVES),
+    "float16, zero-bubble": (PLAIN, [[0], [1]], {"schedule": "zero-bubble", "num_microbatches": 4}, HALVES),
     "bfloat16, one process": (PLAIN, [[0]], FLUSH, {"precision": "bfloat16"}),
     "bfloat16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, {"precision": "bfloat16"}),
     "sent as bfloat16": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "bfloat16"}),
-    "sent as float16": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "float16"}),
     "sent as int8": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "int8"}),
 }
 
@@ -359,14 +328,8 @@ def laws(tmp_path_factory) -> dict[str, tuple[Job, object]]:
     clouds = shapes(folder)
     names = [name for name in LAWS if "minkowski" not in name or _has_minkowski()]
     jobs = {name: _job(name, clouds) for name in [*names, *SMALL]}
-    for name, job in jobs.items():
-        jobs[name] = Job(job.name, job.plan, _with(job.config, epochs=2), job.resume)
     results = run_jobs(folder, list(jobs.values()), limit=500)
     return {name: (job, results[job.name]) for name, job in jobs.items()}
-
-
-def _with(config: RunConfig, **changes) -> RunConfig:
-    return RunConfig(**(config.to_json() | changes))
 
 
 def _has_minkowski() -> bool:
@@ -397,13 +360,11 @@ def test_a_plan_trains_like_a_plain_loop(name: str, laws: Callable) -> None:
 def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> None:
     """The same operations on the same numbers in the same order: cuts and schedules leave no trace."""
     _, alone = laws["one process"]
-    cut_in_stages = ("3 stages 1f1b-flush", "ranks in any order", "3 stages, sockets", "4 stages zero-bubble")
+    cut_in_stages = ("ranks in any order", "3 stages, sockets")
     interleaved = (
         "interleaved, 4 stages on 2",
-        "interleaved, 3 stages on 1",
         "interleaved-zero-bubble, 4 stages on 2",
         "zbv, 6 stages on 3, sockets",
-        "dualpipe-v, 4 stages on 2",
     )
     for name in (*cut_in_stages, *interleaved):
         _, cut = laws[name]
@@ -413,16 +374,7 @@ def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> Non
             assert torch.equal(weights[key], weight), (name, key)
 
 
-@pytest.mark.slow
-def test_breadth_first_stages_change_no_bit_either(laws: Callable) -> None:
-    """A step's backwards come last minibatch first, so its gradients add up in another order than other schedules'."""
-    (_, alone), (_, cut) = laws["looped-bfs, one process"], laws["looped-bfs, 4 stages on 2"]
-    assert cut.losses == alone.losses
-    for key, weight in alone.tensors("weight").items():
-        assert torch.equal(cut.tensors("weight")[key], weight), key
-
-
-SYNCHRONISED = ("synchronised, data parallel", "synchronised 2-1", "synchronised 1-2, zero-bubble", "synchronised 2-2")
+SYNCHRONISED = ("synchronised 1-2, zero-bubble", "synchronised 2-2")
 
 
 @pytest.mark.slow
@@ -458,7 +410,6 @@ def test_waits_for_the_statistics_of_other_replicas_are_not_work(name: str, laws
     ("cut", "whole"),
     [
         ("float16, 3 stages", "float16, one process"),
-        ("float16, interleaved", "float16, one process"),
         ("float16, zero-bubble", "float16, one process"),
         ("bfloat16, 3 stages", "bfloat16, one process"),
     ],
@@ -475,10 +426,9 @@ def test_stages_change_no_bit_of_half_precision(cut: str, whole: str, laws: Call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", ["lamb, 3 stages", "lamb, interleaved"])
-def test_stages_change_no_bit_of_steps_as_long_as_the_weights(cut: str, laws: Callable) -> None:
+def test_stages_change_no_bit_of_steps_as_long_as_the_weights(laws: Callable) -> None:
     """The length of a step is that of each weight by itself, wherever it is."""
-    (_, found), (_, alone), (_, other) = laws[cut], laws["lamb, one process"], laws["one process"]
+    (_, found), (_, alone), (_, other) = laws["lamb, interleaved"], laws["lamb, one process"], laws["one process"]
     assert found.losses == alone.losses != other.losses
     for kind in ("weight", "mean", "square", "steps"):
         tensors = found.tensors(kind)
@@ -487,9 +437,9 @@ def test_stages_change_no_bit_of_steps_as_long_as_the_weights(cut: str, laws: Ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "bound"), [("float16", 2e-3), ("bfloat16", 0.02), ("int8", 0.05)])
+@pytest.mark.parametrize(("how", "bound"), [("bfloat16", 0.02), ("int8", 0.05)])
 def test_compression_costs_little(how: str, bound: float, laws: Callable) -> None:
-    (_, small), (_, whole) = laws[f"sent as {how}"], laws["3 stages 1f1b-flush"]
+    (_, small), (_, whole) = laws[f"sent as {how}"], laws["one process"]
     assert small.losses != whole.losses, "it is at work"
     torch.testing.assert_close(torch.tensor(small.losses), torch.tensor(whole.losses), rtol=bound, atol=bound)
 

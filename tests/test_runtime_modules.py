@@ -61,64 +61,37 @@ STASH = {"schedule": "1f1b"}
 # name -> (network and data, ranks of the stages, options of the plan, changes of the settings)
 LAWS: dict[str, tuple] = {
     "words, one process": (WORDS, [[0]], FLUSH, {}),
-    "words, 2 stages": (WORDS, [[0], [1]], FLUSH, {}),
-    "words, 4 stages": (WORDS, [[0], [1], [2], [3]], FLUSH, {}),
     "words, 3 stages, sockets": (WORDS, [[0], [1], [2]], FLUSH, {"shared_memory": False}),
     "words, interleaved": (WORDS, [[0], [1]] * 2, FLUSH, {}),
     "words, zero-bubble": (WORDS, [[0], [1]], {**FLUSH, "schedule": "zero-bubble"}, {}),
-    "words, zbv": (WORDS, [[0], [1], [1], [0]], {**FLUSH, "schedule": "zbv"}, {}),
-    "words, gpipe": (WORDS, [[0], [1], [2]], {**FLUSH, "schedule": "gpipe"}, {}),
-    "words, recompute": (WORDS, [[0], [1]], {**FLUSH, "recompute": True}, {}),
     "words, 2-1": (WORDS, [[0, 1], [2]], FLUSH, {}),
-    "words, stash": (WORDS, [[0], [1], [2]], STASH, {}),
     "words, stash 1-2": (WORDS, [[0], [1, 2]], STASH, {}),
-    "words, 2bw": (WORDS, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
-    "words, vertical sync": (WORDS, [[0], [1]], {**STASH, "weights": "vertical-sync"}, {}),
-    "pictures, 3 stages": (PICTURES, [[0], [1], [2]], FLUSH, {}),
     "pictures, stash": (PICTURES, [[0], [1], [2]], STASH, {"optimizer": "adamw", "learning_rate": 1e-3}),
-    "pictures, data parallel": (PICTURES, [[0, 1]], STASH, {}),
     "pictures, 2-1": (PICTURES, [[0, 1], [2]], FLUSH, {}),
     "areas, 3 stages": (AREAS, [[0], [1], [2]], STASH, {"batch_size": 1}),
-    "recurrent, 3 stages": (RECURRENT, [[0], [1], [2]], FLUSH, {}),
     "codes, 3 stages": (CODES, [[0], [1], [2]], FLUSH, {"optimizer": "adamw", "learning_rate": 1e-3}),
-    "codes, stash": (CODES, [[0], [1]], STASH, {"momentum": 0.9}),
-    "codes, data parallel": (CODES, [[0, 1]], FLUSH, {"optimizer": "adam", "learning_rate": 1e-3}),
-    "gnmt, one process": (GNMT, [[0]], FLUSH, {}),
-    "gnmt, 3 stages": (GNMT, [[0], [1], [2]], FLUSH, {}),
     "gnmt, 1-2": (GNMT, [[0], [1, 2]], FLUSH, {}),
-    "gnmt, stash": (GNMT, [[0], [1], [2]], STASH, {}),
-    "bert, one process": (BERT, [[0]], FLUSH, {}),
-    "bert, 3 stages": (BERT, [[0], [1], [2]], FLUSH, {}),
     "bert, data parallel": (BERT, [[0, 1]], FLUSH, {}),
     "bert, recompute": (BERT, [[0], [1]], {**FLUSH, "recompute": True}, {}),
-    "bert, stash": (BERT, [[0], [1], [2]], STASH, {}),
     "bert, 2bw": (BERT, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
     "recurrent, stash": (RECURRENT, [[0], [1]], STASH, {}),
     "heads, one process": (HEADS, [[0]], FLUSH, {}),
-    "heads, 2 stages": (HEADS, [[0], [1]], FLUSH, {}),
-    "heads, 3 stages, sockets": (HEADS, [[0], [1], [2]], FLUSH, {"shared_memory": False}),
     "heads, zero-bubble": (HEADS, [[0], [1]], {**FLUSH, "schedule": "zero-bubble"}, {}),
     "heads, recompute, clipped": (HEADS, [[0], [1]], {**FLUSH, "recompute": True}, {"clip_norm": 0.5}),
-    "heads, data parallel": (HEADS, [[0, 1]], STASH, {}),
     "heads, data parallel, flush": (HEADS, [[0, 1]], FLUSH, {"optimizer": "adam", "learning_rate": 1e-2}),
-    "heads, 2-1": (HEADS, [[0, 1], [2]], FLUSH, {"clip_norm": 0.5}),
     "heads, stash": (HEADS, [[0], [1], [2]], STASH, {"optimizer": "adamw", "learning_rate": 1e-2}),
-    "heads, 2bw": (HEADS, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
-    "heads, vertical sync": (HEADS, [[0], [1]], {**STASH, "weights": "vertical-sync"}, {}),
 }
 # Compared with each other: what a plain loop draws at random is not what a run draws.
 SAME: dict[str, tuple] = {
     "dropped, one process": (DROPPED, [[0]], FLUSH, {}),
     "dropped, 3 stages": (DROPPED, [[0], [1], [2]], FLUSH, {}),
     "dropped, recompute": (DROPPED, [[0], [1]], {**FLUSH, "recompute": True}, {}),
-    "dropped, bfloat16, one process": (DROPPED, [[0]], FLUSH, {"precision": "bfloat16"}),
-    "dropped, bfloat16, 3 stages": (DROPPED, [[0], [1], [2]], FLUSH, {"precision": "bfloat16"}),
 }
 
 
 def settings(**changes) -> RunConfig:
     common = {"batch_size": 3, "learning_rate": 0.05, "weight_decay": 1e-3, "threads": 1, "validate": False}
-    return RunConfig(**common | {"epochs": 2, "timeout_seconds": 300} | changes)
+    return RunConfig(**common | {"epochs": 1, "timeout_seconds": 300} | changes)
 
 
 def plan_of(config: RunConfig, ranks: list[list[int]], **options) -> Plan:
@@ -198,7 +171,7 @@ class ModuleOracle(Oracle):
 def runs(tmp_path_factory):
     """Run every plan once, all in the same four processes."""
     jobs = {name: job(name) for name in [*LAWS, *SAME]}
-    cut_otherwise = replaced(jobs["words, 4 stages"], jobs["words, 2 stages"])
+    cut_otherwise = replaced(jobs["words, 3 stages, sockets"], jobs["words, one process"])
     found = run_jobs(tmp_path_factory.mktemp("modules"), [*jobs.values(), *cut_otherwise], limit=480)
     return {name: (one, found[one.name]) for name, one in jobs.items()} | {
         one.name: (one, found[one.name]) for one in cut_otherwise
@@ -206,8 +179,8 @@ def runs(tmp_path_factory):
 
 
 def replaced(first: Job, then: Job) -> list[Job]:
-    """A run of one epoch under a plan, which goes on to its second under another."""
-    begun = Job("begun", first.plan, first.config.replace(epochs=1))
+    """A run of one step under a plan, which goes on under another."""
+    begun = Job("begun", first.plan, first.config.replace(minibatches=3))
     return [begun, Job("resumed", then.plan, then.config, resume=True, folder="begun")]
 
 
@@ -227,20 +200,12 @@ def test_a_plan_trains_like_a_plain_loop_over_the_users_module(runs, name):
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        ("words, one process", "words, 2 stages"),
-        ("words, one process", "words, 4 stages"),
         ("words, one process", "words, 3 stages, sockets"),
         ("words, one process", "words, interleaved"),
         ("words, one process", "words, zero-bubble"),
-        ("words, one process", "words, recompute"),
-        ("heads, one process", "heads, 2 stages"),
-        ("heads, one process", "heads, 3 stages, sockets"),
         ("heads, one process", "heads, zero-bubble"),
-        ("gnmt, one process", "gnmt, 3 stages"),
-        ("bert, one process", "bert, 3 stages"),
         ("dropped, one process", "dropped, 3 stages"),
         ("dropped, one process", "dropped, recompute"),
-        ("dropped, bfloat16, one process", "dropped, bfloat16, 3 stages"),
     ],
 )
 def test_stages_equal_one_process_to_the_bit(runs, name, other):
@@ -292,7 +257,7 @@ def test_without_labels_there_is_no_loss_and_no_step(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_goes_on_under_another_cut(runs):
-    whole, resumed = runs["words, 2 stages"][1], runs["resumed"][1]
+    whole, resumed = runs["words, one process"][1], runs["resumed"][1]
     assert resumed.losses == whole.losses
     for key, tensor in whole.tensors().items():
         assert torch.equal(resumed.tensors()[key], tensor), key

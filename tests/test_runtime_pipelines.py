@@ -18,14 +18,8 @@ from sparsepipe.runtime import RunConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EPOCH = 5  # minibatches
-EPOCHS = 4
-TRAINED = {
-    "all-reduce": 2,
-    "ad-psgd": 3,
-    "ad-psgd:overlap=false": 2,
-    "wsp:every=2": 2,
-    "diloco:every=2,overlap=false": 2,
-}  # pipelines
+EPOCHS = 2
+TRAINED = {"all-reduce": 2, "ad-psgd": 3, "wsp:every=2": 2, "diloco:every=2,overlap=false": 2}  # pipelines
 SHUFFLED = ("local-sgd:every=2", "partial-reduce:wait=5", "quorum")
 
 
@@ -64,7 +58,7 @@ def test_pipelines_of_one_stage_train_to_the_end_and_are_replayed_to_the_same_bi
     _replayed(result, plan, config)
 
 
-@pytest.mark.parametrize("rule", ["partial-reduce", "all-reduce", "diloco:every=1"])
+@pytest.mark.parametrize("rule", ["partial-reduce", "diloco:every=1"])
 def test_a_pipeline_that_trained_on_nothing_takes_the_others_weights(tmp_path, clouds, rule) -> None:
     """There is one minibatch for two pipelines: both end with the weights that one process has after it."""
     plan = pipelines_of(NORMED, [[0]], [[1]], rule=rule)
@@ -80,11 +74,10 @@ def test_a_pipeline_that_trained_on_nothing_takes_the_others_weights(tmp_path, c
         assert torch.equal(tensors[name.split(":", 1)[1]], tensor.detach()), name
 
 
-@pytest.mark.parametrize("rule", ["partial-reduce", "local-sgd:every=2"])
-def test_pipelines_cut_unlike_train_together(tmp_path, clouds, rule) -> None:
-    plan = pipelines_of(NORMED, [[0], [1]], [[2]], rule=rule)
-    result = run_pipelines(tmp_path / "run", plan, settings(clouds, model=NORMED, epochs=3, validate=True))
-    _each_once(result, 3)
+def test_pipelines_cut_unlike_train_together(tmp_path, clouds) -> None:
+    plan = pipelines_of(NORMED, [[0], [1]], [[2]], rule="partial-reduce")
+    result = run_pipelines(tmp_path / "run", plan, settings(clouds, model=NORMED, epochs=2, validate=True))
+    _each_once(result, 2)
     record = RunRecord.load(result.folder)
     trace = record.trace()
     assert trace.ranks == (0, 1, 2) and trace.facts["pipelines"] == [[0, 1], [2]]

@@ -192,18 +192,15 @@ def drawn(chance: random.Random, model: str, count: int, *, replicate: bool) -> 
 
 # name → (model, ranks, replicas too, settings, plans after the first)
 FLUSHED: dict[str, tuple] = {
-    "1 rank": (PLAIN, 1, False, {"optimizer": "adam", "learning_rate": 1e-3}, 1),
-    "2 ranks, loss scale": (PLAIN, 2, False, HALF, 2),
     "2 ranks, sockets, batch norm": (NORMED, 2, False, {**FULL, "batch_size": 2, "shared_memory": False}, 2),
-    "3 ranks, clipped": (PLAIN, 3, True, {"clip_norm": 0.3}, 2),
-    "4 ranks": (PLAIN, 4, True, {"optimizer": "lamb", "learning_rate": 1e-3}, 2),
+    "4 ranks": (PLAIN, 4, True, {"optimizer": "lamb", "learning_rate": 1e-3}, 1),
     "minkowski": (NORMED, 2, False, {**FULL, "engine": "minkowski"}, 1),
 }
 # name → (settings, plans): some leave ranks out, the first among them, and others take them back
 LEFT_OUT: dict[str, tuple[dict, list[Plan]]] = {
     "left out, loss scale": (
         {**HALF, "validate": True},
-        [plan_of(PLAIN, ranks, **TWO) for ranks in ([[0], [1], [2]], [[2], [1]], [[1]], [[2], [0], [1]], [[2], [0]])],
+        [plan_of(PLAIN, ranks, **TWO) for ranks in ([[0], [1], [2]], [[1]], [[2], [0]])],
     ),
     "left out, clipped": (
         {"clip_norm": 0.3, "shared_memory": False},
@@ -213,18 +210,14 @@ LEFT_OUT: dict[str, tuple[dict, list[Plan]]] = {
         {},
         [
             plan_of(PLAIN, ranks, schedule=schedule, num_microbatches=2)
-            for schedule, ranks in (
-                ("zbv", [[0], [1], [1], [0]]),
-                ("dualpipe-v", [[1], [0], [0], [1]]),
-                ("sequential", [[1], [0]]),
-            )
+            for schedule, ranks in (("zbv", [[0], [1], [1], [0]]), ("sequential", [[1], [0]]))
         ],
     ),
 }
 DRAINED: dict[str, list[Plan]] = {
     "stash": [
         plan_of(PLAIN, ranks, cuts=cuts, schedule="1f1b", shares=shares)
-        for ranks, cuts, shares in (([[0], [1]], (5,), None), ([[0, 1]], (), {0: (2, 1)}), ([[1], [0]], (9,), None))
+        for ranks, cuts, shares in (([[0], [1]], (5,), None), ([[0, 1]], (), {0: (2, 1)}))
     ],
     "two versions": [plan_of(PLAIN, [[0], [1]], cuts=(cut,), schedule="2bw", num_microbatches=2) for cut in (5, 9)],
 }
@@ -260,39 +253,45 @@ def moved(tmp_path_factory) -> dict[str, tuple[Moves, Result]]:
     return {name: (run, found[run.job.name]) for name, run in runs.items()}
 
 
+@pytest.fixture(scope="module")
+def still(tmp_path_factory, moved) -> dict[str, Result]:
+    """What each run is compared with: one process, or runs that each end where the next plan began; in one set."""
+    jobs = []
+    for name, (moves, _) in moved.items():
+        config = replace(moves.job.config, checkpoint_every=1)
+        if name in DRAINED:
+            parts = zip(DRAINED[name], [*moves.minibatches, moves.done], strict=True)
+            jobs += [
+                Job(name if end == moves.done else f"{name}-{k}", plan, replace(config, minibatches=end), k > 0, name)
+                for k, (plan, end) in enumerate(parts)
+            ]
+        else:
+            alone = moves.job.plan if "minkowski" in name else plan_of(config.model, [[0]], **TWO)
+            jobs.append(Job(name, alone, replace(config, minibatches=moves.done)))
+    jobs.sort(key=lambda job: -len(job.plan.ranks))  # no process waits for others that are in a job without it
+    return run_jobs(tmp_path_factory.mktemp("still"), jobs)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_that_moved_trained_as_one_that_did_not(tmp_path, moved):
+@pytest.mark.parametrize("name", [*FLUSHED, *LEFT_OUT])
+def test_a_run_that_moved_trained_as_one_that_did_not(moved, still, name):
     """Whatever the plans in between: in one process, never cut, with the same minibatches."""
-    names = [name for name in (*FLUSHED, *LEFT_OUT) if name in moved]
-    jobs = []
-    for name in names:
-        run, _ = moved[name]
-        config = replace(run.job.config, minibatches=run.done, checkpoint_every=1)
-        alone = run.job.plan if "minkowski" in name else plan_of(config.model, [[0]], **TWO)
-        jobs.append(Job(name.replace(" ", "-"), alone, config))
-    still = run_jobs(tmp_path, jobs)
-    for name in names:
-        run, found = moved[name]
-        exact = not FLUSHED[name][2] if name in FLUSHED else "clip_norm" not in LEFT_OUT[name][0]
-        _same(found, still[name.replace(" ", "-")], exact=exact)
-        assert len(run.minibatches) == len(run.plans) and len(found.rows("replan")) == len(run.plans)
-        assert [row["minibatch"] for row in found.rows("replan")] == run.minibatches
+    if name not in moved:
+        pytest.skip("MinkowskiEngine is not installed")
+    run, found = moved[name]
+    exact = not FLUSHED[name][2] if name in FLUSHED else "clip_norm" not in LEFT_OUT[name][0]
+    _same(found, still[name], exact=exact)
+    assert len(run.minibatches) == len(run.plans) and len(found.rows("replan")) == len(run.plans)
+    assert [row["minibatch"] for row in found.rows("replan")] == run.minibatches
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", DRAINED)
-def test_a_schedule_that_does_not_flush_drains_and_goes_on(tmp_path, moved, name):
+def test_a_schedule_that_does_not_flush_drains_and_goes_on(moved, still, name):
     """As runs that each end where the next plan began, and are resumed under it: to the bit."""
-    run, found = moved[name]
-    ends = [*run.minibatches, run.done]
-    config = replace(run.job.config, checkpoint_every=1)
-    jobs = [
-        Job(f"{k}", plan, replace(config, minibatches=end), resume=k > 0, folder="one")
-        for k, (plan, end) in enumerate(zip(DRAINED[name], ends, strict=True))
-    ]
-    _same(found, run_jobs(tmp_path, jobs)[f"{len(jobs) - 1}"], exact=True)
+    _same(moved[name][1], still[name], exact=True)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEGMENTED = "minkunet14a-segmentation-narrow"
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
+WAITS = {"timeout_seconds": 300}  # a rank that has no part in a run waits in the next for those that are still in it
 
 
 @pytest.fixture(scope="module")
@@ -33,73 +34,55 @@ def runs(tmp_path_factory):
 
     def job(name, ranks, *, schedule=None, **changes):
         options = {key: changes.pop(key) for key in ("resume", "folder") if key in changes}
-        return Job(name, plan_of(PLAIN, ranks, **(schedule or FLUSH)), settings(clouds, **changes), **options)
+        return Job(name, plan_of(PLAIN, ranks, **(schedule or FLUSH)), settings(clouds, **WAITS, **changes), **options)
 
     stash = {"schedule": "1f1b"}
     half = {"precision": "float16", "loss_scale": 2.0**22}  # which overflows at first
-    normed = settings(clouds, model=NORMED, voxel_size=0.04, num_points=384, batch_size=5, validate=True, epochs=2)
+    normed = settings(
+        clouds, **WAITS, model=NORMED, voxel_size=0.04, num_points=384, batch_size=5, validate=True, epochs=2
+    )
     small = {"compression": "int8"}
     jobs = [
-        job("whole", [[0], [1]], epochs=3),
-        job("same", [[0], [1]], epochs=1),
-        job("same-2", [[0], [1]], epochs=3, resume=True, folder="same"),
+        job("whole", [[0], [1]], epochs=2),
         job("other", [[0], [1]], epochs=1),
         job("other-2", [[0, 1], [2]], epochs=2, resume=True, folder="other"),
-        job("other-3", [[0]], epochs=3, resume=True, folder="other"),
-        job("laps", [[0], [1]] * 2, epochs=1),
-        job("laps-2", [[0], [1], [2]], epochs=2, resume=True, folder="laps"),
-        job("laps-3", [[1], [0]] * 3, epochs=3, resume=True, folder="laps"),
+        job("laps", [[0], [1], [2]], epochs=1),
+        job("laps-2", [[1], [0]] * 2, epochs=2, resume=True, folder="laps"),
         job("stash-whole", [[0], [1], [2]], schedule=stash, epochs=2),
         job("stash", [[0], [1], [2]], schedule=stash, epochs=1),
         job("stash-2", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
         job("stash-3", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
-        job("stash-laps-whole", [[0], [1]] * 2, schedule=stash, epochs=2),
-        job("stash-laps", [[0], [1]] * 2, schedule=stash, epochs=1),
-        job("stash-laps-2", [[0], [1]] * 2, schedule=stash, epochs=2, resume=True, folder="stash-laps"),
-        job("half-whole", [[0], [1]], epochs=3, **half),
+        job("half-whole", [[0], [1]], epochs=2, **half),
         job("half", [[0], [1]], epochs=1, **half, asynchronous_checkpoints=True),
-        job("half-2", [[0], [1], [2]], epochs=3, **half, resume=True, folder="half"),
-        job("beside", [[0], [1, 2]], epochs=3, asynchronous_checkpoints=True, keep_checkpoints=5),
-        job("small-whole", [[0], [1, 2]], epochs=3, **small),
+        job("half-2", [[0], [1], [2]], epochs=2, **half, resume=True, folder="half"),
+        job("beside", [[0], [1, 2]], epochs=2, asynchronous_checkpoints=True, keep_checkpoints=5),
+        job("small-whole", [[0], [1, 2]], epochs=2, **small),
         job("small", [[0], [1, 2]], epochs=1, **small),
-        job("small-2", [[0], [1, 2]], epochs=3, **small, resume=True, folder="small"),
-        job("small-validated", [[0], [1, 2]], epochs=3, **small, validate=True),
-        job("adam-whole", [[0], [1]], epochs=2, optimizer="adam"),
-        job("adam", [[0], [1]], epochs=1, optimizer="adam"),
-        job("adam-2", [[0], [1], [2]], epochs=2, optimizer="adam", resume=True, folder="adam"),
+        job("small-2", [[0], [1, 2]], epochs=2, **small, validate=True, resume=True, folder="small"),
+        job("adam-whole", [[0]], minibatches=4, optimizer="adam"),
+        job("adam", [[0], [1]], minibatches=2, optimizer="adam"),
+        job("adam-2", [[0], [1], [2]], minibatches=4, optimizer="adam", resume=True, folder="adam"),
         # 5 minibatches an epoch: stops within the second, and its position is kept.
-        job("counted", [[0], [1]], minibatches=8),
-        job("counted-2", [[0], [1]], epochs=3, resume=True, folder="counted"),
         job("within", [[0], [1]], minibatches=7),
         job("within-2", [[0], [1], [2]], minibatches=9, resume=True, folder="within"),
-        job("within-3", [[0], [1]], epochs=3, resume=True, folder="within"),
+        job("within-3", [[0], [1]], epochs=2, resume=True, folder="within"),
         Job("segmented", plan_of(SEGMENTED, [[0], [1]]), replace(normed, model=SEGMENTED, batch_size=4, epochs=1)),
-        Job("seven", plan_of(PLAIN, [[0], [1]]), settings(many, validate=True)),
+        Job("seven", plan_of(PLAIN, [[0], [1]]), settings(many, **WAITS, validate=True)),
         Job("validated", plan_of(NORMED, [[0, 1], [2]], schedule="1f1b", shares={0: (2, 1)}), normed),
     ]
     results = run_jobs(folder, jobs, limit=500)
     return {job.name: (job, results[job.name]) for job in jobs}
 
 
-def test_the_same_plan_goes_on_bit_for_bit(runs) -> None:
-    _, whole = runs["whole"]
-    _, resumed = runs["same-2"]
-    assert resumed.losses == whole.losses
-    for kind in ("weight", "velocity"):
-        for name, tensor in whole.tensors(kind).items():
-            assert torch.equal(resumed.tensors(kind)[name], tensor), name
-    assert [row["minibatches"] for row in resumed.rows("resume")] == [5]
-
-
 def test_interleaved_stages_go_on_in_others_bit_for_bit(runs) -> None:
-    """Four stages on two ranks, then three on three, then six on two: each an epoch."""
-    (_, whole), (_, resumed) = runs["whole"], runs["laps-3"]
+    """Three stages on three ranks, then four on two: each an epoch."""
+    (_, whole), (_, resumed) = runs["whole"], runs["laps-2"]
     assert resumed.losses == whole.losses
     for kind in ("weight", "velocity"):
         for name, tensor in whole.tensors(kind).items():
             assert torch.equal(resumed.tensors(kind)[name], tensor), name
     stages = resumed.rows("summary")[0]["stages"]
-    assert [stage["ranks"] for stage in stages] == [[1], [0]] * 3
+    assert [stage["ranks"] for stage in stages] == [[1], [0]] * 2
     for lap in (stages[0::2], stages[1::2]):
         idle = {stage["bubble_fraction"] for stage in lap}
         assert sum(stage["busy_fraction"] for stage in lap) + idle.pop() == pytest.approx(1) and not idle
@@ -118,7 +101,6 @@ def test_moments_go_on_in_another_plan_bit_for_bit(runs) -> None:
 
 def test_stashed_versions_go_on_bit_for_bit(runs) -> None:
     assert runs["stash-2"][1].losses == runs["stash-whole"][1].losses
-    assert runs["stash-laps-2"][1].losses == runs["stash-laps-whole"][1].losses
 
 
 def test_the_loss_scale_goes_on_too(runs) -> None:
@@ -136,14 +118,13 @@ def test_what_8_bits_lost_ends_with_its_epoch_and_a_validation_has_no_part_in_it
     (_, whole), (_, exact) = runs["small-whole"], runs["whole"]
     assert whole.losses != exact.losses, "it is at work"
     same_training(runs["small-2"][1], whole)
-    same_training(runs["small-validated"][1], whole)
 
 
 def test_checkpoints_written_beside_the_training_are_those_of_their_moment(runs) -> None:
     """Each against the run that stood still for it: another schedule of writing, the same plan of training."""
     (_, beside), (_, whole) = runs["beside"], runs["whole"]
     folders = sorted((beside.folder / "checkpoints").glob("minibatch-*"))
-    assert [folder.name[-2:] for folder in folders] == ["05", "10", "15"]
+    assert [folder.name[-2:] for folder in folders] == ["05", "10"]
     assert not list((beside.folder / "checkpoints").glob(".*"))
     last = load(folders[-1])
     tensors = last.read(list(last.manifest["layers"]))
@@ -165,19 +146,11 @@ def test_a_run_killed_after_its_last_checkpoint_still_sums_up(runs) -> None:
 
 
 def test_another_plan_goes_on_too(runs) -> None:
-    """Two stages, then 2-1 with a replicated stage, then one process: each an epoch."""
+    """Two stages, then 2-1 with a replicated stage: each an epoch."""
     _, whole = runs["whole"]
-    _, resumed = runs["other-3"]
+    _, resumed = runs["other-2"]
     torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses), **CLOSE)
-    assert [row["minibatches"] for row in resumed.rows("resume")] == [5, 10]
-
-
-def test_a_run_that_ended_within_an_epoch_goes_on_there(runs) -> None:
-    _, resumed = runs["counted-2"]
-    assert [row["minibatches"] for row in resumed.rows("resume")] == [8]
-    samples = [row["samples"] for row in sorted(resumed.rows("step"), key=lambda row: row["minibatch"])]
-    assert samples == [4, 4, 4, 4, 2] * 3, "each sample once an epoch"
-    assert len(resumed.losses) == 15
+    assert [row["minibatches"] for row in resumed.rows("resume")] == [5]
 
 
 def test_an_epochs_row_covers_the_epoch_wherever_the_run_was_resumed(runs) -> None:
@@ -186,11 +159,11 @@ def test_an_epochs_row_covers_the_epoch_wherever_the_run_was_resumed(runs) -> No
     assert [row["minibatches"] for row in resumed.rows("resume")] == [7, 9]
     assert resumed.losses == whole.losses
     assert [row["train"] for row in resumed.rows("epoch")] == [row["train"] for row in whole.rows("epoch")]
-    assert [row["minibatches"] for row in resumed.rows("epoch")] == [5, 10, 15]
+    assert [row["minibatches"] for row in resumed.rows("epoch")] == [5, 10]
     counts = {"samples": 18, "counted": 18, "minibatches": 5}
     assert all({name: row["train"][name] for name in counts} == counts for row in resumed.rows("epoch"))
     summaries = [result.rows("summary")[-1] for result in (whole, resumed)]
-    assert [summary["epochs"] for summary in summaries] == [3, 3]
+    assert [summary["epochs"] for summary in summaries] == [2, 2]
     assert summaries[0]["train"] == summaries[1]["train"]
 
 
@@ -279,12 +252,12 @@ def _simulated(program: Program) -> Trace:
 
 
 def test_traces_tell_each_action_once_and_in_order(runs) -> None:
-    """A run of three epochs, and the simulation: one Program says what each rank does, and what it needs for that."""
+    """A run of two epochs, and the simulation: one Program says what each rank does, and what it needs for that."""
     job, result = runs["whole"]
     program = compile(job.plan, 5)
     kinds = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}
     ran = RunRecord(result.folder).trace()
-    for trace, epochs in ((ran, 3), (_simulated(program), 1)):
+    for trace, epochs in ((ran, 2), (_simulated(program), 1)):
         moments = defaultdict(list)  # of each action, epoch by epoch
         for rank, todo in program.actions.items():
             spans = [span for span in trace.spans if span.rank == rank and span.kind in kinds.values()]
