@@ -40,18 +40,15 @@ def moves(replanner):
     return [(minibatch, made) for minibatch, made in replanner.decisions if made.changes]
 
 
-@pytest.mark.parametrize(
-    ("size", "alike", "seed"), [(0.3, True, 0), (0.3, True, 1), (0.15, False, 0), (0.15, False, 1)]
-)
+@pytest.mark.parametrize(("size", "alike", "seed"), [(0.3, True, 0), (0.15, False, 1)])
 def test_a_machine_whose_own_pace_swings_moves_nothing(size, alike, seed):
     _, replanner = run("live", swings(size, alike=alike, seed=seed))
     assert not moves(replanner), [made.why for _, made in moves(replanner)]
 
 
-@pytest.mark.parametrize(("size", "alike", "seed"), [(0.1, True, 0), (0.15, False, 1)])
-def test_an_intruder_on_such_a_machine_is_answered_soon_and_left_when_it_is_gone(size, alike, seed):
+def test_an_intruder_on_such_a_machine_is_answered_soon_and_left_when_it_is_gone():
     """It takes half of a processor from minibatch 200 to 400."""
-    spec = swings(size, alike=alike, seed=seed) + ";slow:rank=1,factor=2,from=200,to=400"
+    spec = swings(0.15, alike=False, seed=1) + ";slow:rank=1,factor=2,from=200,to=400"
     live, replanner = run("live", spec)
     there, *refined, back = (minibatch for minibatch, _ in moves(replanner))
     assert 206 <= there <= 220 and 406 <= back <= 430 and len(refined) <= 1
