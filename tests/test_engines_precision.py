@@ -83,7 +83,7 @@ def test_networks_train_and_repeat(name):
         module = Subnetwork(net, NATIVE, seed=2)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.02)
         losses[kind] = []
-        for _ in range(4):
+        for _ in range(6):
             optimizer.zero_grad()
             with torch.autocast("cpu", HALF, enabled=half):
                 rows = NATIVE.rows(module({INPUT: NATIVE.tensor(batch)}, minibatch=0)[net.rows[-1].id])

@@ -32,8 +32,8 @@ from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.widgets import runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, phase
 
-EXAMPLES = 50  # of each file, in each of two ways; each is put to all of fifteen uses that open that file
-PUT_TO_ALL = 3  # of them are put to every use, whatever it opens
+EXAMPLES = 12  # of each file, in each of two ways; each is put to all of fifteen uses that open that file
+PUT_TO_ALL = 1  # of them are put to every use, whatever it opens
 LAYERS = ("conv0", "conv1")
 ORDER = {"num_classes": 3, "samples": 8, "batch_size": 4, "seed": 0, "shuffle": True, "balance": None}
 FILES = (
