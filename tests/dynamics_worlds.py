@@ -67,10 +67,14 @@ class Told:
 def followed(name, plan, profile, cluster, truth, *, minibatches, spec="", sizes=None, noise=None):
     """Train in a world where layers take under a plan what `truth(plan)` says, and not what the profile says.
 
-    Returns the seconds of the run and the replanner, whose watch sees noisy spans. A change takes 0.1 s, and begins two
-    minibatches after it is decided.
+    Returns the seconds of the run and the replanner, whose watch sees noisy spans; who never replans has none. A change
+    takes 0.1 s, and begins two minibatches after it is decided.
     """
     sizes, stragglers = sizes or [1.0] * minibatches, Stragglers.parse(spec)
+    if name == "never":  # what it would see is nothing to it
+        return max(
+            span.end for span in simulate_from(plan, truth(plan), cluster, sizes, 0, 0.0, stragglers).spans
+        ), None
     watch = Watch(profile, cluster, plan, simulated=True)
     replanner = Replanner(plan, profile, cluster, watch, variant(name), num_minibatches=minibatches)
     first, clock, current = 0, 0.0, plan

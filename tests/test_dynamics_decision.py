@@ -170,7 +170,7 @@ slowness = st.lists(st.sampled_from([1.0, 1.0, 1.3, 2.0, 4.0]), min_size=4, max_
 schedules = st.sampled_from(["1f1b", "1f1b-flush", "gpipe"])
 
 
-@fuzzed(40)
+@fuzzed(16)
 @given(layers, slowness, st.integers(2, 4), schedules, st.integers(20, 400))
 def test_the_gain_less_the_cost_is_what_simulating_both_gives(seconds, slow, count, schedule, left):
     """Within the tail of a pipeline, which rounds of replicas and unlike stages fill and drain differently."""
@@ -197,7 +197,7 @@ def test_the_gain_less_the_cost_is_what_simulating_both_gives(seconds, slow, cou
     assert moved < stayed + tail
 
 
-@fuzzed(25)
+@fuzzed(12)
 @given(layers, slowness, st.integers(2, 4))
 def test_who_has_decided_does_not_change_their_mind(seconds, slow, count):
     """Asked again with the same devices, or nearly, the new plan stays."""

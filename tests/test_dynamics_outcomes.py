@@ -119,7 +119,7 @@ def test_a_move_that_pays_is_trusted_and_taken_back_when_the_intruder_is_gone():
     assert replanner.outcomes.judged[0].measured == pytest.approx(there.simulated, abs=0.04)
 
 
-@pytest.mark.parametrize("comes", [78, 86, 94], ids=["while it fills", "while ranks are learned", "while it is judged"])
+@pytest.mark.parametrize("comes", [78, 94], ids=["while it fills", "while it is judged"])
 def test_who_comes_just_after_a_change_is_not_taken_for_what_it_gave(comes):
     """The plan follows rank 0 from minibatch 75 on and is judged at 100. Once that ended all changes of a run."""
     spec = f"slow:rank=0,factor=1.6,from=60,to={comes};slow:rank=1,factor=2.5,from={comes}"

@@ -44,7 +44,6 @@ def oracle(spec, *, count=2, profile=None, minibatches=400):
     [
         (HALF, 3),
         ("slow:rank=3,factor=2,from=100,to=300", 4),
-        ("slow:rank=0,factor=4,from=200", 4),
         ("slow:rank=0,factor=1.5,from=50,to=350;slow:rank=1,factor=3,from=120,to=300", 2),
     ],
 )
@@ -76,7 +75,7 @@ def test_a_predictor_is_asked_about_the_layers_of_a_slow_rank():
 
 
 def test_nothing_changes_where_nothing_is_slow():
-    for name in VARIANTS.keys() - {"epoch"}:  # DynPipe's planner may find other cuts for devices that are as they were
+    for name in ("live", "measured"):  # DynPipe's planner may find other cuts for devices that are as they were
         assert not run(name, "jitter:p=0.2,seconds=0.1;seed=3").changes
     alone = run("live", "")
     trace = simulate(partition(network(24), cpus(2)), network(24), cpus(2), [1.0] * 400)
@@ -84,10 +83,10 @@ def test_nothing_changes_where_nothing_is_slow():
 
 
 def test_an_intruder_that_comes_and_goes_is_left_alone_after_a_few_moves():
-    spec = ";".join(f"slow:rank=3,factor=2,from={k},to={k + 12}" for k in range(20, 380, 24))
-    found = run("live", spec, count=4)
+    spec = ";".join(f"slow:rank=3,factor=2,from={k},to={k + 12}" for k in range(20, 236, 24))
+    found = run("live", spec, count=4, minibatches=250)
     assert 1 <= len(found.changes) <= 5
-    assert found.seconds < run("never", spec, count=4).seconds
+    assert found.seconds < run("never", spec, count=4, minibatches=250).seconds
 
 
 @pytest.mark.parametrize("first", [375, 388])

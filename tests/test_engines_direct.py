@@ -155,7 +155,7 @@ def test_as_many_pairs_as_output_rows_are_not_one_each(lanes: int) -> None:
     _check(kernel_map, (16, 32))
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     counts=st.lists(st.integers(0, 150), min_size=1, max_size=4),
     widths=st.tuples(st.integers(1, 12), st.integers(1, 12)),
@@ -265,9 +265,7 @@ def test_nothing_is_read_behind_a_tensor() -> None:
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("lanes", "processor"), [(8, "haswell"), (16, "skylake-avx512"), (16, "sapphirerapids"), (16, "znver5")]
-)
+@pytest.mark.parametrize(("lanes", "processor"), [(8, "haswell"), (16, "znver5")])
 def test_code_for_any_processor_is_code_alone(lanes: int, processor: str) -> None:
     from sparsepipe.engines.native.direct_code import Direct
 
@@ -279,19 +277,21 @@ def test_code_for_any_processor_is_code_alone(lanes: int, processor: str) -> Non
 @pytest.mark.slow
 def test_code_is_compiled_once_and_kept(no_code, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file whose bytes have changed counts as none; where none can be written, one warning says so."""
+    earlier = machine_code._code(machine_code.lanes()).memory[:]  # compiled for this user, whenever that was
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert machine_code.lanes() > 0
+    machine_code._code.cache_clear()
+    assert machine_code._code(machine_code.lanes()) is not None
     (path,) = (tmp_path / "sparsepipe" / "kernels").iterdir()
     content = path.read_bytes()
-    runs, run = [], subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *args, **rest: (runs.append(args), run(*args, **rest))[1])
+    assert unsealed(content) == earlier, "the same code each time it is compiled"
+    runs = []
+    monkeypatch.setattr(subprocess, "run", lambda *args, **rest: (runs.append(args), _compiled_to(content))[1])
     machine_code._code.cache_clear()
     assert machine_code._code(machine_code.lanes()) is not None and not runs
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     machine_code._code.cache_clear()
     assert machine_code._code(machine_code.lanes()) is not None and len(runs) == 1
-    assert path.read_bytes() == content, "the same code each time it is compiled"
-    monkeypatch.setattr(subprocess, "run", lambda *args, **rest: (runs.append(args), _compiled_to(content))[1])
+    assert path.read_bytes() == content
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     machine_code._code.cache_clear()

@@ -23,8 +23,8 @@ from sparsepipe.engines.native.tuning import Choices
 from sparsepipe.engines.native.warm_up import tensor_strides
 from sparsepipe.models import INPUT, Network, Row, network
 
-WIDTHS = [(16, 32), (33, 7), (2, 65), (48, 16)]
-SHAPES = [(3, 1, 1), (3, 2, 1), (2, 2, 1), (1, 2, 1), (3, 1, 2)]
+WIDTHS = [(33, 7), (2, 65)]  # more than a block of inputs, and of outputs
+SHAPES = [(2, 2, 1), (1, 2, 1), (3, 2, 1), (3, 1, 2)]  # in the interpreter, which is slow, the first two
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
 
@@ -67,13 +67,13 @@ def compare(features, kernel, kernel_map, gradient, *, choices=slice(None)):
 
 
 def compare_all(device="cpu"):
-    """All shapes, widths and types, with one choice of blocks each; then all blocks."""
-    for position, shape in enumerate(SHAPES):
-        for dtype in TOLERANCE if position == 0 else (torch.float32, torch.bfloat16)[position % 2 :][:1]:
+    """Shapes, widths and types, with one choice of blocks each; then the other blocks."""
+    for position, shape in enumerate(SHAPES if device == "cuda" else SHAPES[:2]):
+        for dtype in TOLERANCE if position == 0 else [torch.float32]:
             place = position % 2  # the smaller two
             given = problem(shape, WIDTHS[position % len(WIDTHS)], dtype, device, seed=position)
             compare(*given, choices=slice(place, place + 1))
-    compare(*problem((2, 2, 1), (48, 16), torch.float32, device), choices=slice(2, None))
+    compare(*problem((2, 2, 1), (48, 16), torch.float32, device), choices=slice(1, None))
 
 
 def many_shares(device="cpu"):
@@ -105,7 +105,7 @@ def small_network():
     """A U-Net of one level: down, up again onto the voxels it came from, its input's channels beside."""
     widths = {"in_channels": 4, "out_channels": 8, "kernel_size": 2, "stride": 2}
     rows = (
-        Row("first", "convolution", (INPUT,), {"in_channels": 1, "out_channels": 4, "kernel_size": 3}),
+        Row("first", "convolution", (INPUT,), {"in_channels": 1, "out_channels": 4, "kernel_size": 2}),
         Row("down", "convolution", ("first",), widths),
         Row("up", "transposed_convolution", ("down", "first"), widths | {"in_channels": 8}),
         Row("both", "concatenate", ("up", "first")),
@@ -118,7 +118,7 @@ def train(device):
     """Return the output and the gradients of a small network under the native engine on a device."""
     native = engine("native")
     module = Subnetwork(small_network(), native, seed=1).to(device)
-    batch = random_batch(2, 40, reach=3, channels=1)
+    batch = random_batch(2, 30, reach=2, channels=1)
     output = native.features(module({INPUT: native.tensor(batch, device)}, minibatch=0)["last"])
     output.square().sum().backward()
     return [output.detach().cpu(), *(p.grad.cpu() for p in module.parameters())]
@@ -127,7 +127,7 @@ def train(device):
 def whole_network(device="cpu"):
     """Warm up part of a network: classes are measured, no gradient is left; then train all of it each way."""
     tuning._TURNS = 1
-    native, batch = engine("native"), random_batch(2, 40, reach=3, channels=1)
+    native, batch = engine("native"), random_batch(2, 30, reach=2, channels=1)
     part = Subnetwork(small_network(), native, ["down", "up"], seed=1).to(device)
     assert native.warm_up(part, lambda: batch, torch.device(device)) == 2
     assert all(p.grad is None for p in part.parameters())

@@ -47,7 +47,7 @@ def both(minkowski, row, batch, *, like=False):
     return found
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 4])
+@pytest.mark.parametrize("dimension", [1, 4])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_convolutions_equal_minkowski_in_other_dimensions(minkowski, dimension, shape):
     batch = random_batch(dimension=dimension, reach=5, channels=2)
@@ -93,7 +93,7 @@ def test_a_kernel_of_other_axes_than_its_layers_is_refused_in_one_line():
         Network("one", (row,), 2, 1)
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 4])
+@pytest.mark.parametrize("dimension", [1, 4])
 @pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1)])
 @pytest.mark.parametrize("kind", ["max_pool", "average_pool", "sum_pool"])
 def test_pools_equal_minkowski_in_other_dimensions(minkowski, kind, size, stride, dimension):
@@ -104,7 +104,7 @@ def test_pools_equal_minkowski_in_other_dimensions(minkowski, kind, size, stride
         close(a, b, 1e-5)
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 4])
+@pytest.mark.parametrize("dimension", [1, 4])
 @pytest.mark.parametrize("kind", ["unpool", "transposed_convolution"])
 def test_layers_upwards_equal_minkowski_in_other_dimensions(minkowski, kind, dimension):
     shape = {"kernel_size": 2, "stride": 2, "dimension": dimension}
@@ -128,11 +128,11 @@ def _equal_upwards(minkowski, net, batch):
         close(ours, theirs, 1e-5)
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 4])
+@pytest.mark.parametrize("dimension", [1, 4])
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [("convolution", shape) for shape in SHAPES]
-    + [(kind, shape) for kind in ("max_pool", "average_pool", "sum_pool") for shape in SHAPES if "dil" not in shape],
+    + [(kind, "3 / 2") for kind in ("max_pool", "average_pool", "sum_pool")],
 )
 def test_gradients_in_double_precision_in_other_dimensions(dimension, kind, shape):
     batch = random_batch(num_samples=2, num_points=26, reach=2, dimension=dimension)
@@ -144,7 +144,7 @@ def test_gradients_in_double_precision_in_other_dimensions(dimension, kind, shap
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
     x, features = leaf(NATIVE, batch, dtype=torch.float64)
     inputs = (features, *module.parameters())
-    assert torch.autograd.gradcheck(lambda rows, *_: module(x.replace(rows)).features, inputs)
+    assert torch.autograd.gradcheck(lambda rows, *_: module(x.replace(rows)).features, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", ["instance_norm", "batch_norm", "transposed_convolution", "unpool", "max_unpool"])
@@ -164,7 +164,7 @@ def test_gradients_of_other_layers_in_double_precision(kind):
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
     features = torch.randn(x.features.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     inputs = (features.requires_grad_(), *module.parameters())
-    assert torch.autograd.gradcheck(lambda rows, *_: module(x.replace(rows), *like).features, inputs)
+    assert torch.autograd.gradcheck(lambda rows, *_: module(x.replace(rows), *like).features, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("size", [2, 3])

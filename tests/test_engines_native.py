@@ -93,7 +93,7 @@ def each_axis(*values):
 
 
 @given(st.integers(1, 4), each_axis(1, 2, 3), each_axis(1, 2), each_axis(1, 2), st.booleans())
-@settings(max_examples=80)
+@settings(max_examples=30)
 def test_kernel_maps_equal_brute_force(dimension, size, stride, dilation, table):
     """Both ways to look voxels up: a table of the bounding box and bisection; kernels alike on all axes, or not."""
     size, stride, dilation = size[:dimension], stride[:dimension], dilation[:dimension]
@@ -151,8 +151,8 @@ def test_gradients_in_double_precision():
     for target, size in ((one, 3), (manager.downsampled(one, 2), 2), (manager.downsampled(one, 2), 3)):
         pairs = manager.kernel_map(one, target, kernel_size=size)
         kernel = torch.randn(size**3, 2, 3, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(lambda x, k, m=pairs: convolve(x, k, m), (features, kernel))
-        assert torch.autograd.gradcheck(lambda x, m=pairs: max_pool(x, m), (features,))
+        assert torch.autograd.gradcheck(lambda x, k, m=pairs: convolve(x, k, m), (features, kernel), fast_mode=True)
+        assert torch.autograd.gradcheck(lambda x, m=pairs: max_pool(x, m), (features,), fast_mode=True)
     sizes = manager.sample_sizes(one)
     assert torch.autograd.gradcheck(lambda x: global_max_pool(x, sizes), (features,))
 
@@ -169,6 +169,7 @@ def test_maps_are_built_once_for_a_minibatch(monkeypatch):
 
 
 @given(st.integers(1, 4), st.integers(0, 9))
+@settings(max_examples=20)
 def test_keys_keep_coordinates_and_their_order(dimension, seed):
     bits = {1: 31, 2: 22, 3: 16, 4: 12}[dimension]
     limit = 3 << (bits - 3)

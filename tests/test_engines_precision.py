@@ -73,7 +73,7 @@ def test_statistics_of_norms_are_single_precision():
     assert float(normal.detach().float().std(0).sub(1).abs().max()) < 0.05
 
 
-@pytest.mark.parametrize("name", ["minkvgg11bn-narrow", "minkunet14a-narrow", "minkresnet14-narrow"])
+@pytest.mark.parametrize("name", ["minkvgg11bn-narrow", "minkunet14a-narrow"])
 def test_networks_train_and_repeat(name):
     """Losses fall as in single precision, to within a few parts in a hundred, and the same seed gives the same bits."""
     batch = random_batch(channels=1, reach=12, num_points=300)

@@ -68,7 +68,7 @@ def relay(net, chosen, groups, batch, *, minibatch, seed=7, dtype=torch.float32)
     return rows.detach(), stages
 
 
-@pytest.mark.parametrize("cuts", [(1,), (4,), (9, 20), (5, 17, 33), (12, 13, 14)])
+@pytest.mark.parametrize("cuts", [(1, 20), (12, 13, 14)])
 def test_stages_equal_the_whole_network(chosen, cuts):
     batch = random_batch(channels=1, reach=40, num_points=200)
     whole, (one,) = relay(NET, chosen, [IDS], batch, minibatch=3)
@@ -84,10 +84,9 @@ def test_stages_equal_the_whole_network(chosen, cuts):
         close(gradients[name], parameter.grad, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["minkunet14a-narrow", "minkresnet14-narrow"])
-def test_stages_share_coordinates_of_skips(chosen, name):
-    """Cuts through every skip of a U-Net and through residual blocks, in double precision (see test_engines)."""
-    net = network(name, num_classes=5)
+def test_stages_share_coordinates_of_skips(chosen):
+    """Cuts through every skip of a U-Net, in double precision (see test_engines)."""
+    net = network("minkunet14a-narrow", num_classes=5)
     batch = random_batch(channels=1, reach=20, num_points=300)
     ids = [row.id for row in net.rows]
     whole, (one,) = relay(net, chosen, [ids], batch, minibatch=3, dtype=torch.float64)
@@ -100,13 +99,12 @@ def test_stages_share_coordinates_of_skips(chosen, name):
             close(value.grad, one.get_parameter(parameter).grad, 1e-10)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["minkunet14a-narrow", "minkresnet50-narrow"])
-def test_branches_may_lie_in_other_stages(chosen, name, seed):
+@pytest.mark.parametrize("name", ["minkunet14a-narrow", "minkresnet14-narrow"])
+def test_branches_may_lie_in_other_stages(chosen, name):
     """Stages of layers that are not neighbours in the table: a shortcut here, what it goes round there."""
     net, batch = network(name, num_classes=5), random_batch(channels=1, reach=20, num_points=300)
     place = {row.id: k for k, row in enumerate(net.rows)}
-    order = branching_order(net.rows, seed)
+    order = branching_order(net.rows, 0)
     groups = [order[first : first + 6] for first in range(0, len(order), 6)]
     assert any(max(place[id] for id in one) > min(place[id] for id in two) for one, two in itertools.pairwise(groups))
     whole, (one,) = relay(net, chosen, [list(place)], batch, minibatch=3, dtype=torch.float64)

@@ -269,7 +269,7 @@ def test_show_prints_the_document_of_the_contract(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hostfile", "driver yml", "heturun nodes", "ray yaml"])
-@fuzzed(200)
+@fuzzed(80)
 @given(edits)
 def test_damaged_files(tmp_path, kind, found):
     name, text = EXAMPLES[kind]
@@ -282,7 +282,7 @@ def test_damaged_files(tmp_path, kind, found):
 
 
 @pytest.mark.slow
-@fuzzed(400)
+@fuzzed(160)
 @given(st.text(alphabet="gp12[]-,", max_size=20) | st.text(max_size=8))
 def test_any_text_is_a_host_list_or_refused(text):
     try:

@@ -163,7 +163,7 @@ def test_a_driver_file_runs_as_it_is(tmp_path):
 
 
 @pytest.mark.slow
-@fuzzed(200)
+@fuzzed(80)
 @given(edits)
 def test_damaged_driver_files(tmp_path, found):
     path = write(tmp_path / "two.yml", damaged(DRIVER, found))

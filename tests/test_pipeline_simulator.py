@@ -318,7 +318,7 @@ def drawn_pipelines(draw, num_pipelines, rule):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(st.data(), st.sampled_from(RULES_TO_TRY), st.integers(2, 4), st.integers(0, 10**6))
 def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):
     """Each minibatch once; ranks do one thing at a time; nobody is faster than alone; merges add up."""
@@ -474,7 +474,7 @@ def test_replicas_wait_for_one_that_is_held_up():
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_a_result_is_there_once_every_part_of_it_was_reduced(data) -> None:
     """Beside the definition, for pipelines cut at different places, whose stages come in any order."""
     cuts = data.draw(st.lists(st.sets(st.integers(1, 4), max_size=3), min_size=2, max_size=4), label="cuts")

@@ -51,7 +51,7 @@ def problems(draw, *, most_layers=7):
     return Problem(Profile(LayerGraph(tuple(layers), tuple(edges)), {"d": costs}), cluster, *schedule)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems())
 def test_no_bound_is_above_the_best_plan(problem):
     """The best of small networks is known: all of their cuts are searched."""
@@ -74,7 +74,7 @@ def test_no_bound_is_above_the_best_plan(problem):
             assert profile.bound(rates(space), sending(problem), 0.0, above) <= best * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     problems(most_layers=5),
     st.lists(st.integers(1, 2), min_size=2, max_size=3),
@@ -128,7 +128,7 @@ def _most_bytes(problem, period):
     return float("inf") if problem.synchronous else half * period * problem.cluster.network.bandwidth
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(most_layers=8), st.integers(1, 30))
 def test_a_frontier_has_the_cheapest_cut_of_each_amount_of_work(problem, units):
     """Against all cuts: none is cheaper than what is told, what is told is a cut, and sums hold what they stand for."""
@@ -156,7 +156,7 @@ def test_a_frontier_has_the_cheapest_cut_of_each_amount_of_work(problem, units):
     assert few.masks[0] == 0 and few.masks[-1] == every.masks[-1] and set(few.masks) <= set(every.masks)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(problems())
 def test_cuts_are_listed_with_what_is_before_them_and_crosses_them(problem):
     listed = ListedCuts.of(problem)
@@ -180,7 +180,7 @@ def test_layers_without_work_are_joined_to_their_only_neighbour():
     assert len(ListedCuts.of(problem).cuts) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 3)), min_size=1, max_size=8), st.floats(0.5, 6))
 def test_a_knapsack_holds_at_least_the_best_choice(items, room):
     values, sizes = np.array(items).T
@@ -206,7 +206,7 @@ def test_a_profile_of_cuts_bounds_what_packing_cannot():
     assert partition(problem.profile, problem.cluster).estimate.period_seconds == 2.0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(problems())
 def test_classes_of_cuts_have_the_least_that_crosses_them_and_bound_every_plan(problem):
     """All cuts and all plans of small networks are known."""
@@ -249,7 +249,7 @@ def unlike_problems(draw):
     return Problem(replace(like.profile, costs=costs), cluster)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(unlike_problems())
 def test_connected_stages_have_all_that_a_type_can_do_between_two_cuts_and_bound_every_plan(problem):
     """All pairs of cuts and all plans of small networks are known."""

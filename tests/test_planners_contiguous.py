@@ -113,7 +113,7 @@ def every_split(content):
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(st.data())
 def test_no_split_of_a_small_graph_is_better(data):
     count = data.draw(st.integers(1, 5))

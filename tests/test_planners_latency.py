@@ -188,13 +188,13 @@ def check_bounds(problem, pace, best):
             assert walk_latency_bound(problem, listed, below, low=low, high=high) <= most
 
 
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(worlds(), st.floats(0, 1))
 def test_equals_brute_force(world, pick):
     check_against_brute_force(*world, pick)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(worlds(memory=True), st.floats(0, 1))
 def test_equals_brute_force_within_memory(world, pick):
     check_against_brute_force(*world, pick)

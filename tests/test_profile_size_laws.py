@@ -36,7 +36,7 @@ def measured(draw):
     return sizes, values, values * draw(arrays(float, (rows, count), elements=st.floats(0, 0.5)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(measured(), st.sampled_from([SECONDS, BYTES, ATTENTION]))
 def test_whatever_was_measured_a_law_never_falls_and_grows_at_most_with_its_power(drawn, power):
     sizes, values, spreads = drawn
@@ -49,7 +49,7 @@ def test_whatever_was_measured_a_law_never_falls_and_grows_at_most_with_its_powe
 NUMBERS = st.sampled_from([0.0, 5e-324, 1e-320, 1e-200, 1e-59, 1e-30, 1.0, 1e15, 1e30])  # what a profile may hold
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(arrays(float, (2, 3), elements=NUMBERS), arrays(float, (2, 3), elements=NUMBERS))
 def test_numbers_of_every_magnitude_have_a_law(values, spreads):
     laws = SizeLaws.fit(np.array([1e-30, 1.0, 1e15]), values, spreads)
@@ -57,7 +57,7 @@ def test_numbers_of_every_magnitude_have_a_law(values, spreads):
         assert np.isfinite(numbers).all() and (numbers >= 0).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(measured(), st.floats(0.01, 1e3), st.floats(0.01, 1e3))
 def test_points_that_no_law_contradicts_are_met_within_their_spread(drawn, constant, slope):
     """The points lie anywhere within their spread of a curve that never falls and grows at most with the size."""

@@ -238,7 +238,7 @@ seconds_of_layers = st.lists(st.floats(0.5, 4.0), min_size=6, max_size=9)
 
 @given(seconds_of_layers, st.integers(1, 3), st.sampled_from([2, 3]))
 @example([1.0, 1.0, 1.125, 1.5, 1.125, 1.0, 1.84375, 2.8125, 2.5], 3, 2)  # two ranks with nearly as much to do
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_interleaved_stages_without_flushes_keep_the_busiest_device_busy(layers, devices, laps):
     """The device that has most to do never waits, whatever the stages take; the simulator does what is estimated."""
     devices = min(devices, len(layers) // laps)
@@ -507,7 +507,7 @@ def runs(draw):
     return Plan(stages, schedule, num_microbatches=plan.num_microbatches), profile, cluster, draw(st.integers(1, 14))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(runs())
 def test_obeys_the_action_lists_and_their_inputs(run):
     """Each rank does its list in order, one thing at a time, and nothing starts before what it needs has ended."""
@@ -529,7 +529,7 @@ def test_obeys_the_action_lists_and_their_inputs(run):
             assert span.minibatch == max(source.minibatch for source in sources), "numbered as a run numbers it"
 
 
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(runs())
 def test_the_parts_of_the_bubble_add_up(run):
     plan, profile, cluster, count = run

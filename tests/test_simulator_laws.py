@@ -37,7 +37,7 @@ def run(forward, backward, transfer, minibatches, schedule, **more):
     return simulate(plan, profile, cluster, [1] * minibatches)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(stages())
 def test_gpipe_takes_the_slowest_stage_or_transfer_once_more_for_each_minibatch_each_way(drawn):
     forward, backward, transfer, minibatches = drawn
@@ -47,7 +47,7 @@ def test_gpipe_takes_the_slowest_stage_or_transfer_once_more_for_each_minibatch_
     assert trace.makespan == approx(last + one_way(backward, transfer, minibatches))
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(stages())
 def test_one_minibatch_at_a_time_takes_all_of_it_each_time(drawn):
     forward, backward, transfer, minibatches = drawn
@@ -55,7 +55,7 @@ def test_one_minibatch_at_a_time_takes_all_of_it_each_time(drawn):
     assert trace.makespan == approx(minibatches * (sum(forward) + sum(backward) + 2 * sum(transfer)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(stages(), st.sampled_from(ASYNCHRONOUS))
 def test_no_asynchronous_order_is_faster_than_its_slowest_stage(drawn, schedule):
     forward, backward, transfer, minibatches = drawn
