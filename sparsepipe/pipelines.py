@@ -122,7 +122,8 @@ class Pipelines:
     @property
     def trace_facts(self) -> dict[str, Any]:
         """What a trace of them says: "pipelines", the ranks of each; "like_stages", of each of `stages` the first that
-        has the same layers."""
+        has the same layers.
+        """
         layers = [stage.layers for stage in self.stages]
         ranks = [list(self.ranks_of(k)) for k in range(len(self.pipelines))]
         return {"pipelines": ranks, "like_stages": [layers.index(own) for own in layers]}

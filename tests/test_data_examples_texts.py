@@ -92,7 +92,7 @@ def test_without_a_test_text_pairs_are_held_out_by_their_hash(tmp_path: Path) ->
     train, test = (open_examples(folder, split=split, **SMALL) for split in ("train", "test"))
     found = [test.decode(test.batch([index]).inputs["source"][0]) for index in range(len(test))]
     assert found == [line for line in lines if held_out(line)]
-    assert 0 < len(test) and len(train) + len(test) == len(lines)
+    assert len(test) > 0 and len(train) + len(test) == len(lines)
 
 
 def test_long_pairs_are_left_out_of_training_and_cut_in_testing(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ def noise(count, *, sigma=0.1, seed=0, outliers=0.0):
     return values + (random.random(count) < outliers) * random.exponential(1.0, count)
 
 
-@pytest.mark.parametrize("sigma, outliers", [(0.01, 0.0), (0.1, 0.0), (0.1, 0.1), (0.2, 0.05)])
+@pytest.mark.parametrize(("sigma", "outliers"), [(0.01, 0.0), (0.1, 0.0), (0.1, 0.1), (0.2, 0.05)])
 def test_noise_is_no_change(sigma, outliers):
     assert not [c for seed in SEEDS for c in changes_in(noise(1500, sigma=sigma, seed=seed, outliers=outliers))[0]]
 
 
-@pytest.mark.parametrize("factor, within", [(2.0, 10), (0.5, 10), (1.3, 40), (1 / 1.3, 40), (10.0, 10)])
+@pytest.mark.parametrize(("factor", "within"), [(2.0, 10), (0.5, 10), (1.3, 40), (1 / 1.3, 40), (10.0, 10)])
 def test_a_change_is_found_soon_and_dated(factor, within):
     for seed in SEEDS:
         values = noise(300, seed=seed)

@@ -23,7 +23,7 @@ def watched(run, plan=None, *, simulated=True, cluster=None):
     return watch
 
 
-@pytest.mark.parametrize("factor, within", [(2.0, 10), (1.3, 40)])
+@pytest.mark.parametrize(("factor", "within"), [(2.0, 10), (1.3, 40)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_slow_device_is_found(factor, within, rank):
     for seed in SEEDS:

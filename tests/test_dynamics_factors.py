@@ -84,7 +84,7 @@ GOOD = Factors((1.0, 2.0), {(0, 1): 3.0}).to_json()
 
 
 @pytest.mark.parametrize(
-    "document, told",
+    ("document", "told"),
     [
         ([], "expected an object with format"),
         ({**GOOD, "format": "sparsepipe-plan-1"}, "expected an object with format"),

@@ -152,7 +152,7 @@ def nothing_done(run):
 
 
 @pytest.mark.parametrize(
-    "damage, told",
+    ("damage", "told"),
     [
         (damaged_trace, "trace-rank0.jsonl:1"),
         (damaged_metrics, "metrics.jsonl:1"),

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -89,10 +89,8 @@ def test_what_is_no_frame_is_refused_and_no_length_is_believed(said):
         return _CHUNK.pack(MARK, 0, len(data), zlib.crc32(data)) + data
 
     for whole in (said, content(said), MARK + said):
-        try:
+        with suppress(ValueError):
             assert not heard(whole) or said
-        except ValueError:
-            pass
     with pytest.raises(ValueError, match="bytes"):
         heard(content((2**31).to_bytes(4) + bytes(4)))
     with pytest.raises(ValueError, match="JSON"):

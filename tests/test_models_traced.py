@@ -152,7 +152,7 @@ def test_an_lstm_that_rounds_differently_without_gradients_is_the_same_network()
 
 
 @pytest.mark.parametrize(
-    "module, message",
+    ("module", "message"),
     [
         (Raises(2, 2), r"net: the forward of Raises raises ValueError on the example \(no such thing\)"),
         (Says(2, 2), r"net: the forward of Says returns a str, expected tensors"),

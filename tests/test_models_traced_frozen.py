@@ -221,7 +221,7 @@ class OfAll(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    "count, message",
+    ("count", "message"),
     [("a class", r"OfAll\.calls"), ("a global", "counts"), ("an iterator", r"OfAll\.steps")],
 )
 def test_what_python_counts_outside_of_modules_is_refused_by_name(count, message):
@@ -274,7 +274,7 @@ def by_the_clock(self, x, *, clock=[0.0]):  # noqa: B006 - as a module's global 
 
 
 @pytest.mark.parametrize(
-    "module, message",
+    ("module", "message"),
     [
         (PerSample(4, 2).double(), "returns 2 values for one minibatch and 3 for another: return as many for each"),
         (

@@ -385,7 +385,7 @@ def test_a_run_is_stopped_and_goes_on_where_it_was(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "left,kept",
+    ("left", "kept"),
     [({}, [0, 1, 2, 3]), ({"2": [0]}, [0, 1, 2, 3]), ({"1": [1]}, [0, 1, 2]), ({"0": [1], "1": [0, 1]}, [0])],
 )
 def test_a_run_that_goes_on_keeps_rows_of_what_its_checkpoint_has(tmp_path, left, kept) -> None:

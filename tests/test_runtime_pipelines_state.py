@@ -90,7 +90,7 @@ def test_nobody_waits_for_a_pipeline_that_does_not_start(what) -> None:
 
 
 @pytest.mark.parametrize(
-    "updates, weights", [([4, 2, 7], [1 / 3] * 3), ([4, -1, 7], [0.5, 0, 0.5]), ([-1] * 3, [1 / 3] * 3)]
+    ("updates", "weights"), [([4, 2, 7], [1 / 3] * 3), ([4, -1, 7], [0.5, 0, 0.5]), ([-1] * 3, [1 / 3] * 3)]
 )
 def test_who_trained_on_nothing_counts_for_nothing_in_the_last_mean(updates, weights) -> None:
     state = begun(3, rule=rule("partial-reduce"), whole=1, epoch=1, total=1)

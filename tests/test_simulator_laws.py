@@ -7,9 +7,9 @@ With τ the seconds of a stage, d those of the transfer behind it, M minibatches
     any asynchronous order  at least Σ τ + 2 Σ d + (M − 1) max τ of forward and backward together
 """
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytest import approx
 from test_simulator import pipeline
 
 from sparsepipe import simulate
@@ -43,8 +43,8 @@ def test_gpipe_takes_the_slowest_stage_or_transfer_once_more_for_each_minibatch_
     forward, backward, transfer, minibatches = drawn
     trace = run(forward, backward, transfer, minibatches, "gpipe", num_microbatches=minibatches)
     last = max(span.end for span in trace.spans if span.kind == "forward")
-    assert last == approx(one_way(forward, transfer, minibatches))
-    assert trace.makespan == approx(last + one_way(backward, transfer, minibatches))
+    assert last == pytest.approx(one_way(forward, transfer, minibatches))
+    assert trace.makespan == pytest.approx(last + one_way(backward, transfer, minibatches))
 
 
 @settings(max_examples=20)
@@ -52,7 +52,7 @@ def test_gpipe_takes_the_slowest_stage_or_transfer_once_more_for_each_minibatch_
 def test_one_minibatch_at_a_time_takes_all_of_it_each_time(drawn):
     forward, backward, transfer, minibatches = drawn
     trace = run(forward, backward, transfer, minibatches, "sequential")
-    assert trace.makespan == approx(minibatches * (sum(forward) + sum(backward) + 2 * sum(transfer)))
+    assert trace.makespan == pytest.approx(minibatches * (sum(forward) + sum(backward) + 2 * sum(transfer)))
 
 
 @settings(max_examples=40)

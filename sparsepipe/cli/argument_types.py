@@ -86,7 +86,8 @@ def cluster_file(text: str) -> Path:
 
 def known_cluster(path: Path) -> Path:
     """Return the path that `cluster_file` read. Raises InputError, which lists the names there are, where there is no
-    such file."""
+    such file.
+    """
     return path if str(path) == IN_SLURM else shipped(str(path), "clusters", ".toml")
 
 

@@ -94,7 +94,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns 0, 1 for a run that failed or an answer that could not be written, 2 for bad input or a
-    limit of the machine, 130 when interrupted."""
+    limit of the machine, 130 when interrupted.
+    """
     has_output = standard_streams()
     known = parser()
     complete(known)

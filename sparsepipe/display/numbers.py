@@ -22,7 +22,8 @@ def as_given(value: float) -> str:
 
 def voxel_size_text(size: float) -> str:
     """Return a voxel size that is told, not to be typed: "1/128" of a side that was halved so often or that has no
-    short decimal number, else as given, "0.03"."""
+    short decimal number, else as given, "0.03".
+    """
     cells = round(1 / size) if size > 0 else 0
     halved = cells >= _MANY_CELLS and not cells & (cells - 1)
     is_long = not isclose(float(f"{size:.3g}"), size, rel_tol=_NO_GAP)
@@ -65,7 +66,8 @@ def powered(value: float, digits: int = 2) -> str:
 
 def at_most(value: float, digits: int = 3, *, places: int | None = None) -> float:
     """Return a number rounded up, for "at most" to be true of what is shown: to so many digits, or `places` after the
-    point where those are fixed, as by ":.1%" (3 places). Of 0.1234 it is 0.124."""
+    point where those are fixed, as by ":.1%" (3 places). Of 0.1234 it is 0.124.
+    """
     if not value or not isfinite(value):
         return value
     if places is None:
@@ -83,7 +85,8 @@ def percent(share: float) -> str:
 
 def rate_text(rate: float, what: str = "samples") -> str:
     """A measured or predicted throughput: "1,397 samples/s"; of "minibatches" where nobody knows how many samples one
-    has."""
+    has.
+    """
     return f"{as_measured(rate)} {what}/s"
 
 
@@ -95,7 +98,8 @@ def pace_text(row: Mapping[str, Any]) -> str:
 
 def validation_text(row: Mapping[str, Any]) -> str:
     """What an epoch's row or a summary says of its validation: "validation accuracy 93.1%", or that nothing was
-    labelled; of several pipelines also whose weights it is of. Empty without a validation, or if it has no accuracy."""
+    labelled; of several pipelines also whose weights it is of. Empty without a validation, or if it has no accuracy.
+    """
     scores: Mapping[str, Any] = row.get("validation") or {}
     if scores.get("counted") == 0 and scores.get("loss") is None:
         return "validation without labels: no loss, no accuracy"
@@ -108,7 +112,8 @@ def validation_text(row: Mapping[str, Any]) -> str:
 
 def duration(seconds: float, unit: str | None = None) -> str:
     """A measured or predicted time: "5.30 ms", "1,034 ms", and "12.3 s" from ten seconds on; in `unit`, "ms" or "s",
-    where the axis beside it has one."""
+    where the axis beside it has one.
+    """
     unit = unit or ("s" if abs(seconds) >= _IN_SECONDS else "ms")
     return f"{as_measured(seconds if unit == 's' else seconds * 1e3)} {unit}"
 
@@ -137,6 +142,7 @@ def byte_unit(most: float) -> tuple[str, float]:
 
 def scaled_bytes(value: float, unit: str | None = None, *, form: Form = as_measured) -> str:
     """Bytes for people, "3.20 MB": in `unit` where an axis has one, else in the unit that suits the value; whole ones
-    that somebody gave, such as a device's memory, by `as_given`."""
+    that somebody gave, such as a device's memory, by `as_given`.
+    """
     unit = unit or byte_unit(value)[0]
     return f"{value:,.0f} B" if unit == "B" else f"{form(value / _BYTE_UNITS[unit])} {unit}"

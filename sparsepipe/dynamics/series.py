@@ -89,7 +89,8 @@ class Series:
     @property
     def from_start(self) -> float:
         """How many times as long as its profile says, 1 or more, is usual for it, by its newest values, as a slow
-        beginning passes."""
+        beginning passes.
+        """
         if not self.changed:
             return 1.0
         return max(1.0, math.exp(self._usual_of(math.log(min(self.newest, self.factor)))))

@@ -136,7 +136,7 @@ def _add_devices(words: list[str], servers: dict[str, dict[str, int]], profiles:
     if not servers:
         raise InputError(f"devices {words[0]!r} before any server: expected a line that starts with 'Server' above")
     name, count, path = words
-    if not (count.isascii() and count.isdigit() and 1 <= int(count[:9]) and len(count) < 7):
+    if not (count.isascii() and count.isdigit() and int(count[:9]) >= 1 and len(count) < 7):
         raise InputError(f"count {count!r} of {name!r}: expected a whole number, 1 or more")
     devices = servers[next(reversed(servers))]
     if name in devices:

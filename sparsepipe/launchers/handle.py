@@ -147,7 +147,8 @@ class AttachedProcess:
 
     def _listens(self, pid: int) -> bool:
         """Whether the guard, process `pid`, has a handler for the signal that ends the job; or has written a status,
-        on systems that do not tell."""
+        on systems that do not tell.
+        """
         try:
             told = Path(f"/proc/{pid}/status").read_text()
             return bool(int(told.partition("SigCgt:")[2].split()[0], 16) & 1 << signal.SIGTERM - 1)

@@ -28,7 +28,8 @@ _LOOK_SECONDS = 0.02  # between two looks for the answer
 
 class Requested(NamedTuple):
     """A plan that a job was asked to go on under: the token that `replanned` waits with, and what could not be told of
-    the plan beforehand, in a line; empty where all could."""
+    the plan beforehand, in a line; empty where all could.
+    """
 
     token: str
     doubt: str

@@ -198,7 +198,8 @@ class Member(Simulation):
 
     def start(self, rank: RankState, free: float) -> None:
         """Start the next action of a rank; a forward of the first stage once its minibatch has been taken, and its
-        loader reads on then."""
+        loader reads on then.
+        """
         if rank.place == len(rank.todo):
             return
         operation, stage, minibatch = rank.todo[rank.place]

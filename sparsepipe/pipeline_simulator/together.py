@@ -254,7 +254,8 @@ class Together:
 
     def _live_on(self, before: Member) -> None:
         """A pipeline begins again from an empty one; where it died, with a live pipeline's weights: it is not killed
-        another time."""
+        another time.
+        """
         k = before.number
         if before is not self.members[k] or (not before.dead and not self.queue):
             return

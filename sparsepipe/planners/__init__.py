@@ -176,7 +176,8 @@ def partition_pipelines(
 
 def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> list[str]:
     """Return the options of a planner. Raises InputError for an unknown planner, and where one that is `given` is none
-    of them; the call itself `takes` others, of which one may have been meant."""
+    of them; the call itself `takes` others, of which one may have been meant.
+    """
     if planner not in PLANNERS:
         raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
     known = [field.name for field in fields(PLANNERS[planner])]
@@ -192,7 +193,8 @@ def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> 
 
 def _data_parallel_seconds(problem: Problem, planner: str, options: Mapping[str, Any]) -> float | None:
     """What the plan of one pipeline on all devices has as their period, were they data parallel; None where it has
-    none, or the planner does not plan such devices together."""
+    none, or the planner does not plan such devices together.
+    """
     if options.get("cost_model") == CONTIGUOUS:
         return None
     if planner not in (PipeDream.name, SparsePipe.name):

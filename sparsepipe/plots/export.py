@@ -136,7 +136,8 @@ def as_exported(figure: go.Figure) -> go.Figure:
 
 class _KeptPicture(MimetypeRenderer):
     """plotly's own "png", with the bound on time that all pictures here have; where there are no vectors on disk also
-    an SVG, which goes with a dark page."""
+    an SVG, which goes with a dark page.
+    """
 
     said: ClassVar[set[str]] = set()  # plotly copies a renderer at every picture
 

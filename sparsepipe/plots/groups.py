@@ -16,7 +16,8 @@ _MOST = 9  # of the values on an axis the last stands for all that are larger
 
 def groups_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """One row for each value that an outcome counted: `what` is "group size" or "staleness". Raises InputError without
-    any."""
+    any.
+    """
     rows = [
         {
             "rule": one.rule,
@@ -39,7 +40,8 @@ def groups_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 def groups(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     """Draw for each outcome which share of its averages had how many members, and how many updates later which share of
-    the contributions to them had its average: each pipeline takes an average for itself."""
+    the contributions to them had its average: each pipeline takes an average for itself.
+    """
     groups_table(outcomes)  # refuses what has nothing to draw
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.13)
     for k, one in enumerate(outcomes):

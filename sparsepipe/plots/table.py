@@ -22,7 +22,8 @@ ONE_PROCESS = "one process"  # the strategy of one device: nobody else is at wor
 
 def strategy(plan: Plan | Pipelines) -> str:
     """Return the strategy that a plan is, in words: "one process", "data parallel × 2", "pipeline × 2 (1f1b)",
-    "2 pipelines (quorum)"."""
+    "2 pipelines (quorum)".
+    """
     if isinstance(plan, Pipelines):
         return f"{number_of(len(plan.pipelines), 'pipeline')} ({rule_text(plan.replication)})"
     devices, stages = len(plan.ranks), len(plan.stages)

@@ -331,7 +331,8 @@ def in_place(figure: go.Figure, width: float) -> go.Figure:
 
 def _heading(figure: go.Figure) -> tuple[Html, tuple[str, ...], float]:
     """A finished figure's title with its note, the lines of its doubts below, and the margin it has without either's
-    further lines."""
+    further lines.
+    """
     text = Html(figure.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
     doubts = tuple(_meta(figure).get("lines", ()))
     for line in doubts:

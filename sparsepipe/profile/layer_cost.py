@@ -42,7 +42,7 @@ class CostSample:
 
     def __post_init__(self) -> None:
         values = _values_of(self)
-        if {*map(type, values)} <= {int, float} and 0 <= min(values) and max(values) <= MOST >= sum(values):
+        if {*map(type, values)} <= {int, float} and min(values) >= 0 and max(values) <= MOST >= sum(values):
             return  # all at once, as profiles have thousands; the sum, as `max` overlooks NaN
         for name, value in zip(COST_FIELDS, values, strict=True):
             number(value, name)

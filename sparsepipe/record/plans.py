@@ -80,7 +80,8 @@ def begin_plan(folder: Path, plan: Plan | Pipelines, first_minibatch: int) -> No
 
 def went_back(folder: Path, minibatches: int) -> None:
     """Note that a run goes on under its newest plan from a checkpoint after so many minibatches, maybe before the plan
-    began: what comes after it is done again, under that plan."""
+    began: what comes after it is done again, under that plan.
+    """
     if not (folder / "plan.json").exists():
         return
     newest = followed_plans(folder)[-1]

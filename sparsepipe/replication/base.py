@@ -50,7 +50,8 @@ class Groups(Protocol):
 
     def contribute(self, pipeline: int, *, now: float, samples: int) -> list[Merge]:
         """Take the next contribution of a pipeline, trained on `samples` since its last. Raises InputError if it
-        left."""
+        left.
+        """
         ...
 
     def may_begin(self, pipeline: int) -> bool:

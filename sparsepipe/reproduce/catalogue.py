@@ -105,7 +105,8 @@ def notebooks_folder() -> Path:
 
 def waves(names: Sequence[str]) -> list[list[str]]:
     """Notebooks that may run side by side. One that measures, or starts from one of a wave, or shows what the others
-    made, begins a new wave."""
+    made, begins a new wave.
+    """
     found: list[list[str]] = []
     for name in names:
         last = found[-1] if found else []

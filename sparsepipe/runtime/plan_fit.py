@@ -9,7 +9,8 @@ from .config import RunConfig
 
 def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = None) -> None:
     """Raise InputError where a plan would deadlock, asks for what the settings leave out, or for ranks that are none
-    of the job's `num_processes`: as many as the plan's ranks unless given."""
+    of the job's `num_processes`: as many as the plan's ranks unless given.
+    """
     if config.clip_norm is not None and not plan.flushes:
         raise InputError(
             f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "

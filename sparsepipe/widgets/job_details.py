@@ -121,7 +121,8 @@ class JobDetails:
 
     def _compare_rules(self, record: RunRecord, last: int) -> None:
         """Of several pipelines: their paces beside those that they would have alone, and who averaged with whom; what
-        held the last epoch up, or why that cannot be told."""
+        held the last epoch up, or why that cannot be told.
+        """
         outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
         self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))
         averaged = bool(outcome.group_sizes or outcome.staleness)

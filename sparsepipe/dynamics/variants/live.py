@@ -10,7 +10,8 @@ from .base import Situation
 @dataclass(frozen=True)
 class Live:
     """Changes cuts, replication, shares and the order of devices, leaves devices out and takes them back, if that
-    gains more than it costs."""
+    gains more than it costs.
+    """
 
     name: ClassVar[str] = "live"
     summary: ClassVar[str] = "the optimal plan for the devices as they are now, if the change pays"

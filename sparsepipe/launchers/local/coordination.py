@@ -49,7 +49,8 @@ class Coordination:
     ) -> None:
         """`launch` names this launch of the run. `host`: the address to listen at, where other hosts know it, so that
         a coordinator that takes another's place has its port; the loopback's unless given. `encrypts`: both take and
-        say nothing but through TLS, by the certificate in the folder."""
+        say nothing but through TLS, by the certificate in the folder.
+        """
         self.folder, self.plan, self.launch, self.encrypts = folder, plan, launch, encrypts
         self._seed, self._timeout, self._host = seed, timeout, host
         self._coordinators, self._next_coordinator = 0, 0.0

@@ -58,7 +58,8 @@ class Requests:
 
     def take(self, name: str, content: bytes) -> Plan | None:
         """Take up what a host says of a request, in one of `ANSWERS`; return the plan that the run is under now, where
-        it is another. Raises InputError for what is no answer."""
+        it is another. Raises InputError for what is no answer.
+        """
         folder, told = self.record.folder, commands.parsed(content, name)
         token = told.get("plan")
         if name == ANSWERS[1]:

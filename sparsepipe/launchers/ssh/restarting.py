@@ -85,7 +85,8 @@ class Restarting:
         begun: bool = False,
     ) -> None:
         """`pipeline`: which of several it is; it waits for a host that it has lost, while others go on. Its attempts
-        are counted from `first_attempt`. `begun`: its hosts were reached before, so that one that is not is lost."""
+        are counted from `first_attempt`. `begun`: its hosts were reached before, so that one that is not is lost.
+        """
         self.record, self.plan, self.place, self.resume = record, plan, place, resume
         self._is_one_of_several = pipeline is not None
         self._attempt, self._allowed = first_attempt, first_attempt + int(record.config["max_restarts"])

@@ -38,7 +38,8 @@ class RowsOfHosts:
 
     def __init__(self, folder: Path, *, several: bool) -> None:
         """`several`: rows of minibatches may come from more than one host, as from those of the last stage's replicas,
-        or of the last stages of one plan after another."""
+        or of the last stages of one plan after another.
+        """
         self._path, self._several = folder / METRICS, several
         self._parts: dict[int, bytes] = {}  # of a row that is not whole yet, by host
         self._resumed = False

@@ -153,7 +153,8 @@ class RunFiles:
 
     def _config_of(self, connection: Connection) -> bytes:
         """The settings as a host has them: files of the user's own code, and data that it lacks, are where they were
-        brought."""
+        brought.
+        """
         config: dict[str, Any] = dict(self.record.config)
         if not connection.has_data and (found := list(files_of(config["data"]))):
             size = sum(file.path.stat().st_size for file in found)

@@ -242,7 +242,8 @@ class Session:
 
     def _take(self, event: Event | None) -> None:
         """Take up what a host says. Raises HostLost or HostUnreached where its connection has ended, and InputError for
-        what it refuses."""
+        what it refuses.
+        """
         if event is None:
             return
         connection, frame = self.connections[event.host], event.frame

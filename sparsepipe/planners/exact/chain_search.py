@@ -57,7 +57,7 @@ class Moves:
         return replace(self, source=source, group=group, target=target, whole=whole, swaps=swaps)
 
     def doubled(self, like: Index, num_groups: int) -> "Moves":
-        """The moves of the groups `like` once more, by groups `num_groups`, `num_groups` + 1, …"""
+        """The moves of the groups `like` once more, by groups `num_groups`, `num_groups` + 1 and so on."""
         extra = [np.flatnonzero(self.group == group) for group in like]
         every = np.concatenate([np.arange(len(self.source)), *extra])
         more = self.only(every)

@@ -144,7 +144,7 @@ def seconds_and_weights(problem: Problem) -> Array:
 
 
 def row_of_type(problem: Problem) -> dict[str, int]:
-    """The row of each type's seconds in `seconds_and_weights`, by name: 0, 2, 3, …"""
+    """The row of each type's seconds in `seconds_and_weights`, by name: 0, 2, 3 and so on."""
     names = dict.fromkeys(kind.name for kind in problem.cluster.device_types)
     return {name: k + (k > 0) for k, name in enumerate(names)}
 

@@ -151,7 +151,7 @@ class Level:
             for last in self._last_counts(m)
         ]
         best = np.array(candidates)  # [replicas, k]
-        k, last = min(np.argwhere(best.T == best.min()).tolist())
+        k, last = min(np.argwhere(best.min() == best.T).tolist())
         return k, last + 1
 
 

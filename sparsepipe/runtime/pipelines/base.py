@@ -153,7 +153,8 @@ class Coordinator(Protocol):
 
     def contribute(self, update: int, *, samples: int) -> int:
         """Contribute after `update` (numbers of updates of the pipeline): the number of the contribution. One rank of
-        a pipeline; the others see it by `contribution`."""
+        a pipeline; the others see it by `contribution`.
+        """
         ...
 
     def pass_over(self, update: int) -> None:

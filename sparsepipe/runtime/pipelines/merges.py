@@ -195,7 +195,8 @@ class Merges:
 
     def _take(self, merges: Sequence[Merge], *, by_rule: bool = True) -> None:
         """Keep merges that are decided. Neither that at a run's end is a group of its rule's, nor a contribution that
-        goes on alone as its pipeline trains no more; nor are they in simulations."""
+        goes on alone as its pipeline trains no more; nor are they in simulations.
+        """
         for decided in merges:
             merge = replace(decided, number=self._num_merges)
             self._num_merges += 1

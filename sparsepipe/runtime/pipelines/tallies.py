@@ -22,7 +22,8 @@ class Sums:
 
     def add(self, row: Mapping[str, Any], *, now: float) -> float:
         """Count a minibatch by its row: its "loss" is a mean over its "counted" (else "samples"), of which so many are
-        "correct". Return its samples."""
+        "correct". Return its samples.
+        """
         samples = _number(row, "samples", 0.0)
         counted = _number(row, "counted", samples)
         self.loss += _number(row, "loss", 0.0) * counted

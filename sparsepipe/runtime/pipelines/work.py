@@ -47,7 +47,8 @@ class Work:
         sums: Mapping[int, Sums] | None = None,
     ) -> None:
         """`arithmetic`: of the rule, where there is one. `closed`: epochs that an earlier run closed. `sums`: of what
-        it did of others."""
+        it did of others.
+        """
         self.queue, self.tallies = queue, Tallies(sums)
         self._changes, self._merges = changes, merges
         self._steps_with_all = arithmetic is Arithmetic.MEAN_GRADIENTS  # a step that it misses sets a pipeline apart
@@ -119,7 +120,8 @@ class Work:
 
     def _epoch_to_close(self, member: Member) -> int | None:
         """Return the oldest epoch that nobody closes, of which all is handed out, and that this pipeline may close: it
-        has trained on it, or no pipeline that is left has. The last ends with the run."""
+        has trained on it, or no pipeline that is left has. The last ends with the run.
+        """
         for epoch in range(min(self.queue.num_begun, self.queue.num_epochs - 1)):
             if epoch in self._closed or epoch in self._closing or self.queue.num_waiting(epoch):
                 continue

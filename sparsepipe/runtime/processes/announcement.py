@@ -36,7 +36,8 @@ class Announcement:
 
     def clear(self) -> None:
         """Make room for the next one. All ranks do, once they have met where the last one was due; they meet again
-        before there is another."""
+        before there is another.
+        """
         self._word[0] = 0
 
     def read(self) -> Announced | None:

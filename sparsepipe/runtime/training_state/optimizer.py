@@ -16,7 +16,8 @@ class Optimizer(Protocol):
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], learning_rate: float) -> None:
         """Step each weight that has a gradient. One without (None) keeps its value and its state, as in torch.optim:
-        neither weight decay nor momentum moves it."""
+        neither weight decay nor momentum moves it.
+        """
         ...
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
@@ -120,7 +121,8 @@ class Adam:
 
 class LAMB:
     """Adam whose step has, for each weight tensor, the length of the tensor (You et al., "Large Batch Optimization",
-    algorithm 2)."""
+    algorithm 2).
+    """
 
     def __init__(self, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self._weight_decay, self._betas = weight_decay, betas

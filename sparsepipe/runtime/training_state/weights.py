@@ -79,7 +79,8 @@ class Weights:
 
     def take_gradients(self) -> list[Tensor | None]:
         """Return the sum of the round's gradients and start afresh. None for a weight that no minibatch reached, and
-        for all weights where this replica had no minibatch."""
+        for all weights where this replica had no minibatch.
+        """
         taken = self.take_gathered()
         return [None] * len(self.names) if taken is None else taken
 

@@ -129,7 +129,8 @@ class Control:
 
     def go_on(self, horizon: Horizon) -> None:
         """Be ready for the next command, maybe under another plan. All ranks have met where the last one was due, and
-        meet again before any looks."""
+        meet again before any looks.
+        """
         self._horizon = horizon
         self._announcement.clear()
 

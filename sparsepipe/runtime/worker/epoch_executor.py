@@ -42,7 +42,8 @@ class EpochExecutor:
         units: Units | None = None,
     ) -> None:
         """`program`: the plan, compiled for as many minibatches as `part` has at most. `units`: after which this
-        pipeline may average with others, where there are any."""
+        pipeline may average with others, where there are any.
+        """
         self.context, self.replica, self.epoch, self.program = context, replica, part.epoch, program
         self.weight_update, self.units = weight_update, units
         # Minibatches that this pipeline took before, in the whole run.

@@ -53,7 +53,8 @@ class EpochSoFar:
 
 def summed(tables: Mapping[int, Tensor], context: WorkerContext, num_minibatches: int) -> Tensor:
     """Return what all ranks measured of each minibatch: as EpochExecutor.table, of which each rank has some rows, or
-    none where the plan leaves it out."""
+    none where the plan leaves it out.
+    """
     own = torch.zeros(num_minibatches, 5, dtype=torch.float64)
     for table in tables.values():
         own += table

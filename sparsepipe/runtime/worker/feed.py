@@ -58,7 +58,8 @@ class SharedFeed:
         self, coordinator: Coordinator, order: Sequence[Sequence[int]], *, task: int, first_number: int
     ) -> None:
         """`order`: the samples of each of the epoch's minibatches, of which the first has `first_number` in the run.
-        `task`: the number of the task that this part is."""
+        `task`: the number of the task that this part is.
+        """
         self._coordinator, self._order, self._task, self._first_number = coordinator, order, task, first_number
         self._taken: dict[int, int | None] = {}  # place → minibatch of the epoch
 

@@ -231,7 +231,8 @@ class Clock:
 
     def report(self, samples: int) -> dict[str, Any]:
         """Return samples per second from the first beginning to the last end, and minibatches' latencies in seconds,
-        from the beginning in the first stage to the end in the last."""
+        from the beginning in the first stage to the end in the last.
+        """
         began, done = self.table.unbind(dim=1)
         latency = (done - began).numpy()
         median, late = np.percentile(latency, [50, 95])

@@ -60,7 +60,8 @@ class PipelineWorker(Worker):
         first_stage: int,
     ) -> None:
         """`run_of_all`: the folder of the whole run. `attempt`: how often this pipeline was started again. `ranks`: the
-        numbers of this pipeline's ranks among those of all. `first_stage`: that of its first stage."""
+        numbers of this pipeline's ranks among those of all. `first_stage`: that of its first stage.
+        """
         super().__init__(
             run_dir,
             plan,

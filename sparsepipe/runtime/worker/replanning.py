@@ -244,7 +244,8 @@ class Replanning:
 
     def _propose(self, number: int, token: str) -> Plan:
         """Read the plan that is asked for, and propose it to the other ranks: all have the same one, whatever becomes
-        of the file."""
+        of the file.
+        """
         plan = replan_request.read(self._run_dir, token)
         if plan == self._worker.plan:
             self._same = True

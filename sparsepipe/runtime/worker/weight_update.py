@@ -93,7 +93,8 @@ class WeightUpdate:
 
     def _sum(self, values: Tensor, action: Action, minibatch: int, start: float, *, what: str) -> float:
         """Sum `values` over the plan's ranks, in place: an update begun at `start` waits for it. Returns when it goes
-        on."""
+        on.
+        """
         recorder = self._context.recorder
         waits = recorder.begin("wait", minibatch)
         recorder.span("update", str(action), start, waits, minibatch=minibatch)

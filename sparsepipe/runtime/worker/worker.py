@@ -70,7 +70,8 @@ class Worker:
         before: "Worker | None" = None,
     ) -> None:
         """`checkpoints_in`: the folder of the run whose checkpoints these are, where it is another. `before`: the
-        worker under the plan before, whose place it will take: see `take_over`."""
+        worker under the plan before, whose place it will take: see `take_over`.
+        """
         process = connections.process
         self.context: WorkerContext
         self.snapshots: Snapshots

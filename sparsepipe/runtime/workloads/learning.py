@@ -45,7 +45,8 @@ class Learning:
     def open(cls, config: RunConfig, *, trains: bool = True) -> "Learning":
         """`trains`: unless the network is to compute outputs alone.
 
-        Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data."""
+        Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
+        """
         phases = (True,) if trains else (False,)
         return cls(config, open_task(config, engine_name=config.engine, seed=config.seed, phases=phases))
 

@@ -181,7 +181,8 @@ class Replay:
         others: OtherPipelines | None = None,
     ) -> None:
         """`ranks`: which devices of the cluster this job's ranks are, where they are some of it alone. `others`: where
-        it is one pipeline of several."""
+        it is one pipeline of several.
+        """
         self.others = others
         self.config, self.profile, self.cluster = config, profile, cluster
         self._ranks, self._run_dir = tuple(ranks), run_dir

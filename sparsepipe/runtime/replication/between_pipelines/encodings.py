@@ -25,7 +25,8 @@ class Encoding(Protocol):
 
     def reduced(self, names: Sequence[str], places: Sequence[slice], means: Tensor) -> list[Tensor]:
         """Encode pieces of a mean that this rank has worked out, of which `means` has one after the other. `places`
-        are where they lie in its vector. Returns each piece."""
+        are where they lie in its vector. Returns each piece.
+        """
         ...
 
     def decode(self, names: Sequence[str], counts: Sequence[int], encoded: Tensor) -> Tensor:

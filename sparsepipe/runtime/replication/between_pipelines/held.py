@@ -118,7 +118,8 @@ class Held:
 
     def apply(self, change: Tensor | None, *, in_place_of: bool = False) -> None:
         """Add a vector, or take it in place of what is there, in all replicas of the stage: all come here, and the
-        first says what. None: nothing. Raises DeadlinePassed or PeerLost."""
+        first says what. None: nothing. Raises DeadlinePassed or PeerLost.
+        """
         change, in_place_of = self._told(change, in_place_of=in_place_of)
         if change is not None:
             (self.layout.copy if in_place_of else self.layout.add)(self.tensors(), change)

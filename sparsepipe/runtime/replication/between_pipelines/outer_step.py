@@ -59,7 +59,8 @@ class OuterStep:
         take_state: Callable[[int, int], dict[str, Tensor]],
     ) -> None:
         """`weights`: the vector that training begins with. `take_state(pipeline, version)` returns that pipeline's
-        state, once it has stepped with the merge `version`."""
+        state, once it has stepped with the merge `version`.
+        """
         self._exchange, self._optimizer, self._take_state = exchange, optimizer, take_state
         self._outer, self._velocity = weights.clone(), torch.zeros_like(weights)
         self._version = -1  # the merge that was stepped with last

@@ -29,7 +29,8 @@ class Handler(Protocol):
 
     def payload_bytes(self, facts: Mapping[str, Any]) -> int:
         """Return how long the payload of a request with these facts is. Raises PacketMismatch where they say nothing
-        that this rank knows of."""
+        that this rank knows of.
+        """
         ...
 
     def answer(self, request: Message) -> Answer:
@@ -53,7 +54,8 @@ class Server:
         encryption: Encryption | None = None,
     ) -> None:
         """`handlers` by the "what" of a request. A request that has begun must have come within `timeout` seconds.
-        `encryption`: what follows the greeting goes through TLS."""
+        `encryption`: what follows the greeting goes through TLS.
+        """
         self._sizes, self._handlers, self._timeout = dict(sizes), dict(handlers), timeout
         self._tls = encryption.context(server_side=True) if encryption else None
         self._secret = secrets.token_bytes(SECRET_BYTES)
