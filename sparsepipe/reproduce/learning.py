@@ -54,7 +54,7 @@ def gap_and_noise(one: Sequence[float], other: Sequence[float], num_samples: int
 
 
 def beside_level(accuracies: Iterable[float], level: float) -> str:
-    """Say how all of some accuracies stand to a level: "more than", "no less than" where one just reaches it and so on."""
+    """Say how all of some accuracies stand to a level: "more than", "no less than" where one just reaches it etc."""
     accuracies = [*accuracies]
     if min(accuracies) >= level:
         return "more than" if min(accuracies) > level else "no less than"

@@ -49,7 +49,9 @@ class ChangedModule(Exception):
 
 @dataclass
 class Recording:
-    """The operations of one forward in one mode. Of each node, `meta` has:
+    """The operations of one forward in one mode.
+
+    Of each node, `meta` has:
 
     value      what it gave on the example; dropped once layers are made
     path       the module in whose forward it is
