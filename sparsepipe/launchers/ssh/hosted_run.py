@@ -20,6 +20,7 @@ from ...runtime.forward_only import PREDICTIONS
 from ...runtime.processes import rank_readings
 from ...runtime.processes.rank_watches import RankWatches
 from ...runtime.rendezvous.address import StoreAddress
+from ...runtime.training_state.checkpoint_folders import FOLDER
 from .. import supervisor
 from ..failure_cause import KILLED
 from ..local.started import environment_of
@@ -58,9 +59,9 @@ class HostedRun:
             _remove_stale()
             self.folder = Path(tempfile.mkdtemp(prefix="run-", dir=runs_folder())).resolve()
             self.run_dir = self.folder / self._own
-            for name in ("logs", "checkpoints", "control"):
+            for name in ("logs", FOLDER, "control"):
                 (self.run_dir / name).mkdir(mode=0o700, parents=True)
-            (self.folder / "checkpoints").mkdir(mode=0o700, exist_ok=True)
+            (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
             self._lock = hold(self.folder)
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}; make room on its disk") from None

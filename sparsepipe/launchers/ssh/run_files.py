@@ -20,7 +20,15 @@ from ...record.processes import PROCESSES
 from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
 from ...runtime.pipelines.address import ADDRESS
 from ...runtime.processes.rank_readings import PATTERN
-from ...runtime.training_state.checkpoint_folders import checkpoint_name, put_in_place, remove
+from ...runtime.training_state.checkpoint_folders import (
+    FOLDER,
+    MANIFEST,
+    PARTIAL,
+    WHOLE,
+    checkpoint_name,
+    put_in_place,
+    remove,
+)
 from ...workload_facts import workload_facts
 from ..prepare_pipelines import RESUME
 from .brought_data import files_of, name_of
@@ -29,7 +37,6 @@ from .mirror import Copy, Growth
 from .pieces import Arrivals, place, send_content, send_file
 from .placement import own_prefix
 from .rows import METRICS, RowsOfHosts
-from .shards import MANIFEST
 
 if TYPE_CHECKING:
     from ...runtime.training_state.checkpoint import Checkpoint
@@ -41,7 +48,7 @@ _OF_HOSTS = (  # what hosts may write in the record
 )
 CLOCK = "logs/clock.json"
 SLEPT_BY = ("profile.json", "cluster.toml")  # what a replay takes the place of a network and of data with
-_OF_CHECKPOINTS = ("checkpoints/.minibatch-*/*.safetensors", "checkpoints/.minibatch-*/*.json")
+_OF_CHECKPOINTS = tuple(f"{FOLDER}/{PARTIAL}/*{suffix}" for suffix in (".safetensors", ".json"))
 
 
 @dataclass
@@ -187,7 +194,7 @@ class RunFiles:
                 path = path.with_name(f"launcher-{self.connections[host].hosted.node.name}.log".replace("/", "-"))
             growth = Growth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
             self._copies.setdefault(host, Copy()).take(growth, path)
-        elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else ("checkpoints/minibatch-*",)):
+        elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else (f"{FOLDER}/{WHOLE}",)):
             raise InputError(f"{self._named(host)} sent {name[:100]!r}, which is no checkpoint's")
         elif frame.kind == "shard":
             self._take_shard(host, frame, name)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...io.files import read_whole
+from ...runtime.training_state.checkpoint_folders import FOLDER, MANIFEST, PARTIAL, WHOLE
 
-_FOLDER = "checkpoints"
 _NONE = (-1, -1)
-MANIFEST = "manifest.json"
 _MOMENT = 0.05  # seconds: whoever removes a tree removes the next entry within
 
 
@@ -43,25 +42,25 @@ class Shards:
 
     def news(self) -> Iterator[Found]:
         """Yield what is new since the last call, in the order in which it is to be sent."""
-        place = self._folder / _FOLDER
+        place = self._folder / FOLDER
         if self._leads:
-            whole = {path.name: path for path in sorted(place.glob("minibatch-*"))}
+            whole = {path.name: path for path in sorted(place.glob(WHOLE))}
             for name, path in whole.items():
                 if self._is_new(name, path / MANIFEST):
                     yield from self._whole(path)
             removed = sorted(self._told.keys() - whole.keys())
             for name in removed if removed and _stays(place) else ():
                 del self._told[name]
-                yield Found(f"{_FOLDER}/{name}", None)
+                yield Found(f"{FOLDER}/{name}", None)
         else:
-            for path in sorted(place.glob(".minibatch-*/*.json")):
-                name = f"{_FOLDER}/{path.parent.name}/{path.name}"
+            for path in sorted(place.glob(f"{PARTIAL}/*.json")):
+                name = f"{FOLDER}/{path.parent.name}/{path.name}"
                 if path.name != MANIFEST and self._is_new(name, path):
                     yield from self._partial(path, name)
 
     def forget(self, checkpoint: str) -> None:
         """Remove what is left of a checkpoint that is whole elsewhere; another of its name that is begun stays."""
-        folder = self._folder / _FOLDER / checkpoint
+        folder = self._folder / FOLDER / checkpoint
         own = {name for name in self._told if f"/{checkpoint}/" in name}
         if all(_which(self._folder / name) == self._told[name] for name in own):
             shutil.rmtree(folder, ignore_errors=True)
@@ -79,7 +78,7 @@ class Shards:
         """A checkpoint's own shards, then what makes it whole."""
         with suppress(OSError, ValueError):  # it was removed again, as older ones are
             files = json.loads(read_whole(folder / MANIFEST))["files"]
-            hidden = f"{_FOLDER}/.{folder.name}"
+            hidden = f"{FOLDER}/.{folder.name}"
             for file in sorted(files):
                 if f"{hidden}/{file}" not in self.arrived:
                     yield Found(f"{hidden}/{file}", folder / file)
@@ -88,7 +87,7 @@ class Shards:
     def _partial(self, description: Path, name: str) -> Iterator[Found]:
         with suppress(OSError, ValueError):
             for file in json.loads(read_whole(description)):
-                yield Found(f"{_FOLDER}/{description.parent.name}/{Path(file).name}", description.parent / file)
+                yield Found(f"{FOLDER}/{description.parent.name}/{Path(file).name}", description.parent / file)
             yield Found(name, description)
 
 
@@ -99,7 +98,7 @@ def _stays(place: Path) -> bool:
     takes nothing away from the record, where the last checkpoints are then.
     """
     there = None
-    while there != (there := {*place.glob("minibatch-*")}):
+    while there != (there := {*place.glob(WHOLE)}):
         time.sleep(_MOMENT)
     return place.is_dir()
 

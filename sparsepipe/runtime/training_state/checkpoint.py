@@ -31,9 +31,20 @@ from ...errors import DamagedRecord, InputError
 from ...io.fields import Fields, fields, flag, integer, maybe, measured, number, real, text
 from ...io.files import read_json, sha256, write_json
 from ...record.record_files import read_fields
-from .checkpoint_folders import ASIDE, GONE, checkpoint_name, put_in_place, remove
+from .checkpoint_folders import (
+    ASIDE,
+    FOLDER,
+    GONE,
+    MANIFEST,
+    PARTIAL,
+    WHOLE,
+    checkpoint_name,
+    folder_of,
+    partial_folder,
+    put_in_place,
+    remove,
+)
 
-NAME = "manifest.json"
 _FORMAT = "sparsepipe-checkpoint-1"
 _SEAL = "sha256"
 _NEEDED = ("minibatches", "layers", "files")
@@ -147,9 +158,9 @@ def latest(run_dir: Path) -> Checkpoint | None:
 
 def newest_first(run_dir: Path) -> Iterator[Checkpoint]:
     """Open the whole checkpoints of a run, one after the other. Raises InputError for one that is damaged."""
-    place = run_dir / "checkpoints"
+    place = run_dir / FOLDER
     # One set aside whose place is empty is whole: a kill kept its successor from coming.
-    there = [*place.glob(f".minibatch-*{ASIDE}"), *place.glob("minibatch-*")]
+    there = [*place.glob(PARTIAL + ASIDE), *place.glob(WHOLE)]
     found = {checkpoint_name(folder): folder for folder in there}
     for name in sorted(found, key=_position, reverse=True):
         yield load(found[name])
@@ -163,16 +174,6 @@ def load(folder: Path) -> Checkpoint:
 def _position(name: str) -> tuple[int, str]:
     """Order folders by their number: one of nine digits sorts before one of eight as text."""
     return len(name), name
-
-
-def folder_of(run_dir: Path, minibatches: int) -> Path:
-    """Where the checkpoint after so many minibatches stands once it is whole."""
-    return run_dir / "checkpoints" / f"minibatch-{minibatches:08d}"
-
-
-def partial_folder(run_dir: Path, minibatches: int) -> Path:
-    """Where the shards of a checkpoint are gathered before it is whole."""
-    return run_dir / "checkpoints" / f".minibatch-{minibatches:08d}"
 
 
 def begin(run_dir: Path, minibatches: int) -> None:
@@ -221,12 +222,12 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
 
 def prune(run_dir: Path, keep: int) -> None:
     """Remove all checkpoints but the newest `keep`. One rank calls it, while none is being written."""
-    place = run_dir / "checkpoints"
-    for old in sorted(place.glob("minibatch-*"), key=lambda path: _position(path.name))[:-keep]:
+    place = run_dir / FOLDER
+    for old in sorted(place.glob(WHOLE), key=lambda path: _position(path.name))[:-keep]:
         remove(old)
-    for old in place.glob(f".minibatch-*{ASIDE}"):
+    for old in place.glob(PARTIAL + ASIDE):
         remove(old)
-    for left in place.glob(f".minibatch-*{GONE}"):
+    for left in place.glob(PARTIAL + GONE):
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -292,7 +293,7 @@ def _loss_scale(value: Any, what: str) -> Fields:
     return found
 
 
-_MANIFEST = fields(
+_FACTS = fields(
     {
         "minibatches": lambda value, what: integer(value, what, most=10**15),
         "layers": fields({}, others=_file_name),
@@ -315,7 +316,7 @@ _MANIFEST = fields(
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> Path:
     """Write the manifest of a checkpoint's folder, sealed."""
     facts = {"format": _FORMAT, **facts}
-    return write_json(folder / NAME, {**facts, _SEAL: _seal(facts)}, make_folder=False)
+    return write_json(folder / MANIFEST, {**facts, _SEAL: _seal(facts)}, make_folder=False)
 
 
 def read_manifest(folder: Path) -> Fields:
@@ -323,13 +324,13 @@ def read_manifest(folder: Path) -> Fields:
 
     Raises InputError that names the file where it is missing, damaged, or not what was written.
     """
-    path = folder / NAME
+    path = folder / MANIFEST
     aside = f"remove {folder} to resume from the checkpoint before it"
     try:
         found = read_fields(path, fields({}), what="checkpoint's manifest")
         if found.get("format") != _FORMAT:
             raise InputError(f"{folder}: not a checkpoint of this project ({path.name} is of another format)")
-        found = _MANIFEST(dict(found), str(path))
+        found = _FACTS(dict(found), str(path))
         for name in _NEEDED:
             found[name]  # one that is missing is told
     except DamagedRecord as error:

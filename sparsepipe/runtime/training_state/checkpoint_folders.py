@@ -1,4 +1,4 @@
-"""Folders of checkpoints as they come and go, in single steps: a kill leaves none that is half of itself.
+"""Folders of checkpoints: their names, and how they come and go, in single steps: a kill leaves none half done.
 
 By name alone: nobody who removes one waits for torch.
 """
@@ -7,8 +7,22 @@ import os
 import shutil
 from pathlib import Path
 
+FOLDER = "checkpoints"  # in a run's folder
+MANIFEST = "manifest.json"
+_NAME = "minibatch-"
+WHOLE, PARTIAL = f"{_NAME}*", f".{_NAME}*"  # patterns of the folders there
 ASIDE = "-aside"  # ends the name of a whole checkpoint, until another has come in its place
 GONE = "-gone"  # ends the name of one whose files are being removed: nobody reads it
+
+
+def folder_of(run_dir: Path, minibatches: int) -> Path:
+    """Where the checkpoint after so many minibatches stands once it is whole."""
+    return run_dir / FOLDER / f"{_NAME}{minibatches:08d}"
+
+
+def partial_folder(run_dir: Path, minibatches: int) -> Path:
+    """Where the shards of a checkpoint are gathered before it is whole."""
+    return run_dir / FOLDER / f".{_NAME}{minibatches:08d}"
 
 
 def checkpoint_name(folder: Path) -> str:
@@ -39,7 +53,7 @@ def remove(folder: Path) -> None:
 
 def remove_partial(run_dir: Path) -> None:
     """Remove shards of checkpoints that were never completed, or not removed whole. No rank is at work."""
-    for path in (run_dir / "checkpoints").glob(".minibatch-*"):
+    for path in (run_dir / FOLDER).glob(PARTIAL):
         if not path.name.endswith(ASIDE):
             shutil.rmtree(path, ignore_errors=True)
 

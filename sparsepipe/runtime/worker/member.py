@@ -17,6 +17,7 @@ from ..pipelines.base import Coordinator
 from ..pipelines.client import connect
 from ..processes.identity import Identity
 from ..training_state import checkpoint
+from ..training_state.checkpoint_folders import FOLDER
 
 RESUME = Path("logs", "resume.json")  # in the folder of the whole run
 
@@ -50,7 +51,7 @@ class Member:
         path = self.run_of_all / RESUME
         if not path.exists():
             return None
-        folder = self.run_of_all / "checkpoints" / read_json(path)["checkpoint"]
+        folder = self.run_of_all / FOLDER / read_json(path)["checkpoint"]
         return None if self.identity.attempt and not folder.exists() else checkpoint.load(folder)
 
     def parts(self) -> dict[str, Any]:
