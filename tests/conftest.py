@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machine is shared: how long an example takes says nothing about the code.
-hypothesis.settings.register_profile("sparsepipe", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("sparsepipe", deadline=None, print_blob=True, max_examples=40)
 hypothesis.settings.load_profile("sparsepipe")
 
 

@@ -21,7 +21,7 @@ from sparsepipe.replication import parse_rule, rule_from_json, rule_text, rule_t
 from sparsepipe.schedule import actions
 from sparsepipe.stragglers import Stragglers
 
-EXAMPLES = 120  # of each of the tests below
+EXAMPLES = 40  # of each of the tests below
 FEW = 16  # devices that are planned for: a number that an edit made long, a thousand devices, takes minutes
 
 # What a hand, an editor or another program may leave in a file, beside any text at all.

@@ -32,7 +32,7 @@ from .stages import stages, stages_table
 from .system_bars import SystemBar, system_bars, system_bars_table
 from .tasks import tasks, tasks_table
 from .throughput import throughput, throughput_table
-from .time_by_size import time_by_size
+from .time_by_size import time_by_size, time_by_size_table
 from .timeline import timeline, timeline_table
 from .trace_page import trace_page, write_trace
 from .trade_off import trade_off, trade_off_table
@@ -113,6 +113,7 @@ __all__ = [
     "throughput",
     "throughput_table",
     "time_by_size",
+    "time_by_size_table",
     "timeline",
     "timeline_table",
     "trace_page",
