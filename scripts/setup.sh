@@ -122,7 +122,7 @@ log=.venv/setup.log
 pip_install() { # pip_install WHAT ARGUMENT...
   local what=$1
   shift
-  if ! .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off -c scripts/lock.txt "$@" >>"$log" 2>&1; then
+  if ! .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "$@" >>"$log" 2>&1; then
     fail "pip could not install $what: $(grep -a 'ERROR\|[Ee]rror:' "$log" | tail -n 1) (log: $log); check network and disk, then call again: it goes on from here"
   fi
 }
@@ -136,8 +136,10 @@ import MinkowskiEngine
 PY
 }
 
-say "$(grep '^torch==' scripts/lock.txt)"
-pip_install torch torch numpy setuptools wheel ninja
+mapfile -t first < <(grep -E '^(torch|numpy|setuptools|wheel|ninja)==' scripts/lock.txt)
+torch=$(grep '^torch==' scripts/lock.txt)
+say "$torch"
+pip_install "$torch" "${first[@]}"
 
 if engine_works; then
   say "MinkowskiEngine is there"
@@ -157,7 +159,7 @@ else
 fi
 
 say "JupyterLab, plotly, the checkers and sparsepipe itself, from this folder"
-pip_install "sparsepipe[dev]" --no-build-isolation -e '.[dev]'
+pip_install "sparsepipe[dev]" -c scripts/lock.txt --no-build-isolation -e '.[dev]'
 
 if [ -n "$view_install" ]; then
   wait "$view_install" || say "apt-get could not install ${view[*]} (log: $apt_log); without chromium no figure is exported as PDF, SVG or PNG"

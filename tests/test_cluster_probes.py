@@ -337,11 +337,11 @@ def test_links_are_measured_as_they_are_shaped(tmp_path):
         links = {frozenset(link["between"]): link for link in json.loads(said)["links"]}
         for pair, link in links.items():
             expected = 100e6 / 8 if "host3" in pair else 200e6 / 8
-            assert link["bandwidth"] == pytest.approx(expected, rel=0.15), pair
+            assert link["bandwidth"] == pytest.approx(expected, rel=0.3), pair
             seconds = [link["seconds"][size] for size in sorted(link["seconds"], key=int)]
             assert seconds[2:] == sorted(seconds[2:]) and max(seconds[:2]) < seconds[-1], "short ones are alike"
         cluster = Cluster.load(out)
-        assert cluster.network.bandwidth == pytest.approx(100e6 / 8, rel=0.15)
+        assert cluster.network.bandwidth == pytest.approx(100e6 / 8, rel=0.3)
         assert [node.ssh for node in cluster.nodes] == ["host1", "host2", "host3"]
         assert all(kind.reference_seconds and kind.network_seconds_per_byte for kind in cluster.device_types)
         until(lambda: nothing_left(network), "hosts without probes")

@@ -15,7 +15,7 @@ from sparsepipe.record import RunRecord
 from sparsepipe.reproduce import reproduce
 from sparsepipe.reproduce.catalogue import exported, exported_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REAL = "01_data"  # runs on real clouds, where they are here
 ALONE = "07_learning"  # runs as it stands in tests/test_notebooks.py, on all it was written for
