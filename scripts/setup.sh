@@ -136,10 +136,10 @@ import MinkowskiEngine
 PY
 }
 
-mapfile -t first < <(grep -E '^(torch|numpy|setuptools|wheel|ninja)==' scripts/lock.txt)
+mapfile -t build_first < <(grep -E '^(numpy|setuptools|wheel|ninja)==' scripts/lock.txt)
 torch=$(grep '^torch==' scripts/lock.txt)
 say "$torch"
-pip_install "$torch" "${first[@]}"
+pip_install "$torch" "$torch" "${build_first[@]}"
 
 if engine_works; then
   say "MinkowskiEngine is there"
