@@ -7,7 +7,7 @@ import pytest
 from scripts.house import House, counts
 
 AT_MOST = {
-    "files": 815,
+    "files": 814,
     "lines": 102_600,
     "modules at the root": 20,
     "folders at the root": 28,
@@ -18,9 +18,9 @@ AT_MOST = {
     "calls through bundles of arguments": 114,
     "questions for the kind of a plan": 54,
     "Any": 1_708,
-    "tests that pin a sentence": 590,
-    "dependencies": 32,
-    "pinned dependencies": 12,
+    "tests that pin a sentence": 571,
+    "dependencies": 11,
+    "pinned dependencies": 0,
 }
 
 

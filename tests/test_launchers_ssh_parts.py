@@ -13,12 +13,12 @@ from sparsepipe.io.files import write_json
 from sparsepipe.launchers.going_on import tell_going_on, went_on
 from sparsepipe.launchers.ssh.controller import controlled
 from sparsepipe.launchers.ssh.facts import check_alike, facts_here, interface_of
+from sparsepipe.launchers.ssh.hosted_run import Shards
 from sparsepipe.launchers.ssh.mirror import Copy, Growth, Mirror
 from sparsepipe.launchers.ssh.pieces import Arrivals, place, send_content, send_file
 from sparsepipe.launchers.ssh.placement import hosted_ranks
 from sparsepipe.launchers.ssh.rows import METRICS, OwnRows, RowsOfHosts
 from sparsepipe.launchers.ssh.run_files import RunFiles
-from sparsepipe.launchers.ssh.shards import Shards
 from sparsepipe.launchers.supervisor import tell_status
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import Origin, RunRecord
