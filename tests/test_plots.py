@@ -418,5 +418,6 @@ def test_time_by_size_shows_points_and_laws(profile):
     assert law.seconds.is_monotonic_increasing and law.extrapolated.any()
     figure = plots.time_by_size(profile, layers=[id])
     assert [trace.line.dash for trace in figure.data if trace.mode == "lines"][:3] == ["dot", "solid", "dot"]
+    assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == profile.measured_sizes(kind), "grey"
     with pytest.raises(InputError, match="layer 'none' is unknown"):
         time_by_size_table(profile, layers=["none"])

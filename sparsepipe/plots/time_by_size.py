@@ -32,7 +32,8 @@ def time_by_size_table(profile: Profile, *, layers: Sequence[str] = ()) -> pd.Da
     rows = []
     for kind in profile.device_types:
         low, high = profile.measured_sizes(kind)
-        sizes = np.geomspace(max(low, 1.0) / _BEYOND, max(high, 1.0) * _BEYOND, _STEPS)
+        drawn = np.geomspace(max(low, 1.0) / _BEYOND, max(high, 1.0) * _BEYOND, _STEPS)
+        sizes = np.unique([*drawn, max(low, 1.0), max(high, 1.0)])
         for id in layers or costliest[:_LAYERS]:
             points = [("measured", sample) for sample in profile.costs[kind][index[id]].stretched]
             points += [("law", profile.cost(index[id], kind, size)) for size in sizes]
@@ -63,12 +64,11 @@ def time_by_size(profile: Profile, *, layers: Sequence[str] = (), note: str = ""
     colors = dict(zip(dict.fromkeys(table.layer), STAGE_COLORS, strict=False))
     for column, kind in enumerate(kinds, start=1):
         low, high = profile.measured_sizes(kind)
-        figure.add_vrect(x0=low, x1=high, fillcolor=LIGHT_GREY, opacity=0.5, line_width=0, layer="below", col=column)
         for id, color in colors.items():
             own = table[(table.device_type == kind) & (table.layer == id)]
             law, measured = own[own.what == "law"], own[own.what == "measured"]
             hover = Html("{}<br>%{{x:,.0f}} {}: %{{y:.3f}} ms<extra></extra>").format(id, unit)
-            parts = (law[law[unit] < low], "dot"), (law[~law.extrapolated], "solid"), (law[law[unit] > high], "dot")
+            parts = (law[law[unit] <= low], "dot"), (law[~law.extrapolated], "solid"), (law[law[unit] >= high], "dot")
             for part, dash in parts:
                 figure.add_scatter(
                     x=part[unit],
@@ -95,7 +95,16 @@ def time_by_size(profile: Profile, *, layers: Sequence[str] = (), note: str = ""
                 row=1,
                 col=column,
             )
-    figure.update_xaxes(type="log", title_text=f"{size_words(unit)} per minibatch")
+        # After the traces: plotly leaves panels without any out.
+        figure.add_vrect(
+            x0=low, x1=high, fillcolor=LIGHT_GREY, opacity=0.5, line_width=0, layer="below", row=1, col=column
+        )
+    figure.update_layout(margin={"t": 88})  # the types' names stand below the title
+    is_narrow = len(kinds) > 2  # a title under one panel is then as wide as two
+    figure.update_xaxes(type="log", dtick=1 if is_narrow else None)
+    figure.update_xaxes(
+        title_text=f"{size_words(unit)} per minibatch", col=(len(kinds) + 1) // 2 if is_narrow else None
+    )
     figure.update_yaxes(type="log")
     figure.update_yaxes(title_text="forward and backward (ms)", col=1)
     words = "points: measured · lines: fitted laws, dotted beyond the measured range (grey)"
