@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 REAL = "01_data"  # runs on real clouds, where they are here
 ALONE = "07_learning"  # runs as it stands in tests/test_notebooks.py, on all it was written for
 OWN = "09_your_own_network"
-OF_OWN = {"batch_size": 48}  # it reads 1,437 images, whatever it is told
+OF_OWN = {"batch_size": 32}  # it reads 1,437 images, whatever it is told, and as many shapes at once as a minibatch has
 
 
 @pytest.fixture(scope="module")
