@@ -140,7 +140,9 @@ def _undoing(parts: list[nn.Module]) -> list[Callable[[], Any]]:
             found[id(value)] = partial(value.setstate, value.getstate())
         elif isinstance(value, np.random.Generator):
             found[id(value)] = partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-        elif isinstance(value, (np.random.RandomState, torch.Generator)):
+        elif isinstance(value, np.random.RandomState):
+            found[id(value)] = partial(value.set_state, value.get_state())
+        elif isinstance(value, torch.Generator):
             found[id(value)] = partial(value.set_state, value.get_state())
     return list(found.values())
 
