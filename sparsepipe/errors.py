@@ -11,6 +11,7 @@ _EXTRAS = {
     "images": ("PIL",),
     "lab": ("anywidget", "ipykernel", "ipywidgets", "jupyter_client", "mistune", "nbformat", "papermill", "traitlets"),
     "cluster": ("ray",),
+    "tensorboard": ("tensorboard",),
 }
 
 CODE_FAILURES = (Exception, SystemExit)  # what users' code may raise: sys.exit would end this process without a word

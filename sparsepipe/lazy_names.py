@@ -24,9 +24,7 @@ def lazy_names(
             module = import_module(f".{homes.get(name, name)}", package)
         except ImportError as error:
             raise missing_extra(error) or error from None
-        if name in folders:
-            return module
-        namespace[name] = value = getattr(module, name)
+        namespace[name] = value = module if name in folders else getattr(module, name)
         return value
 
     def names() -> list[str]:

@@ -424,7 +424,7 @@ def test_a_run_whose_folder_is_taken_away_ends_and_says_so(tmp_path, clouds) -> 
         job.wait(timeout=ENOUGH)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "end of the workers")
     _nobody_is_left(tmp_path / "run")
-    assert not (tmp_path / "run").exists(), "not made anew"
+    assert not (tmp_path / "run").exists(), "not made again"
     assert RunRecord.load(tmp_path / "other").status["state"] == "failed"
 
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 REAL = "01_data"  # runs on real clouds, where they are here
 ALONE = "07_learning"  # runs as it stands in tests/test_notebooks.py, on all it was written for
 OWN = "09_your_own_network"
-OF_OWN = {"batch_size": 32}  # it reads 1,437 images, whatever it is told, and as many shapes at once as a minibatch has
+OF_OWN = {"batch_size": 32}  # it always reads 1,437 images, and a minibatch of the shapes
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,8 @@ def test_a_notebook_with_widgets_runs_in_jupyterlab(page, lab, made, name):
     path = FOLDER / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    told = SMALL | {"root": str(made), "cluster": ""}
-    cell.source += "".join(f"\n{key} = {value!r}" for key, value in told.items() if f"\n{key} = " in cell.source)
+    parameters = SMALL | {"root": str(made), "cluster": ""}
+    cell.source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items() if f"\n{key} = " in cell.source)
     figures = len(exported_by("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")))
     assert figures == len(exported(path))
     nbformat.write(notebook, lab.notebooks / path.name)

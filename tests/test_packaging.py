@@ -18,6 +18,9 @@ import pytest
 import yaml
 from runtime_jobs import shapes
 
+from sparsepipe import InputError
+from sparsepipe.data.formats import read
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 ENVIRONMENT_TEXT = (REPOSITORY / "environment.yml").read_text()
@@ -118,6 +121,17 @@ def test_the_module_of_an_extra_is_named_with_it():
     error = missing_extra(ModuleNotFoundError("", name="plotly.graph_objects"))
     assert "sparsepipe[figures]" in str(error)
     assert missing_extra(ModuleNotFoundError("", name="torch")) is None
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+def test_a_file_is_not_called_damaged_where_its_extra_is_missing(tmp_path, monkeypatch, suffix):
+    laspy = pytest.importorskip("laspy")
+    cloud = laspy.LasData(laspy.LasHeader(point_format=3, version="1.2"))
+    cloud.x = cloud.y = cloud.z = np.arange(20.0)
+    cloud.write(str(tmp_path / f"cloud{suffix}"))
+    monkeypatch.setitem(sys.modules, "laspy", None)
+    with pytest.raises(InputError, match=r"sparsepipe\[clouds\]"):
+        read(tmp_path / f"cloud{suffix}")
 
 
 @pytest.mark.slow

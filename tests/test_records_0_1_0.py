@@ -1,4 +1,4 @@
-"""Records and checkpoints that version 0.1.0 wrote are read, and their runs go on."""
+"""Records and checkpoints that version 0.1.0 wrote are read, and their runs continue."""
 
 import shutil
 from pathlib import Path
@@ -38,16 +38,14 @@ def test_a_record_is_read(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "several"])
-def test_a_run_goes_on_from_its_checkpoint(records, name):
-    plan, config = (
-        load_any(records / name / "plan.json"),
-        RunConfig.from_json(read_json(records / name / "config.json")),
-    )
+def test_a_run_continues_from_its_checkpoint(records, name):
+    plan = load_any(records / name / "plan.json")
+    config = RunConfig.from_json(read_json(records / name / "config.json"))
     more, before = config.replace(epochs=3), losses(records / name)
     job = launch(plan, more, run_dir=records / name, resume=True)
     job.wait()
     after = losses(records / name)
     assert job.state == "finished" and after[:MINIBATCHES] == before and len(after) == 12
     if name == "one":  # several take minibatches as they come
-        launch(plan, more, run_dir=records / "anew").wait()
-        assert losses(records / "anew") == pytest.approx(after, rel=1e-5)
+        launch(plan, more, run_dir=records / "fresh").wait()
+        assert losses(records / "fresh") == pytest.approx(after, rel=1e-5)

@@ -127,10 +127,6 @@ def _run_verb(options: argparse.Namespace, verbs: Verbs, *, has_output: bool) ->
         return _failed(f"{options.verb} is done, but its answer could not be written to standard output ({error})", 1)
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
-    except ImportError as error:
-        if (missing := missing_extra(error)) is None:
-            raise
-        return _failed(str(missing), 2)
     except Exception as error:
         if (told := _of_the_machine(error)) is None:
             raise
@@ -144,7 +140,9 @@ def _failed(text: str, code: int) -> int:
 
 
 def _of_the_machine(error: Exception) -> str | None:
-    """Return the message for a limit of the machine or an unusable path; None for an error of this code."""
+    """Return the message for a limit, a missing package or an unusable path; None for an error of this code."""
+    if isinstance(error, ImportError) and (missing := missing_extra(error)):
+        return str(missing)
     if told := limit_met(error):
         return told
     if not isinstance(error, OSError):

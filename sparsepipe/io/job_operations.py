@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, missing_extra
 from .fields import complaint, shown
 from .files import open_regular
 
@@ -90,9 +90,11 @@ def read_operations(path: Path) -> tuple[list[Row], dict[str, Any]]:
 
 def _read(path: Path) -> Any:
     """The table as a data frame, its size bounded before a value of it is looked at."""
-    import pyarrow.parquet
-    from pyarrow import types
-
+    try:
+        import pyarrow.parquet
+        from pyarrow import types
+    except ImportError as error:
+        raise missing_extra(error) or error from None
     try:
         with open_regular(path) as handle, pyarrow.parquet.ParquetFile(handle, read_dictionary=["optype"]) as file:
             if os.fstat(handle.fileno()).st_size > _MOST_FILE_BYTES:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, missing_extra
 from .base import scalars
 
 
@@ -15,8 +15,8 @@ class TensorBoard:
         """Raises InputError where tensorboard is not installed, or the folder cannot be written to."""
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise InputError("tensorboard is not installed; pip install 'sparsepipe[tensorboard]'") from None
+        except ImportError as error:
+            raise missing_extra(error) or error from None
         try:
             self._writer = SummaryWriter(str(folder))
         except OSError as error:

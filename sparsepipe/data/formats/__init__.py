@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import InputError
+from ...errors import InputError, missing_extra
 from ...io.paths import expanded
 from .base import Cloud, Mesh, Reader, is_packed, stem_of, suffix_of
 from .hdf5 import read_hdf5
@@ -44,7 +44,7 @@ READERS: dict[str, Reader] = {
 def read(path: Path | str, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     """Read one file by its suffix, or that before `.gz`, with what its folder declares of it.
 
-    Raises InputError that names the file for anything wrong in it.
+    Raises InputError that names the file for anything wrong in it, or the extra that reads such files.
     """
     path = expanded(path)
     reader = READERS.get(suffix_of(path))
@@ -55,7 +55,10 @@ def read(path: Path | str, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
         )
     # A number that is none, or too large for its type, is refused where it matters; NumPy would write a warning too.
     with np.errstate(invalid="ignore", over="ignore"):
-        return reader(path, reading)
+        try:
+            return reader(path, reading)
+        except ImportError as error:
+            raise missing_extra(error) or error from None
 
 
 __all__ = ["READERS", "Cloud", "Mesh", "Reader", "Reading", "read", "stem_of", "suffix_of"]

@@ -29,12 +29,12 @@ def read_las(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     numbers. Raises InputError that names the file where it is truncated or malformed, or claims more than it holds.
     """
     data = read_bytes(path, what=_WHAT)
+    import laspy  # here: a listing of data sets need not wait for it
+
     packed_bytes = _check_header(path, data)
     if packed_bytes:
         data = unpacked(path, data, num_bytes=packed_bytes)
         _check_header(path, data)
-    import laspy  # here: a listing of data sets need not wait for it
-
     # damaged scales are found as points that are not finite
     with library_errors(path, what=_WHAT), np.errstate(all="ignore"):
         found = laspy.read(io.BytesIO(data))

@@ -57,7 +57,7 @@ class Found(NamedTuple):
 class Shards:
     """Shards of checkpoints that a host has written, found as they become whole, to be sent to the run's record.
 
-    On the host of rank 0, which makes checkpoints whole, they are sent with the manifest, and what was removed is told.
+    On the host of rank 0, which makes checkpoints whole, they are sent with the manifest, and removals are reported.
     Two may have one name, as of a pipeline that has nothing more to train and averages before it closes the run: each
     is sent, since what describes it is another file. `leads`: rank 0 is of this host.
     """

@@ -155,6 +155,8 @@ def _read(path: Path, special: tuple[str, ...], lines: Sequence[str]) -> Vocabul
     vocabulary = Vocabulary(read_text(path, what="vocabulary of tokenizers (JSON)"), special)
     try:
         size = len(vocabulary)
+    except ImportError:  # of tokenizers: the file is not at fault
+        raise
     except Exception as error:  # tokenizers raises Exception itself
         raise InputError(f"{path}: not a vocabulary of tokenizers ({complaint(error)}); train another") from None
     lacking = [token for token in special if vocabulary._tokenizer.token_to_id(token) is None]
