@@ -229,6 +229,7 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
         "layer_costs": plots.layer_costs(PROFILE, note=NAME),
         "layer_graph": plots.layer_graph(PROFILE, PLAN, note=NAME),
         "cut_bytes": plots.cut_bytes(PROFILE, note=NAME),
+        "time_by_size": plots.time_by_size(PROFILE, note=NAME),
         "stages": plots.stages(PLAN, note=NAME),
         "compare": plots.compare(PLAN, note=NAME),
         "clouds": plots.clouds(clouds, note=NAME),
