@@ -19,6 +19,8 @@ if [ -z "${SPARSEPIPE_DATA:-}" ] && [ -d ../shared/data ]; then
   export SPARSEPIPE_DATA
 fi
 export OMP_NUM_THREADS=1 # tests start processes of their own on few cores
+# Tests start hundreds of processes. Where PYTHONDONTWRITEBYTECODE is set, each would compile the package anew.
+.venv/bin/python -m compileall -q sparsepipe scripts tests
 
 failed=()
 check() { # check WHAT COMMAND...: go on after a failure, so that one run shows all
