@@ -1,19 +1,20 @@
 """The command: a row for each case, and one for each other voxel and batch size."""
 
 import argparse
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.bench import sizes
 from scripts.bench.document import add_json, keep, say, tell
 from scripts.bench.scratch import scratch
-from scripts.bench.sizes.rounds import Case, Row, measured, scaled, varied_clouds
+from scripts.bench.sizes.rounds import Case, Row, measured, scaled, tiles, varied_clouds
 from sparsepipe.errors import InputError
 
 HELD_TO = "held to: minibatch 10 % (median) and 25 % (95th percentile), epoch 5 %, memory 8 %; voxels 15 %"
 CLOUDS = ("minkvgg11bn-narrow", "minkunet14a-narrow")
-NAMES = ("varied-1", "varied-4", "modelnet10", "sentences", "pictures", "areas", "voxels")
+NAMES = ("varied-1", "varied-4", "tiles", "modelnet10", "sentences", "pictures", "areas", "voxels")
 AREAS = Path(__file__).with_name("areas.py")
 
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with scratch("bench-sizes") as folder:
         clouds = varied_clouds(folder / "varied", seed=options.seed)
-        for case in _cases(options, clouds):
+        for case in _cases(options, clouds, tiles(folder / "tiles", seed=options.seed)):
             try:
                 rows.append(measured(case, minibatches=options.minibatches, seed=options.seed))
                 say(_line(rows[-1]))
@@ -54,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _cases(options: argparse.Namespace, varied: Path) -> list[Case]:
+def _cases(options: argparse.Namespace, varied: Path, cut: Path | None) -> list[Case]:
     found = [
         *(Case("varied-1", model, str(varied), 1, 0.01, 50_000) for model in CLOUDS),
         *(Case("varied-4", model, str(varied), 4, 0.01, 50_000) for model in CLOUDS),
+        *(Case("tiles", model, str(cut or "tiles"), 2, 0.02, 50_000) for model in CLOUDS),
         *(Case("modelnet10", model, "modelnet10-sample", 16, 0.03) for model in CLOUDS),
         *(Case("sentences", model, "wikipedia-pages", 8) for model in ("bert-small",)),
         *(Case("sentences", model, "libreoffice-help-en-de", 8) for model in ("gnmt-small",)),
@@ -75,7 +77,7 @@ def table(rows: Sequence[Row], voxels: Sequence[dict[str, float]], absent: dict[
     """Write a line for each case, and for each voxel and batch size."""
     head = (
         f"{'case':12s} {'network':20s} {'sizes':>16s} {'profiled':>16s} {'median':>7s} {'95 %':>7s} {'epoch':>7s} "
-        f"{'memory':>7s}"
+        f"{'again':>7s} {'memory: median, worst':>22s} {'own worst':>9s}"
     )
     lines = [f"voxel size {row['voxel_size']:g}, batch size {row['batch_size']:g}: {row['off']:+.1%}" for row in voxels]
     left_out = [f"left out: {name}: {why}" for name, why in absent.items()]
@@ -87,5 +89,14 @@ def _line(row: Row) -> str:
     network = row.network.rpartition("/")[2]
     return (
         f"{row.case:12s} {network:20s} {sizes:>16s} {profiled:>16s} {row.median:>7.1%} {row.percentile_95:>7.1%} "
-        f"{row.epoch:>+7.1%} {row.worst_memory:>+7.1%}"
+        f"{row.epoch:>+7.1%} {row.again:>7.1%} {_median(row.memory):>14.1%} {_worst(row.memory):>+7.1%} "
+        f"{_worst(row.own_memory):>+9.1%}"
     )
+
+
+def _worst(shares: Mapping[str, Sequence[float]]) -> float:
+    return max((share for each in shares.values() for share in each), key=abs)
+
+
+def _median(shares: Mapping[str, Sequence[float]]) -> float:
+    return statistics.median(abs(share) for each in shares.values() for share in each)

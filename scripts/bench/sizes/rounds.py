@@ -11,16 +11,20 @@ import torch
 from scripts.bench.document import say
 from scripts.bench.sizes.stages import StagePeaks, equal_cuts, predicted_peaks
 from sparsepipe import Profile, profile_model
+from sparsepipe.data.formats import read
 from sparsepipe.data.order import Minibatches
+from sparsepipe.data.sources import data_folders
 from sparsepipe.engines.subnetwork import build
 from sparsepipe.planners.scale import Scale
 from sparsepipe.profiler.devices import limited_to
 from sparsepipe.profiler.layer_timer import time_layers
+from sparsepipe.profiler.measure import Training, profile
 from sparsepipe.profiler.of_model import PARTS, cropped, opened
 from sparsepipe.runtime.config import DataConfig, RunConfig
 from sparsepipe.runtime.workloads.opening import LearningTask, one_minibatch
 
 MODEL_OF_VOXELS, VOXEL_SIZE, BATCH_SIZE = "minkvgg11bn-narrow", 0.03, 16
+PASSES = 8  # over each minibatch, in two turns: the second tells what the machine itself changes
 VOXEL_SIZES, BATCH_SIZES = (0.02, 0.05, 0.1), (4, 64, 128)
 CPU = torch.device("cpu")
 
@@ -50,12 +54,12 @@ class Row:
     median: float
     percentile_95: float
     epoch: float
+    again: (
+        float  # median difference of one minibatch's seconds between two turns: what no prediction can be better than
+    )
     memory: dict[str, tuple[float, ...]]  # of peaks: size → share of each stage, of two stages and of three
+    own_memory: dict[str, tuple[float, ...]]  # the same by a profile of that very minibatch
     profile_seconds: float
-
-    @property
-    def worst_memory(self) -> float:
-        return max((share for shares in self.memory.values() for share in shares), key=abs)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,16 +75,15 @@ def measured(case: Case, *, minibatches: int, seed: int) -> Row:
     task, order = opened(config, engine="auto", seed=seed + 1)
     subnetwork = build(task.network, task.engine, seed=seed)
     batches = [task.training.batch(indices) for indices in order[:minibatches]]
-    sizes, seconds = [batch.size for batch in batches], []
+    sizes = [batch.size for batch in batches]
     (kind,) = found.device_types
     with limited_to(1):
-        for batch in batches:
-            time_layers(subnetwork, batch, device=CPU)
-            seconds.append(statistics.median(time_layers(subnetwork, batch, device=CPU).seconds for _ in range(3)))
-        memory = _memory(found, task, order, config)
+        turns = np.array([[_seconds(subnetwork, batch) for batch in batches] for _ in range(2)])
+        memory, own_memory = _memory(found, task, order, config)
+    seconds = turns.mean(axis=0)
     costs = found.costs_at(kind, sizes)
     predicted = (costs["forward"] + costs["backward"]).sum(axis=0)
-    off = np.abs(predicted / np.array(seconds) - 1)
+    off = np.abs(predicted / seconds - 1)
     return Row(
         case.name,
         case.model,
@@ -90,24 +93,42 @@ def measured(case: Case, *, minibatches: int, seed: int) -> Row:
         found.measured_sizes(kind),
         float(np.median(off)),
         float(np.quantile(off, 0.95)),
-        float(predicted.sum() / sum(seconds) - 1),
+        float(predicted.sum() / seconds.sum() - 1),
+        float(np.median(np.abs(turns[1] / turns[0] - 1))),
         memory,
+        own_memory,
         found.origin["measuring_seconds"],
     )
 
 
-def _memory(found: Profile, task: LearningTask, order: Minibatches, config: DataConfig) -> dict[str, tuple[float, ...]]:
-    """Compare the peaks of stages, by size of a minibatch: a quarter to twice the batch."""
+def _seconds(subnetwork: Any, batch: Any) -> float:
+    time_layers(subnetwork, batch, device=CPU)
+    return statistics.median(time_layers(subnetwork, batch, device=CPU).seconds for _ in range(PASSES // 2))
+
+
+def _memory(
+    found: Profile, task: LearningTask, order: Minibatches, config: DataConfig
+) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
+    """Compare the peaks of stages, by size of a minibatch, a quarter to twice the batch.
+
+    Predicted by the profile, and by one of that very minibatch: what these differ by is its samples' shape, which a
+    number of voxels does not tell.
+    """
     settings = RunConfig(**{**config.to_json(), "learning_rate": 0.01, "momentum": 0.9})
-    shares = dict[str, tuple[float, ...]]()
+    judged = Training(size_unit=found.size_unit, loss=task.loss)
+    shares, own_shares = dict[str, tuple[float, ...]](), dict[str, tuple[float, ...]]()
     for batch in _parts(task, order, config.batch_size):
-        pairs = list[tuple[float, int]]()
+        own = profile(task.network, [batch], task.engine, repeats=1, training=judged)
+        pairs, own_pairs = list[tuple[float, int]](), list[tuple[float, int]]()
         for count in (2, 3):
             plan = equal_cuts(found, count)
             measured = StagePeaks(task, plan, settings).measured(batch, minibatches=2 * count)
             pairs += zip(predicted_peaks(found, plan, batch.size), measured, strict=True)
-        shares[f"{batch.size:g}"] = tuple(guess / took - 1 for guess, took in pairs)
-    return shares
+            own_pairs += zip(predicted_peaks(own, plan, batch.size), measured, strict=True)
+        shares[f"{batch.size:g}"], own_shares[f"{batch.size:g}"] = (
+            tuple(guess / took - 1 for guess, took in each) for each in (pairs, own_pairs)
+        )
+    return shares, own_shares
 
 
 def _parts(task: LearningTask, order: Minibatches, batch_size: int) -> list[Any]:
@@ -122,7 +143,7 @@ def _parts(task: LearningTask, order: Minibatches, batch_size: int) -> list[Any]
 
 
 def scaled(data: Path) -> list[dict[str, float]]:
-    """Compare a profile at other voxel and batch sizes with profiles measured there: a row for each."""
+    """Compare a profile at other voxel and batch sizes with profiles measured there: a row for each, its own, too."""
     known = _profile(Case("", MODEL_OF_VOXELS, str(data), BATCH_SIZE, VOXEL_SIZE))
     counts = {VOXEL_SIZE: known.size() / BATCH_SIZE}
     there: dict[tuple[int, float], Profile] = {}
@@ -131,6 +152,7 @@ def scaled(data: Path) -> list[dict[str, float]]:
         counts[voxel_size] = there[BATCH_SIZE, voxel_size].size() / BATCH_SIZE
     for batch_size in BATCH_SIZES:
         there[batch_size, VOXEL_SIZE] = _profile(Case("", MODEL_OF_VOXELS, str(data), batch_size, VOXEL_SIZE))
+    there[BATCH_SIZE, VOXEL_SIZE] = _profile(Case("", MODEL_OF_VOXELS, str(data), BATCH_SIZE, VOXEL_SIZE))  # again
     scale, layers = Scale.of(known, counts), range(len(known.graph.layers))
     assert scale is not None
     rows = []
@@ -151,6 +173,33 @@ def _profile(case: Case) -> Profile:
         num_points=case.num_points,
         progress=say,
     )
+
+
+def tiles(folder: Path, *, least: int = 300, most: int = 5000, seed: int = 0) -> Path | None:
+    """Cut the LAS files and scans below SPARSEPIPE_DATA into upright tiles; None where none are there.
+
+    Each is halved across its longer side until it has fewer points than a number drawn between `least` and `most`.
+    """
+    random = np.random.default_rng(seed)
+    for kind, pattern in (("air", "outside/clouds/**/*.las"), ("ground", "scans/*.bin")):
+        cut = []
+        for path in (path for root in data_folders() for path in sorted(root.glob(pattern))):
+            left = [np.asarray(read(path).points, dtype=np.float32)[:, :3]]
+            while left:
+                points = left.pop()
+                if len(points) <= random.uniform(least, most):
+                    cut.append(points)
+                    continue
+                axis = int(np.argmax(np.ptp(points[:, :2], axis=0)))
+                low = points[:, axis] <= np.median(points[:, axis])
+                left += [points[low], points[~low]] if 0 < low.sum() < len(points) else []
+        if not cut:
+            return None
+        for split in ("train", "test"):
+            (folder / kind / split).mkdir(parents=True)
+        for k, points in enumerate(cut):
+            np.save(folder / kind / ("train" if k % 8 else "test") / f"{kind}_{k:03d}.npy", points)
+    return folder
 
 
 def varied_clouds(folder: Path, *, samples: int = 40, seed: int = 0) -> Path:
