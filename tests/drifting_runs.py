@@ -36,7 +36,7 @@ def profile_of_many_sizes():
         return CostSample(size, **times, **sizes)
 
     costs = tuple(LayerCost(tuple(cost(sample, size) for size in _SIZES)) for sample in samples)
-    return Profile(measured.graph, {"cpu": costs}, _SIZES, {}, {"cpu": measured.update_rates[kind]})
+    return Profile(measured.graph, {"cpu": costs}, _SIZES, {}, {"cpu": measured.update_rates[kind] * pace})
 
 
 PROFILE = profile_of_many_sizes()

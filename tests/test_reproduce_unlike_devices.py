@@ -43,7 +43,7 @@ def test_by_default_devices_are_unlike_and_nothing_is_downloaded():
     whole = {kind: sum(cost.forward for cost in _costs(profile, kind)) for kind in profile.device_types}
     assert max(whole.values()) > 1.5 * min(whole.values()), "a fast card is worth something"
     best, even = (partition(profile, cluster, planner=name) for name in ("optimal", "model-parallel"))
-    assert best.estimate.period_seconds < 0.95 * even.estimate.period_seconds, "which layers on which card matters"
+    assert best.estimate.period_seconds < 0.9 * even.estimate.period_seconds, "which layers on which card matters"
 
 
 def _costs(profile, kind):
