@@ -19,8 +19,6 @@ if [ -z "${SPARSEPIPE_DATA:-}" ] && [ -d ../shared/data ]; then
   export SPARSEPIPE_DATA
 fi
 export OMP_NUM_THREADS=1 # tests start processes of their own on few cores
-# Tests start hundreds of processes. Where PYTHONDONTWRITEBYTECODE is set, each would compile the package anew.
-.venv/bin/python -m compileall -q sparsepipe scripts tests
 
 failed=()
 check() { # check WHAT COMMAND...: go on after a failure, so that one run shows all
@@ -30,6 +28,8 @@ check() { # check WHAT COMMAND...: go on after a failure, so that one run shows 
   "$@" >&2 || failed+=("$what")
 }
 
+# Tests start hundreds of processes. Where PYTHONDONTWRITEBYTECODE is set, each would compile the package again.
+check "compile" .venv/bin/python -m compileall -q sparsepipe scripts tests
 check "ruff check" .venv/bin/ruff check .
 check "ruff format" .venv/bin/ruff format --check .
 # Types are checked beside the tests, on one core, in half of their time.

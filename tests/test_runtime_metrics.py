@@ -74,7 +74,8 @@ def test_summaries_are_medians_over_epochs() -> None:
 
 # --- one rank is slow: the others wait for it, and are said to -------------------------------------------------------
 
-SLOW = 0.3  # seconds of a backward in the first stage; all else takes a tenth of it
+# Seconds of a backward in the first stage, many times what a busy machine adds; all else takes a tenth of it.
+SLOW = 0.6
 
 
 @pytest.fixture(scope="module")
@@ -116,5 +117,4 @@ def test_no_second_of_a_rank_is_left_out(waited) -> None:
         trace = record.trace()
         for rank in trace.ranks:
             spans = one_at_a_time(trace, rank)
-            # What is between spans grows with the machine's load.
-            assert sum(span.seconds for span in spans) > 0.75 * trace.makespan, (name, rank)
+            assert sum(span.seconds for span in spans) > 0.85 * trace.makespan, (name, rank)

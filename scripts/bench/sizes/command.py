@@ -2,14 +2,14 @@
 
 import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.bench import sizes
 from scripts.bench.document import add_json, keep, say, tell
 from scripts.bench.scratch import scratch
-from scripts.bench.sizes.rounds import Case, Row, measured, scaled, tiles, varied_clouds
+from scripts.bench.sizes.rounds import Case, Row, Shares, measured, scaled, tiles, varied_clouds
 from sparsepipe.errors import InputError
 
 HELD_TO = "held to: minibatch 10 % (median) and 25 % (95th percentile), epoch 5 %, memory 8 %; voxels 15 %"
@@ -55,11 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _cases(options: argparse.Namespace, varied: Path, cut: Path | None) -> list[Case]:
+def _cases(options: argparse.Namespace, varied: Path, cut: Path) -> list[Case]:
     found = [
         *(Case("varied-1", model, str(varied), 1, 0.01, 50_000) for model in CLOUDS),
         *(Case("varied-4", model, str(varied), 4, 0.01, 50_000) for model in CLOUDS),
-        *(Case("tiles", model, str(cut or "tiles"), 2, 0.02, 50_000) for model in CLOUDS),
+        *(Case("tiles", model, str(cut), 2, 0.02, 50_000) for model in CLOUDS),
         *(Case("modelnet10", model, "modelnet10-sample", 16, 0.03) for model in CLOUDS),
         *(Case("sentences", model, "wikipedia-pages", 8) for model in ("bert-small",)),
         *(Case("sentences", model, "libreoffice-help-en-de", 8) for model in ("gnmt-small",)),
@@ -94,9 +94,9 @@ def _line(row: Row) -> str:
     )
 
 
-def _worst(shares: Mapping[str, Sequence[float]]) -> float:
+def _worst(shares: Shares) -> float:
     return max((share for each in shares.values() for share in each), key=abs)
 
 
-def _median(shares: Mapping[str, Sequence[float]]) -> float:
+def _median(shares: Shares) -> float:
     return statistics.median(abs(share) for each in shares.values() for share in each)

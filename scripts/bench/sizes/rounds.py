@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ MODEL_OF_VOXELS, VOXEL_SIZE, BATCH_SIZE = "minkvgg11bn-narrow", 0.03, 16
 PASSES = 8  # over each minibatch, in two turns: the second tells what the machine itself changes
 VOXEL_SIZES, BATCH_SIZES = (0.02, 0.05, 0.1), (4, 64, 128)
 CPU = torch.device("cpu")
+
+Shares = dict[str, tuple[float, ...]]  # size of a minibatch → share of each stage, of two stages and of three
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,9 @@ class Row:
     median: float
     percentile_95: float
     epoch: float
-    again: (
-        float  # median difference of one minibatch's seconds between two turns: what no prediction can be better than
-    )
-    memory: dict[str, tuple[float, ...]]  # of peaks: size → share of each stage, of two stages and of three
-    own_memory: dict[str, tuple[float, ...]]  # the same by a profile of that very minibatch
+    again: float  # median difference between two turns over one minibatch: the machine's own
+    memory: Shares  # of peaks
+    own_memory: Shares  # the same by a profile of that very minibatch
     profile_seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -106,9 +107,7 @@ def _seconds(subnetwork: Any, batch: Any) -> float:
     return statistics.median(time_layers(subnetwork, batch, device=CPU).seconds for _ in range(PASSES // 2))
 
 
-def _memory(
-    found: Profile, task: LearningTask, order: Minibatches, config: DataConfig
-) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
+def _memory(found: Profile, task: LearningTask, order: Minibatches, config: DataConfig) -> tuple[Shares, Shares]:
     """Compare the peaks of stages, by size of a minibatch, a quarter to twice the batch.
 
     Predicted by the profile, and by one of that very minibatch: what these differ by is its samples' shape, which a
@@ -116,18 +115,16 @@ def _memory(
     """
     settings = RunConfig(**{**config.to_json(), "learning_rate": 0.01, "momentum": 0.9})
     judged = Training(size_unit=found.size_unit, loss=task.loss)
-    shares, own_shares = dict[str, tuple[float, ...]](), dict[str, tuple[float, ...]]()
+    plans = [equal_cuts(found, count) for count in (2, 3)]
+    shares, own_shares = Shares(), Shares()
     for batch in _parts(task, order, config.batch_size):
         own = profile(task.network, [batch], task.engine, repeats=1, training=judged)
-        pairs, own_pairs = list[tuple[float, int]](), list[tuple[float, int]]()
-        for count in (2, 3):
-            plan = equal_cuts(found, count)
-            measured = StagePeaks(task, plan, settings).measured(batch, minibatches=2 * count)
-            pairs += zip(predicted_peaks(found, plan, batch.size), measured, strict=True)
-            own_pairs += zip(predicted_peaks(own, plan, batch.size), measured, strict=True)
-        shares[f"{batch.size:g}"], own_shares[f"{batch.size:g}"] = (
-            tuple(guess / took - 1 for guess, took in each) for each in (pairs, own_pairs)
-        )
+        took = [StagePeaks(task, plan, settings).measured(batch, minibatches=2 * len(plan.stages)) for plan in plans]
+        for known, by_size in ((found, shares), (own, own_shares)):
+            guessed = [predicted_peaks(known, plan, batch.size) for plan in plans]
+            by_size[f"{batch.size:g}"] = tuple(
+                guess / peak - 1 for guess, peak in zip(chain(*guessed), chain(*took), strict=True)
+            )
     return shares, own_shares
 
 
@@ -175,8 +172,8 @@ def _profile(case: Case) -> Profile:
     )
 
 
-def tiles(folder: Path, *, least: int = 300, most: int = 5000, seed: int = 0) -> Path | None:
-    """Cut the LAS files and scans below SPARSEPIPE_DATA into upright tiles; None where none are there.
+def tiles(folder: Path, *, least: int = 300, most: int = 5000, seed: int = 0) -> Path:
+    """Cut the LAS files and scans below SPARSEPIPE_DATA into upright tiles; where none are there, make no folder.
 
     Each is halved across its longer side until it has fewer points than a number drawn between `least` and `most`.
     """
@@ -194,7 +191,7 @@ def tiles(folder: Path, *, least: int = 300, most: int = 5000, seed: int = 0) ->
                 low = points[:, axis] <= np.median(points[:, axis])
                 left += [points[low], points[~low]] if 0 < low.sum() < len(points) else []
         if not cut:
-            return None
+            return folder
         for split in ("train", "test"):
             (folder / kind / split).mkdir(parents=True)
         for k, points in enumerate(cut):
