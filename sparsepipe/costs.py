@@ -13,12 +13,11 @@ from .cluster import Cluster, Link
 from .derived.remembered import remembered
 from .graph import LayerGraph
 from .plan import Plan, Stage
-from .profile import MEMORY_FIELDS, Profile
+from .profile import COORDINATE_BYTES, MEMORY_FIELDS, Profile
 from .schedule import compile_until_steady
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-COORDINATE_BYTES = 16  # one voxel at the network's input: batch index and three coordinates, int32 each
 # Of a step of SGD with momentum, which reads three numbers a weight and writes two: a copy reads one, writes one, and
 # fetches what it writes to.
 _COPY = 3 / 5
@@ -71,7 +70,7 @@ class LayerTable:
         graph = profile.graph
         inputs = graph.input_layers
         computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
-        found = {name: profile.costs_at(name, counts) for name in names}
+        found = {name: profile.costs_of_large(name, counts) for name in names}
         columns = {field: {name: one[field] for name, one in found.items()} for field in found[names[0]]}
         sizes = ("output_bytes", "coordinate_bytes", "saved_bytes", *MEMORY_FIELDS)
         most = {field: np.maximum.reduce(list(columns[field].values())) for field in sizes}

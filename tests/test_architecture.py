@@ -205,6 +205,14 @@ def test_every_module_has_its_level():
     assert {parts[0] for _, parts in sources()} <= LEVEL.keys() | VIEWS
 
 
+def test_a_file_gives_each_name_once():
+    """Of two constants of one name, as of two files that became one, the first would be the second's."""
+    for path, _ in sources():
+        assigned = [node.targets for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+        names = [target.id for targets in assigned for target in targets if isinstance(target, ast.Name)]
+        assert len(names) == len(set(names)), path
+
+
 def test_files_that_the_package_speaks_of_are_there():
     """A docstring or comment that sends its reader to another file goes along when that file is renamed."""
     # By the export of stages; examples of a user's own.

@@ -20,8 +20,14 @@ from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, Layer
 from sparsepipe.cluster_probes import check_cluster, measure_cluster
 from sparsepipe.cluster_probes.check import HostFacts, _wrong, unlike_networks
 from sparsepipe.cluster_probes.hosts import Probe, new_secret, probes
-from sparsepipe.cluster_probes.measure import MeasuredLink, rounds, unlike_devices
-from sparsepipe.cluster_probes.network_time import measure_network_time, of_a_byte, with_network_time
+from sparsepipe.cluster_probes.measure import (
+    MeasuredLink,
+    measure_network_time,
+    of_a_byte,
+    rounds,
+    unlike_devices,
+    with_network_time,
+)
 from sparsepipe.cluster_probes.probe import connected, send
 from sparsepipe.cluster_probes.unmeasured import with_unmeasured
 from sparsepipe.launchers.ssh.hosted_run import runs_folder

@@ -19,7 +19,7 @@ from sparsepipe.dynamics import Factors
 from sparsepipe.dynamics.following import DECISIONS
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.predictions import Predictions, check_predictor
-from sparsepipe.dynamics.variants.base import Situation, predicted_factors
+from sparsepipe.dynamics.variants import Situation, predicted_factors
 from sparsepipe.host.metrics import MachineWatch, machine_watch
 from sparsepipe.runtime.processes import rank_readings, rank_watches
 from sparsepipe.runtime.processes.gpu_file import forget_gpu, gpu_of

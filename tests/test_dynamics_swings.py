@@ -10,7 +10,7 @@ from dynamics_worlds import cpus, followed, network
 from sparsepipe import partition
 from sparsepipe.dynamics import Factors, Watch
 from sparsepipe.dynamics.decision import decide
-from sparsepipe.dynamics.swings import Swings
+from sparsepipe.dynamics.series import Swings
 
 CLUSTER, NETWORK = cpus(2), network(24)
 HALVES = partition(NETWORK, CLUSTER)

@@ -367,9 +367,9 @@ KNOWN = {
     ("plots/export.py", "_title"),  # the same of another figure, to take its tags off
     ("plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's
     ("plots/accuracy.py", "accuracy"),  # a hover template's own unit
-    ("reproduce/html_page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs
-    ("reproduce/html_page.py", "of_markdown"),  # mistune has escaped it
-    ("reproduce/html_page.py", "with_links_to_pages"),  # Html already, of whose links to notebooks the ends change
+    ("reproduce/page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs
+    ("reproduce/page.py", "of_markdown"),  # mistune has escaped it
+    ("reproduce/page.py", "with_links_to_pages"),  # Html already, of whose links to notebooks the ends change
     ("reproduce/page.py", "_output"),  # what the executed notebook shows, on a page where no script runs
     ("reproduce/page.py", "_with_dark_thumbnails"),  # the same, with SVGs beside its pictures
 }

@@ -7,17 +7,17 @@ import pytest
 from scripts.house import House, counts
 
 AT_MOST = {
-    "files": 814,
-    "lines": 102_600,
+    "files": 802,
+    "lines": 102_599,
     "modules at the root": 20,
     "folders at the root": 28,
-    "modules that serve one other of their folder": 156,
+    "modules that serve one other of their folder": 146,
     "most attributes of a class": 48,
     "classes of more than 12 attributes": 37,
     "most arguments of a function": 17,
     "calls through bundles of arguments": 114,
     "questions for the kind of a plan": 54,
-    "Any": 1_708,
+    "Any": 1_707,
     "tests that pin a sentence": 571,
     "dependencies": 11,
     "pinned dependencies": 0,

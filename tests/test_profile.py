@@ -175,6 +175,9 @@ def test_a_measured_profile_says_over_which_sizes_it_does_not_hold():
         (lambda: LayerCost(()), "expected one or more, growing"),
         (lambda: replace(profile(), update_rates={"gpu": 1e-9}), "update_rates of 'gpu': expected device types .* cpu"),
         (lambda: replace(profile(), update_rates={"cpu": -1.0}), "update_rates of 'cpu' = -1"),
+        (lambda: replace(profile(), voxels_by_stride=((9, 4), (9,))), "voxels_by_stride"),
+        (lambda: replace(profile(), voxels_by_stride=((9, 0),)), "voxels_by_stride"),
+        (lambda: replace(profile(), voxels_by_stride=((9, float("inf")),)), "voxels_by_stride"),
         (lambda: (profile("a") | profile("b")).renamed("c"), "2 device types"),
     ],
 )
@@ -203,6 +206,9 @@ def test_bad_profiles_are_refused(make, message):
         (lambda d: d["origin"].update(joined=5), "not a profile this project wrote"),
         (lambda d: d["origin"].update(source="measured", layers_over_whole="1"), "not a profile this project wrote"),
         (lambda d: d.pop("voxel_counts"), "not a profile this project wrote"),
+        (lambda d: d.update(voxels_by_stride=[[9, 4, 2]]), "voxels_by_stride tells 3 of 1 strides"),
+        (lambda d: d.update(voxels_by_stride=[["9"]]), "voxels_by_stride"),
+        (lambda d: d.update(voxels_by_stride=[9]), "not a profile this project wrote"),
     ],
 )
 def test_bad_profile_files_are_named(tmp_path, change, message):

@@ -1,5 +1,6 @@
 """Laws of size hold what physics asks of them, whatever was measured: over random profiles and all kept ones."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -226,3 +227,73 @@ def test_what_is_beyond_the_measured_range_is_less_certain():
     inside, twice, four, quarter = law.uncertainty(np.array([3000.0, 16000, 32000, 250]))[0]
     assert inside == pytest.approx(0.01, abs=0.005)
     assert twice == pytest.approx(0.1, abs=0.02) and four == pytest.approx(0.2, abs=0.02) == quarter
+
+
+def two_strides(shapes, *, stretch=1.0, typical=()):
+    """A profile of a fine layer, which makes coarse coordinates, and a coarse one."""
+
+    def sample(voxels, output, *, made=0.0, kept):
+        return CostSample(voxels, 1e-6 * voxels, 2e-6 * voxels, output, made, kept, forward_temporary_bytes=kept / 4)
+
+    kept = [two_strides_keep(*shape) for shape in shapes]
+    fine = tuple(sample(a, 8.0 * a, kept=own[0]) for (a, _), own in zip(shapes, kept, strict=True))
+    down = tuple(sample(a, 16.0 * b, made=16.0 * b, kept=own[1]) for (a, b), own in zip(shapes, kept, strict=True))
+    coarse = tuple(sample(a, 16.0 * b, kept=own[2]) for (a, b), own in zip(shapes, kept, strict=True))
+    costs = (LayerCost(fine), LayerCost(down, stretch), LayerCost(coarse, stretch))
+    graph = LayerGraph.chain([Layer(id, "", 4.0) for id in "abc"])
+    return Profile(graph, {"cpu": costs}, tuple(a for a, _ in typical), voxels_by_stride=tuple(typical))
+
+
+def two_strides_keep(a, b):
+    """The bytes of the three layers: features of voxels, and of the first layer pairs, the more the denser they lie."""
+    return [64 * a + 96 * a * math.log(max(a / b, 1)), 32 * a + 8 * b, 128 * b]
+
+
+SHAPES = ((1000, 310), (2000, 560), (4000, 1300), (8000, 2400))  # dense and flat clouds alike
+
+
+@pytest.mark.parametrize("shape", [(3000, 700), (3000, 2000), (16000, 9000), (100, 40)])
+def test_what_layers_keep_goes_with_the_voxels_of_their_own_stride(shape):
+    found = two_strides(SHAPES, typical=[shape])
+    kept = found.costs_of_large("cpu", [shape[0]])
+    assert kept["saved_bytes"][:, 0] == pytest.approx(two_strides_keep(*shape), rel=1e-3)
+    assert kept["forward_temporary_bytes"][:, 0] == pytest.approx(kept["saved_bytes"][:, 0] / 4, rel=1e-3)
+    table = LayerTable.of(found, [shape[0]])
+    np.testing.assert_array_equal(table.saved_bytes, kept["saved_bytes"])
+    for name in ("forward", "backward", "output_bytes", "coordinate_bytes"):  # neither seconds nor what is sent
+        np.testing.assert_array_equal(kept[name], found.costs_at("cpu", [shape[0]])[name])
+
+
+def test_memory_is_that_of_minibatches_that_are_large_at_each_stride():
+    """Their quantile: a dense minibatch and a flat one of fewer voxels have each the most of one stride."""
+    found = two_strides(SHAPES, typical=[(4000, 900), (3000, 2000)])
+    kept = found.costs_of_large("cpu", [found.size(0.99)])["saved_bytes"][:, 0]
+    assert kept == pytest.approx(two_strides_keep(3990, 1989), rel=1e-3)
+
+
+def test_where_each_stride_has_other_voxels_the_coarse_layers_keep_theirs():
+    """Minibatches of 3000 voxels that have as many coarse ones as 6000 of the same shapes had when measured."""
+    typical = [(3000, 900)]
+    plain = two_strides(SHAPES, typical=typical).costs_of_large("cpu", [6000])["saved_bytes"]
+    finer = two_strides(SHAPES, stretch=0.5, typical=typical).costs_of_large("cpu", [3000])["saved_bytes"]
+    assert finer[2] == pytest.approx(plain[2])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(10, 10**6), st.integers(1, 10**6)), min_size=1, max_size=6), st.data())
+def test_memory_of_large_minibatches_never_falls_and_grows_as_it_may(typical, data):
+    coarse = data.draw(st.lists(st.integers(1, 9000), min_size=4, max_size=4, unique=True))
+    found = two_strides([(a, b) for (a, _), b in zip(SHAPES, coarse, strict=True)], typical=typical)
+    sizes = found.size() * SPANS
+    kept = found.costs_of_large("cpu", sizes)
+    for name in ("saved_bytes", "forward_temporary_bytes"):
+        assert np.isfinite(kept[name]).all() and grows_as_it_may(kept[name], sizes, SECONDS)
+
+
+def test_the_voxels_of_strides_are_kept_in_files_and_where_profiles_join(tmp_path):
+    found = two_strides(SHAPES, typical=[(3000.0, 900.0), (3500.0, 1000.0)])
+    assert Profile.load(found.save(tmp_path / "p.json")) == found
+    assert found.digest != two_strides(SHAPES, typical=[(3000.0, 901.0), (3500.0, 1000.0)]).digest
+    bare = two_strides(SHAPES)
+    assert "voxels_by_stride" not in bare.to_json()
+    assert (bare.renamed("gpu") | found).voxels_by_stride == found.voxels_by_stride

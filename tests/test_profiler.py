@@ -380,7 +380,17 @@ def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
     assert found.origin["batch_size"] == 4
     assert found.origin["engine"] == "native"
     assert found.origin["layers_over_whole"] > 0
-    assert Profile.load(found.save(tmp_path / "p.json")).costs == found.costs
+    assert Profile.load(found.save(tmp_path / "p.json")) == found
+    assert tuple(row[0] for row in found.voxels_by_stride) == found.sizes
+    assert {len(row) for row in found.voxels_by_stride} == {6}  # five convolutions of stride 2
+
+
+def test_the_shape_of_a_minibatch_is_its_voxels_at_each_stride():
+    random = np.random.default_rng(0)
+    clouds = [np.unique(random.integers(-20, 20, (count, 3)), axis=0) for count in (400, 90, 1)]
+    batch = collate([Sample(torch.tensor(rows, dtype=torch.int32), torch.ones(len(rows), 1), 0) for rows in clouds])
+    expected = [sum(len({tuple(row // 2**k) for row in rows}) for rows in clouds) for k in range(8)]
+    assert of_model.shape(batch) == expected
 
 
 class Clouds:

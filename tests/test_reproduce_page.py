@@ -11,9 +11,8 @@ from sparsepipe.record.run_progress import RunProgress
 from sparsepipe.reproduce import NOTEBOOKS, catalogue
 from sparsepipe.reproduce.driver import Progress
 from sparsepipe.reproduce.executed import Executed, first_sentence
-from sparsepipe.reproduce.html_page import of_markdown
 from sparsepipe.reproduce.notebook_job import NotebookJob
-from sparsepipe.reproduce.page import notebook_page, write_page
+from sparsepipe.reproduce.page import notebook_page, of_markdown, write_page
 from sparsepipe.reproduce.report import REPORT, report, run_rows
 
 NAME = "<img src=x onerror=alert(1)>"

@@ -9,7 +9,7 @@ from sparsepipe import Plan, Stage
 from sparsepipe.dynamics import Alarm, Standing
 from sparsepipe.launchers import attach
 from sparsepipe.launchers.lock import hold
-from sparsepipe.widgets.drift import DriftOfJobs, drift_table
+from sparsepipe.widgets.job_details import DriftOfJobs, drift_table
 from sparsepipe.widgets.promised import MadeFor
 
 UNKNOWN = MadeFor(1, None)

@@ -1,4 +1,7 @@
-"""The verbs of the command line that start, follow and compare runs."""
+"""The verbs of the command line that start, follow and compare runs.
+
+`sparsepipe run … --launcher slurm`: the script for sbatch, printed or submitted.
+"""
 
 import argparse
 import time
@@ -22,6 +25,7 @@ from ..launchers import SLURM, attach, default_launcher
 from ..launchers.going_on import went_on
 from ..launchers.replan import check_running, replanned, request_replan
 from ..launchers.run_state import is_alive, state_of
+from ..launchers.slurm import sbatch_script, submit
 from ..launchers.ssh.placement import HOSTS
 from ..models import is_table
 from ..pipelines import Pipelines
@@ -36,7 +40,6 @@ from ..sinks import Sink, open_sink
 from .argument_types import known_cluster
 from .drift import drift_answer
 from .follow_run import Forgiving
-from .for_slurm import for_slurm
 from .forward_only import check_forward_only, checkpoint_or_run, trained_by
 from .launches import check_launcher, follower_of, load_any_plan, new_run_dir, waited
 from .output import Answer, cell, column_cells, progress_line, table, warn
@@ -44,6 +47,24 @@ from .profile_and_cluster import check_machines, profile_and_cluster
 from .run_folders import RUNS, run_folder
 from .run_text import column_name, latency_text, run_cell, run_lines, summary_text
 from .without_effect import without_effect
+
+
+def for_slurm(
+    options: argparse.Namespace, *, run_dir: Path, plan: Plan | Pipelines, cluster: Cluster | None, gpus: bool
+) -> Answer:
+    """The script that runs this command in a job, with `--submit` the job too. Nothing of the run is begun here.
+
+    Raises InputError for what Slurm cannot give.
+    """
+    if options.detach:
+        raise InputError("--detach with --launcher slurm, whose jobs outlive a terminal by themselves: leave it out")
+    script = sbatch_script(options.words, run_dir=run_dir, num_ranks=len(plan.ranks), cluster=cluster, gpus=gpus)
+    document = {"script": script, "run_dir": str(run_dir)}
+    if not options.submit:
+        return Answer(document, script.rstrip("\n"))
+    job = submit(script)
+    return Answer(document | {"job": job}, f"job {job}: squeue -j {job} shows it; its run is in {run_dir}")
+
 
 _CPU = DEVICES[:1]
 

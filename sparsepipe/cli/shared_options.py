@@ -2,8 +2,7 @@
 
 import argparse
 
-from ..dynamics.variants import VARIANTS
-from ..dynamics.variants.live import Live
+from ..dynamics.variants import LIVE, VARIANTS
 from ..engines import ENGINES
 from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..io.paths import expanded
@@ -111,8 +110,8 @@ def replication_option(verb: Parser) -> None:
 def replan_option(verb: Parser) -> None:
     """How the plan follows devices that change while the run goes on."""
     listed = "; ".join(f"{name}: {kind.summary}" for name, kind in VARIANTS.items())
-    told = f"{listed} (default: never; {Live.name} where no variant is named)"
-    verb.add_argument("--replan", choices=tuple(VARIANTS), nargs="?", const=Live.name, metavar="VARIANT", help=told)
+    told = f"{listed} (default: never; {LIVE.name} where no variant is named)"
+    verb.add_argument("--replan", choices=tuple(VARIANTS), nargs="?", const=LIVE.name, metavar="VARIANT", help=told)
 
 
 def stragglers_option(verb: Parser) -> None:

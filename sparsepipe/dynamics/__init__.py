@@ -5,7 +5,7 @@ drift.py          Watch: spans and sizes of a run in, alarms and factors out
 expected.py       what ranks and links should take for a minibatch of a size
 observations.py   what spans tell: a rank's work on a minibatch, a transfer without its queue
 series.py         one rank's or link's ratios, and the alarms that they raise
-swings.py         by how much a rank's pace goes up and down by itself
+series.py         by how much a rank's pace goes up and down by itself
 change_point.py   the test for lasting changes, with its sources
 alarms.py         what is told of them
 of_pipelines.py   a watch for each of several pipelines

@@ -22,8 +22,7 @@ from .of_runs import devices_of, watch_of
 from .predictions import Predictions
 from .replanner import Replanner
 from .run_rows import RunRows
-from .variants import variant
-from .variants.base import LayerFactors
+from .variants import LayerFactors, variant
 
 DECISIONS = "decisions.jsonl"  # in a run's folder: what was decided and why, whether it changed anything or not
 _SECONDS = 0.1  # between two looks

@@ -22,7 +22,7 @@ from .following import Following, check_replan
 from .interference.predictor import Predictor
 from .of_runs import devices_of
 from .predictions import check_predictor
-from .variants.base import LayerFactors
+from .variants import LayerFactors
 
 
 def launch(

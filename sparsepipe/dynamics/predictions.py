@@ -9,8 +9,7 @@ from ..profile import Profile
 from ..runtime.processes import rank_readings
 from ..runtime.processes.rank_watches import RankWatches
 from .interference.predictor import Predictor
-from .variants import variant
-from .variants.base import LayerFactors
+from .variants import LayerFactors, variant
 
 _ANY_GPU = 0  # NVML's first: before a run's ranks have told which are theirs, any says which gauges there are
 

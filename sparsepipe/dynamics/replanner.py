@@ -14,8 +14,7 @@ from .decision import CAUTION, Caution, Decision
 from .factors import Factors
 from .observations import LeftOut
 from .outcomes import Outcomes
-from .variants import Situation, Variant
-from .variants.base import LayerFactors
+from .variants import LayerFactors, Situation, Variant
 
 _SAME = 0.1  # share by which a device's factor may differ and be the same
 _AT_ONCE = 8  # minibatches within which several changes are one

@@ -15,8 +15,7 @@ from .decision import CAUTION, Caution, Decision
 from .observations import LeftOut
 from .replanner import Replanner, Watcher
 from .segments import NO_KILLS, UNDISTURBED, Segment, seconds_of, simulate_from, simulate_plans
-from .variants import Variant
-from .variants.base import LayerFactors
+from .variants import LayerFactors, Variant
 
 LEAD = 1  # minibatches from a decision to the first that may begin under the new plan: all ranks must have heard of it
 

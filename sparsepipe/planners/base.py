@@ -12,10 +12,8 @@ from ..errors import InputError
 from ..graph import LayerGraph
 from ..io.fields import MOST_MINIBATCHES, shown
 from ..plan import Plan, Stage
-from ..profile import Profile
+from ..profile import MEMORY_QUANTILE, Profile
 from ..schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_RULES, ScheduleRules
-
-MEMORY_QUANTILE = 0.99  # of the voxel counts: memory must do for the large minibatches, time for the mean one
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from math import exp, log
 
 import numpy as np
 
-from ..costs import COORDINATE_BYTES, Array
+from ..costs import Array
 from ..derived.remembered import remembered
-from ..profile import LayerCost, Profile
+from ..profile import LayerCost, Profile, voxels_by_stride
 
 SURFACE = 2.0  # voxels of a surface grow with the square of 1 / voxel size, those of a solid with the cube
 
@@ -59,7 +59,7 @@ class Scale:
         costs = {}
         for name, layers in profile.costs.items():
             # With the costs, so that no others have their id.
-            with_strides = partial(lambda own: (own, *_voxels_by_stride(own)), layers)
+            with_strides = partial(lambda own: (own, *voxels_by_stride(own)), layers)
             _, counts, levels = remembered(profile.graph.kept, "strides", id(layers), with_strides)
             samples = self.batch_size * counts[0].mean() / profile.size()  # no stride has fewer voxels
             grown = [finer, *(self._grown(counts, samples, stride, voxel_size) for stride in range(1, len(counts)))]
@@ -102,23 +102,3 @@ class Scale:
 
 
 Scaled = tuple[Scale, int, float]  # with a batch size and a voxel size
-
-
-def _voxels_by_stride(layers: tuple[LayerCost, ...]) -> tuple[Array, list[int | None]]:
-    """(voxels of a minibatch at each stride, [strides, samples], the input's first; the stride of each layer's output).
-
-    A layer's stride is that of whose voxels its output has a whole number of bytes each, in every sample; None of those
-    whose output does not depend on voxels. Where no layer makes coordinates all are the input's.
-    """
-    made = {tuple(sample.coordinate_bytes / COORDINATE_BYTES for sample in cost.samples) for cost in layers}
-    sets = [counts for counts in made if all(counts)]
-    inputs = [sample.size for sample in max(layers, key=lambda cost: len(cost.samples)).stretched]
-    counts = np.array([inputs, *sorted((own for own in sets if len(own) == len(inputs)), key=sum, reverse=True)])
-    if len(counts) == 1:
-        return counts, [0] * len(layers)
-    output = [[sample.output_bytes for sample in cost.samples] for cost in layers]
-    output = [row if len(row) == len(inputs) else [0.0] * len(inputs) for row in output]
-    each = np.array(output)[:, None] / counts  # [layers, strides, samples]
-    whole = (each > 0) & (np.abs(each - each.round()) < 1e-6) & (np.abs(each - each[..., :1]) < 1e-6)
-    levels = [int(row.argmax()) if row.any() else None for row in whole.all(axis=2)]
-    return counts, levels

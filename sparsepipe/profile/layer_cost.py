@@ -64,8 +64,8 @@ MEMORY_FIELDS = (
 _values_of = attrgetter(*COST_FIELDS)
 _SPREADS = {"forward": "forward_spread", "backward": "backward_spread"}
 _TIMES = (*_SPREADS, "kernel_map_seconds")
-_KEPT = ("saved_bytes", *MEMORY_FIELDS)
-_COUNTS = tuple(name for name in COST_FIELDS if name.endswith(("bytes", "pairs")) and name not in _KEPT)
+KEPT_FIELDS = ("saved_bytes", *MEMORY_FIELDS)
+_COUNTS = tuple(name for name in COST_FIELDS if name.endswith(("bytes", "pairs")) and name not in KEPT_FIELDS)
 _DRIVERS = ("output_bytes", "kernel_map_pairs")  # of seconds: voxels of the output, and what a convolution multiplies
 
 
@@ -147,7 +147,7 @@ class LayerLaws:
 
     def at(self, sizes: Array) -> dict[str, Array]:
         """Evaluate seconds and bytes of the layers at each of `sizes`: field of a cost sample → [layers, sizes]."""
-        found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, *_KEPT, *_COUNTS)}
+        found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, *KEPT_FIELDS, *_COUNTS)}
         for group in self.groups:
             for part in group.parts:
                 values = part.laws.at(part.own(sizes, self.stretches))
@@ -233,7 +233,7 @@ class _Group:
         table = np.array([[_values_of(sample) for sample in costs[k].samples] for k in chosen], dtype=float)
         values = {name: table[:, :, k] for k, name in enumerate(COST_FIELDS)}
         values["no_spread"] = np.zeros_like(values["forward"])
-        counts = _Part.of(layers, sizes, values, _COUNTS if attention else (*_COUNTS, *_KEPT), power=BYTES)
+        counts = _Part.of(layers, sizes, values, _COUNTS if attention else (*_COUNTS, *KEPT_FIELDS), power=BYTES)
         seconds = _Part.of(
             layers,
             sizes,
@@ -242,5 +242,5 @@ class _Group:
             power=ATTENTION if attention else SECONDS,
             drivers=[(values[name], *counts.lines(name, layers)) for name in _DRIVERS],
         )
-        kept = [_Part.of(layers, sizes, values, _KEPT, power=ATTENTION)] if attention else []
+        kept = [_Part.of(layers, sizes, values, KEPT_FIELDS, power=ATTENTION)] if attention else []
         return cls(layers, sizes, (seconds, counts, *kept))

@@ -24,6 +24,7 @@ from ..io.paths import expanded
 from ..sizes import SIZE_UNITS, Certainty
 from .layer_cost import CODED_FIELDS, COST_FIELDS, MEMORY_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
 from .size_laws import Array
+from .stride_laws import StrideLaws
 
 Costs = Mapping[str, tuple[LayerCost, ...]]  # device type → one cost per layer
 
@@ -63,7 +64,9 @@ class Profile:
     "tokens", "pixels" or "samples". `origin` says where the numbers come from. `update_rates` are the seconds that the
     optimizer takes for each byte of weights, by device type; `step_overheads` what a step takes there besides. None
     is known, and none counted, for a type that is not there. `sample_readers` are layers whose stage reads minibatches
-    itself, though it may not be the first: masks, word ids, or in the last layer the targets.
+    itself, though it may not be the first: masks, word ids, or in the last layer the targets. `voxels_by_stride`: of
+    typical minibatches, at the input and at each coarser stride of the network; with it memory is that of minibatches
+    which are large at each stride.
     """
 
     graph: LayerGraph
@@ -74,6 +77,7 @@ class Profile:
     step_overheads: Mapping[str, StepOverhead] = field(default_factory=dict)
     size_unit: str = "voxels"
     sample_readers: tuple[str, ...] = ()
+    voxels_by_stride: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if unknown_readers := set(self.sample_readers) - {layer.id for layer in self.graph.layers}:
@@ -97,6 +101,9 @@ class Profile:
             raise InputError("a profile without a device type: expected costs for at least one")
         if any(not 0 <= size < math.inf for size in self.sizes):
             raise InputError("sizes of a profile's minibatches: expected finite numbers, 0 or more")
+        rows = self.voxels_by_stride
+        if len(set(map(len, rows))) > 1 or any(not 1 <= count < math.inf for row in rows for count in row):
+            raise InputError("voxels_by_stride: expected as many finite numbers, 1 or more, of each minibatch")
 
     @property
     def device_types(self) -> tuple[str, ...]:
@@ -318,6 +325,30 @@ class Profile:
         of_all_types = remembered(self.kept, "costs at", counts.tobytes(), lambda: self._laws.at(counts))
         return {name: values[layers] for name, values in of_all_types.items()}
 
+    def costs_of_large(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
+        """As `costs_at`, but what layers keep is that of minibatches as large at coarse strides as large ones are."""
+        found, laws = {**self.costs_at(device_type, sizes)}, self._strides(device_type)
+        if laws is None:
+            return found
+        typical = np.array(self.voxels_by_stride)
+        for name, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type], typical).items():
+            found[name] = found[name].copy()
+            found[name][laws.rows] = values
+        return found
+
+    def _strides(self, device_type: str) -> StrideLaws | None:
+        """The laws by each stride's voxels; None where the profile does not tell them of typical minibatches."""
+        costs = self.costs[device_type]
+        if not self.voxels_by_stride:
+            return None
+        key = (device_type, *(id(cost.samples) for cost in costs))
+        # With the costs, so that no others have their ids.
+        _, laws = remembered(self.graph.kept, "laws of strides", key, lambda: (costs, StrideLaws.fit(costs)))
+        told, known = len(self.voxels_by_stride[0]), 1 if laws is None else 1 + len(laws.by_input.values)
+        if told != known:
+            raise InputError(f"voxels_by_stride tells {told} of {known} strides that layers of {device_type!r} have")
+        return laws
+
     def time(self, layers: Iterable[int], device_type: str, size: float | None = None) -> tuple[float, float]:
         """Forward and backward seconds of `layers` together."""
         costs = [self.cost(layer, device_type, size) for layer in layers]
@@ -364,6 +395,7 @@ class Profile:
             {**self.step_overheads, **other.step_overheads},
             units.pop(),
             self.sample_readers or other.sample_readers,
+            self.voxels_by_stride or other.voxels_by_stride,
         )
 
     def _joined(self) -> list[dict[str, Any]]:
@@ -419,6 +451,7 @@ class Profile:
             "update_rates": dict(self.update_rates),
             **({"step_overheads": _written(self.step_overheads)} if self.step_overheads else {}),
             **({"sample_readers": list(self.sample_readers)} if self.sample_readers else {}),
+            **({"voxels_by_stride": [list(row) for row in self.voxels_by_stride]} if self.voxels_by_stride else {}),
             "origin": dict(self.origin),
         }
 
@@ -447,6 +480,8 @@ class Profile:
         try:
             profile = _from_document(document)
             _check_origin(profile)
+            for name in profile.costs:
+                profile._strides(name)  # refuses a file that tells of other strides than its layers have
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -560,7 +595,10 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
     rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
     overheads = {name: _overhead(told, name) for name, told in document.get("step_overheads", {}).items()}
     readers = tuple(texts(document.get("sample_readers", []), "sample_readers"))
-    return Profile(graph, costs, counts, document["origin"], rates, overheads, unit, readers)
+    strides = tuple(
+        tuple(number(count, "voxels_by_stride") for count in row) for row in document.get("voxels_by_stride", [])
+    )
+    return Profile(graph, costs, counts, document["origin"], rates, overheads, unit, readers, strides)
 
 
 def _sizes_written(profile: Profile) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def _shrunk(x: Array, values: Array, weights: Array, columns: Sequence[Array]) -
     """
     free, proportional, left = _line(x, values, weights)
     if columns:
-        free = _non_negative([np.ones_like(values), np.broadcast_to(x, values.shape), *columns], values, weights)
+        free = non_negative([np.ones_like(values), np.broadcast_to(x, values.shape), *columns], values, weights)
     rest = values - free[0][:, None] - free[1][:, None] * x
     for factors, column in zip(free[2:], columns, strict=True):
         rest = rest - factors[:, None] * column
@@ -239,7 +239,7 @@ def _line(x: Array, values: Array, weights: Array) -> tuple[Array, Array, Array]
     return np.stack([constant, slope / x[-1]]), proportional / x[-1], left
 
 
-def _non_negative(columns: Sequence[Array], values: Array, weights: Array) -> Array:
+def non_negative(columns: Sequence[Array], values: Array, weights: Array) -> Array:
     """Non-negative least squares of every row, [columns, rows]: the best of all subsets whose factors are."""
     weighted, target = np.stack(columns, axis=2) * weights[:, :, None], values * weights
     norms = np.maximum(np.sqrt((weighted**2).sum(axis=1)), 1e-300)

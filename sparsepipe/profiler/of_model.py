@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from ..data.batch import PointBatch, Sample, collate
 from ..data.order import Minibatches
 from ..display.counting import number_of
 from ..display.size_histogram import sizes_spread
+from ..engines.native.coordinates import pack, unpack
 from ..errors import InputError
 from ..host.contention import contending_processes
 from ..host.openmp import check_threads
 from ..io.fields import given_integer
 from ..io.keywords import knows_its_keywords
-from ..profile import Profile
+from ..profile import Profile, voxels_by_stride
 from ..runtime.cloud_checks import check_clouds
 from ..runtime.config import DataConfig
 from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, open_task
@@ -44,6 +46,7 @@ _LEAST_VOXELS = 100  # of a cropped minibatch: with fewer, coarse layers may be 
 _MOST_BESIDE = 64  # further processes: more would only fill the memory
 # Minibatches that are read for their sizes: so many at least, and more for a few seconds.
 _LEAST_READ, _MOST_READ, _READ_SECONDS = 6, 64, 5.0
+_STRIDES = 8  # whose voxels are counted: up to 128
 _MEASURING_SECONDS = 300.0  # after which no minibatch larger than training's is measured
 
 
@@ -117,7 +120,7 @@ def profile_model(
     if isinstance(dataset, data.VoxelDataset):  # those that a run will read, too
         splits = [split for split in ("train", "test") if split in dataset.folder.splits]
         check_clouds(dataset.folder, config, splits, engine=task.engine.name, seed=seed)
-    typical, sample_sizes, reading = _read(dataset, order)
+    typical, shapes, sample_sizes, reading = _read(dataset, order)
     count = min(batch_size, len(dataset))
     if count < batch_size and progress:
         progress(
@@ -147,7 +150,7 @@ def profile_model(
         most_seconds=_MEASURING_SECONDS,
     )
     with contending_processes(beside, __package__, likewise) as others, limited_to(threads):
-        return profile(
+        measured = profile(
             task.network,
             batches,
             task.engine,
@@ -159,11 +162,19 @@ def profile_model(
             progress=progress,
             others=others,
         )
+    return replace(measured, voxels_by_stride=_of_its_strides(measured, batches, shapes)) if shapes else measured
 
 
-def _read(dataset: Dataset, order: Minibatches) -> tuple[list[float], dict[int, float], float]:
-    """Read minibatches: (sizes of whole ones, sizes of samples by index, seconds of reading one)."""
-    start, typical, samples, number = time.perf_counter(), list[float](), dict[int, float](), 0
+Shape = list[int]  # voxels at strides of 1, 2, 4 and so on
+
+
+def _read(dataset: Dataset, order: Minibatches) -> tuple[list[float], list[Shape], dict[int, float], float]:
+    """Read minibatches: (sizes of whole ones, their shapes, sizes of samples by index, seconds of reading one).
+
+    Only point clouds have shapes.
+    """
+    start, number = time.perf_counter(), 0
+    typical, shapes, samples = list[float](), list[Shape](), dict[int, float]()
     of_all = None if dataset.size_unit == "voxels" else dataset.sample_sizes()
     for number, indices in enumerate(order[:_MOST_READ], start=1):
         batch = dataset.batch(indices)
@@ -171,9 +182,37 @@ def _read(dataset: Dataset, order: Minibatches) -> tuple[list[float], dict[int, 
         samples.update(zip(indices, sizes, strict=True))
         if len(indices) == len(order[0]):
             typical.append(batch.size)
+            shapes += [shape(batch)] if of_all is None else []
         if number >= _LEAST_READ and time.perf_counter() - start > _READ_SECONDS:
             break
-    return typical, samples, (time.perf_counter() - start) / number
+    return typical, shapes, samples, (time.perf_counter() - start) / number
+
+
+def shape(batch: PointBatch) -> Shape:
+    """Count a minibatch's voxels at strides of 1, 2, 4 and so on, as a network that halves them has them."""
+    coordinates, counts = batch.coordinates.clone(), [batch.size]
+    for _ in range(_STRIDES - 1):
+        coordinates[:, 1:] >>= 1
+        coordinates = unpack(torch.unique(pack(coordinates)), coordinates.shape[1] - 1)
+        counts.append(len(coordinates))
+    return counts
+
+
+def _of_its_strides(
+    profile: Profile, batches: Sequence[PointBatch], shapes: Sequence[Shape]
+) -> tuple[tuple[float, ...], ...]:
+    """Take from `shapes` the strides that the network has: those with the counts that were met in `batches`.
+
+    Empty where it has another stride than powers of two, or one alone.
+    """
+    (costs,) = profile.costs.values()
+    counts, _ = voxels_by_stride(costs)
+    known = {batch.size: shape(batch) for batch in batches}
+    there = np.array([known[size] for size in counts[0]]).T  # [strides, minibatches]
+    places = [np.flatnonzero((there == own).all(axis=1)) for own in counts]
+    if len(counts) == 1 or not all(map(len, places)):
+        return ()
+    return tuple(tuple(float(one[place[0]]) for place in places) for one in shapes)
 
 
 def _as_json(args: Mapping[str, Any] | None) -> str | None:

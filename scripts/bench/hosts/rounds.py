@@ -18,7 +18,7 @@ from scripts.bench.runtime.plans import plans, predict
 from scripts.bench.runtime.processes import start
 from sparsepipe.cluster import Cluster, DeviceType, Link, Node
 from sparsepipe.cluster_probes.hosts import Probe, new_secret
-from sparsepipe.cluster_probes.network_time import measure_network_time
+from sparsepipe.cluster_probes.measure import measure_network_time
 from sparsepipe.costs import LayerTable
 from sparsepipe.plan import Plan
 from sparsepipe.profile import Profile

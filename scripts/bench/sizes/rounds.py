@@ -121,7 +121,7 @@ def _memory(found: Profile, task: LearningTask, order: Minibatches, config: Data
         own = profile(task.network, [batch], task.engine, repeats=1, training=judged)
         took = [StagePeaks(task, plan, settings).measured(batch, minibatches=2 * len(plan.stages)) for plan in plans]
         for known, by_size in ((found, shares), (own, own_shares)):
-            guessed = [predicted_peaks(known, plan, batch.size) for plan in plans]
+            guessed = [predicted_peaks(known, plan, batch) for plan in plans]
             by_size[f"{batch.size:g}"] = tuple(
                 guess / peak - 1 for guess, peak in zip(chain(*guessed), chain(*took), strict=True)
             )

@@ -1,19 +1,22 @@
-"""The protocol of variants: what the job is like now in, what to do about it out."""
+"""Variants: ways to answer devices that change while a job runs. What the job is like now in, what to do out.
+
+A new one is a function here and a row of VARIANTS.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
 
-from ...cluster import Cluster
-from ...errors import InputError
-from ...plan import Plan
-from ...planners import Problem
-from ...planners.published.dynpipe import recut
-from ...profile import LayerCost, Profile
-from ..decision import CAUTION, Caution, Decision, stay
-from ..factors import Factors
-from ..moves import Pace, cost_of, moves_between, transfer_seconds
-from ..words import faster_or_slower
+from ..cluster import Cluster
+from ..errors import InputError
+from ..io.fields import shown
+from ..plan import Plan
+from ..planners import Problem
+from ..planners.published.dynpipe import recut
+from ..profile import LayerCost, Profile
+from .decision import CAUTION, Caution, Decision, decide, stay
+from .factors import Factors
+from .moves import Pace, cost_of, moves_between, transfer_seconds
+from .words import faster_or_slower
 
 LayerFactors = Sequence[float]  # for each layer of a profile's graph, times as long as alone
 
@@ -37,17 +40,40 @@ class Situation:
     also: tuple[Factors, ...] = ()  # what devices may be as well, as far as measurements tell
 
 
-class Variant(Protocol):
+@dataclass(frozen=True)
+class Variant:
     """A way to answer changes of devices."""
 
-    name: ClassVar[str]
-    summary: ClassVar[str]  # a few words, for a list of them
-    at_epochs: ClassVar[bool]  # whether it is asked at the ends of epochs, else when an alarm is raised
-    asks_predictor: ClassVar[bool]  # whether it asks a predictor where there is one
-    looks_back: ClassVar[bool]  # whether it is asked again when it is known what a change gave
-    needs_predictor: ClassVar[bool]  # whether it is another variant without one
+    name: str
+    summary: str  # a few words, for a list of them
+    decide: Callable[[Situation], Decision]
+    at_epochs: bool = False  # whether it is asked at the ends of epochs, else when an alarm is raised
+    asks_predictor: bool = False  # whether it asks a predictor where there is one
+    looks_back: bool = False  # whether it is asked again when it is known what a change gave
+    needs_predictor: bool = False  # whether it is another variant without one, where a run trains
 
-    def decide(self, now: Situation) -> Decision: ...
+
+def variant(name: str) -> Variant:
+    """The variant of a name. Raises InputError for one that is none."""
+    if name not in VARIANTS:
+        raise InputError(f"replan {shown(name)}: expected one of {', '.join(VARIANTS)}")
+    return VARIANTS[name]
+
+
+def best_plan(now: Situation) -> Decision:
+    """Change cuts, replication, shares and the order of devices, leave devices out and take them back, if it pays."""
+    return decide(
+        now.plan,
+        now.profile,
+        now.cluster,
+        now.factors,
+        also=now.also,
+        minibatches_left=now.minibatches_left,
+        seconds_per_minibatch=now.seconds_per_minibatch,
+        known=(now.first_plan,),
+        caution=now.caution,
+        believed=now.believed,
+    )
 
 
 def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) -> Decision:
@@ -112,3 +138,29 @@ def _with_layer_factors(now: Situation, layer_factors: Mapping[int, LayerFactors
         first += count
     profile = replace(now.profile, costs=costs, update_rates=rates, step_overheads=overheads)
     return profile, replace(now.cluster, nodes=tuple(nodes))
+
+
+NEVER = Variant("never", "the plan stays as it is", lambda now: stay(now.plan, "the plan never changes"))
+EPOCH = Variant(
+    "epoch",
+    "DynPipe's planner at the ends of epochs (DynPipe-Re)",
+    lambda now: dynpipe_decision(now, predicted_factors(now)),
+    at_epochs=True,
+    asks_predictor=True,
+)
+MEASURED = Variant(
+    "measured",
+    "DynPipe's planner, a stage's measured ratio for each of its layers (Simple)",
+    lambda now: dynpipe_decision(now, measured_factors(now)),
+)
+PREDICTED = Variant(  # without a predictor, as in simulations and replays, it is `measured`
+    "predicted",
+    "DynPipe's planner, each layer as a predictor expects it beside the intruder (DynPipe)",
+    lambda now: dynpipe_decision(now, predicted_factors(now)),
+    asks_predictor=True,
+    needs_predictor=True,
+)
+LIVE = Variant(
+    "live", "the optimal plan for the devices as they are now, if the change pays", best_plan, looks_back=True
+)
+VARIANTS = {one.name: one for one in (NEVER, EPOCH, MEASURED, PREDICTED, LIVE)}
