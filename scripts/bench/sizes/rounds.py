@@ -1,7 +1,7 @@
 """Measure one case: a profile, then minibatches that it has not seen."""
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sparsepipe.planners.scale import Scale
 from sparsepipe.profiler.devices import limited_to
 from sparsepipe.profiler.layer_timer import time_layers
 from sparsepipe.profiler.measure import Training, profile
-from sparsepipe.profiler.of_model import PARTS, cropped, opened
+from sparsepipe.profiler.of_model import PARTS, cropped, opened, shape
 from sparsepipe.runtime.config import DataConfig, RunConfig
 from sparsepipe.runtime.workloads.opening import LearningTask, one_minibatch
 
@@ -110,8 +110,8 @@ def _seconds(subnetwork: Any, batch: Any) -> float:
 def _memory(found: Profile, task: LearningTask, order: Minibatches, config: DataConfig) -> tuple[Shares, Shares]:
     """Compare the peaks of stages, by size of a minibatch, a quarter to twice the batch.
 
-    Predicted by the profile, and by one of that very minibatch: what these differ by is its samples' shape, which a
-    number of voxels does not tell.
+    Predicted by the profile with the minibatch's voxels at each stride, and by a profile of that very minibatch: what
+    these differ by is its samples' shape, as far as voxels do not tell it.
     """
     settings = RunConfig(**{**config.to_json(), "learning_rate": 0.01, "momentum": 0.9})
     judged = Training(size_unit=found.size_unit, loss=task.loss)
@@ -120,8 +120,11 @@ def _memory(found: Profile, task: LearningTask, order: Minibatches, config: Data
     for batch in _parts(task, order, config.batch_size):
         own = profile(task.network, [batch], task.engine, repeats=1, training=judged)
         took = [StagePeaks(task, plan, settings).measured(batch, minibatches=2 * len(plan.stages)) for plan in plans]
-        for known, by_size in ((found, shares), (own, own_shares)):
-            guessed = [predicted_peaks(known, plan, batch) for plan in plans]
+        like_it = found
+        if found.voxels_by_stride:
+            like_it = replace(found, voxels_by_stride=(tuple(shape(batch)[: len(found.voxels_by_stride[0])]),))
+        for known, by_size in ((like_it, shares), (own, own_shares)):
+            guessed = [predicted_peaks(known, plan, batch.size) for plan in plans]
             by_size[f"{batch.size:g}"] = tuple(
                 guess / peak - 1 for guess, peak in zip(chain(*guessed), chain(*took), strict=True)
             )

@@ -14,7 +14,6 @@ from sparsepipe import Cluster, Profile
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.planners import Problem
 from sparsepipe.planners.estimate import estimate
-from sparsepipe.profiler.of_model import shape
 from sparsepipe.profiler.temporary_bytes import peak_bytes
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.stages.base import InFlight, Output, PacketAndSamples
@@ -38,14 +37,11 @@ def equal_cuts(profile: Profile, count: int) -> Plan:
     return Plan(tuple(stages), "1f1b")
 
 
-def predicted_peaks(profile: Profile, plan: Plan, batch: Any) -> list[float]:
-    """Return the bytes that a plan's stages are estimated to hold with minibatches like this one."""
+def predicted_peaks(profile: Profile, plan: Plan, size: float) -> list[float]:
+    """Return the bytes that a plan's stages are estimated to hold with minibatches of this size."""
     (kind,) = profile.device_types
     cluster = Cluster.uniform(len(plan.stages), device_type=kind)
-    like_it = replace(profile, sizes=(batch.size,))
-    if profile.voxels_by_stride:
-        like_it = replace(like_it, voxels_by_stride=(tuple(shape(batch)[: len(profile.voxels_by_stride[0])]),))
-    problem = Problem(like_it, cluster, plan.schedule, plan.num_microbatches)
+    problem = Problem(replace(profile, sizes=(size,)), cluster, plan.schedule, plan.num_microbatches)
     return [stage.memory_bytes for stage in estimate(plan, problem).stages]
 
 
