@@ -13,8 +13,7 @@ import pytest
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
-from sparsepipe.cli.command import VERBS
-from sparsepipe.cli.parser import parser
+from sparsepipe.cli.command import VERBS, parser
 from sparsepipe.models import MODULE_NETWORKS, NETWORKS
 
 
@@ -45,7 +44,7 @@ def test_the_parser_does_without_torch():
     """Its choices are the library's tables: help, and a word that is none of them, wait for nothing heavy."""
     heavy = {"torch", "plotly", "ipywidgets", "trimesh", "sklearn", "MinkowskiEngine"}
     code = (
-        "import sys; from sparsepipe.cli.parser import parser\n"
+        "import sys; from sparsepipe.cli.command import parser\n"
         f"parser().parse_args(['plan']); print(sorted({heavy!r} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,8 +9,7 @@ import pytest
 
 from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
-from sparsepipe.cli.command import as_options
-from sparsepipe.cli.parser import EXAMPLES, FIRST_STEPS, TASKS, WORDS, parser
+from sparsepipe.cli.command import EXAMPLES, FIRST_STEPS, TASKS, WORDS, as_options, parser
 
 
 def said(*words, capsys):

@@ -4,7 +4,7 @@ import pytest
 from command_line import sparsepipe
 
 from sparsepipe import Pipelines, Plan, Stage
-from sparsepipe.cli.parser import parser
+from sparsepipe.cli.command import parser
 from sparsepipe.cli.run_verbs import settings_of
 from sparsepipe.cli.without_effect import kind_of_data, without_effect
 from sparsepipe.data import make_shapes

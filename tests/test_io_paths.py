@@ -8,7 +8,7 @@ from command_line import sparsepipe
 from runtime_jobs import plan_of
 
 from sparsepipe import Cluster, InputError, Plan, RunConfig, RunRecord, data, launch
-from sparsepipe.cli.parser import parser
+from sparsepipe.cli.command import parser
 from sparsepipe.data.cache import open_cache
 from sparsepipe.data.sources import data_folders
 from sparsepipe.formats.clusters import load_cluster

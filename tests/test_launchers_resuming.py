@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from runtime_jobs import plan_of
 
-from sparsepipe.cli.parser import parser
+from sparsepipe.cli.command import parser
 from sparsepipe.cli.run_verbs import settings_of
 from sparsepipe.errors import InputError
 from sparsepipe.launchers.prepare import _changed

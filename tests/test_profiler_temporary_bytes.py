@@ -67,6 +67,12 @@ def test_the_estimated_peak_of_a_stage_is_near_the_measured_one_at_other_sizes(p
 
 
 @pytest.mark.slow
+def test_neither_the_output_nor_its_gradient_stays_until_the_backward_is_done(profiled) -> None:
+    _, found, _ = profiled
+    assert all(sample.backward_left_bytes < sample.output_bytes / 2 for sample in found.costs["cpu"][-1].samples)
+
+
+@pytest.mark.slow
 def test_parts_of_what_is_kept_are_no_more_than_that(profiled) -> None:
     _, found, _ = profiled
     samples = [cost.samples[-1] for cost in found.costs["cpu"]]

@@ -1,7 +1,4 @@
-"""The verbs of the command line that start, follow and compare runs.
-
-`sparsepipe run … --launcher slurm`: the script for sbatch, printed or submitted.
-"""
+"""The verbs of the command line that start (under Slurm: by a script for sbatch), follow and compare runs."""
 
 import argparse
 import time

@@ -1,4 +1,9 @@
-"""The look of all figures: one template, a fixed colour for each stage, solid if measured, hatched if not."""
+"""The look of all figures: one template, a fixed colour for each stage, solid if measured, hatched if not.
+
+Texts of a figure are escaped in this one place, as plotly interprets tags in any of them.
+`Html` is a figure's own markup and stays; every other string of a finished figure is text. A hover template is markup
+as a whole: where names are part of it, it is an `Html` that they were filled into.
+"""
 
 import math
 import re
@@ -7,6 +12,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
@@ -14,7 +20,50 @@ from ..display.colors import WORK_SHADES, contrast, mixed, work_color
 from ..display.markup import Html, figure_text, joined
 from ..display.names import TIE
 from ..provenance import Provenance
-from .markup import with_text_escaped
+
+_TEMPLATES = ("hovertemplate", "texttemplate")
+_DATA = "customdata"  # shown where a template says so; else it is for programs
+_NOT_SHOWN = (*_TEMPLATES, "uid", "meta", "template", "legendgroup", "offsetgroup")
+
+
+def with_text_escaped(figure: go.Figure) -> go.Figure:
+    """The figure, changed in place, with every string in it that is no `Html` as text."""
+    for trace in figure.data:
+        told = "".join(str(getattr(trace, name, None) or "") for name in _TEMPLATES if name in trace)
+        kept = _NOT_SHOWN if _DATA in told else (*_NOT_SHOWN, _DATA)
+        _escape(trace, kept)
+    _escape(figure.layout, _NOT_SHOWN)
+    return figure
+
+
+def _escape(part: Any, kept: tuple[str, ...]) -> None:
+    values = part.to_plotly_json()
+    changed = {key: new for key, value in values.items() if key not in kept and (new := _escaped(value)) is not value}
+    part.update(changed, overwrite=True)
+
+
+def _escaped(value: Any) -> Any:
+    """The value with its strings escaped; itself where none changes."""
+    if isinstance(value, Html):
+        return value
+    if isinstance(value, str):
+        text = figure_text(value)
+        return value if text == value else text
+    if isinstance(value, dict):
+        items = {key: item if key in _NOT_SHOWN else _escaped(item) for key, item in value.items()}
+        return items if any(items[key] is not value[key] for key in value) else value
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "OU":
+            return value
+        listed = value.tolist()
+        escaped = _escaped(listed)
+        return value if escaped is listed else escaped
+    if isinstance(value, list | tuple):
+        escaped_items = [_escaped(item) for item in value]
+        changed = any(new is not old for new, old in zip(escaped_items, value, strict=True))
+        return type(value)(escaped_items) if changed else value
+    return value
+
 
 # Strategies and runs are not stages: Tol's "high contrast" colours, each line with its own dash and marker as well.
 RUN_COLORS = ("#004488", "#BB5566", "#DDAA33", "#000000", "#66A182", "#8C6BB1")
@@ -144,7 +193,7 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
     """Give a figure its template, size and title, `note` in lines below it, and every trace a name that stays.
 
     An axis whose ticks are names has no line at its zero, which is the first name's place.
-    Names in it are text from here on, not markup: see markup.py. plotly draws a random uid for a trace without one, and
+    Names in it are text from here on, not markup. plotly draws a random uid for a trace without one, and
     the same figure would differ in every export. A note of several lines, or of one longer than the figure is wide,
     makes the figure higher: nothing else moves.
     """

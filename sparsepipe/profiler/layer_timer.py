@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..losses import CrossEntropy, Loss
 from ..models.base import AnyNetwork
 from ..models.running import layer_by_layer
 from .updates import Updates
@@ -119,6 +120,15 @@ def ends(subnetwork: Any, tensors: Mapping[str, Any]) -> list[Tensor]:
     network: AnyNetwork = subnetwork.network
     found = [subnetwork.engine.features(tensors[name]) for name in network.outputs]
     return [tensor for tensor in found if tensor.requires_grad]
+
+
+def judged(subnetwork: Any, outputs: Mapping[str, Tensor], batch: Any, loss: Loss | None) -> Tensor:
+    """Return the loss of a network's outputs; without any given, that of as many classes as there are columns."""
+    target = batch.target
+    if loss is None:
+        (rows,) = outputs.values()
+        loss, target = CrossEntropy(rows.shape[1]), torch.arange(len(rows)) % rows.shape[1]
+    return loss(subnetwork.result(outputs), target, samples=len(batch))[0]
 
 
 def send_back(outputs: Sequence[Tensor], device: torch.device) -> tuple[Moment, Moment]:

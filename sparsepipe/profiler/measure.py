@@ -23,7 +23,7 @@ from ..engines.subnetwork import build
 from ..errors import InputError
 from ..host.background_load import num_processors, watched
 from ..host.openmp import WAITING
-from ..losses import CrossEntropy, Loss
+from ..losses import Loss
 from ..models.base import AnyNetwork, direct_reads
 from ..models.rows import Row, each_axis
 from ..profile import CostSample, LayerCost, Profile, StepOverhead
@@ -31,7 +31,7 @@ from ..runtime.transport.compression import Compressor
 from ..runtime.transport.packet import FORWARD, Packet, Slot, encode
 from ..runtime.transport.zero_elision import values_at
 from .devices import device_name, usable
-from .layer_timer import ends, moment, seconds_between, send_back, time_layers
+from .layer_timer import ends, judged, moment, seconds_between, send_back, time_layers
 from .repeats import Repeater, Repeats
 from .saved_bytes import kept_bytes
 from .temporary_bytes import temporary_bytes
@@ -112,7 +112,7 @@ def profile(
             done = f"{batch.size:,} {training.size_unit}, {position + 1} of {len(batches)}, {took:.0f} s so far"
             say(f"profile {network.name} on {engine.name}: {done}")
             taken.append(repeater.repeat(batch, whole=position == middle))
-            samples.append(_samples(subnetwork, batch, taken[-1], place))
+            samples.append(_samples(subnetwork, batch, taken[-1], place, training.loss))
         batches = batches[: len(samples)]
         reading = _median_seconds(training.read, CPU) if training.read else 0.0
         loss_seconds = _loss_seconds(subnetwork, batches[middle], place, training.loss)
@@ -210,19 +210,14 @@ def _loss_seconds(subnetwork: Any, batch: Any, device: torch.device, loss: Loss 
         entering = subnetwork.enter(engine.tensor(batch, device))
         tensors = subnetwork(entering, minibatch=0, keep=outputs)
     leaves = {name: _as_leaf(engine.features(tensors[name])) for name in outputs}
-    output = subnetwork.result(leaves)
-    target: Any = batch.target
-    if loss is None:
-        (rows,) = leaves.values()
-        loss, target = CrossEntropy(rows.shape[1]), torch.arange(len(rows)) % rows.shape[1]
     wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
 
-    def judged(_: int) -> None:
-        scalar, _outcome = loss(output, target, samples=len(batch))
+    def work(_: int) -> None:
+        scalar = judged(subnetwork, leaves, batch, loss)
         if scalar.requires_grad:
             torch.autograd.grad(scalar, wanted, allow_unused=True)
 
-    return _median_seconds(judged, device)
+    return _median_seconds(work, device)
 
 
 def _as_leaf(tensor: Tensor) -> Tensor:
@@ -235,7 +230,9 @@ def _waits(taken: Sequence[Repeats]) -> dict[str, float | None]:
     return {"run_queue_wait_share": statistics.fmean(waits) if waits else None}
 
 
-def _samples(subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device) -> dict[str, CostSample]:
+def _samples(
+    subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device, loss: Loss | None
+) -> dict[str, CostSample]:
     """Turn the passes over one minibatch into one cost sample a layer."""
     kept, tensors = kept_bytes(subnetwork, batch, device=device)
     parts = subnetwork.engine.split(tensors)
@@ -247,7 +244,7 @@ def _samples(subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device
     crossing = _read_or_given(subnetwork.network)
     coded = coded_bytes(subnetwork, tensors, crossing=crossing, device=device)
     outputs = {name: features.nbytes for name, (features, _) in parts.features.items()}
-    temporary = temporary_bytes(subnetwork, batch, kept, outputs, device=device)
+    temporary = temporary_bytes(subnetwork, batch, kept, outputs, device=device, loss=loss)
     found = {}
     for row in subnetwork.table:
         output_bytes = coordinate_bytes = 0

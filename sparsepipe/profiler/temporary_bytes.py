@@ -14,11 +14,13 @@ import torch
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
 from torch.autograd.profiler import record_function
 
+from ..losses import Loss
 from ..models.running import layer_by_layer
-from .layer_timer import ends, send_back
+from .layer_timer import ends, judged, send_back
 from .saved_bytes import Kept
 
 _MARK = "live bytes: "
+_JUDGED = "loss"
 Mark = Callable[[str], None]
 
 
@@ -113,21 +115,30 @@ class Temporary(NamedTuple):
 
 
 def temporary_bytes(
-    subnetwork: Any, batch: Any, kept: Mapping[str, Kept], outputs: Mapping[str, int], *, device: torch.device
+    subnetwork: Any,
+    batch: Any,
+    kept: Mapping[str, Kept],
+    outputs: Mapping[str, int],
+    *,
+    device: torch.device,
+    loss: Loss | None = None,
 ) -> dict[str, Temporary]:
     """Train on one minibatch; return what is alive while each layer works, beyond what is known.
 
     What is known: the bytes `kept` by layers up to this one, of which kernel maps stay until the whole backward is done
     and all else is let go layer by layer; and in its backward the gradients of the weights from this one on. The rest
-    is workspace, gradients of features, and features that only a layer to come needs. `outputs`: bytes of each value.
+    is workspace, gradients of features, and features that only a layer to come needs; what the loss takes counts in the
+    last layer's forward. `outputs`: bytes of each value.
     """
-    _step(subnetwork, batch, lambda name: None, device=device)  # makes what is made once
-    parts = live_bytes(partial(_step, subnetwork, batch, device=device), device=device)
+    step = partial(_step, subnetwork, batch, device=device, loss=loss)
+    step(lambda name: None)  # makes what is made once
+    parts = live_bytes(step, device=device)
     most, last = dict[str, int](), dict[str, int]()
     for part in parts:
         most[part.name] = max(most.get(part.name, 0), part.most)
         last[part.name] = part.last
     network, table = subnetwork.network, subnetwork.table
+    most[f"forward {table[-1].id}"] = max(most[f"forward {table[-1].id}"], most[_JUDGED])
     weights = {layer.id: round(layer.parameter_bytes) for layer in network.graph().layers}
     maps, saved = sum(own.map_bytes for own in kept.values()), sum(own.saved_bytes for own in kept.values())
     saved, all_maps, gradients, left, found = saved - maps, maps, 0, 0, dict[str, Temporary]()
@@ -149,7 +160,7 @@ def temporary_bytes(
     return found
 
 
-def _step(subnetwork: Any, batch: Any, mark: Mark, *, device: torch.device) -> None:
+def _step(subnetwork: Any, batch: Any, mark: Mark, *, device: torch.device, loss: Loss | None) -> None:
     """Run forward and backward as `time_layers` does; the input counts, too."""
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
@@ -158,7 +169,7 @@ def _step(subnetwork: Any, batch: Any, mark: Mark, *, device: torch.device) -> N
     names = [f"forward {id}" for id in subnetwork.layer_ids]
     mark(names[0])
     for following, row in zip(
-        [*names[1:], "output"],
+        [*names[1:], _JUDGED],
         layer_by_layer(subnetwork, tensors, minibatch=0, keep=subnetwork.network.outputs),
         strict=True,
     ):
@@ -166,5 +177,11 @@ def _step(subnetwork: Any, batch: Any, mark: Mark, *, device: torch.device) -> N
             if value in tensors and engine.features(tensors[value]).requires_grad:
                 engine.features(tensors[value]).register_hook(lambda _, id=row.id: mark(f"backward {id}"))
         mark(following)
-    send_back(ends(subnetwork, tensors), device)
+    outputs = {name: engine.features(tensors[name]) for name in subnetwork.network.outputs}
+    scalar = judged(subnetwork, outputs, batch, loss)
+    if scalar.requires_grad:
+        del tensors, outputs  # as a stage lets go what it put out, once its loss is known
+        torch.autograd.backward([scalar], [torch.ones_like(scalar)])
+    else:  # of a minibatch without labels
+        send_back(ends(subnetwork, tensors), device)
     subnetwork.zero_grad(set_to_none=True)

@@ -1,6 +1,6 @@
-"""One job of the launch board in detail: what its ranks do, who waits for whom, logs, and predicted beside measured.
+"""One job of the launch board in detail: what its ranks do, who waits for whom, logs, predicted beside measured, drift.
 
-The drift of the launch board's jobs: how slow each rank and link is, beside its profile, and what became lasting.
+Drift: how slow each rank and link is, beside its profile, and what became lasting.
 """
 
 from collections.abc import Callable, Mapping, Sequence
