@@ -80,11 +80,10 @@ class StrideLaws:
         `costs`: as stretched. `typical`: voxels at each stride of typical minibatches, [minibatches, strides].
         """
         large = np.quantile(typical, MEMORY_QUANTILE, axis=0)
-        voxels = np.empty((len(large), len(sizes)))
-        voxels[0] = sizes
-        for k, more in enumerate(large[1:] / self.by_input.at(large[:1])[:, 0], start=1):
-            stretch = next((cost.stretch for cost, own in zip(costs, self.levels, strict=True) if own == k), 1.0)
-            voxels[k] = self.by_input.at(sizes / stretch)[k - 1] * more
+        stretches = dict(zip(reversed(self.levels), (cost.stretch for cost in reversed(costs)), strict=True))
+        own = np.array([[stretches.get(k, 1.0)] for k in range(1, len(large))])
+        more = large[1:, None] / self.by_input.at(large[:1])
+        voxels = np.vstack([sizes, self.by_input.at(sizes / own) * more])
         a, b, c = self.factors
         fine = a + c * _crowding(large[:-1], large[1:])[self.own]
         found = fine[:, None] * voxels[self.own] + b[:, None] * voxels[self.own + 1]
