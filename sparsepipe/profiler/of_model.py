@@ -169,23 +169,22 @@ Shape = list[int]  # voxels at strides of 1, 2, 4 and so on
 
 
 def _read(dataset: Dataset, order: Minibatches) -> tuple[list[float], list[Shape], dict[int, float], float]:
-    """Read minibatches: (sizes of whole ones, their shapes, sizes of samples by index, seconds of reading one).
-
-    Only point clouds have shapes.
-    """
-    start, number = time.perf_counter(), 0
+    """Read minibatches: (sizes of whole ones, shapes of clouds, sizes of samples by index, seconds of reading one)."""
+    seconds, number = 0.0, 0  # of reading alone: shapes are counted for the profile, not for training
     typical, shapes, samples = list[float](), list[Shape](), dict[int, float]()
     of_all = None if dataset.size_unit == "voxels" else dataset.sample_sizes()
     for number, indices in enumerate(order[:_MOST_READ], start=1):
+        start = time.perf_counter()
         batch = dataset.batch(indices)
+        seconds += time.perf_counter() - start
         sizes = batch.voxel_counts.tolist() if of_all is None else [of_all[index] for index in indices]
         samples.update(zip(indices, sizes, strict=True))
         if len(indices) == len(order[0]):
             typical.append(batch.size)
             shapes += [shape(batch)] if of_all is None else []
-        if number >= _LEAST_READ and time.perf_counter() - start > _READ_SECONDS:
+        if number >= _LEAST_READ and seconds > _READ_SECONDS:
             break
-    return typical, shapes, samples, (time.perf_counter() - start) / number
+    return typical, shapes, samples, seconds / number
 
 
 def shape(batch: PointBatch) -> Shape:
