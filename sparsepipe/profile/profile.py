@@ -212,9 +212,14 @@ class Profile:
         """A short hash of the profile: its graph, its costs, its minibatches and where it was measured."""
         kept = self.graph.kept
         graph = remembered(kept, "graph's text", "", lambda: {k: canonical_text(v) for k, v in self._graph().items()})
-        # With the costs, so that no others have their id.
+        # With the values, so that no others have their ids.
         _, costs = remembered(kept, "costs' text", id(self.costs), lambda: (self.costs, self._costs_text()))
-        return digest_with(self._besides(), graph | {"costs": costs})
+        besides, texts, rows = self._besides(), {**graph, "costs": costs}, self.voxels_by_stride
+        if besides.pop("voxels_by_stride", None):
+            _, texts["voxels_by_stride"] = remembered(
+                kept, "strides' text", id(rows), lambda: (rows, canonical_text(rows))
+            )
+        return digest_with(besides, texts)
 
     def _costs_text(self) -> str:
         """`canonical_text` of the costs. All but their sizes is kept with the graph for costs that are stretched."""
@@ -330,24 +335,24 @@ class Profile:
         found, laws = {**self.costs_at(device_type, sizes)}, self._strides(device_type)
         if laws is None:
             return found
-        typical = np.array(self.voxels_by_stride)
-        for name, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type], typical).items():
+        for name, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type]).items():
             found[name] = found[name].copy()
             found[name][laws.rows] = values
         return found
 
     def _strides(self, device_type: str) -> StrideLaws | None:
         """The laws by each stride's voxels; None where the profile does not tell them of typical minibatches."""
-        costs = self.costs[device_type]
-        if not self.voxels_by_stride:
+        costs, typical = self.costs[device_type], self.voxels_by_stride
+        if not typical:
             return None
-        key = (device_type, *(id(cost.samples) for cost in costs))
-        # With the costs, so that no others have their ids.
-        _, laws = remembered(self.graph.kept, "laws of strides", key, lambda: (costs, StrideLaws.fit(costs)))
-        told, known = len(self.voxels_by_stride[0]), 1 if laws is None else 1 + len(laws.by_input.values)
-        if told != known:
-            raise InputError(f"voxels_by_stride tells {told} of {known} strides that layers of {device_type!r} have")
-        return laws
+        key = (id(typical), *(id(cost.samples) for cost in costs))
+        # With the costs and the minibatches, so that no others have their ids.
+        return remembered(
+            self.graph.kept,
+            "laws of strides",
+            key,
+            lambda: (costs, typical, StrideLaws.fit(costs, np.array(typical))),
+        )[2]
 
     def time(self, layers: Iterable[int], device_type: str, size: float | None = None) -> tuple[float, float]:
         """Forward and backward seconds of `layers` together."""

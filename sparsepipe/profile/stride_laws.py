@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
 from .layer_cost import KEPT_FIELDS, LayerCost
 from .size_laws import SECONDS, Array, SizeLaws, non_negative
 
@@ -47,46 +48,52 @@ class StrideLaws:
     """The laws of layers that were measured at the same sizes, whatever their costs are stretched by."""
 
     by_input: SizeLaws  # voxels at each stride but the input's
+    more: Array  # times as many of them in large minibatches, [strides - 1, 1]
     levels: list[int | None]  # the stride of each layer's output
     rows: NDArray[np.intp]  # the layers that have laws
     own: NDArray[np.intp]  # of each field and layer, [fields · rows]: the stride that explains its bytes best
-    factors: Array  # a, b and c, [3, fields · rows]
+    fine: Array  # bytes for each voxel at that stride in large minibatches, [fields · rows, 1]
+    coarse: Array  # and for each at the next coarser one
 
     @classmethod
-    def fit(cls, costs: Sequence[LayerCost]) -> "StrideLaws | None":
-        """Fit the laws; None for layers that are all at one stride."""
+    def fit(cls, costs: Sequence[LayerCost], typical: Array) -> "StrideLaws | None":
+        """Fit the laws; None for layers that are all at one stride.
+
+        `typical`: voxels at each stride of typical minibatches, [minibatches, strides]. Raises InputError where the
+        layers have another number of strides.
+        """
         plain = [LayerCost(cost.samples) for cost in costs]
         counts, levels = voxels_by_stride(plain)
+        if len(counts) != typical.shape[1]:
+            raise InputError(f"voxels_by_stride tells {typical.shape[1]} of {len(counts)} strides that the layers have")
         if len(counts) == 1:
             return None
         rows = np.array([k for k, cost in enumerate(plain) if len(cost.samples) == counts.shape[1]])
         table = [[[getattr(one, name) for one in plain[k].samples] for k in rows] for name in KEPT_FIELDS]
         values = np.array(table, dtype=float).reshape(-1, counts.shape[1])
         weights = 1 / np.maximum(values, np.maximum(1e-3 * values.max(axis=1, keepdims=True), 1.0))
-        factors, left = [], []
-        for v, w in pairwise(counts):
-            columns = np.broadcast_to(np.stack([v, w, v * _crowding(v, w)])[:, None], (3, *values.shape))
-            factors.append(non_negative(list(columns), values, weights))
-            off = (np.einsum("crs,cr->rs", columns, factors[-1]) - values) * weights
-            left.append(np.sqrt((off**2).mean(axis=1)).round(3))  # of strides that explain as much, the finest
-        own = np.argmin(left, axis=0)
-        chosen = np.take_along_axis(np.array(factors), own[None, None], axis=0)[0]
+        some = np.flatnonzero(values.any(axis=1))  # the others keep nothing
+        columns = np.array([[v, w, v * _crowding(v, w)] for v, w in pairwise(counts)]).transpose(1, 0, 2)
+        shape = (3, len(columns[0]), len(some), counts.shape[1])
+        columns = np.broadcast_to(columns[:, :, None], shape).reshape(3, -1, shape[-1])
+        every, weight = (np.broadcast_to(one[some], shape[1:]).reshape(-1, shape[-1]) for one in (values, weights))
+        factors = non_negative(list(columns), every, weight)
+        off = ((np.einsum("crs,cr->rs", columns, factors) - every) * weight).reshape(shape[1:])
+        own = np.zeros(len(values), dtype=np.intp)  # of strides that explain as much, the finest
+        own[some] = np.sqrt((off**2).mean(axis=2)).round(3).argmin(axis=0)
+        a, b, c = found = np.zeros((3, len(values)))
+        found[:, some] = np.take_along_axis(factors.reshape(shape[:3]), own[None, None, some], axis=1)[:, 0]
         by_input = SizeLaws.fit(counts[0], counts[1:], np.zeros_like(counts[1:]), power=SECONDS)
-        return cls(by_input, levels, rows, own, chosen)
-
-    def at(self, sizes: Array, costs: Sequence[LayerCost], typical: Array) -> dict[str, Array]:
-        """Evaluate the bytes kept of minibatches of `sizes` [V]: field → [rows, V].
-
-        `costs`: as stretched. `typical`: voxels at each stride of typical minibatches, [minibatches, strides].
-        """
         large = np.quantile(typical, MEMORY_QUANTILE, axis=0)
+        fine = a + c * _crowding(large[:-1], large[1:])[own]
+        return cls(by_input, large[1:, None] / by_input.at(large[:1]), levels, rows, own, fine[:, None], b[:, None])
+
+    def at(self, sizes: Array, costs: Sequence[LayerCost]) -> dict[str, Array]:
+        """Evaluate the bytes kept of large minibatches of `sizes` [V]: field → [rows, V]; `costs` as stretched."""
         stretches = dict(zip(reversed(self.levels), (cost.stretch for cost in reversed(costs)), strict=True))
-        own = np.array([[stretches.get(k, 1.0)] for k in range(1, len(large))])
-        more = large[1:, None] / self.by_input.at(large[:1])
-        voxels = np.vstack([sizes, self.by_input.at(sizes / own) * more])
-        a, b, c = self.factors
-        fine = a + c * _crowding(large[:-1], large[1:])[self.own]
-        found = fine[:, None] * voxels[self.own] + b[:, None] * voxels[self.own + 1]
+        own = np.array([[stretches.get(k, 1.0)] for k in range(1, len(self.more) + 1)])
+        voxels = np.vstack([sizes, self.by_input.at(sizes / own) * self.more])
+        found = self.fine * voxels[self.own] + self.coarse * voxels[self.own + 1]
         return dict(zip(KEPT_FIELDS, found.reshape(len(KEPT_FIELDS), len(self.rows), -1), strict=True))
 
 
