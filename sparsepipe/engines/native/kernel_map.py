@@ -12,10 +12,11 @@ from torch import Tensor
 
 from .pairs import Bags, Pairs, bags
 
-# A table of all cells of a minibatch's bounding box answers "which row is here?" faster than bisection, once filled: to
-# fill so many cells takes as long as to bisect once.
-_TABLE_CELLS_PER_QUESTION = 32
-_TABLE_CELLS = 2**25  # and no more than this: 128 MiB
+# A table of all cells of a minibatch's bounding box answers "which row is here?" faster than bisection where it is
+# small. In larger boxes it has the cells of blocks that hold voxels alone, and another table tells which these are.
+_TABLE_CELLS_PER_QUESTION = 4  # of either table
+_BLOCK_BITS = 5  # a block has 2**5 cells, one after the other on the last axis
+_TABLE_CELLS = 2**25  # of either, at most: 128 MiB
 
 
 _Built = TypeVar("_Built")
@@ -270,11 +271,12 @@ def _search(
     strides = [math.prod(sizes[position + 1 :]) for position in range(len(sizes))]
     weights = torch.tensor(strides, device=inputs.device)
     origin = sum(bottom * stride for bottom, stride in zip(low, strides, strict=True))
-    in_cells = _cells(inputs, weights, origin)
-    out_cells = in_cells if outputs is inputs else _cells(outputs, weights, origin)
+    kind = torch.int32 if math.prod(sizes) < 2**31 else torch.int64
+    in_cells = _cells(inputs, weights, origin).to(kind)
+    out_cells = in_cells if outputs is inputs else _cells(outputs, weights, origin).to(kind)
     along = [own * stride for own, stride in zip(dilation, strides[1:], strict=True)]
     steps = [sum(o * step for o, step in zip(offset, along, strict=True)) for offset in offsets]
-    wanted = out_cells + torch.tensor(steps, device=out_cells.device).unsqueeze(1)  # [K, M]
+    wanted = out_cells + torch.tensor(steps, dtype=out_cells.dtype, device=out_cells.device).unsqueeze(1)  # [K, M]
     rows, found = _look_up(in_cells, wanted, math.prod(sizes))
     pairs = found.flatten().nonzero().flatten()  # by offset, then by output row
     counts = tuple(found.sum(dim=1).tolist())
@@ -288,11 +290,30 @@ def _cells(places: Tensor, weights: Tensor, origin: int) -> Tensor:
 
 
 def _look_up(cells: Tensor, wanted: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
-    """Return each wanted cell's row and whether it has one: by a table of all cells, in large boxes by bisection."""
-    if num_cells <= min(_TABLE_CELLS_PER_QUESTION * wanted.numel(), _TABLE_CELLS):
-        table = torch.full((num_cells,), -1, dtype=torch.int32, device=cells.device)
-        table.scatter_(0, cells, torch.arange(len(cells), dtype=torch.int32, device=cells.device))
-        rows = table.index_select(0, wanted.flatten()).view(wanted.shape)
-        return rows, rows >= 0
-    rows = torch.searchsorted(cells, wanted).clamp_(max=len(cells) - 1)
-    return rows, cells.index_select(0, rows.flatten()).view(wanted.shape) == wanted
+    """Return each wanted cell's row and whether it has one: by tables, in large boxes by bisection.
+
+    `cells` [N] grow, `wanted` is [K, M].
+    """
+    sought, most = wanted.flatten(), min(_TABLE_CELLS_PER_QUESTION * wanted.numel(), _TABLE_CELLS)
+    if num_cells >> _BLOCK_BITS > most:
+        rows = torch.searchsorted(cells, sought, out_int32=True).clamp_(max=len(cells) - 1)
+        return rows.view(wanted.shape), (cells.index_select(0, rows) == sought).view(wanted.shape)
+    if num_cells > most:
+        cells, sought, num_cells = _within_blocks(cells, sought, num_cells)
+    rows = _numbered(cells, num_cells).index_select(0, sought).view(wanted.shape)
+    return rows, rows >= 0
+
+
+def _within_blocks(cells: Tensor, sought: Tensor, num_cells: int) -> tuple[Tensor, Tensor, int]:
+    """Number the cells of those blocks alone that hold some of `cells`, after a block that stands for all others."""
+    blocks, own = torch.unique_consecutive(cells >> _BLOCK_BITS, return_inverse=True)
+    block_of = _numbered(blocks, (num_cells >> _BLOCK_BITS) + 1).add_(1)
+    size, num_blocks = 2**_BLOCK_BITS, len(blocks) + 1
+    within = block_of.index_select(0, sought >> _BLOCK_BITS).mul_(size).add_(sought & (size - 1))
+    return own.add_(1).mul_(size).add_(cells & (size - 1)), within, num_blocks * size
+
+
+def _numbered(places: Tensor, count: int) -> Tensor:
+    """int32 [count]: at each of `places` its number among them, at the others -1."""
+    table = torch.full((count,), -1, dtype=torch.int32, device=places.device)
+    return table.scatter_(0, places.long(), torch.arange(len(places), dtype=torch.int32, device=places.device))
