@@ -14,7 +14,7 @@ from .pairs import Bags, Pairs, bags
 
 # A table of all cells of a minibatch's bounding box answers "which row is here?" faster than bisection where it is
 # small. In larger boxes it has the cells of blocks that hold voxels alone, and another table tells which these are.
-_TABLE_CELLS_PER_QUESTION = 4  # of either table
+_TABLE_CELLS_PER_QUESTION = 2  # of either table
 _BLOCK_BITS = 5  # a block has 2**5 cells, one after the other on the last axis
 _TABLE_CELLS = 2**25  # of either, at most: 128 MiB
 

@@ -125,7 +125,9 @@ class ImageExamples:
         """Read pictures as one minibatch. Raises InputError that names a file that cannot be read."""
         check_indices(indices, len(self), self.split)
         squares = np.stack([self._square(index, epoch) for index in indices])
-        inputs = torch.from_numpy(squares).permute(0, 3, 1, 2).to(torch.float32).contiguous()
+        # `contiguous` would leave pictures of one channel in channels-last order, for which a pool copies its input.
+        channels_first = torch.from_numpy(squares).permute(0, 3, 1, 2)
+        inputs = channels_first.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         target = torch.tensor([self.labels[index] for index in indices], dtype=torch.int64)
         return ExampleBatch(self._normalised(inputs), target, len(indices), len(indices))
 
