@@ -1,6 +1,6 @@
 """Profile a network by its name on a data set by its name: open both, choose minibatches, measure.
 
-Which minibatches a network is measured on: from a quarter to twice the batch, and of small and large samples.
+Which minibatches a network is measured on: from a tenth to twice the batch, and of small and large samples.
 
 Costs are known where they were measured, so the sizes cover what training will meet: the 1st to the 99th percentile of
 minibatches that are drawn at random from the samples at hand, and at least a factor of 8.
@@ -36,7 +36,7 @@ from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, op
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile
 
-PARTS = (0.25, 0.5, 1.0, 2.0)  # of a minibatch's samples
+_PARTS = (0.1, 0.25, 0.5, 1.0, 2.0)  # of a minibatch's samples: the smallest tells what does not grow
 _SPAN = 8.0  # least factor between the smallest and the largest minibatch
 _DRAWS = 1000  # minibatches drawn at random for the percentiles
 _STEP = 2.0  # most between two sizes of whole minibatches
@@ -71,7 +71,7 @@ def profile_model(
     beside: int = 0,
     progress: Progress | None = None,
 ) -> Profile:
-    """Profile a model on minibatches of a data set's training split, from a quarter to twice the batch and more.
+    """Profile a model on minibatches of a data set's training split, from a tenth to twice the batch and more.
 
     `model` is a name of ours, `package.module:function` or `path/net.py:function` (called with `model_args`), or in a
     notebook an nn.Module itself. `source` is a data set's folder, a manifest's name, or a function of the user's own
@@ -247,7 +247,7 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
     order = sorted(sizes, key=lambda index: sizes[index])
     clouds = dataset.size_unit == "voxels"
     least = 1 if clouds else min(2, batch_size)
-    made = [_part(dataset, order, part * batch_size, least=least, clouds=clouds) for part in PARTS]
+    made = [_part(dataset, order, part * batch_size, least=least, clouds=clouds) for part in _PARTS]
     found = {batch.size: batch for batch in made}
     most = 2 * batch_size
     while max(found) < _SPAN * min(found) and most < 2 * _SPAN * batch_size:

@@ -20,12 +20,13 @@ from sparsepipe.planners.scale import Scale
 from sparsepipe.profiler.devices import limited_to
 from sparsepipe.profiler.layer_timer import time_layers
 from sparsepipe.profiler.measure import Training, profile
-from sparsepipe.profiler.of_model import PARTS, cropped, opened, shape
+from sparsepipe.profiler.of_model import cropped, opened, shape
 from sparsepipe.runtime.config import DataConfig, RunConfig
 from sparsepipe.runtime.workloads.opening import LearningTask, one_minibatch
 
 MODEL_OF_VOXELS, VOXEL_SIZE, BATCH_SIZE = "minkvgg11bn-narrow", 0.03, 16
 PASSES = 8  # over each minibatch, in two turns: the second tells what the machine itself changes
+PARTS = (0.25, 0.5, 1.0, 2.0)  # of a minibatch, whose peaks are measured
 VOXEL_SIZES, BATCH_SIZES = (0.02, 0.05, 0.1), (4, 64, 128)
 CPU = torch.device("cpu")
 
