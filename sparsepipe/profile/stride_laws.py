@@ -72,6 +72,7 @@ class StrideLaws:
         table = [[[getattr(one, name) for one in plain[k].samples] for k in rows] for name in KEPT_FIELDS]
         values = np.array(table, dtype=float).reshape(-1, counts.shape[1])
         weights = 1 / np.maximum(values, np.maximum(1e-3 * values.max(axis=1, keepdims=True), 1.0))
+        weights *= np.sqrt(counts[0])  # shapes of more samples are surer
         some = np.flatnonzero(values.any(axis=1))  # the others keep nothing
         columns = np.array([[v, w, v * _crowding(v, w)] for v, w in pairwise(counts)]).transpose(1, 0, 2)
         shape = (3, len(columns[0]), len(some), counts.shape[1])

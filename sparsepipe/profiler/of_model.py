@@ -241,18 +241,18 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
     """Make minibatches of different sizes, smallest first, of the samples whose sizes are given by index.
 
     Parts of a minibatch have fewer samples; of point clouds also a part of each sample, cut off along its longest axis,
-    if there are not enough samples. Minibatches of other examples have at least two samples, unless all have one: over
-    a single sample batch norm cannot normalise.
+    if there are not enough samples: for less than one, of the smallest sample that has as much. Minibatches of other
+    examples have at least two samples, unless all have one: over a single sample batch norm cannot normalise.
     """
     order = sorted(sizes, key=lambda index: sizes[index])
     clouds = dataset.size_unit == "voxels"
     least = 1 if clouds else min(2, batch_size)
-    made = [_part(dataset, order, part * batch_size, least=least, clouds=clouds) for part in _PARTS]
+    made = [_part(dataset, sizes, part * batch_size, least=least, clouds=clouds) for part in _PARTS]
     found = {batch.size: batch for batch in made}
     most = 2 * batch_size
     while max(found) < _SPAN * min(found) and most < 2 * _SPAN * batch_size:
         most *= 2
-        larger = _part(dataset, order, most, least=least, clouds=clouds)
+        larger = _part(dataset, sizes, most, least=least, clouds=clouds)
         found[larger.size] = larger
     for indices in _whole(order, [sizes[index] for index in order], batch_size):
         batch = dataset.batch(one_minibatch(dataset, indices))
@@ -261,10 +261,14 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
     return tuple(found[size] for size in sorted(found))
 
 
-def _part(dataset: Dataset, order: Sequence[int], samples: float, *, least: int, clouds: bool) -> Any:
+def _part(dataset: Dataset, sizes: Mapping[int, float], samples: float, *, least: int, clouds: bool) -> Any:
     """A minibatch of typical samples: of small, middling and large ones alike, again where there are too few."""
-    count = max(least, round(samples))
+    order, count = sorted(sizes, key=lambda index: sizes[index]), max(least, round(samples))
     indices = [order[int((k + 0.5) * len(order) / count)] for k in range(count)]
+    if clouds and samples < 1:
+        voxels = samples * float(np.mean(list(sizes.values())))
+        indices = [next(index for index in order if sizes[index] >= voxels)]
+        samples = voxels / sizes[indices[0]]
     batch = dataset.batch(one_minibatch(dataset, indices))
     whole = not clouds or samples >= count or batch.size * samples / count < _LEAST_VOXELS
     return batch if whole else cropped(batch, samples / count)
