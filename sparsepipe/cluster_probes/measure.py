@@ -22,8 +22,9 @@ from typing import Any
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
+from ..runtime.wire.handshake import new_secret
 from .check import unlike_networks
-from .hosts import TORCH_SECONDS, Probe, for_each, new_secret, probes
+from .hosts import TORCH_SECONDS, Probe, for_each, probes
 
 _TURNS = 5
 _TRANSFER_SECONDS = 0.3  # of each transfer, and of each loop without one
@@ -133,7 +134,7 @@ def measure_cluster(
     """
     if told := unlike_networks(cluster.nodes):
         raise InputError(told[0])
-    secret = new_secret()
+    secret = new_secret().hex()
     with probes(cluster.nodes) as begun:
         ports = for_each(lambda probe: probe.ask("listen", address=probe.node.address, secret=secret)["port"], begun)
         where = {probe.node.name: (probe, port) for probe, port in zip(begun, ports, strict=True)}
