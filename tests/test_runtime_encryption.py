@@ -19,7 +19,6 @@ from processes import ENOUGH, until
 from runtime_jobs import run_ranks
 
 from sparsepipe.errors import InputError
-from sparsepipe.launchers.ssh import certificate
 from sparsepipe.runtime.failures import PeerLost
 from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.rendezvous.server import StoreServer
@@ -28,7 +27,7 @@ from sparsepipe.runtime.transport import encrypted_group, sockets
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.sockets import Sockets, SocketTransport, connect
 from sparsepipe.runtime.wire.address import ListenerAddress
-from sparsepipe.runtime.wire.encryption import CERTIFICATE, Encryption, tls_of
+from sparsepipe.runtime.wire.encryption import CERTIFICATE, Encryption, new_certificate, tls_of
 from sparsepipe.runtime.wire.handshake import NAME_BYTES, OPENING_BYTES, PROOF_BYTES, Caller, Listener, reply
 from sparsepipe.runtime.worker.join import joined
 
@@ -99,13 +98,13 @@ class WiredStore:
 
 @pytest.fixture(scope="module")
 def encryption(tmp_path_factory):
-    return Encryption.write(tmp_path_factory.mktemp("job"), certificate.new_certificate())
+    return Encryption.write(tmp_path_factory.mktemp("job"), new_certificate())
 
 
 @pytest.fixture(scope="module")
 def another(tmp_path_factory):
     """That of another job."""
-    return Encryption.write(tmp_path_factory.mktemp("other"), certificate.new_certificate())
+    return Encryption.write(tmp_path_factory.mktemp("other"), new_certificate())
 
 
 @pytest.fixture
@@ -130,11 +129,11 @@ def test_a_certificate_is_for_its_owner_alone_and_one_that_cannot_be_used_is_ref
 def test_without_openssl_nothing_is_encrypted(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="needs the program openssl"):
-        certificate.new_certificate()
+        new_certificate()
     (tmp_path / "openssl").write_text("#!/bin/sh\necho no such curve >&2; exit 1\n")
     (tmp_path / "openssl").chmod(0o755)
     with pytest.raises(InputError, match="openssl made no certificate: no such curve"):
-        certificate.new_certificate()
+        new_certificate()
 
 
 def test_ranks_that_meet_in_a_store_of_torchs_own_are_refused(tmp_path):

@@ -32,13 +32,12 @@ from ...record import RunRecord
 from ...runtime import commands
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...runtime.wire.address import COORDINATOR, ListenerAddress
-from ...runtime.wire.encryption import CERTIFICATE
+from ...runtime.wire.encryption import CERTIFICATE, new_certificate
 from ..failure_cause import cause_of
 from ..going_on import tell_going_on
 from ..local.coordination import start
 from ..pipelines_parent import Parent, awaiting
 from ..prepare_pipelines import RESUME, go_on_from_checkpoint
-from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .controller import finish
 from .facts import check_alike, facts_here

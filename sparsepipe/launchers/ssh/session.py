@@ -11,10 +11,9 @@ from ...plan import Plan
 from ...record import RunRecord
 from ...record.plans import went_back
 from ...runtime.processes import rank_readings
-from ...runtime.wire.encryption import CERTIFICATE
+from ...runtime.wire.encryption import CERTIFICATE, new_certificate
 from ...runtime.wire.handshake import new_secret
 from ..failure_cause import KILLED, FailureCause
-from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .placement import HostedPipeline, HostedRanks

@@ -148,8 +148,7 @@ class StoreServer:
 
 
 def _answer(peer: Peer, id: int, values: Sequence[bytes] = ()) -> None:
-    told: dict[str, Any] = {"id": id, "values": [base64.b64encode(value).decode() for value in values]}
-    peer.send(encoded(told))
+    peer.send(encoded({"id": id, "values": [base64.b64encode(value).decode() for value in values]}))
 
 
 def _decoded(value: str) -> bytes:

@@ -4,15 +4,23 @@ The certificate with its key is in the run's folder on each host, for its owner 
 secret did: through the launcher's own connection. It signs itself, so what it says of dates and names says nothing.
 """
 
+import shutil
 import ssl
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import InputError
+from ...io.fields import complaint
 from ...io.files import write_atomic
 
 CERTIFICATE = Path("control") / "certificate.pem"  # in a run's folder
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: the clock of a host may be an hour off
+_COMMAND = (  # OpenSSL's req(1): a key on the curve P-256 and a certificate that it signs itself, both in PEM
+    *("openssl", "req", "-x509", "-batch", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+    *("-subj", "/CN=sparsepipe job", "-days", "36500", "-keyout", "-", "-out", "-"),
+)
+_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,3 +62,23 @@ class Encryption:
 def tls_of(encryption: Encryption | None, *, server_side: bool) -> ssl.SSLContext | None:
     """Return what one end of connections goes by; None if they are not encrypted."""
     return encryption.context(server_side=server_side) if encryption else None
+
+
+def check_openssl() -> None:
+    """Raise InputError where this machine cannot make a certificate."""
+    if shutil.which(_COMMAND[0]) is None:
+        raise InputError("encrypt needs the program openssl, which is not on PATH; install OpenSSL")
+
+
+def new_certificate() -> str:
+    """Return a new key and its certificate. Raises InputError where `openssl` makes none."""
+    check_openssl()
+    try:
+        done = subprocess.run(
+            _COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"openssl made no certificate within {_SECONDS:.0f} s") from None
+    if done.returncode:
+        raise InputError(f"openssl made no certificate: {complaint(done.stderr)}")
+    return done.stdout

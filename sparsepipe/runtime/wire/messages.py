@@ -15,6 +15,8 @@ from .address import ListenerAddress
 from .frames import LENGTHS_BYTES, MOST_BYTES, lengths, read_head, read_lengths
 from .handshake import call, fill
 
+Head = Mapping[str, Any]  # of a message, a JSON object
+
 _NOTHING = memoryview(b"")
 
 
@@ -30,13 +32,13 @@ def send(connection: socket.socket, head: bytes, payload: memoryview = _NOTHING,
 
 def receive(
     connection: socket.socket,
-    payload_bytes: Callable[[Mapping[str, Any]], int],
+    payload_bytes: Callable[[Head], int],
     *,
     most_head: int,
     seconds: float,
     since_begun: bool = False,
     look: Callable[[], None] | None = None,
-) -> tuple[Mapping[str, Any], NDArray[np.uint8]]:
+) -> tuple[Head, NDArray[np.uint8]]:
     """Return head and payload (uint8 [n]) of the next message, all of which must have come in `seconds`.
 
     From when its first byte has, if `since_begun`. `payload_bytes` tells from the head how long the payload is: no
@@ -78,7 +80,7 @@ class Requests:
         """Connect, with the handshake. `tls`: what follows goes through that. Raises OSError."""
         self._socket = call(address.host, address.port, address.secret, who, deadline=deadline, tls=tls)
 
-    def request(self, id: int, head: bytes, *, deadline: float) -> Mapping[str, Any]:
+    def request(self, id: int, head: bytes, *, deadline: float) -> Head:
         """Return the answer to a message with this id.
 
         Raises OSError, also where none comes until `deadline`, and PacketMismatch for what is no answer.
