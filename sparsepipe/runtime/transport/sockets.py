@@ -135,7 +135,9 @@ class _Incoming:
             while True:
                 frame = bytearray(LENGTHS_BYTES + HEADER_BYTES)
                 fill(self._connection, memoryview(frame))
-                length = _payload_bytes(frame)
+                of_header, length = read_lengths(frame, most_head=HEADER_BYTES)
+                if of_header != HEADER_BYTES:
+                    raise PacketMismatch(f"a header of {of_header} bytes")
                 header = torch.frombuffer(frame, dtype=torch.int64, offset=LENGTHS_BYTES)
                 told = payload_bytes(header)
                 if length != (0 if self._headers_alone else told):
@@ -146,20 +148,12 @@ class _Incoming:
                 self._room.acquire()
                 self._arrived.put((header, payload))
                 del frame, header, payload  # a peer that sends nothing more would have them kept
+        except ValueError as error:  # no frame
+            self._arrived.put(PacketMismatch(str(error)))
         except Exception as error:  # handed on to the worker, who raises it
             self._arrived.put(error)
         finally:
             self._connection.close()
-
-
-def _payload_bytes(frame: bytearray) -> int:
-    try:
-        of_header, length = read_lengths(frame, most_head=HEADER_BYTES)
-    except ValueError as error:
-        raise PacketMismatch(str(error)) from None
-    if of_header != HEADER_BYTES:
-        raise PacketMismatch(f"a header of {of_header} bytes")
-    return length
 
 
 class Sockets:
@@ -267,12 +261,15 @@ def connect(
                 calling[peer, tag] = call(host, port, bytes.fromhex(its), who, deadline=deadline, tls=tls)
         while missing := set(incoming) - called.keys():
             peer = min(missing)[0]
-            message = f"rank {rank} waited {timeout:g} s for rank {peer} to connect"
-            way, connection = _next_arrived(arrived, peer, deadline, message)
-            if way in missing:
-                called[way] = connection
+            try:
+                caller = arrived.get(timeout=seconds_left(deadline))
+            except queue.Empty:
+                message = f"rank {rank} waited {timeout:g} s for rank {peer} to connect"
+                raise DeadlinePassed(message, peer=peer) from None
+            if caller.who[:2] in missing:
+                called[caller.who[:2]] = caller.connection
             else:
-                connection.close()
+                caller.connection.close()
         return Sockets(calling, called, pinned=pinned, headers_alone=headers_alone)
     except BaseException:
         for connection in (*calling.values(), *called.values()):
@@ -282,13 +279,3 @@ def connect(
         listener.close()
         while not arrived.empty():  # whom nobody waits for any more
             arrived.get().connection.close()
-
-
-def _next_arrived(
-    arrived: "queue.SimpleQueue[Caller]", peer: int, deadline: float, message: str
-) -> tuple[Way, socket.socket]:
-    try:
-        caller = arrived.get(timeout=seconds_left(deadline))
-    except queue.Empty:
-        raise DeadlinePassed(message, peer=peer) from None
-    return caller.who[:2], caller.connection

@@ -204,10 +204,14 @@ class Listener:
             connection.close()
             return
         caller = Caller(connection, _WHO.unpack(name[_NONCE_BYTES:]), name)
-        if self._tls is None:
-            self._take(caller)
-        else:
-            threading.Thread(target=self._secure, args=(caller, self._tls), name="listener: TLS", daemon=True).start()
+        try:
+            if self._tls is None:
+                self._take(caller)
+            else:
+                work = threading.Thread(target=self._secure, args=(caller, self._tls), name="TLS", daemon=True)
+                work.start()
+        except RuntimeError:  # there can be no other thread: a limit of this process, which does not end the others
+            connection.close()
 
     def _secure(self, caller: Caller, tls: ssl.SSLContext) -> None:
         """Shake hands for TLS with a caller, which says its name again within; take it, or shut it out."""

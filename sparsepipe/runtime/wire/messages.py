@@ -46,11 +46,12 @@ def receive(
     Raises OSError where the peer is gone, TimeoutError where it says nothing, PacketMismatch for what is no message.
     """
     begin = bytearray(LENGTHS_BYTES)
-    deadline = math.inf if since_begun else time.monotonic() + seconds
-    fill(connection, memoryview(begin)[:1], deadline=deadline, look=look)
+    left = memoryview(begin)
     if since_begun:
-        deadline = time.monotonic() + seconds
-    fill(connection, memoryview(begin)[1:], deadline=deadline, look=look)
+        fill(connection, left[:1], deadline=math.inf, look=look)
+        left = left[1:]
+    deadline = time.monotonic() + seconds
+    fill(connection, left, deadline=deadline, look=look)
     try:
         of_head, of_payload = read_lengths(begin, most_head=most_head)
         said = bytearray(of_head)
