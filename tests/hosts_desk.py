@@ -42,7 +42,7 @@ LAUNCH = """
 """
 
 # Counts what passes a switch: bytes, and frames with zeros in a row, by what they are. What is encrypted looks random;
-# packets' headers, gloo's messages and sums of few values have zeros in a row. A greeting names rank and tag in 16
+# packets' headers, gloo's messages and sums of few values have zeros in a row. A handshake names its caller in 16
 # bytes; keys are agreed upon in records that begin with 0x16; ssh looks after itself.
 LISTEN = """
     import json, select, socket, sys

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -19,7 +20,7 @@ from processes import ENOUGH, until
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cluster_probes import check_cluster, measure_cluster
 from sparsepipe.cluster_probes.check import HostFacts, _wrong, unlike_networks
-from sparsepipe.cluster_probes.hosts import Probe, new_secret, probes
+from sparsepipe.cluster_probes.hosts import Probe, probes
 from sparsepipe.cluster_probes.measure import (
     MeasuredLink,
     measure_network_time,
@@ -28,9 +29,10 @@ from sparsepipe.cluster_probes.measure import (
     unlike_devices,
     with_network_time,
 )
-from sparsepipe.cluster_probes.probe import connected, send
 from sparsepipe.cluster_probes.unmeasured import with_unmeasured
 from sparsepipe.launchers.ssh.hosted_run import runs_folder
+from sparsepipe.runtime.wire.frames import lengths
+from sparsepipe.runtime.wire.handshake import OPENING_BYTES, call, new_secret
 
 CPU = DeviceType("cpu")
 HERE = Node("here", (CPU,))
@@ -152,17 +154,22 @@ def test_an_address_that_is_not_the_hosts_own_is_told():
     report = check_cluster(Cluster((replace(HERE, ssh="", address="127.0.0.1"),)))
     assert not report.problems
     with probes([HERE]) as (probe,), pytest.raises(InputError, match="here: .*assign requested address"):
-        probe.ask("listen", address="203.0.113.7", secret=new_secret())
+        probe.ask("listen", address="203.0.113.7", secret=new_secret().hex())
 
 
 def test_who_does_not_prove_the_secret_is_not_answered():
     with probes([HERE]) as (probe,):
         secret = new_secret()
-        port = probe.ask("listen", address="127.0.0.1", secret=secret)["port"]
-        with closing(connected("127.0.0.1", port, secret)) as friend:
-            assert send(friend, bytes(100)) > 0
-        with closing(connected("127.0.0.1", port, new_secret())) as stranger, pytest.raises(OSError):
-            send(stranger, b"x")
+        port = probe.ask("listen", address="127.0.0.1", secret=secret.hex())["port"]
+
+        def connected(secret):
+            return closing(call("127.0.0.1", port, secret, (0, 0, 0), deadline=time.monotonic() + ENOUGH))
+
+        with connected(secret) as friend:
+            friend.sendall(lengths(0, 100) + bytes(100))
+            assert friend.recv(1) == b"\1"
+        with pytest.raises(OSError), connected(new_secret()):
+            pass
         with closing(socket.create_connection(("127.0.0.1", port), 5)) as silent:
             silent.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
             received = b""
@@ -171,12 +178,11 @@ def test_who_does_not_prove_the_secret_is_not_answered():
                     received += part
             except ConnectionError:
                 pass
-            assert len(received) == 16, "a nonce, and nothing else"
-        with closing(connected("127.0.0.1", port, secret)) as friend, pytest.raises(OSError):
-            friend.sendall((1 << 40).to_bytes(8, "big") + b"x")
-            while friend.recv(1):
-                pass
-            raise OSError("closed")
+            assert len(received) == OPENING_BYTES, "a nonce, and nothing else"
+        for said in (lengths(0, 1 << 40), lengths(1, 1), b"\0" * 100):
+            with connected(secret) as friend, suppress(ConnectionError):
+                friend.sendall(said + b"x")
+                assert not friend.recv(1)
 
 
 @pytest.mark.parametrize("count", range(1, 12))
@@ -226,7 +232,7 @@ def test_what_a_byte_takes_is_the_programs_time_and_what_loops_lose():
 
 
 def test_two_hosts_tell_what_sending_takes_and_nothing_is_left():
-    before, secret = children(), new_secret()
+    before, secret = children(), new_secret().hex()
     with probes([HERE, replace(HERE, name="again")]) as begun:
         ports = [probe.ask("listen", address="127.0.0.1", secret=secret)["port"] for probe in begun]
         found = measure_network_time(begun, ports, secret, seconds=0.05)

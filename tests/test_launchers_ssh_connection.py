@@ -59,7 +59,7 @@ def test_an_agent_is_heard_though_its_login_shell_goes_on_printing():
             assert events.get(timeout=60).frame.kind == "stopped"
 
 
-SAYING = "from sparsepipe.host.frames import FrameWriter; FrameWriter(1).send(**{!r}); input()"
+SAYING = "from sparsepipe.runtime.wire.frames import FrameWriter; FrameWriter(1).send(**{!r}); input()"
 HELLO = {"kind": "hello", "folder": "/f", "address": "10.0.0.1", "has_data": True, "facts": {}}
 WRONG = {
     "no folder": ({key: value for key, value in HELLO.items() if key != "folder"}, "folder"),

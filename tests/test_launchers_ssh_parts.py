@@ -8,7 +8,6 @@ import pytest
 
 from sparsepipe.cluster import Cluster
 from sparsepipe.errors import InputError
-from sparsepipe.host.frames import MOST_PAYLOAD, Frame
 from sparsepipe.io.files import write_json
 from sparsepipe.launchers.going_on import tell_going_on, went_on
 from sparsepipe.launchers.ssh.controller import controlled
@@ -25,6 +24,7 @@ from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime.reporting.recorder import forget_rows
 from sparsepipe.runtime.training_state.checkpoint import newest_first
 from sparsepipe.runtime.training_state.checkpoint_folders import remove_partial
+from sparsepipe.runtime.wire.frames import MOST_PAYLOAD, Frame
 
 
 class Kept:

@@ -15,6 +15,7 @@ from processes import ENOUGH, until
 
 from sparsepipe import plots
 from sparsepipe.cluster import Cluster, Link
+from sparsepipe.cluster_probes.measure import loopback_link
 from sparsepipe.derived.digests import digest
 from sparsepipe.errors import InputError, RunFailed
 from sparsepipe.graph import Layer, LayerGraph
@@ -26,7 +27,7 @@ from sparsepipe.profiler import profile_model
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.record.campaigns import new_campaign
 from sparsepipe.reproduce import NOTEBOOKS, catalogue, reproduce, workplace
-from sparsepipe.reproduce.averaging import averaging_link, loopback_link
+from sparsepipe.reproduce.averaging import averaging_link
 from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
 from sparsepipe.reproduce.notebook_job import NotebookJob, NotebookProcesses, Outcome
 from sparsepipe.reproduce.workplace import Workplace

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import struct
 import threading
 import time
 from contextlib import suppress
@@ -20,7 +19,8 @@ from sparsepipe.runtime.replication.between_pipelines.opening import open_averag
 from sparsepipe.runtime.replication.between_pipelines.parameter_server import Store
 from sparsepipe.runtime.replication.between_pipelines.server import Server
 from sparsepipe.runtime.replication.between_pipelines.state import fetch_state
-from sparsepipe.runtime.transport.greeting import hello
+from sparsepipe.runtime.wire.frames import lengths
+from sparsepipe.runtime.wire.handshake import call
 
 
 def still(name, weight):
@@ -313,32 +313,33 @@ def test_strangers_at_the_port_change_nothing():
     trained = [Trained(board, p, layers, away(weights, 2)[p]) for p in range(2)]
     address = board.of(0).holders(1)[0].address
     secret = bytes.fromhex(address.secret)
-    greeting = hello(secret, 0, 0)
 
     def message(facts, payload=b"", length=None):
         said = facts if isinstance(facts, bytes) else json.dumps(facts).encode()
         length = len(payload) if length is None else length
-        return struct.pack("<4sIQ", b"sp-1", len(said), length) + said + payload
+        return lengths(len(said), length) + said + payload
 
     part = {"what": "reduce", "merge": 0, "pipeline": 0, "version": -1, "index": 0, "count": 2, "names": ["weight:a.w"]}
+    strangers = [b"GET / HTTP/1.1\r\n\r\n", b"x" * 72 + message(part)]
     said = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        hello(b"x" * 16, 0, 0) + message(part),
-        greeting + b"\0" * 64,
-        greeting + message(b"{", b""),
-        greeting + message([1]),
-        greeting + message({"what": "shutdown"}),
-        greeting + message(part, length=2**62),
-        greeting + message(part | {"names": ["weight:zzz"]}),
-        greeting + message(part | {"names": [["weight:a.w"]]}),
-        greeting + message(part | {"count": 0}),
-        greeting + message({"what": "state", "update": "soon"}),
-        greeting + struct.pack("<4sIQ", b"sp-1", 2**31, 0),
+        b"\0" * 64,
+        message(b"{", b""),
+        message([1]),
+        message({"what": "shutdown"}),
+        message(part, length=2**62),
+        message(part | {"names": ["weight:zzz"]}),
+        message(part | {"names": [["weight:a.w"]]}),
+        message(part | {"count": 0}),
+        message({"what": "state", "update": "soon"}),
+        lengths(2**31, 0),
     ]
     connections = []
     try:
-        for words in said:
+        for words in strangers:
             connections.append(socket.create_connection(address[:2]))
+            connections[-1].sendall(words)
+        for words in said:
+            connections.append(call(address.host, address.port, secret, (0, 0, 0), deadline=time.monotonic() + TIMEOUT))
             connections[-1].sendall(words)
         at_once(*(lambda one=one: one.step(still) for one in trained))
         for one in trained:

@@ -13,11 +13,12 @@ import torch.distributed as dist
 from processes import ENOUGH
 
 from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
-from sparsepipe.runtime.transport import greeting
 from sparsepipe.runtime.transport.channel import Inbox, LocalQueue, Outbox, tag_of
-from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode
+from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, HEADER_BYTES, Packet, Slot, encode
 from sparsepipe.runtime.transport.shared_memory import Pipes, SharedMemory, SharedMemoryTransport, make_pipe
 from sparsepipe.runtime.transport.sockets import DEPTH, Sockets, SocketTransport, connect
+from sparsepipe.runtime.wire import handshake
+from sparsepipe.runtime.wire.frames import LENGTHS_BYTES, lengths
 
 
 def _packet(minibatch: int, *, rows: int = 4, direction: int = FORWARD) -> Packet:
@@ -79,7 +80,7 @@ def _joined_by_sockets() -> tuple[Sockets, socket.socket]:
 
 def _framed(packet: Packet) -> bytes:
     header, payload = encode(packet)
-    return payload.nbytes.to_bytes(8, "little") + header.numpy().tobytes() + payload.numpy().tobytes()
+    return lengths(header.nbytes, payload.nbytes) + header.numpy().tobytes() + payload.numpy().tobytes()
 
 
 def test_a_socket_brings_a_few_packets_ahead_and_then_no_more() -> None:
@@ -162,12 +163,12 @@ def test_a_stranger_who_knows_no_secret_is_taken_for_no_rank(monkeypatch) -> Non
 def test_strangers_cost_a_meeting_no_more_than_their_own_connections(monkeypatch) -> None:
     """Each that said nothing cost as long as it was listened to, one after the other, past the deadline."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(greeting, "_SECONDS", 2 * ENOUGH)  # whoever waits for one stranger is past the deadline
+    monkeypatch.setattr(handshake, "SECONDS", 2 * ENOUGH)  # whoever waits for one stranger is past the deadline
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as strangers:
         waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=ENOUGH)
         host, port, _ = json.loads(store.get("socket/1"))
-        for said in (b"", b"half of a greeting", *[b""] * 100):
+        for said in (b"", b"half of a reply", *[b""] * 100):
             stranger = strangers.enter_context(socket.create_connection((host, port)))
             stranger.sendall(said)
         own = connect(store, 0, [(1, TAG)], [], timeout=ENOUGH)
@@ -178,7 +179,7 @@ def test_strangers_cost_a_meeting_no_more_than_their_own_connections(monkeypatch
 
 def test_strangers_do_not_hold_up_a_deadline(monkeypatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(greeting, "_SECONDS", 2 * ENOUGH)
+    monkeypatch.setattr(handshake, "SECONDS", 2 * ENOUGH)
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=3)
@@ -193,7 +194,7 @@ def test_a_frame_is_as_long_as_its_header_says(length: int) -> None:
     """A length of 2^62 was asked of the memory as it stood."""
     sockets, peer = _joined_by_sockets()
     frame = _framed(_packet(0, rows=100))
-    peer.sendall(length.to_bytes(8, "little") + frame[8:])
+    peer.sendall(lengths(HEADER_BYTES, length) + frame[LENGTHS_BYTES:])
     inbox = Inbox([(0, 0)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(sockets)])
     with pytest.raises(PacketMismatch, match=f"a frame of {length} bytes whose header says"):
         inbox.take(0, timeout=ENOUGH, action="1F0")
@@ -207,7 +208,7 @@ def test_a_header_comes_alone_where_something_else_carries_the_payload_and_nowhe
     theirs, peer = socket.socketpair()
     sockets = Sockets({}, {(0, TAG): theirs}, headers_alone=headers_alone)
     header, payload = encode(_packet(0, rows=100))
-    peer.sendall(bytes(8) + header.numpy().tobytes() + _framed(_packet(1, rows=100)))
+    peer.sendall(lengths(HEADER_BYTES, 0) + header.numpy().tobytes() + _framed(_packet(1, rows=100)))
     taken = []
     with pytest.raises(PacketMismatch, match="a frame of .* bytes whose header says"):
         for _ in range(2):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import queue
 import shutil
 import socket
 import threading
@@ -18,17 +19,16 @@ from processes import ENOUGH, until
 from runtime_jobs import run_ranks
 
 from sparsepipe.errors import InputError
-from sparsepipe.launchers.ssh import certificate
-from sparsepipe.runtime.encryption import CERTIFICATE, Encryption
 from sparsepipe.runtime.failures import PeerLost
-from sparsepipe.runtime.pipelines.proof import NONCE_BYTES, PROOF_BYTES, nonce, reply
 from sparsepipe.runtime.processes.identity import Identity
-from sparsepipe.runtime.rendezvous.address import StoreAddress
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
 from sparsepipe.runtime.transport import encrypted_group, sockets
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.sockets import Sockets, SocketTransport, connect
+from sparsepipe.runtime.wire.address import ListenerAddress
+from sparsepipe.runtime.wire.encryption import CERTIFICATE, Encryption, new_certificate, tls_of
+from sparsepipe.runtime.wire.handshake import NAME_BYTES, OPENING_BYTES, PROOF_BYTES, Caller, Listener, reply
 from sparsepipe.runtime.worker.join import joined
 
 SECRET = b"0123456789abcdef"
@@ -98,13 +98,13 @@ class WiredStore:
 
 @pytest.fixture(scope="module")
 def encryption(tmp_path_factory):
-    return Encryption.write(tmp_path_factory.mktemp("job"), certificate.new_certificate())
+    return Encryption.write(tmp_path_factory.mktemp("job"), new_certificate())
 
 
 @pytest.fixture(scope="module")
 def another(tmp_path_factory):
     """That of another job."""
-    return Encryption.write(tmp_path_factory.mktemp("other"), certificate.new_certificate())
+    return Encryption.write(tmp_path_factory.mktemp("other"), new_certificate())
 
 
 @pytest.fixture
@@ -129,11 +129,11 @@ def test_a_certificate_is_for_its_owner_alone_and_one_that_cannot_be_used_is_ref
 def test_without_openssl_nothing_is_encrypted(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="needs the program openssl"):
-        certificate.new_certificate()
+        new_certificate()
     (tmp_path / "openssl").write_text("#!/bin/sh\necho no such curve >&2; exit 1\n")
     (tmp_path / "openssl").chmod(0o755)
     with pytest.raises(InputError, match="openssl made no certificate: no such curve"):
-        certificate.new_certificate()
+        new_certificate()
 
 
 def test_ranks_that_meet_in_a_store_of_torchs_own_are_refused(tmp_path):
@@ -152,7 +152,7 @@ def test_ranks_that_meet_in_a_store_of_torchs_own_are_refused(tmp_path):
 def test_what_is_said_to_a_store_passes_in_clear_only_where_it_is_not_encrypted(encryption, wire, encrypts):
     used = encryption if encrypts else None
     with closing(StoreServer("127.0.0.1", SECRET, encryption=used)) as server:
-        where = StoreAddress("127.0.0.1", wire.to(server.port), SECRET)
+        where = ListenerAddress("127.0.0.1", wire.to(server.port), SECRET)
         with ExitStack() as stack:
             first, second = (
                 stack.enter_context(closing(KeyedStore(where, rank=k, timeout=ENOUGH, encryption=used)))
@@ -168,14 +168,14 @@ def test_what_is_said_to_a_store_passes_in_clear_only_where_it_is_not_encrypted(
 
 def test_a_store_hears_nobody_in_clear_and_nobody_with_another_certificate(encryption, another):
     with closing(StoreServer("127.0.0.1", SECRET, encryption=encryption)) as server:
-        where = StoreAddress("127.0.0.1", server.port, SECRET)
+        where = ListenerAddress("127.0.0.1", server.port, SECRET)
         with closing(KeyedStore(where, rank=0, timeout=ENOUGH)) as in_clear:
             with pytest.raises(OSError):  # noqa: PT011, whatever is said of it
                 in_clear.check(["key"])
         with pytest.raises(OSError, match="certificate"):
             KeyedStore(where, rank=0, timeout=ENOUGH, encryption=another)
-        with closing(_proved(where, more=b'{"pipeline": 0, "rank": 0, "attempt": 0}\n')) as hasty:
-            assert hasty.recv(100) == b"", "what was said in clear is none of what is said within TLS"
+        with closing(_proved(where, more=bytes(NAME_BYTES))) as hasty:
+            until(lambda: _ended(hasty), "what was said in clear is none of what is said within TLS")
         with closing(_proved(where)) as silent, closing(_proved(where)) as noisy:
             assert len(noisy.recv(PROOF_BYTES)) == PROOF_BYTES
             noisy.sendall(b"no handshake" * 100)
@@ -188,19 +188,25 @@ def test_a_store_hears_nobody_in_clear_and_nobody_with_another_certificate(encry
 
 def test_who_answers_in_the_place_of_a_store_learns_nothing(encryption, another):
     with closing(StoreServer("127.0.0.1", SECRET, encryption=another)) as server:
-        where = StoreAddress("127.0.0.1", server.port, SECRET)
+        where = ListenerAddress("127.0.0.1", server.port, SECRET)
         with pytest.raises(OSError, match="certificate"):
             KeyedStore(where, rank=0, timeout=ENOUGH, encryption=encryption)
 
 
 def _proved(where, *, more=b""):
     """A connection that has proved to have the secret, with `more` behind that."""
+    return _named(where, more)[0]
+
+
+def _named(where, more=b""):
+    """Such a connection, and the name that it gave."""
     connection = socket.create_connection((where.host, where.port), ENOUGH)
     heard = b""
-    while len(heard) < NONCE_BYTES:
-        heard += connection.recv(NONCE_BYTES - len(heard))
-    connection.sendall(reply(where.secret, heard, nonce()) + more)
-    return connection
+    while len(heard) < OPENING_BYTES:
+        heard += connection.recv(OPENING_BYTES - len(heard))
+    said = reply(where.secret, heard, (0, 0, 0))
+    connection.sendall(said + more)
+    return connection, said[:NAME_BYTES]
 
 
 def _ended(connection):
@@ -216,16 +222,20 @@ def _ended(connection):
 # --- packets ---------------------------------------------------------------------------------------------------------
 
 
-def _joined(wire, *encryptions, store=None) -> list[Sockets]:
-    """Connect ranks with each other, each of which goes by its own of the encryptions."""
-    store, ranks = store or dist.HashStore(), range(len(encryptions))
+def _joining(pool, wire, *encryptions):
+    """Begin to connect ranks with each other, each of which goes by its own of the encryptions."""
+    store, ranks = dist.HashStore(), range(len(encryptions))
 
     def joined(rank):
         ways = {(peer, 0) for peer in ranks if peer != rank}
         return connect(WiredStore(store, wire), rank, ways, ways, timeout=ENOUGH, encryption=encryptions[rank])
 
+    return [pool.submit(joined, rank) for rank in ranks]
+
+
+def _joined(wire, *encryptions) -> list[Sockets]:
     with ThreadPoolExecutor(len(encryptions)) as pool:
-        return list(pool.map(joined, ranks))
+        return [one.result() for one in _joining(pool, wire, *encryptions)]
 
 
 def _message() -> Packet:
@@ -250,31 +260,32 @@ def test_packets_arrive_as_they_are_and_pass_in_clear_only_where_they_are_not_en
 
 
 def test_a_rank_without_the_jobs_certificate_gets_nothing(encryption, another, wire):
-    first, second = _joined(wire, encryption, another)
-    message = SocketTransport(first).send(_message(), 1, 0, deadline=time.monotonic() + ENOUGH, message="sending")
-    with pytest.raises(PeerLost, match="certificate"):
-        message.wait(time.monotonic() + ENOUGH, "sending")
-    with pytest.raises(PeerLost):
-        second.take(0, 0, deadline=time.monotonic() + ENOUGH, message="receiving")
-    assert PATTERN not in wire.heard
-    first.close()
-    second.close()
+    with ThreadPoolExecutor(2) as pool:
+        failures = [one.exception() for one in _joining(pool, wire, encryption, another)]
+    assert all(isinstance(one, PeerLost) for one in failures)
+    assert any("certificate" in str(one) for one in failures), "the other may only see that this one has gone"
 
 
 def test_whose_connection_it_is_cannot_be_changed_between_the_hosts(encryption):
-    """Who carries bytes between hosts could say one greeting before another rank's TLS: it is said again within."""
-    for told, passes in ((b"rank 3", False), (b"rank 2", True)):
-        one, other = socket.socketpair()
-        with closing(encryption.calling(one, b"rank 2")) as caller, closing(encryption.called(other, told)) as listener:
-            with ThreadPoolExecutor(1) as pool:
-                said = pool.submit(caller.sendmsg, [memoryview(b"payload")])
-                room = memoryview(bytearray(7))
-                if passes:
-                    assert listener.recv_into(room, 7) == 7 and bytes(room) == b"payload"
-                else:
-                    with pytest.raises(ConnectionError, match="not whose it was said to be"):
-                        listener.recv_into(room, 7)
-                said.result()
+    """Who carries bytes between hosts could put one rank's handshake before another's TLS: it is said again within."""
+    taken: queue.SimpleQueue[Caller] = queue.SimpleQueue()
+    with closing(Listener("127.0.0.1", SECRET, taken.put, tls=tls_of(encryption, server_side=True))) as listener:
+        where = ListenerAddress("127.0.0.1", listener.port, SECRET)
+        for other in (True, False):
+            connection, name = _named(where)
+            with closing(connection) as proved:
+                heard = b""
+                while len(heard) < PROOF_BYTES:
+                    heard += proved.recv(PROOF_BYTES - len(heard))
+                with tls_of(encryption, server_side=False).wrap_socket(proved) as within:
+                    within.sendall(bytes(NAME_BYTES) if other else name)
+                    if other:
+                        assert not within.recv(1)
+                    else:
+                        caller = taken.get(timeout=ENOUGH)
+                        caller.connection.close()
+                        assert caller.who == (0, 0, 0)
+        assert taken.empty()
 
 
 # --- sums ------------------------------------------------------------------------------------------------------------

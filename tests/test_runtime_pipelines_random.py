@@ -14,7 +14,7 @@ import pytest
 from sparsepipe.replication import RULES, SERVER, rule
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.journal import apply, from_json, to_json
-from sparsepipe.runtime.pipelines.messages import line_of
+from sparsepipe.runtime.pipelines.messages import encoded
 from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines, RunState
 from sparsepipe.runtime.pipelines.work import WAIT
 
@@ -61,7 +61,7 @@ class Run:
 
     def _keep(self, before, row):
         if self.state.changes.version != before:
-            self.log.append(json.loads(line_of(row)))
+            self.log.append(json.loads(encoded(row)))
         self.rows += self.state.changes.rows
         for twin in self.twins:
             assert self.state.changes.rows == twin.changes.rows

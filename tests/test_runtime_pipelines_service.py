@@ -25,16 +25,20 @@ from sparsepipe.launchers.local import coordination
 from sparsepipe.launchers.local.coordination import Coordination, GoneAttempts
 from sparsepipe.record.record_files import read_metrics
 from sparsepipe.runtime import commands
-from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
-from sparsepipe.runtime.pipelines.address import ADDRESS, CoordinatorAddress
+from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
-from sparsepipe.runtime.pipelines.client import Connection, connect
+from sparsepipe.runtime.pipelines.client import connect
 from sparsepipe.runtime.pipelines.journal import complete_record
-from sparsepipe.runtime.pipelines.messages import MOST_BYTES, line_of
+from sparsepipe.runtime.pipelines.messages import encoded
 from sparsepipe.runtime.pipelines.resuming import keep_nothing, keep_rows, recorded_pace
 from sparsepipe.runtime.pipelines.state import Request, RunOfPipelines, RunState
+from sparsepipe.runtime.wire.address import COORDINATOR, ListenerAddress
+from sparsepipe.runtime.wire.frames import MOST_BYTES, lengths
+from sparsepipe.runtime.wire.handshake import NAME_BYTES, PROOF_BYTES, opening
+from sparsepipe.runtime.wire.messages import Requests
 
 TIMEOUT = 60.0
+REPLY_BYTES = NAME_BYTES + PROOF_BYTES
 
 
 def start(run_dir, *, pipelines=2, rule=None, launch="0", resume=None):
@@ -144,12 +148,12 @@ def test_a_coordinator_that_is_killed_is_replaced_while_pipelines_go_on(tmp_path
     def kill_and_replace():
         nonlocal kills
         while not over.wait(draw.uniform(0.0, 0.5)):
-            before = CoordinatorAddress.read(run_dir)
+            before = ListenerAddress.read(run_dir / COORDINATOR)
             current[0].send_signal(signal.SIGKILL)
             current[0].communicate()
             current[0] = start(run_dir, pipelines=3, rule="partial-reduce")
             kills += 1
-            while CoordinatorAddress.read(run_dir) == before and not over.wait(0.05):
+            while ListenerAddress.read(run_dir / COORDINATOR) == before and not over.wait(0.05):
                 pass
 
     with connected(run_dir, 3, epoch=40, total=total, whole=2) as clients:
@@ -250,10 +254,19 @@ def test_a_pipeline_that_ends_for_good_while_there_is_no_coordinator_is_told_to_
 def test_strangers_cost_nothing_but_their_own_connections(tmp_path) -> None:
     """Five thousand of them: who say nothing, something else, too much, or have another secret."""
     run_dir, draw = tmp_path / "run", random.Random(5)
-    said = (b"", b"\n", b"x" * 48, b'{"call": "leave"}\n' * 3, bytes(48), draw.randbytes(100_000), b"\xff" * 47)
+    said = (
+        b"",
+        b"\n",
+        b"x" * 48,
+        b'{"call": "leave"}\n' * 3,
+        bytes(48),
+        draw.randbytes(100_000),
+        b"\xff" * (REPLY_BYTES - 1),
+        b"\xff" * REPLY_BYTES,
+    )
     with serving(run_dir, pipelines=1) as process, connected(run_dir, 1, epoch=10**6, total=10**6) as (client,):
         client.next_task(0)
-        address = CoordinatorAddress.read(run_dir)
+        address = ListenerAddress.read(run_dir / COORDINATOR)
         held, took = [], []
         for k in range(5000):
             stranger = socket.socket()
@@ -278,32 +291,38 @@ def test_strangers_cost_nothing_but_their_own_connections(tmp_path) -> None:
         assert rows < 500e6
 
 
+LIVE = {"id": 2, "call": "live", "wait": 0.0, "given": {}, "done": []}
+
+
+def asking(address, who=(0, -1, 0)):
+    """A caller whose end is not its pipeline's, but for another `who`."""
+    return Requests(address, who, deadline=time.monotonic() + ENOUGH)
+
+
+def framed(head):
+    return lengths(len(head), 0) + head
+
+
 def test_a_rank_that_says_what_is_no_request_is_shut_out_alone(tmp_path) -> None:
     run_dir, draw = tmp_path / "run", random.Random(3)
-    good = line_of({"id": 1, "call": "live", "wait": 0.0, "given": {}, "done": []})
+    good = encoded({"id": 1, "call": "live", "wait": 0.0, "given": {}, "done": []})
     with serving(run_dir, pipelines=1) as process, connected(run_dir, 1) as (client,):
-        address = CoordinatorAddress.read(run_dir)
-        hello = {"pipeline": 0, "rank": -1, "attempt": 0}  # whose end is not its pipeline's
-        lines = [b"\n", b"[]\n", b"{}\n", b'{"id": 1}\n', b"[" * 10_000 + b"\n", b"x" * (MOST_BYTES + 10), b"null\n"]
-        lines += [bytes(draw.choice(good) for _ in range(len(good))) + b"\n" for _ in range(50)]
-        lines += [good[:k] + draw.randbytes(1) + good[k + 1 :] for k in range(len(good) - 1)]
-        for line in lines:
-            own = Connection(address, hello, deadline=time.monotonic() + ENOUGH)
-            with closing(own), suppress(OSError, InputError):
-                own._socket.sendall(line)
-                own.request(
-                    {"id": 2, "call": "live", "wait": 0.0, "given": {}, "done": []}, deadline=time.monotonic() + 0.05
-                )
+        address = ListenerAddress.read(run_dir / COORDINATOR)
+        said = [framed(head) for head in (b"", b"[]", b"{}", b'{"id": 1}', b"[" * 10_000, b"null")]
+        said += [b"\n", b"x" * 100, lengths(MOST_BYTES + 1, 0), lengths(len(good), 1) + good, lengths(2**31, 2**62)]
+        said += [framed(bytes(draw.choice(good) for _ in range(len(good)))) for _ in range(50)]
+        said += [framed(good[:k] + draw.randbytes(1) + good[k + 1 :]) for k in range(len(good))]
+        for words in said:
+            with closing(asking(address)) as own, suppress(OSError, InputError, PacketMismatch):
+                own._socket.sendall(words)
+                own.request(2, encoded(LIVE), deadline=time.monotonic() + 0.05)
         for call, given in (("take_minibatch", {"task": -1, "place": 0}), ("take_minibatch", {}), ("none", {})):
-            own = Connection(address, hello, deadline=time.monotonic() + ENOUGH)
-            with closing(own):
-                asked = {"id": 2, "call": call, "wait": 0.0, "given": given, "done": []}
-                assert own.request(asked, deadline=time.monotonic() + ENOUGH)["error"] == "refused"
-        nobody = Connection(address, {**hello, "pipeline": -7}, deadline=time.monotonic() + ENOUGH)
-        with closing(nobody), pytest.raises(OSError):
-            nobody.request(
-                {"id": 2, "call": "live", "wait": 0.0, "given": {}, "done": []}, deadline=time.monotonic() + ENOUGH
-            )
+            with closing(asking(address)) as own:
+                asked = encoded({**LIVE, "call": call, "given": given})
+                assert own.request(2, asked, deadline=time.monotonic() + ENOUGH)["error"] == "refused"
+        for nobody in ((-7, 0, 0), (0, -2, 0), (0, 0, -1)):
+            with closing(asking(address, nobody)) as own, pytest.raises(OSError):
+                own.request(2, encoded(LIVE), deadline=time.monotonic() + ENOUGH)
         time.sleep(1)
         assert client.next_task(0).kind is Kind.TRAIN and process.poll() is None
 
@@ -315,22 +334,22 @@ def test_who_takes_the_port_of_a_coordinator_learns_nothing(tmp_path) -> None:
     secret = secrets.token_bytes(16)
     with socket.create_server(("127.0.0.1", 0)) as server:
         told = {"host": "127.0.0.1", "port": server.getsockname()[1], "secret": secret.hex(), "pipelines": 2}
-        write_atomic(run_dir / ADDRESS, json.dumps(told), private=True)
+        write_atomic(run_dir / COORDINATOR, json.dumps(told), private=True)
 
         def listen():
             connection, _ = server.accept()
             with connection:
-                connection.sendall(bytes(16))
+                connection.sendall(opening())
                 heard.extend(connection.recv(1000))
-                connection.sendall(bytes(32))
+                connection.sendall(bytes(PROOF_BYTES))
                 heard.extend(connection.recv(1000))
 
         threading.Thread(target=listen, daemon=True).start()
         with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=5.0)) as client:
             with pytest.raises(DeadlinePassed, match="next_task of rank 0 of pipeline 0 waited 5 s for the coord"):
                 client.next_task(0)
-    until(lambda: len(heard) >= 48, "what it says")
-    assert len(heard) == 48 and secret not in bytes(heard) and secret.hex().encode() not in bytes(heard)
+    until(lambda: len(heard) >= REPLY_BYTES, "what it says")
+    assert len(heard) == REPLY_BYTES and secret not in bytes(heard) and secret.hex().encode() not in bytes(heard)
 
 
 def test_no_coordinator_is_said_within_the_deadline(tmp_path) -> None:
@@ -457,10 +476,9 @@ def test_a_rank_that_reads_no_answers_is_shut_out(tmp_path) -> None:
     with serving(run_dir) as process, connected(run_dir, 1) as (client,):
         layers = tuple(f"layer{k}" * 100 for k in range(500))
         client.register(Holder(0, 0, layers, Address("127.0.0.1", 4711, "ab")))
-        hello = {"pipeline": 0, "rank": -1, "attempt": 0}
-        own = Connection(CoordinatorAddress.read(run_dir), hello, deadline=time.monotonic() + ENOUGH)
+        own = asking(ListenerAddress.read(run_dir / COORDINATOR))
         own._socket.settimeout(ENOUGH)
-        asked = line_of({"id": 1, "call": "holders", "wait": 0.0, "given": {"pipeline": 0}, "done": []})
+        asked = framed(encoded({**LIVE, "call": "holders", "given": {"pipeline": 0}}))
         with closing(own), pytest.raises(OSError):
             for _ in range(300):
                 own._socket.sendall(asked * 10)

@@ -11,10 +11,11 @@ import pytest
 import torch.distributed as dist
 
 from sparsepipe.errors import InputError
-from sparsepipe.runtime.pipelines.proof import NONCE_BYTES, nonce, reply
-from sparsepipe.runtime.rendezvous.address import ADDRESS, StoreAddress
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
+from sparsepipe.runtime.wire.address import STORE, ListenerAddress
+from sparsepipe.runtime.wire.frames import lengths
+from sparsepipe.runtime.wire.handshake import OPENING_BYTES, opening, reply
 
 SECRET = b"0123456789abcdef"
 
@@ -22,7 +23,7 @@ SECRET = b"0123456789abcdef"
 @pytest.fixture
 def where():
     server = StoreServer("127.0.0.1", SECRET)
-    yield StoreAddress("127.0.0.1", server.port, SECRET)
+    yield ListenerAddress("127.0.0.1", server.port, SECRET)
     server.close()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), 1)
@@ -80,12 +81,14 @@ def test_attempts_and_connections_of_one_rank_are_told_apart(store_at):
 def test_who_does_not_have_the_secret_is_not_heard(where, store_at):
     store_at().set("x", "1")
     with pytest.raises(OSError):
-        store_at(where=StoreAddress(where.host, where.port, b"another secret 0"))
-    for said in (b"", b"\0" * 4096, b"GET / HTTP/1.0\r\n\r\n", reply(b"wrong", nonce(), nonce())):
+        store_at(where=ListenerAddress(where.host, where.port, b"another secret 0"))
+    for said in (b"", b"\0" * 4096, b"GET / HTTP/1.0\r\n\r\n", reply(b"wrong", opening(), (0, 0, 0))):
         with socket.create_connection((where.host, where.port), 10) as stranger:
-            stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)
-            stranger.sendall(said + b'{"id": 0, "op": "get", "keys": ["x"], "seconds": 0}\n')
-            stranger.shutdown(socket.SHUT_WR)
+            stranger.recv(OPENING_BYTES, socket.MSG_WAITALL)
+            asked = b'{"id": 0, "op": "get", "keys": ["x"], "seconds": 0}'
+            stranger.sendall(said + lengths(len(asked), 0) + asked)
+            with suppress(OSError):  # it is shut already
+                stranger.shutdown(socket.SHUT_WR)
             with suppress(ConnectionResetError):
                 assert not stranger.recv(1024)
     assert store_at().get("x") == b"1"
@@ -104,16 +107,17 @@ def test_who_does_not_have_the_secret_is_not_heard(where, store_at):
 )
 def test_what_is_no_request_ends_the_connection_that_made_it_alone(store_at, message):
     kept, broken = store_at(), store_at(1)
-    broken._connection._socket.sendall(json.dumps(message).encode() + b"\n")
+    said = json.dumps(message).encode()
+    broken._connection._socket.sendall(lengths(len(said), 0) + said)
     assert broken._connection._socket.recv(1024) == b""
     kept.set("x", "1")
 
 
 def test_its_address_is_for_its_owner_alone(tmp_path):
     (tmp_path / "control").mkdir()
-    StoreAddress("10.0.0.1", 99, SECRET).write(tmp_path)
-    assert (tmp_path / ADDRESS).stat().st_mode & 0o777 == 0o600
-    assert StoreAddress.read(tmp_path) == StoreAddress("10.0.0.1", 99, SECRET)
-    (tmp_path / ADDRESS).write_text('{"host": "10.0.0.1", "port": 99, "secret": "xyz"}')
+    ListenerAddress("10.0.0.1", 99, SECRET).write(tmp_path / STORE)
+    assert (tmp_path / STORE).stat().st_mode & 0o777 == 0o600
+    assert ListenerAddress.read(tmp_path / STORE) == ListenerAddress("10.0.0.1", 99, SECRET)
+    (tmp_path / STORE).write_text('{"host": "10.0.0.1", "port": 99, "secret": "xyz"}')
     with pytest.raises(InputError, match="damaged"):
-        StoreAddress.read(tmp_path)
+        ListenerAddress.read(tmp_path / STORE)

@@ -26,10 +26,10 @@ from sparsepipe import (
 from sparsepipe.io.files import read_rows
 from sparsepipe.launchers import Job, launch
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.rendezvous.address import StoreAddress
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
 from sparsepipe.runtime.reporting.metrics import pace_of
+from sparsepipe.runtime.wire.address import ListenerAddress
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.replay import LinksOfHost, LinksOverHosts, Replay
 from sparsepipe.schedule import Op, compile
@@ -182,7 +182,7 @@ def _slower(cost: LayerCost, factor: float) -> LayerCost:
 def store():
     """What connects a rank to the store of a job on several hosts."""
     server = StoreServer("127.0.0.1", b"0123456789abcdef")
-    where = StoreAddress("127.0.0.1", server.port, b"0123456789abcdef")
+    where = ListenerAddress("127.0.0.1", server.port, b"0123456789abcdef")
     with ExitStack() as stack:
         stack.callback(server.close)
         yield lambda rank: stack.enter_context(closing(KeyedStore(where, rank=rank, timeout=ENOUGH)))

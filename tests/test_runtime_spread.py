@@ -15,9 +15,9 @@ from sparsepipe.runtime.processes.ballot import Answer
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.processes.spread_announcement import SpreadAnnouncement
 from sparsepipe.runtime.processes.spread_ballot import SpreadBallot
-from sparsepipe.runtime.rendezvous.address import StoreAddress
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
+from sparsepipe.runtime.wire.address import ListenerAddress
 
 SECRET = b"0123456789abcdef"
 HOSTS = ((0, 2), (1,), (3, 4))
@@ -47,7 +47,7 @@ class Ranks:
 @pytest.fixture
 def ranks(tmp_path):
     with closing(StoreServer("127.0.0.1", SECRET)) as server, ExitStack() as stack:
-        where = StoreAddress("127.0.0.1", server.port, SECRET)
+        where = ListenerAddress("127.0.0.1", server.port, SECRET)
         stores = [stack.enter_context(closing(KeyedStore(where, rank=rank, timeout=ENOUGH))) for rank in range(5)]
         yield Ranks(tmp_path, stores, stack)
 

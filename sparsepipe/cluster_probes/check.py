@@ -10,7 +10,8 @@ from ..cluster import Cluster, Node
 from ..display.counting import number_of
 from ..errors import InputError
 from ..host.addresses import is_loopback
-from .hosts import Probe, for_each, new_secret, probes
+from ..runtime.wire.handshake import new_secret
+from .hosts import Probe, for_each, probes
 
 _MOST_CLOCK_SECONDS = 5.0
 _LEAST_DISK_BYTES = 1e9
@@ -81,7 +82,7 @@ def unlike_networks(nodes: Sequence[Node]) -> list[str]:
 
 def unreached(begun: Sequence[Probe]) -> list[str]:
     """What keeps hosts from reaching each other: an address that is not theirs, a firewall, another network."""
-    secret = new_secret()
+    secret = new_secret().hex()
     ports = for_each(lambda probe: _tried(probe, "listen", address=probe.node.address, secret=secret), begun)
     found = [
         f"{said} for {probe.node.address}; give its address on the cluster's network"

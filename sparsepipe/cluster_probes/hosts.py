@@ -1,7 +1,6 @@
 """A probe on each host: the program of probe.py as a process there, asked in frames, and ended with its input."""
 
 import json
-import secrets
 import subprocess
 import tempfile
 import time
@@ -13,18 +12,18 @@ from typing import Any, TypeVar
 
 from ..cluster import Node
 from ..errors import InputError
-from ..host import frames
-from ..host.frames import FrameReader, FrameWriter
 from ..host.python_path import python_on_host, this_python
 from ..host.ssh import command_failure, ssh_command, ssh_failure
 from ..io.fields import complaint
+from ..runtime.wire import frames, handshake
+from ..runtime.wire.frames import FrameReader, FrameWriter
 
 TORCH_SECONDS = 300.0  # for torch to begin and compute there, on a cold disk
 _SSH_FAILED = 255  # ssh's own exit code
 _MOST_ERRORS = 1 << 20  # bytes of what it says on standard error that are looked at
 _TO_END = 10.0  # seconds
 _AT_ONCE = 64  # hosts asked at a time
-_FILES = (Path(frames.__file__), Path(__file__).with_name("probe.py"))
+_FILES = (Path(frames.__file__), Path(handshake.__file__), Path(__file__).with_name("probe.py"))
 _PROGRAM = "\n".join(f"exec({path.read_text()!r})" for path in _FILES)  # one behind the other
 T = TypeVar("T")
 
@@ -122,7 +121,3 @@ def for_each(act: Callable[..., T], *each: Sequence[Any]) -> list[T]:
     count = len(each[0])
     with ThreadPoolExecutor(max_workers=max(1, min(count, _AT_ONCE))) as pool:
         return list(pool.map(act, *each))
-
-
-def new_secret() -> str:
-    return secrets.token_hex(32)

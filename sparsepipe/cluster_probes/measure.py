@@ -22,8 +22,9 @@ from typing import Any
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
+from ..runtime.wire.handshake import new_secret
 from .check import unlike_networks
-from .hosts import TORCH_SECONDS, Probe, for_each, new_secret, probes
+from .hosts import TORCH_SECONDS, Probe, for_each, probes
 
 _TURNS = 5
 _TRANSFER_SECONDS = 0.3  # of each transfer, and of each loop without one
@@ -85,6 +86,7 @@ def with_network_time(nodes: Sequence[Node], seconds: dict[str, float]) -> list[
 
 
 SIZES = tuple(1 << power for power in (10, 14, 18, 22, 24))  # bytes of the messages
+_LOOPBACK_SIZES = (64, 4 * 2**20)
 _SECONDS = 0.2  # of messages of one size, or three of them
 _MOST_SECONDS = 600.0  # for the messages of one link
 ALIKE = 1.15  # devices of one type take at most so many times as long as the fastest of them
@@ -133,16 +135,14 @@ def measure_cluster(
     """
     if told := unlike_networks(cluster.nodes):
         raise InputError(told[0])
-    secret = new_secret()
+    secret = new_secret().hex()
     with probes(cluster.nodes) as begun:
         ports = for_each(lambda probe: probe.ask("listen", address=probe.node.address, secret=secret)["port"], begun)
         where = {probe.node.name: (probe, port) for probe, port in zip(begun, ports, strict=True)}
 
         def link(a: str, b: str) -> MeasuredLink:
-            probe, (other, port) = where[a][0], where[b]
-            facts = {"address": other.node.address, "port": port, "secret": secret}
-            said = probe.ask("link", **facts, sizes=list(sizes), seconds=seconds, timeout=_MOST_SECONDS)
-            return MeasuredLink((a, b), {int(size): float(took) for size, took in said["times"].items()})
+            other, port = where[b]
+            return measure_link(where[a][0], other, port, secret, sizes=sizes, seconds=seconds)
 
         links = [one for pairs in rounds(list(where)) for one in for_each(link, *zip(*pairs, strict=True))]
         inside = {probe.node.name: _inside(probe, link(probe.node.name, probe.node.name)) for probe in begun}
@@ -155,6 +155,29 @@ def measure_cluster(
     nodes = [replace(node, link=inside[node.name]) for node in cluster.nodes]
     nodes = with_network_time(unlike_devices(nodes, computed), network_seconds)
     return Measured(Cluster(tuple(nodes), slowest), tuple(links), computed, network_seconds)
+
+
+def measure_link(
+    probe: Probe, peer: Probe, port: int, secret: str, *, sizes: Sequence[int] = SIZES, seconds: float = _SECONDS
+) -> MeasuredLink:
+    """Measure the link from one host to another, where that one's probe listens. Raises InputError."""
+    facts = {"address": peer.node.address, "port": port, "secret": secret}
+    said = probe.ask("link", **facts, sizes=list(sizes), seconds=seconds, timeout=_MOST_SECONDS)
+    times = {int(size): float(took) for size, took in said["times"].items()}
+    return MeasuredLink((probe.node.name, peer.node.name), times)
+
+
+def loopback_link() -> Link:
+    """Measure TCP over loopback now: latency from small messages, bandwidth from 4 MiB ones.
+
+    It is an upper bound for packets, and gloo's messages, that go through such sockets. Between processes that share
+    memory the latency holds for a packet's header, and the bandwidth is a lower bound for its payload.
+    Raises InputError.
+    """
+    here, secret = Node("this machine", (DeviceType(CPU),)), new_secret().hex()
+    with probes([here]) as (probe,):
+        port = probe.ask("listen", address=here.address, secret=secret)["port"]
+        return measure_link(probe, probe, port, secret, sizes=_LOOPBACK_SIZES).link
 
 
 def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:

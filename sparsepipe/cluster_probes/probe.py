@@ -1,20 +1,18 @@
-"""The program that is sent to each host: it answers questions, a frame each (host/frames.py), until its input ends.
+"""The program that is sent to each host: it answers questions, a frame each (wire/frames.py), until its input ends.
 
-It is run as `python -c` behind the text of host/frames.py, by whatever Python is there, with sparsepipe or without:
-standard library alone, and torch only for `compute`. It listens on the address that it is told, takes connections that
-prove the secret, and ends with its input.
+It is run as `python -c` behind the texts of wire/frames.py and wire/handshake.py, by whatever Python is there, with
+sparsepipe or without: standard library alone, and torch only for `compute`. It listens on the address that it is told,
+takes connections that prove the secret, and ends with its input.
 """
 
 from __future__ import annotations  # an older Python there is to be told of, not to fail in a traceback
 
 import hashlib
-import hmac
 import json
 import os
 import platform
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -23,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # there, they stand before this program
-    from ..host.frames import FrameReader, FrameWriter
+    from ..runtime.wire.frames import LENGTHS_BYTES, FrameReader, FrameWriter, lengths, read_lengths
+    from ..runtime.wire.handshake import Caller, Listener, call, fill
 
 PACKAGES = ("sparsepipe", "torch", "numpy")
-MOST_BYTES = 1 << 26  # of one message
-NONCE, PROOF, HEADER = 16, 32, struct.Struct("!Q")
-GREETING_SECONDS = 10.0
+MOST_SENT = 1 << 26  # of one message
+CONNECT_SECONDS = 10.0
 CPU = "cpu"
 WIDTH, ROWS = 1024, 512  # of the reference layer
 SENT_AT_ONCE = 1 << 18  # bytes of a message while loops run beside it
@@ -127,85 +125,54 @@ def gpus() -> list[tuple[str, float]]:
     return [every[number] for number in chosen if number < len(every)]
 
 
-class Listener:
-    """Takes connections on one address; each proves the secret, then sends messages that are acknowledged."""
+class Receiver:
+    """Listens on one address; who proves the secret sends messages that are acknowledged."""
 
     def __init__(self, address: str, secret: str) -> None:
-        self.secret = bytes.fromhex(secret)
-        where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        self.socket = socket.socket(where[0], socket.SOCK_STREAM)
-        self.socket.bind(where[4])
-        self.socket.listen(64)
-        self.port = self.socket.getsockname()[1]
         self.received = 0  # bytes, of all messages
-        threading.Thread(target=self.serve, daemon=True).start()
+        self.listener = Listener(address, bytes.fromhex(secret), self.take)
 
-    def serve(self) -> None:
-        while True:
-            connection, _ = self.socket.accept()
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+    def take(self, caller: Caller) -> None:
+        threading.Thread(target=self.answer, args=(caller.connection,), daemon=True).start()
 
     def answer(self, connection: socket.socket) -> None:
+        begin, room = bytearray(LENGTHS_BYTES), memoryview(bytearray(1 << 20))
         with connection:
+            connection.settimeout(CONNECT_SECONDS)
             try:
-                connection.settimeout(GREETING_SECONDS)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                nonce = os.urandom(NONCE)
-                connection.sendall(nonce)
-                if not hmac.compare_digest(proof(self.secret, nonce), received(connection, PROOF)):
-                    return
-                buffer = bytearray(1 << 20)
                 while True:
-                    left = HEADER.unpack(received(connection, HEADER.size))[0]
-                    if left > MOST_BYTES:
-                        return
+                    fill(connection, memoryview(begin))
+                    _, left = read_lengths(begin, most_head=0, most_payload=MOST_SENT)
                     while left:
-                        count = connection.recv_into(buffer, min(left, len(buffer)))
-                        if not count:
-                            return
-                        left -= count
-                        self.received += count
+                        part = room[: min(left, len(room))]
+                        fill(connection, part)
+                        left -= len(part)
+                        self.received += len(part)
                     connection.sendall(b"\1")
-            except OSError:
+            except (OSError, ValueError):
                 return
 
 
-def proof(secret: bytes, nonce: bytes) -> bytes:
-    return hmac.new(secret, nonce, hashlib.sha256).digest()
-
-
-def received(connection: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        part = connection.recv(count - len(found))
-        if not part:
-            raise OSError("the connection ended")
-        found += part
-    return found
-
-
-def connected(address: str, port: int, secret: str) -> socket.socket:
-    connection = socket.create_connection((address, port), timeout=GREETING_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(proof(bytes.fromhex(secret), received(connection, NONCE)))
-    return connection
+def connected(asked: dict[str, Any], address: str, port: int) -> socket.socket:
+    deadline = time.monotonic() + CONNECT_SECONDS
+    return call(address, port, bytes.fromhex(asked["secret"]), (0, 0, 0), deadline=deadline)
 
 
 def send(connection: socket.socket, payload: bytes) -> float:
     """Seconds of one message until it is acknowledged."""
     begin = time.perf_counter()
-    connection.sendall(HEADER.pack(len(payload)))
+    connection.sendall(lengths(0, len(payload)))
     connection.sendall(payload)
-    received(connection, 1)
+    fill(connection, memoryview(bytearray(1)))
     return time.perf_counter() - begin
 
 
-LISTENERS: list[Listener] = []
+RECEIVERS: list[Receiver] = []
 
 
 def listen(asked: dict[str, Any]) -> dict[str, Any]:
-    LISTENERS.append(Listener(asked["address"], asked["secret"]))
-    return {"port": LISTENERS[-1].port}
+    RECEIVERS.append(Receiver(asked["address"], asked["secret"]))
+    return {"port": RECEIVERS[-1].listener.port}
 
 
 def reach(asked: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +180,7 @@ def reach(asked: dict[str, Any]) -> dict[str, Any]:
     failed = {}
     for name, address, port in asked["peers"]:
         try:
-            with connected(address, port, asked["secret"]) as connection:
+            with connected(asked, address, port) as connection:
                 send(connection, b"")
         except OSError as error:
             failed[name] = str(error)[:200]
@@ -223,7 +190,7 @@ def reach(asked: dict[str, Any]) -> dict[str, Any]:
 def link(asked: dict[str, Any]) -> dict[str, Any]:
     """Median seconds of a message of each size to a peer; few of the large ones where they take long."""
     times = {}
-    with connected(asked["address"], asked["port"], asked["secret"]) as connection:
+    with connected(asked, asked["address"], asked["port"]) as connection:
         connection.settimeout(60.0)
         send(connection, b"")
         for size in asked["sizes"]:
@@ -271,7 +238,7 @@ def busy(asked: dict[str, Any]) -> dict[str, Any]:
 def stream(asked: dict[str, Any]) -> int:
     """Send to a peer for some seconds, one message after the other; return how many bytes."""
     sent, payload, end = 0, bytes(SENT_AT_ONCE), time.perf_counter() + asked["seconds"]
-    with connected(asked["address"], asked["port"], asked["secret"]) as connection:
+    with connected(asked, asked["address"], asked["port"]) as connection:
         connection.settimeout(60.0)
         while time.perf_counter() < end:
             send(connection, payload)
@@ -296,7 +263,7 @@ def read_line(process: subprocess.Popen[bytes]) -> str:
 
 
 def received_bytes() -> int:
-    return sum(one.received for one in LISTENERS)
+    return sum(one.received for one in RECEIVERS)
 
 
 def machine() -> str:

@@ -17,11 +17,12 @@ from scripts.bench.runtime.cases import CASES, Case
 from scripts.bench.runtime.plans import plans, predict
 from scripts.bench.runtime.processes import start
 from sparsepipe.cluster import Cluster, DeviceType, Link, Node
-from sparsepipe.cluster_probes.hosts import Probe, new_secret
+from sparsepipe.cluster_probes.hosts import Probe
 from sparsepipe.cluster_probes.measure import measure_network_time
 from sparsepipe.costs import LayerTable
 from sparsepipe.plan import Plan
 from sparsepipe.profile import Profile
+from sparsepipe.runtime.wire.handshake import new_secret
 
 COMPETITORS = ("limit", "predicted", "pipeline", "ddp")
 _BITS = 8
@@ -89,7 +90,7 @@ class Bench:
 
     def _network_seconds(self) -> float:
         """Return what a byte takes of a processor's time at either end, as `sparsepipe cluster measure` finds it."""
-        secret = new_secret()
+        secret = new_secret().hex()
         with ExitStack() as stack:
             begun = []
             for host in self.network.hosts:

@@ -18,11 +18,11 @@ from ...errors import InputError
 from ...host.python_path import python_command
 from ...pipelines import Pipelines
 from ...replication import Arithmetic, rule_to_json
-from ...runtime.encryption import Encryption
 from ...runtime.failures import DeadlinePassed
-from ...runtime.pipelines.address import CoordinatorAddress
 from ...runtime.pipelines.client import connect
 from ...runtime.pipelines.journal import complete_record
+from ...runtime.wire.address import COORDINATOR, ListenerAddress
+from ...runtime.wire.encryption import Encryption
 from ..prepare_pipelines import RESUME
 
 LOG_FILES = ("logs/coordinator.log", "logs/server.log")
@@ -109,10 +109,10 @@ class Coordination:
         return start("sparsepipe.runtime.replication.between_pipelines", options, self.folder / "logs" / "server.log")
 
 
-def address_of(folder: Path) -> CoordinatorAddress | None:
+def address_of(folder: Path) -> ListenerAddress | None:
     """Return where the coordinator of the run in `folder` listens, None before it does."""
     with suppress(InputError):
-        return CoordinatorAddress.read(folder)
+        return ListenerAddress.read(folder / COORDINATOR)
     return None
 
 

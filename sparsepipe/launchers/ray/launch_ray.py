@@ -12,13 +12,13 @@ from ...host.python_path import check_current_folder, python_command, python_env
 from ...pipelines import Pipelines
 from ...plan import Plan
 from ...runtime import RunConfig
+from ...runtime.wire.encryption import check_openssl
 from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import check_workers, followed, supervised
 from ..prepare import check_for_hosts, for_hosts, prepare
 from ..prepare_pipelines import prepare_pipelines
-from ..ssh.certificate import check_openssl
 from ..ssh.placement import check_ranks
 from .device_types import write_types
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...host.frames import Frame, FrameReader, FrameWriter
 from ...host.limits import limit_met
-from ...runtime.encryption import Encryption
 from ...runtime.rendezvous.server import StoreServer
+from ...runtime.wire.encryption import Encryption
+from ...runtime.wire.frames import Frame, FrameReader, FrameWriter
 from .brought_data import is_there
 from .facts import check_ways, facts_here, interface_of
 from .hosted_coordinator import HostedCoordinator

@@ -17,11 +17,11 @@ from typing import IO, Any, Protocol
 
 from ...cluster import Node
 from ...errors import InputError
-from ...host.frames import Frame, FrameReader, FrameWriter
 from ...host.python_path import python_on_host, this_python
 from ...host.ssh import command_failure, ssh_command, ssh_failure
 from ...io.fields import Check, fields, flag, integer, maybe, shown, text
 from ...record.record_files import CLOCK, read_fields
+from ...runtime.wire.frames import Frame, FrameReader, FrameWriter
 from .placement import HostedRanks
 
 AGENT = ("-m", "sparsepipe.launchers.ssh.agent")  # of a Python on a host

@@ -30,15 +30,14 @@ from ...io.files import cut_torn_row, write_atomic
 from ...pipelines import Pipelines
 from ...record import RunRecord
 from ...runtime import commands
-from ...runtime.encryption import CERTIFICATE
-from ...runtime.pipelines.address import ADDRESS, CoordinatorAddress
 from ...runtime.training_state.checkpoint_folders import remove_partial
+from ...runtime.wire.address import COORDINATOR, ListenerAddress
+from ...runtime.wire.encryption import CERTIFICATE, new_certificate
 from ..failure_cause import cause_of
 from ..going_on import tell_going_on
 from ..local.coordination import start
 from ..pipelines_parent import Parent, awaiting
 from ..prepare_pipelines import RESUME, go_on_from_checkpoint
-from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .controller import finish
 from .facts import check_alike, facts_here
@@ -222,7 +221,7 @@ class HostedCoordination:
 
     def __exit__(self, *_: object) -> None:
         self._connection.end()
-        for name in (ADDRESS, CERTIFICATE):
+        for name in (COORDINATOR, CERTIFICATE):
             (self.record.folder / name).unlink(missing_ok=True)
 
     def begin(self, launch: str, *, resume: bool) -> None:
@@ -246,7 +245,7 @@ class HostedCoordination:
         connection.send("coordinate", job={**job, "encrypts": bool(certificate)})
         found = self._await("coordinator", TO_CONNECT)
         where = (str(found["host"]), int(found["port"]), bytes.fromhex(found["secret"]))
-        CoordinatorAddress(*where, len(self.record.pipelines)).write(folder)
+        ListenerAddress(*where, len(self.record.pipelines)).write(folder / COORDINATOR)
 
     def look(self) -> None:
         """Take up what it has written, and hand on what the run is asked for. Raises HostLost where it is gone."""

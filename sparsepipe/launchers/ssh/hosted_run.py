@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InputError
-from ...host.frames import FrameWriter
 from ...host.python_path import python_command
 from ...io.files import cut_torn_row, read_whole
 from ...record import RunRecord
@@ -20,8 +19,9 @@ from ...runtime import RunConfig, commands
 from ...runtime.forward_only import PREDICTIONS
 from ...runtime.processes import rank_readings
 from ...runtime.processes.rank_watches import RankWatches
-from ...runtime.rendezvous.address import StoreAddress
 from ...runtime.training_state.checkpoint_folders import FOLDER, MANIFEST, PARTIAL, WHOLE
+from ...runtime.wire.address import STORE, ListenerAddress
+from ...runtime.wire.frames import FrameWriter
 from .. import supervisor
 from ..failure_cause import KILLED
 from ..local.started import environment_of
@@ -181,9 +181,9 @@ class HostedRun:
         """Start this host's workers of a job, as the controller describes it. Raises OSError or InputError."""
         hosts = [tuple(map(int, ranks)) for ranks in job["hosts"]]
         ranks = hosts[int(job["host"])]
-        StoreAddress(job["store"]["host"], int(job["store"]["port"]), bytes.fromhex(job["store"]["secret"])).write(
-            self.run_dir
-        )
+        store = job["store"]
+        address = ListenerAddress(store["host"], int(store["port"]), bytes.fromhex(store["secret"]))
+        address.write(self.run_dir / STORE, make_folder=True)
         config = RunConfig.from_json(RunRecord.load(self.run_dir).config)
         others = job.get("pipeline")
         num_here = int(others["of_all"]) if others else len(ranks)

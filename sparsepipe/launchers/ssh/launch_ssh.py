@@ -11,13 +11,13 @@ from ...io.files import write_atomic
 from ...pipelines import Pipelines
 from ...plan import Plan
 from ...runtime import RunConfig
+from ...runtime.wire.encryption import check_openssl
 from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
 from ..prepare import check_for_hosts, for_hosts, prepare
 from ..prepare_pipelines import prepare_pipelines
-from .certificate import check_openssl
 from .placement import HOSTS, hosted_pipelines, hosted_ranks
 
 __all__ = ["attach", "launch"]

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from ...errors import InputError
-from ...host.frames import MOST_PAYLOAD, Frame, FrameWriter
 from ...io.files import open_regular, sha256
+from ...runtime.wire.frames import MOST_PAYLOAD, Frame, FrameWriter
 
 _PIECE = MOST_PAYLOAD // 2
 

@@ -10,8 +10,8 @@ from a checkpoint, every host forgets the minibatches after it, and so does the 
 from pathlib import Path
 
 from ...errors import InputError
-from ...host.frames import MOST_PAYLOAD, FrameWriter
 from ...runtime.reporting.recorder import forget_rows
+from ...runtime.wire.frames import MOST_PAYLOAD, FrameWriter
 from ..metrics_tail import Tail, row_of
 
 METRICS = "metrics.jsonl"

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ...display.counting import number_of
 from ...errors import InputError
 from ...functions import UserFunction, is_function
-from ...host.frames import Frame
 from ...io.files import read_json, sha256
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import PROCESSES
 from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
-from ...runtime.pipelines.address import ADDRESS
 from ...runtime.processes.rank_readings import PATTERN
 from ...runtime.training_state.checkpoint_folders import (
     FOLDER,
@@ -29,6 +27,8 @@ from ...runtime.training_state.checkpoint_folders import (
     put_in_place,
     remove,
 )
+from ...runtime.wire.address import COORDINATOR
+from ...runtime.wire.frames import Frame
 from ...workload_facts import workload_facts
 from ..prepare_pipelines import RESUME
 from .brought_data import files_of, name_of
@@ -123,7 +123,7 @@ class RunFiles:
     def _bring_of_all(self, connection: Connection, plan: Plan) -> None:
         """Send a host what its pipeline shares with others: all plans, the coordinator's address, where they go on."""
         root, clock = self._root, f"{self._own}{CLOCK}"
-        for name in ("plan.json", str(ADDRESS)):
+        for name in ("plan.json", str(COORDINATOR)):
             self._send_content(connection, (root / name).read_bytes(), name)
         self._send_content(connection, connection.clock_there(root / clock), clock)
         if not (root / RESUME).exists():

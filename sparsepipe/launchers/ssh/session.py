@@ -1,7 +1,6 @@
 """One set of hosts at work on a run: an agent on each, from their greeting to the end of their connections."""
 
 import queue
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,10 +10,10 @@ from ...errors import InputError
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.plans import went_back
-from ...runtime.encryption import CERTIFICATE
 from ...runtime.processes import rank_readings
+from ...runtime.wire.encryption import CERTIFICATE, new_certificate
+from ...runtime.wire.handshake import new_secret
 from ..failure_cause import KILLED, FailureCause
-from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .placement import HostedPipeline, HostedRanks
@@ -28,7 +27,6 @@ TO_STOP = 30.0
 _SILENCE = 5.0, 60.0  # within which the run's own timeout is how long an agent waits for a word
 _MOST_EVENTS = 256  # not taken up yet: a host that says more waits
 _LOOK_SECONDS = 0.1
-_SECRET_BYTES = 32
 
 
 class HostUnreached(InputError):
@@ -62,7 +60,7 @@ class Session:
         self.lost: set[int] = set()  # hosts that cannot be worked with any more
         self.limited: set[int] = set()  # hosts whose workers met a limit, such as a full disk
         self._events: queue.Queue[Event] = queue.Queue(_MOST_EVENTS)
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._secret = new_secret()
         self._pipeline = pipeline
         self._certificate = _certificate(record, pipeline) if record.config.get("encrypt") else ""
         self._store: dict[str, Any] = {}

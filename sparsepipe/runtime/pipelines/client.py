@@ -4,106 +4,24 @@ A coordinator that was killed is looked for until another has taken its place, w
 first would have done.
 """
 
-import hmac
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors import InputError
 from ...replication.base import Merge
-from ..encryption import Encryption
-from ..failures import DeadlinePassed, PeerLost, seconds_left
-from .address import CoordinatorAddress
+from ..failures import DeadlinePassed, PacketMismatch, PeerLost
+from ..wire.address import COORDINATOR, ListenerAddress
+from ..wire.encryption import Encryption, tls_of
+from ..wire.messages import Requests
 from .base import Holder, Task
-from .messages import GIVEN_UP, INPUT, MOST_BYTES, line_of, parsed, read_answer
-from .proof import NONCE_BYTES, PROOF_BYTES, confirmation, nonce, reply
+from .messages import GIVEN_UP, INPUT, encoded, read_answer
 
 _LONGEST_WAIT = 5.0  # seconds that one request stays unanswered; then it is made again
 _DONE_LATEST = 0.2  # seconds for which what is done is kept to go with another request
 _PAUSE = 0.05  # before the coordinator is looked for again
-_READ_BYTES = 2**16
-
-
-class Where(Protocol):
-    """The address of a process that listens, and the secret that both sides prove to know."""
-
-    @property
-    def host(self) -> str: ...
-
-    @property
-    def port(self) -> int: ...
-
-    @property
-    def secret(self) -> bytes: ...
-
-
-class Connection:
-    """One connection on which one request at a time is made."""
-
-    def __init__(
-        self, address: Where, hello: Mapping[str, int], *, deadline: float, tls: ssl.SSLContext | None = None
-    ) -> None:
-        """Connect, prove to have the secret, and have the coordinator prove it. `tls`: what follows goes through that.
-
-        Raises OSError.
-        """
-        self._heard = bytearray()
-        self._socket = socket.create_connection((address.host, address.port), timeout=seconds_left(deadline))
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            theirs, own = self._read(NONCE_BYTES), nonce()
-            said = reply(address.secret, theirs, own)
-            self._socket.sendall(said)
-            proof = self._read(PROOF_BYTES)
-            if not hmac.compare_digest(proof, confirmation(address.secret, theirs, said)):
-                raise ConnectionError("whoever listens there is not the coordinator")
-            if tls is not None:
-                if self._heard:
-                    raise ConnectionError("whoever listens there says something in clear")
-                self._socket = tls.wrap_socket(self._socket)
-            self._socket.sendall(line_of(hello))
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def request(self, message: Mapping[str, Any], *, deadline: float) -> dict[str, Any]:
-        """Return the answer to a message. Raises OSError, also where none comes until `deadline`."""
-        self._socket.settimeout(seconds_left(deadline))
-        self._socket.sendall(line_of(message))
-        while True:
-            answer = parsed(self._line(deadline))
-            if answer.get("id") == message["id"]:
-                return answer
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _read(self, count: int) -> bytes:
-        while len(self._heard) < count:
-            self._receive()
-        found = bytes(self._heard[:count])
-        del self._heard[:count]
-        return found
-
-    def _line(self, deadline: float) -> bytes:
-        while (end := self._heard.find(b"\n")) < 0:
-            if len(self._heard) > MOST_BYTES:
-                raise ConnectionError("the coordinator says too much")
-            self._socket.settimeout(seconds_left(deadline))
-            self._receive()
-        line = bytes(self._heard[:end])
-        del self._heard[: end + 1]
-        return line
-
-    def _receive(self) -> None:
-        data = self._socket.recv(_READ_BYTES)
-        if not data:
-            raise ConnectionError("the coordinator has closed the connection")
-        self._heard += data
 
 
 class CoordinatorClient:
@@ -128,11 +46,11 @@ class CoordinatorClient:
         Raises DeadlinePassed where none is found.
         """
         self.pipeline, self._rank = pipeline, rank
-        self._tls = encryption.context(server_side=False) if encryption else None
+        self._tls = tls_of(encryption, server_side=False)
         self._run_dir, self._timeout = run_dir, timeout
-        self._hello = {"pipeline": pipeline, "rank": rank, "attempt": attempt}
+        self._who = (pipeline, rank, attempt)
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[Requests] = []
         self._requests = 0
         self._places: dict[tuple[int, int], int] = {}  # (task, place) → minibatch, as far as it was told
         self._done: list[dict[str, Any]] = []  # not said yet
@@ -249,36 +167,38 @@ class CoordinatorClient:
             if until is not None and time.monotonic() >= until:
                 return None
 
-    def _request(self, call: str, wait: float, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _request(self, call: str, wait: float, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make a request until a coordinator answers it. Raises DeadlinePassed where none is found in time."""
         with self._lock:
             self._requests += 1
-            message = {"id": self._requests, "call": call, "wait": wait, "given": given, "done": self._done}
+            number = self._requests
+            message = encoded({"id": number, "call": call, "wait": wait, "given": given, "done": self._done})
             self._done = []
         searched: float | None = None  # until when another is looked for
         while True:
             try:
                 connection = self._take(searched or time.monotonic() + self._timeout)
                 try:
-                    answer = connection.request(message, deadline=time.monotonic() + wait + self._timeout)
+                    answer = connection.request(number, message, deadline=time.monotonic() + wait + self._timeout)
                 except BaseException:
                     connection.close()
                     raise
                 self._give_back(connection)
                 return answer
-            except (OSError, InputError) as error:  # it was killed, or is not there yet
+            except (OSError, InputError, PacketMismatch) as error:  # it was killed, or is not there yet
                 searched = searched or time.monotonic() + self._timeout
                 self._pause(searched, call, error)
 
-    def _take(self, deadline: float) -> Connection:
+    def _take(self, deadline: float) -> Requests:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the way to the coordinator is closed")
             if self._idle:
                 return self._idle.pop()
-        return Connection(CoordinatorAddress.read(self._run_dir), self._hello, deadline=deadline, tls=self._tls)
+        address = ListenerAddress.read(self._run_dir / COORDINATOR)
+        return Requests(address, self._who, deadline=deadline, tls=self._tls)
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: Requests) -> None:
         with self._lock:
             if not self._closed:
                 self._idle.append(connection)
@@ -289,7 +209,7 @@ class CoordinatorClient:
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                return CoordinatorAddress.read(self._run_dir).num_pipelines
+                return ListenerAddress.read(self._run_dir / COORDINATOR).num_pipelines
             except InputError as error:
                 self._pause(deadline, "first look", error)
 

@@ -18,7 +18,6 @@ import importlib
 import json
 import os
 import random
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,8 @@ from ...io.files import cut_torn_row, read_rows, write_atomic
 from ...replication import rule_from_json, rule_to_json
 from ..reporting.clock import began, last_recorded
 from ..reporting.recorder import Lines
-from .address import ADDRESS
+from ..wire.address import COORDINATOR
+from ..wire.handshake import new_secret
 from .changes import MERGES, METRICS, MINIBATCHES, Changes
 from .messages import read_given
 from .resuming import epochs_closed, keep_rows, recorded_pace, sums_of_epochs
@@ -46,7 +46,6 @@ _MAPPINGS: dict[str, type] = {one.__name__: one for one in (dict, Counter)}
 
 _FILES = (MINIBATCHES, MERGES, METRICS)
 _JOURNAL = "coordinator.jsonl"
-_SECRET_BYTES = 16
 _MOST_BYTES = 2**24  # of requests after a state: read and made again within a few seconds
 _STATES = 4  # or so many times the bytes of that state, whose writing is to take little of the time
 _READ_BYTES = 2**20
@@ -178,7 +177,7 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         cut_torn_row(run_dir / name)
     head = {
         "launch": launch,
-        "secret": secrets.token_hex(_SECRET_BYTES),
+        "secret": new_secret().hex(),
         "pipelines": run.num_pipelines,
         "rule": rule_to_json(run.rule) if run.rule else None,
         "seed": run.seed,
@@ -191,7 +190,7 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
     }
     path = _path(run_dir)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    for stale in (path, run_dir / ADDRESS):
+    for stale in (path, run_dir / COORDINATOR):
         stale.unlink(missing_ok=True)
     write_atomic(path, json.dumps(head) + "\n", make_folder=False, private=True)
     return head

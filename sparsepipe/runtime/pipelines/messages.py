@@ -1,4 +1,4 @@
-"""Messages between ranks and their coordinator: lines of JSON, each checked before anything is done with it.
+"""Messages between ranks and their coordinator: JSON objects, each checked before anything is done with it.
 
 rank → coordinator    {"id": 7, "call": "take_minibatch", "wait": 5.0, "given": {"task": 0, "place": 12}}
 coordinator → rank    {"id": 7, "answer": 31}     {"id": 7, "wait": true}     {"id": 7, "error": KIND, "message": …}
@@ -14,7 +14,6 @@ from ...io.fields import Check, each, fields, integer, number, text
 from ...replication.base import SERVER, Merge
 from .base import Address, Holder, Kind, Task
 
-MOST_BYTES = 2**22  # of a line
 MOST_WAIT = 60.0  # seconds for which a request stays unanswered
 GIVEN_UP, INPUT, REFUSED = "given up", "input", "refused"  # kinds of errors
 _MOST = 10**15
@@ -71,27 +70,18 @@ _GIVEN: Mapping[str, Mapping[str, Check]] = {
     "last_merge": {"update": partial(integer, least=-1)},
 }
 _REQUEST = fields({"id": _count, "call": text, "wait": number, "given": _object, "done": each(_object)})
-_HELLO = fields({"pipeline": _pipeline, "rank": lambda value, what: integer(value, what, least=-1), "attempt": _count})
 
 
-def parsed(line: bytes) -> dict[str, Any]:
-    """Return the object of a line. Raises InputError where it is none."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        raise InputError("a message that is no JSON") from None
-    return _object(found, "message")
+def check_caller(pipeline: int, rank: int, attempt: int) -> None:
+    """Raise InputError for a caller that is no rank and no launcher, whose rank is -1."""
+    _pipeline(pipeline, "pipeline")
+    integer(rank, "rank", least=-1)
+    _count(attempt, "attempt")
 
 
-def read_hello(line: bytes) -> tuple[int, int, int]:
-    """Return who speaks: its pipeline, rank and attempt. Raises InputError."""
-    told = _HELLO(parsed(line), "hello")
-    return told["pipeline"], told["rank"], told["attempt"]
-
-
-def read_request(line: bytes) -> dict[str, Any]:
+def read_request(message: dict[str, Any]) -> dict[str, Any]:
     """Return a request as it was sent, its id, call and wait checked. Raises InputError."""
-    told = _REQUEST(parsed(line), "request")
+    told = _REQUEST(message, "request")
     return {name: told[name] for name in ("id", "call", "given", "done")} | {"wait": min(told["wait"], MOST_WAIT)}
 
 
@@ -105,9 +95,9 @@ def read_given(call: str, given: Any) -> dict[str, Any]:
     return dict(told)
 
 
-def line_of(message: Mapping[str, Any]) -> bytes:
-    """Write a message."""
-    return _ENCODER.encode(message).encode() + b"\n"
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """Return a message as it is sent."""
+    return _ENCODER.encode(message).encode()
 
 
 def _plain(value: Any) -> Any:

@@ -22,15 +22,15 @@ from ...errors import InputError
 from ...io.files import read_json
 from ...replication import rule_from_json
 from .. import commands
-from ..encryption import Encryption
 from ..processes.lifeline import watch
 from ..processes.run_folder import RunFolder
-from .address import CoordinatorAddress
+from ..wire.address import COORDINATOR, ListenerAddress
+from ..wire.encryption import Encryption, tls_of
+from ..wire.switchboard import Peer, Switchboard
 from .journal import Journal
-from .messages import GIVEN_UP, INPUT, REFUSED, line_of, read_given, read_request
+from .messages import GIVEN_UP, INPUT, REFUSED, check_caller, encoded, read_given, read_request
 from .minibatch_queue import read_progress
 from .state import GivenUp, Request, RunOfPipelines, RunState
-from .switchboard import Peer, Switchboard
 from .work import WAIT
 
 _GRACE = 0.5  # seconds for a rank whose connections have ended to come back: else its pipeline is given up
@@ -63,11 +63,11 @@ class Service:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def connected(self, peer: Peer) -> None:
-        assert peer.who is not None
+        check_caller(*peer.who)
         self._connections[peer.who] += 1
 
-    def said(self, peer: Peer, line: bytes) -> None:
-        told = read_request(line)
+    def said(self, peer: Peer, message: dict[str, Any]) -> None:
+        told = read_request(message)
         before = self._state.changes.version
         for given in told["done"]:
             found = self._ask(peer, "done", given)
@@ -76,7 +76,7 @@ class Service:
         else:
             found = self._ask(peer, told["call"], told["given"])
         if found:
-            peer.send(line_of({"id": told["id"], **found}))
+            peer.send(encoded({"id": told["id"], **found}))
         else:
             parked = _Parked(peer, told["id"], told["call"], told["given"])
             self._parked.append(parked)
@@ -84,7 +84,6 @@ class Service:
         self._after_change(before)
 
     def disconnected(self, peer: Peer) -> None:
-        assert peer.who is not None
         self._parked = [parked for parked in self._parked if parked.peer is not peer]
         self._connections[peer.who] -= 1
         if not self._connections[peer.who]:
@@ -93,7 +92,6 @@ class Service:
 
     def _ask(self, peer: Peer, call: str, given: Any) -> dict[str, Any]:
         """Ask the state; return its answer or error, empty where there is none yet. What changed is in the journal."""
-        assert peer.who is not None
         pipeline, rank, attempt = peer.who
         try:
             request = Request(call, pipeline, rank, attempt, read_given(call, given))
@@ -118,7 +116,7 @@ class Service:
         """Ask again for one that waits, and answer it where that can be done now."""
         found = self._ask(parked.peer, parked.call, parked.given)
         if found:
-            parked.peer.send(line_of({"id": parked.id, **found}))
+            parked.peer.send(encoded({"id": parked.id, **found}))
         return bool(found)
 
     def _keep(self, before: int, row: dict[str, Any]) -> None:
@@ -138,7 +136,7 @@ class Service:
         """Tell who has waited as long as it wanted to that there is nothing yet."""
         if any(one is parked for one in self._parked):
             self._parked = [one for one in self._parked if one is not parked]
-            parked.peer.send(line_of({"id": parked.id, "wait": True}))
+            parked.peer.send(encoded({"id": parked.id, "wait": True}))
 
     def _give_up(self, who: tuple[int, int, int]) -> None:
         """Give a pipeline's attempt up, one of whose ranks has been gone for a while; not at its end."""
@@ -192,21 +190,20 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM. The address is in the run's folder, for its owner alone to read, before anybody is served.
 
-    `encryption`: what follows the greeting goes through TLS. Raises OSError where the address cannot be had.
+    `encryption`: what follows the handshake goes through TLS. Raises OSError where the address cannot be had.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     loop.set_exception_handler(_fail)
     service = Service(run_dir, journal, state, origin=journal.origin())
-    tls = encryption.context(server_side=True) if encryption else None
-    server = await loop.create_server(Switchboard(journal.secret, service, tls=tls), host, port)
-    where = server.sockets[0].getsockname()
-    CoordinatorAddress(where[0], where[1], journal.secret, state.run.num_pipelines).write(run_dir)
+    tls = tls_of(encryption, server_side=True)
+    board = Switchboard(host, journal.secret, service, loop, port=port, tls=tls)
+    address = ListenerAddress(*board.address, journal.secret, state.run.num_pipelines)
+    address.write(run_dir / COORDINATOR)
     looking = loop.create_task(service.keep_looking())
     ending = loop.create_task(ended.wait())
     await asyncio.wait((looking, ending), return_when=asyncio.FIRST_COMPLETED)
-    server.close()
     if looking.done():
         looking.result()  # raises what went wrong
     looking.cancel()

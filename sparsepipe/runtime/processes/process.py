@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..encryption import Encryption
 from ..failures import wait_for
+from ..wire.encryption import Encryption
 from .heartbeats import Heartbeats
 
 

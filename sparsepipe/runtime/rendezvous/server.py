@@ -1,6 +1,6 @@
 """The store's server: what ranks tell each other by name before they are connected, and who waits for what.
 
-It listens on one address. Who connects is heard once it has proved that it has the job's secret (pipelines/proof.py).
+It listens on one address. Who connects is heard once it has proved that it has the job's secret (wire/handshake.py).
 
 rank → store    {"id": 7, "op": "wait", "keys": ["ready/3"], "seconds": 60}     others: set, get, check, add, …
 store → rank    {"id": 7, "values": []}     {"id": 7, "late": true}             values are in base 64
@@ -8,7 +8,6 @@ store → rank    {"id": 7, "values": []}     {"id": 7, "late": true}           
 
 import asyncio
 import base64
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -17,13 +16,12 @@ from typing import Any
 
 from ...errors import InputError
 from ...io.fields import each, fields, integer, number, one_of, text
-from ..encryption import Encryption
-from ..pipelines.messages import line_of, parsed
-from ..pipelines.switchboard import Peer, Switchboard
+from ..pipelines.messages import encoded
+from ..wire.encryption import Encryption, tls_of
+from ..wire.switchboard import Peer, Switchboard
 
 _MOST_KEYS, _MOST_BYTES = 10**6, 2**28  # of all that is kept: a rank's mistake costs the host no more
 _MOST_WAIT = 7 * 86400.0
-_BACKLOG = 1024
 _REQUEST = fields(
     {
         "id": lambda value, what: integer(value, what, most=10**15),
@@ -62,8 +60,8 @@ class _Values:
         for one in [one for one in self._waiting if one.peer is peer]:
             self._forget(one)
 
-    def said(self, peer: Peer, line: bytes) -> None:
-        told = _REQUEST(parsed(line), "request")
+    def said(self, peer: Peer, message: dict[str, Any]) -> None:
+        told = _REQUEST(message, "request")
         keys, id = tuple(told["keys"]), told["id"]
         match told["op"]:
             case "set":
@@ -114,7 +112,7 @@ class _Values:
 
     def _late(self, one: _Waiting) -> None:
         self._forget(one)
-        one.peer.send(line_of({"id": one.id, "late": True}))
+        one.peer.send(encoded({"id": one.id, "late": True}))
 
     def _forget(self, one: _Waiting) -> None:
         if one.timer is not None:
@@ -127,16 +125,12 @@ class StoreServer:
 
     def __init__(self, host: str, secret: bytes, *, encryption: Encryption | None = None) -> None:
         """`encryption`: what is said goes through TLS. Raises OSError where the address cannot be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-        self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
-        tls = encryption.context(server_side=True) if encryption else None
-        self._board = Switchboard(secret, _Values(), tls=tls)
-        self._ready = threading.Event()
+        tls = tls_of(encryption, server_side=True)
+        self._board = Switchboard(host, secret, _Values(), self._loop, tls=tls)
+        self.port: int = self._board.address[1]
         self._thread = threading.Thread(target=self._serve, name="store", daemon=True)
         self._thread.start()
-        self._ready.wait()
 
     def close(self) -> None:
         """Listen no more; what is connected is closed."""
@@ -145,20 +139,16 @@ class StoreServer:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(self._loop.create_server(self._board, sock=self._socket))
-        self._ready.set()
         try:
             self._loop.run_forever()
         finally:
-            server.close()
-            self._board.shut_all()
+            self._board.close()
             self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
 
 def _answer(peer: Peer, id: int, values: Sequence[bytes] = ()) -> None:
-    told: dict[str, Any] = {"id": id, "values": [base64.b64encode(value).decode() for value in values]}
-    peer.send(line_of(told))
+    peer.send(encoded({"id": id, "values": [base64.b64encode(value).decode() for value in values]}))
 
 
 def _decoded(value: str) -> bytes:

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..encryption import Encryption
-from ..pipelines.client import Connection
-from .address import StoreAddress
+from ..failures import PacketMismatch
+from ..pipelines.messages import encoded
+from ..wire.address import ListenerAddress
+from ..wire.encryption import Encryption, tls_of
+from ..wire.messages import Requests
 
 _LOOKS = 10  # at the clock of the store's host
 _TO_ANSWER = 30.0  # seconds for the way there and back, beyond those that a request may wait
@@ -25,7 +27,7 @@ class KeyedStore(dist.Store):
 
     def __init__(
         self,
-        where: StoreAddress,
+        where: ListenerAddress,
         *,
         rank: int,
         prefix: str = "",
@@ -40,9 +42,8 @@ class KeyedStore(dist.Store):
         self.set_timeout(timedelta(seconds=timeout))
         self._where, self._rank, self._prefix, self._seconds = where, rank, prefix, timeout
         self._encryption = encryption
-        hello = {"pipeline": 0, "rank": rank, "attempt": 0}
-        tls = encryption.context(server_side=False) if encryption else None
-        self._connection = Connection(where, hello, deadline=time.monotonic() + timeout, tls=tls)
+        deadline, tls = time.monotonic() + timeout, tls_of(encryption, server_side=False)
+        self._connection = Requests(where, (0, rank, 0), deadline=deadline, tls=tls)
         self._lock, self._ids = threading.Lock(), count()
 
     def again(self) -> "KeyedStore":
@@ -100,9 +101,12 @@ class KeyedStore(dist.Store):
         """Return the values of an answer. Raises RuntimeError where a key did not come, as torch's stores do."""
         named = [self._prefix + key for key in keys]
         with self._lock:
-            message = {"id": next(self._ids), "op": op, "keys": named, "seconds": seconds, **more}
-            deadline = time.monotonic() + seconds + _TO_ANSWER
-            answer = self._connection.request(message, deadline=deadline)
+            number, deadline = next(self._ids), time.monotonic() + seconds + _TO_ANSWER
+            message = {"id": number, "op": op, "keys": named, "seconds": seconds, **more}
+            try:
+                answer = self._connection.request(number, encoded(message), deadline=deadline)
+            except PacketMismatch as error:
+                raise ConnectionError(str(error)) from None
         if answer.get("late"):
             raise RuntimeError(f"the store waited {seconds:g} s for {', '.join(keys[:3])}")
         return [base64.b64decode(value) for value in answer["values"]]

@@ -23,9 +23,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from ..encryption import Encryption
 from ..failures import DeadlinePassed, PacketMismatch, PeerLost
 from ..in_order import Begun, InOrder
+from ..wire.encryption import Encryption
 from .base import Sending
 from .packet import Packet, Slot, decode
 from .sockets import Sockets, SocketTransport, connect

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..failures import DeadlinePassed, seconds_left, translated, wait_for
-from .greeting import Way
 from .packet import Packet, encode, payload_bytes
-from .sockets import DEPTH, Sockets
+from .sockets import DEPTH, Sockets, Way
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 

@@ -1,7 +1,7 @@
 """Packets between processes that share no memory: TCP, a connection for each direction of each cut between two ranks.
 
-    sender    a thread writes header and payload in one call, from where they are: (length, header, payload)
-              (where NCCL carries the payload, the header alone: length 0)
+    sender    a thread writes lengths, header and payload, a frame (wire/frames.py), in one call from where they are
+              (if NCCL carries the payload, the header alone)
     receiver  a thread reads the next few into memory of their own while the worker computes; then it stops reading,
               and soon the sender cannot write (back-pressure)
 
@@ -9,12 +9,13 @@ Not gloo's messages: it wakes a thread on both sides to agree on each one before
 size, which here only the sender does. At 1 MB that is half of the time.
 
 Each rank listens for as long as it takes its peers to connect, with a secret from the store, and no longer.
+A way, of a peer and a tag, is what one connection carries.
 """
 
 import json
 import queue
-import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -26,24 +27,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..encryption import Encryption, Stream
 from ..failures import DeadlinePassed, PacketMismatch, lost, seconds_left, translated, wait_for
-from .greeting import SECRET_BYTES, Way, accept, hello, who
+from ..wire.encryption import Encryption, tls_of
+from ..wire.frames import LENGTHS_BYTES, lengths, read_lengths
+from ..wire.handshake import Caller, Listener, call, fill, new_secret
 from .packet import HEADER_BYTES, Packet, encode, payload_bytes
 
+Way = tuple[int, int]  # (peer, tag)
+
 DEPTH = 3  # packets of a connection that have come and the worker has not taken
-_LENGTH_BYTES = 8
 _TO_CLOSE = 1.0  # seconds for a thread to end, where its connection was drained
-_READ_BYTES = 2**16  # as much as a core's own cache holds between the kernel's copy and the next
-_BACKLOG = 128  # connections that may wait until this rank looks: strangers among them
 
 
 class Frame:
     """A packet on its way out, whose memory is kept until the system has all of it."""
 
     def __init__(self, header: Tensor, payload: Tensor) -> None:
-        length = payload.nbytes.to_bytes(_LENGTH_BYTES, "little")
-        self.left = [memoryview(length + header.numpy().tobytes()), payload.numpy().data]
+        begin = lengths(HEADER_BYTES, payload.nbytes) + header.numpy().tobytes()
+        self.left = [memoryview(begin), payload.numpy().data]
         self._end: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
 
     def ended(self, error: OSError | None) -> None:
@@ -63,7 +64,7 @@ class Frame:
 class _Outgoing:
     """A connection and the thread that writes to it."""
 
-    def __init__(self, connection: Stream) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._todo: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._write, name="sockets out", daemon=True)
@@ -87,10 +88,11 @@ class _Outgoing:
         self._connection.close()
 
     def _written(self, sending: Frame) -> OSError | None:
-        left = sending.left
+        left, connection = sending.left, self._connection
         try:
             while left:
-                count = self._connection.sendmsg(left)
+                tls = isinstance(connection, ssl.SSLSocket)  # it sends one buffer at a time
+                count = connection.send(left[0]) if tls else connection.sendmsg(left)
                 while left and count >= len(left[0]):
                     count -= len(left.pop(0))
                 if left:
@@ -103,7 +105,7 @@ class _Outgoing:
 class _Incoming:
     """A connection and the thread that reads from it, `DEPTH` packets ahead of who takes them."""
 
-    def __init__(self, connection: Stream, *, pinned: bool, headers_alone: bool) -> None:
+    def __init__(self, connection: socket.socket, *, pinned: bool, headers_alone: bool) -> None:
         self._connection, self._pinned, self._headers_alone = connection, pinned, headers_alone
         self._arrived: queue.SimpleQueue[tuple[Tensor, Tensor] | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(DEPTH)
@@ -125,36 +127,33 @@ class _Incoming:
 
     def close(self) -> None:
         with suppress(OSError):  # its peer may have been first
-            self._connection.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # TLS's own takes it from who reads
         self._room.release()  # it may wait to hand on what nobody takes any more
 
     def _read(self) -> None:
         try:
             while True:
-                frame = bytearray(_LENGTH_BYTES + HEADER_BYTES)
-                self._fill(memoryview(frame))
-                length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
-                header = torch.frombuffer(frame, dtype=torch.int64, offset=_LENGTH_BYTES)
+                frame = bytearray(LENGTHS_BYTES + HEADER_BYTES)
+                fill(self._connection, memoryview(frame))
+                of_header, length = read_lengths(frame, most_head=HEADER_BYTES)
+                if of_header != HEADER_BYTES:
+                    raise PacketMismatch(f"a header of {of_header} bytes")
+                header = torch.frombuffer(frame, dtype=torch.int64, offset=LENGTHS_BYTES)
                 told = payload_bytes(header)
                 if length != (0 if self._headers_alone else told):
                     alone = ", expected alone" if self._headers_alone else ""
                     raise PacketMismatch(f"a frame of {length} bytes whose header says {told}{alone}")
                 payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
-                self._fill(payload.numpy().data)
+                fill(self._connection, payload.numpy().data)
                 self._room.acquire()
                 self._arrived.put((header, payload))
                 del frame, header, payload  # a peer that sends nothing more would have them kept
+        except ValueError as error:  # no frame
+            self._arrived.put(PacketMismatch(str(error)))
         except Exception as error:  # handed on to the worker, who raises it
             self._arrived.put(error)
         finally:
             self._connection.close()
-
-    def _fill(self, left: memoryview) -> None:
-        while left:
-            count = self._connection.recv_into(left, min(len(left), _READ_BYTES))
-            if count == 0:
-                raise ConnectionError("its end of a connection is closed")
-            left = left[count:]
 
 
 class Sockets:
@@ -162,8 +161,8 @@ class Sockets:
 
     def __init__(
         self,
-        outgoing: Mapping[Way, Stream],
-        incoming: Mapping[Way, Stream],
+        outgoing: Mapping[Way, socket.socket],
+        incoming: Mapping[Way, socket.socket],
         *,
         pinned: bool = False,
         headers_alone: bool = False,
@@ -246,27 +245,37 @@ def connect(
     if not outgoing and not incoming:
         return Sockets({}, {})
     deadline = time.monotonic() + timeout
-    secret = secrets.token_bytes(SECRET_BYTES)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=_BACKLOG) as server:
-        store.set(f"socket/{rank}", json.dumps([*server.getsockname()[:2], secret.hex()]))
-        to = {way: _connected(store, rank, *way, deadline=deadline, timeout=timeout) for way in sorted(outgoing)}
-        message = f"rank {rank} waited {timeout:g} s for rank {{peer}} to connect"
-        come = accept(server, secret, incoming, deadline=deadline, message=message)
-    options = {"pinned": pinned, "headers_alone": headers_alone}
-    if encryption is None:
-        return Sockets(to, come, **options)
-    calling = {(peer, tag): encryption.calling(one, who(rank, tag)) for (peer, tag), one in to.items()}
-    called = {way: encryption.called(one, who(*way)) for way, one in come.items()}
-    return Sockets(calling, called, **options)
-
-
-def _connected(store: dist.Store, rank: int, peer: int, tag: int, *, deadline: float, timeout: float) -> socket.socket:
-    message = f"rank {rank} waited {timeout:g} s to connect to rank {peer}"
-    with translated(message, peer=peer, deadline=deadline):
-        store.wait([f"socket/{peer}"], timedelta(seconds=seconds_left(deadline)))
-        host, port, secret = json.loads(store.get(f"socket/{peer}"))
-        connection = socket.create_connection((host, port), timeout=seconds_left(deadline))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(hello(bytes.fromhex(secret), rank, tag))
-    return connection
+    secret, arrived = new_secret(), queue.SimpleQueue[Caller]()
+    listener = Listener(address, secret, arrived.put, tls=tls_of(encryption, server_side=True))
+    tls = tls_of(encryption, server_side=False)
+    calling: dict[Way, socket.socket] = {}
+    called: dict[Way, socket.socket] = {}
+    try:
+        store.set(f"socket/{rank}", json.dumps([listener.host, listener.port, secret.hex()]))
+        for peer, tag in sorted(outgoing):
+            message = f"rank {rank} waited {timeout:g} s to connect to rank {peer}"
+            with translated(message, peer=peer, deadline=deadline):
+                store.wait([f"socket/{peer}"], timedelta(seconds=seconds_left(deadline)))
+                host, port, its = json.loads(store.get(f"socket/{peer}"))
+                who = (rank, tag, 0)
+                calling[peer, tag] = call(host, port, bytes.fromhex(its), who, deadline=deadline, tls=tls)
+        while missing := set(incoming) - called.keys():
+            peer = min(missing)[0]
+            try:
+                caller = arrived.get(timeout=seconds_left(deadline))
+            except queue.Empty:
+                message = f"rank {rank} waited {timeout:g} s for rank {peer} to connect"
+                raise DeadlinePassed(message, peer=peer) from None
+            if caller.who[:2] in missing:
+                called[caller.who[:2]] = caller.connection
+            else:
+                caller.connection.close()
+        return Sockets(calling, called, pinned=pinned, headers_alone=headers_alone)
+    except BaseException:
+        for connection in (*calling.values(), *called.values()):
+            connection.close()
+        raise
+    finally:
+        listener.close()
+        while not arrived.empty():  # whom nobody waits for any more
+            arrived.get().connection.close()

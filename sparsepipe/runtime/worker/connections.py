@@ -30,11 +30,10 @@ from ..replication.replica_group import ReplicaGroup
 from ..stages.position import Position
 from ..transport.base import Transport
 from ..transport.channel import tag_of
-from ..transport.greeting import Way
 from ..transport.nccl import NcclLink, NcclTransport
 from ..transport.packet import BACKWARD, FORWARD
 from ..transport.shared_memory import SharedMemory, SharedMemoryTransport, meet
-from ..transport.sockets import Sockets, SocketTransport, connect
+from ..transport.sockets import Sockets, SocketTransport, Way, connect
 from .gloo_listeners import gloo_connects
 from .join import NEVER
 

@@ -14,16 +14,16 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ...errors import InputError
 from ...host.addresses import is_loopback
-from ..encryption import Encryption
 from ..failures import DeadlinePassed, seconds_left, translated
 from ..processes.devices import check_device
 from ..processes.gpu_file import tell_gpu
 from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
 from ..processes.process import Process
-from ..rendezvous.address import StoreAddress
 from ..rendezvous.store import KeyedStore
 from ..transport import encrypted_group
+from ..wire.address import STORE, ListenerAddress
+from ..wire.encryption import Encryption
 from .gloo_listeners import gloo_connects
 
 NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits
@@ -126,7 +126,7 @@ def _encryption(run_dir: Path, identity: Identity) -> Encryption | None:
 
 def _store(run_dir: Path, identity: Identity, timeout: float, encryption: Encryption | None) -> dist.Store:
     if identity.hosts:
-        address = StoreAddress.read(run_dir)
+        address = ListenerAddress.read(run_dir / STORE)
         message = f"rank {identity.rank} waited {timeout:g} s for the store at {address.host}, where ranks meet"
         with translated(message, peer=-1, deadline=time.monotonic() + timeout):
             own: dict[str, Any] = {"rank": identity.rank, "prefix": f"attempt-{identity.attempt}/", "timeout": timeout}

@@ -12,12 +12,12 @@ from typing import Any
 from ...io.files import read_json
 from ...pipelines import Pipelines
 from ...replication.base import Rule
-from ..encryption import Encryption
 from ..pipelines.base import Coordinator
 from ..pipelines.client import connect
 from ..processes.identity import Identity
 from ..training_state import checkpoint
 from ..training_state.checkpoint_folders import FOLDER
+from ..wire.encryption import Encryption
 
 RESUME = Path("logs", "resume.json")  # in the folder of the whole run
 

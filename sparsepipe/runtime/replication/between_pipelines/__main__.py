@@ -17,13 +17,13 @@ import torch
 from ....errors import InputError
 from ....pipelines import Pipelines
 from ....replication.base import SERVER
-from ...encryption import Encryption
 from ...failures import DeadlinePassed, PeerLost
 from ...pipelines.base import Holder
 from ...pipelines.client import connect
 from ...processes.identity import Identity
 from ...processes.lifeline import watch
 from ...processes.run_folder import RunFolder
+from ...wire.encryption import Encryption
 from .parameter_server import Store
 from .server import Server
 

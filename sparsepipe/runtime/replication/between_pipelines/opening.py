@@ -9,9 +9,9 @@ from typing import Any, cast
 from torch import Tensor
 
 from ....replication.base import Arithmetic, Merge, Rule
-from ...encryption import Encryption
 from ...failures import DeadlinePassed
 from ...pipelines.base import Averager, Coordinator, Holder
+from ...wire.encryption import Encryption
 from .contributions import Contributions
 from .encodings import EightBits, Encoding, Exact
 from .exchanging import Exchanging, Waited

@@ -1,6 +1,5 @@
 """Connections of a rank to those that hold its tensors in other pipelines."""
 
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ...encryption import Encryption
 from ...failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left
 from ...pipelines.base import Address, Coordinator, Holder
-from ...transport.greeting import hello
+from ...wire.encryption import Encryption, tls_of
+from ...wire.handshake import call
 from .messages import CalledOff, Message, receive, send
 
 
@@ -19,20 +18,15 @@ class Link:
     """A connection to a rank of another pipeline: requests and their answers, one after the other."""
 
     def __init__(self, holder: Holder, *, pipeline: int, deadline: float, encryption: Encryption | None = None) -> None:
-        """Connect for a rank of `pipeline`. `encryption`: what follows the greeting goes through TLS.
+        """Connect for a rank of `pipeline`. `encryption`: what follows the handshake goes through TLS.
 
         Raises OSError, or PacketMismatch where it is no such rank.
         """
         self.holder, self.bytes = holder, 0
-        address = holder.address
-        self._connection = socket.create_connection((address.host, address.port), timeout=seconds_left(deadline))
+        address, tls = holder.address, tls_of(encryption, server_side=False)
+        secret, who = bytes.fromhex(address.secret), (pipeline, 0, 0)
+        self._connection = call(address.host, address.port, secret, who, deadline=deadline, tls=tls)
         try:
-            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greeting = hello(bytes.fromhex(address.secret), pipeline, 0)
-            self._connection.sendall(greeting)
-            if encryption is not None:
-                self._connection = encryption.context(server_side=False).wrap_socket(self._connection)
-                self._connection.sendall(greeting)  # again, where nobody in between can have led it elsewhere
             told = receive(self._connection, lambda facts: 0, seconds=seconds_left(deadline)).facts.get("tensors")
             if not isinstance(told, dict) or not all(isinstance(size, int) for size in told.values()):
                 raise PacketMismatch("a rank that does not say which tensors it holds")

@@ -1,7 +1,5 @@
 """What a rank offers the other pipelines' ranks: a port that answers those who know its secret."""
 
-import hmac
-import secrets
 import socket
 import threading
 import time
@@ -11,14 +9,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...encryption import Encryption
 from ...failures import DeadlinePassed, PacketMismatch, PeerLost
 from ...pipelines.base import Address
-from ...transport.greeting import SECRET_BYTES, Way, hello, welcome
+from ...wire.encryption import Encryption, tls_of
+from ...wire.handshake import Caller, Listener, new_secret
 from .messages import NO_PAYLOAD, CalledOff, Message, receive, send
 
 _MOST_CONNECTIONS = 1024
-_BACKLOG = 128
 _TO_CLOSE = 5.0  # seconds for answers under way, when the server closes
 
 Answer = tuple[Mapping[str, Any], Tensor]  # facts and payload
@@ -54,51 +51,39 @@ class Server:
         encryption: Encryption | None = None,
     ) -> None:
         """`handlers` by the "what" of a request. A request that has begun must have come within `timeout` seconds.
-        `encryption`: what follows the greeting goes through TLS.
+        `encryption`: what follows the handshake goes through TLS.
         """
         self._sizes, self._handlers, self._timeout = dict(sizes), dict(handlers), timeout
-        self._tls = encryption.context(server_side=True) if encryption else None
-        self._secret = secrets.token_bytes(SECRET_BYTES)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-        self.address = Address(host, self._socket.getsockname()[1], self._secret.hex())
-        self._stopped, self._stop = socket.socketpair()
         self._idle = threading.Condition()
         self._connections: set[socket.socket] = set()
         self._busy = 0  # requests that have come and are not answered yet
-        self._thread = threading.Thread(target=self._listen, name="averages: listen", daemon=True)
-        self._thread.start()
+        secret = new_secret()
+        self._listener = Listener(host, secret, self._begin, tls=tls_of(encryption, server_side=True))
+        self.address = Address(host, self._listener.port, secret.hex())
 
     def close(self) -> None:
         """Answer what was asked, and listen no more."""
-        deadline = time.monotonic() + _TO_CLOSE
         with self._idle:
             self._idle.wait_for(lambda: not self._busy, timeout=_TO_CLOSE)
-        self._stop.close()
-        self._thread.join(max(deadline - time.monotonic(), 1.0))
+        self._listener.close()
         with self._idle:
             for connection in self._connections:
                 with suppress(OSError):
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own takes it from who reads
 
-    def _listen(self) -> None:
-        with self._socket, self._stopped:
-            for way, connection in welcome(self._socket, self._secret, until=self._stopped):
-                with self._idle:
-                    room = len(self._connections) < _MOST_CONNECTIONS
-                    if room:
-                        self._connections.add(connection)
-                if not room:
-                    connection.close()
-                    continue
-                given = (connection, way)
-                threading.Thread(target=self._serve, args=given, name="averages: answer", daemon=True).start()
+    def _begin(self, caller: Caller) -> None:
+        connection = caller.connection
+        with self._idle:
+            room = len(self._connections) < _MOST_CONNECTIONS
+            if room:
+                self._connections.add(connection)
+        if room:
+            threading.Thread(target=self._serve, args=(connection,), name="averages: answer", daemon=True).start()
+        else:
+            connection.close()
 
-    def _serve(self, connection: socket.socket, way: Way) -> None:
-        called = connection
+    def _serve(self, connection: socket.socket) -> None:
         try:
-            called.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = self._within_tls(called, way)
             self._send(connection, {"tensors": self._sizes}, NO_PAYLOAD)
             while True:
                 request = receive(connection, self._payload_bytes, seconds=self._timeout, since_begun=True)
@@ -108,27 +93,8 @@ class Server:
             pass  # it has gone, or speaks another language
         finally:
             with self._idle:
-                self._connections -= {called, connection}
+                self._connections.discard(connection)
             connection.close()
-
-    def _within_tls(self, called: socket.socket, way: Way) -> socket.socket:
-        """Return what is heard of a connection, and answered: TLS, where that is asked for, once hands are shaken.
-
-        Whoever called says so once more within: nobody in between can have led the call here. Raises OSError.
-        """
-        if self._tls is None:
-            return called
-        called.settimeout(self._timeout)
-        connection = self._tls.wrap_socket(called, server_side=True)
-        with self._idle:
-            self._connections.add(connection)  # the other has no descriptor any more
-        greeting, said = hello(self._secret, *way), b""
-        while len(said) < len(greeting) and (more := connection.recv(len(greeting) - len(said))):
-            said += more
-        if not hmac.compare_digest(said, greeting):
-            connection.close()
-            raise ConnectionError("a connection is not whose it was said to be")
-        return connection
 
     def _answer(self, connection: socket.socket, request: Message) -> None:
         facts: Mapping[str, Any]

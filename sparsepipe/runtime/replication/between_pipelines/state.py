@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ...encryption import Encryption
 from ...failures import DeadlinePassed, PacketMismatch, seconds_left
 from ...pipelines.base import Coordinator, Holder
+from ...wire.encryption import Encryption
 from .messages import NO_PAYLOAD, CalledOff, Message
 from .packing import packed, packed_bytes, unpacked
 from .peers import Link, called_off

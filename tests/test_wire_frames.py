@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsepipe.host.frames import _CHUNK, _MOST_CHUNK, MARK, MOST_PAYLOAD, FrameReader, FrameWriter
+from sparsepipe.cluster_probes import probe
+from sparsepipe.runtime.wire import frames, handshake
+from sparsepipe.runtime.wire.frames import _CHUNK, _MOST_CHUNK, MARK, MOST_PAYLOAD, FrameReader, FrameWriter, lengths
 
 LARGE = os.urandom(3 * _MOST_CHUNK)
 FRAMES = [
@@ -92,9 +94,11 @@ def test_what_is_no_frame_is_refused_and_no_length_is_believed(said):
         with suppress(ValueError):
             assert not heard(whole) or said
     with pytest.raises(ValueError, match="bytes"):
-        heard(content((2**31).to_bytes(4) + bytes(4)))
+        heard(content(lengths(2**31, 0)))
     with pytest.raises(ValueError, match="JSON"):
-        heard(content((2).to_bytes(4) + bytes(4) + b"[]"))
+        heard(content(lengths(2, 0) + b"[]"))
+    with pytest.raises(ValueError, match="does not begin as one"):
+        heard(content(b"spf2" + lengths(2, 0)[4:] + b"{}"))
 
 
 def test_a_shell_that_prints_without_end_before_the_first_message_is_refused():
@@ -136,11 +140,17 @@ def test_a_host_that_is_gone_before_anything_was_sent_is_told_by_the_first_frame
             FrameWriter(right.fileno()).send("alive")
 
 
-def test_hosts_without_this_package_can_run_the_file():
-    """It is sent to them: nothing but the standard library, and no syntax that is newer than Python 3.7."""
-    from sparsepipe.host import frames
-
-    tree = ast.parse(Path(frames.__file__).read_text(), feature_version=(3, 7))
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert names <= sys.stdlib_module_names
+def test_hosts_without_this_package_can_run_the_files():
+    """They are sent there, one behind the other: the standard library alone, no syntax that is newer than Python 3.7,
+    and no name that two of them give."""
+    given = []
+    for module in (frames, handshake, probe):
+        tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 7))
+        nodes = list(ast.walk(tree)) if module is not probe else tree.body
+        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
+        given += [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+        given += [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+    assert len(given) == len(set(given)) > 50
