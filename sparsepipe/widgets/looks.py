@@ -23,7 +23,7 @@ from .sentences import sentence
 OWN_WIDTH = {"description_width": "initial"}  # a style: the name beside a control is as wide as its text
 
 _lock = threading.RLock()  # what is shown opens all that is in it
-_shared: dict[tuple[type, frozenset[tuple[str, Any]]], Any] = {}
+_shared: dict[tuple[type, frozenset[tuple[str, Any]]], "_Fixed"] = {}
 
 
 class _Late(ipywidgets.Widget):
@@ -40,7 +40,7 @@ class _Late(ipywidgets.Widget):
     @property
     def model_id(self) -> Any:
         with _lock:
-            if self.comm is None:
+            if not self.comm:
                 before = self.get_state()
                 super().open()
                 if hasattr(self.comm, "_reply_subshell_for"):
@@ -69,11 +69,11 @@ class _Fixed(_Late):
 
 
 @cache
-def _fixed(kind: type[Any]) -> type[Any]:
+def _fixed(kind: traitlets.MetaHasTraits) -> type[_Fixed]:
     return type(kind.__name__, (_Fixed, kind), {})
 
 
-def shared(kind: type[Any], settings: Mapping[str, Any]) -> Any:
+def shared(kind: traitlets.MetaHasTraits, settings: Mapping[str, Any]) -> _Fixed:
     """Return the one layout or style of these settings."""
     key = kind, frozenset(settings.items())
     with _lock:

@@ -450,11 +450,11 @@ def _check(profile: Profile, cluster: Cluster) -> None:
         if not isinstance(given, expected):
             kind = expected.__name__
             raise InputError(f"{given!r} given, expected a {kind}: {kind}.load(path) reads one")
-    for kind in cluster.device_types:
-        if kind.name not in profile.device_types:
+    for name in (device_type.name for device_type in cluster.device_types):
+        if name not in profile.device_types:
             raise InputError(
-                f"the cluster has devices of type {kind.name!r}, the profile knows {', '.join(profile.device_types)}: "
-                f"profile the model on a {kind.name}, or rename the profile with profile.renamed({kind.name!r})"
+                f"the cluster has devices of type {name!r}, the profile knows {', '.join(profile.device_types)}: "
+                f"profile the model on a {name}, or rename the profile with profile.renamed({name!r})"
             )
 
 

@@ -96,7 +96,7 @@ class Planning:
         profile = self._compressed[ratio]
         if scaled is None:
             return profile
-        scale, *sizes = scaled
+        scale, sizes = scaled[0], scaled[1:]
         return remembered(self._kept, "sized", (ratio, *sizes), lambda: scale.scaled(profile, *sizes))
 
     def problem(self, settings: Settings) -> Problem:

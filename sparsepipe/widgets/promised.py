@@ -40,8 +40,8 @@ class MadeFor:
 
 
 # Settings that decide what work a run did: its speed and accuracy under others say nothing of this one's.
-_WORK = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "voxel_size", "num_points")
-_WORK += ("task", "features", "augmentation", "balance", "engine", "precision", "compression", "device")
+_WORK: tuple[str, ...] = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "voxel_size")
+_WORK += ("num_points", "task", "features", "augmentation", "balance", "engine", "precision", "compression", "device")
 
 
 def differences(record: RunRecord, plan: Plan | Pipelines, config: RunConfig) -> list[str]:

@@ -37,7 +37,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
 
     _esm = page_code("names", "stop_slider")
     value = traitlets.Any().tag(sync=True, to_json=_told, from_json=_meant)
-    stops = traitlets.List().tag(sync=True)  # [key, text] in order
+    stops: traitlets.List[list[str]] = traitlets.List().tag(sync=True)  # [key, text] in order
     given = traitlets.Unicode("").tag(sync=True)  # the key of the value to mark
     description = traitlets.Unicode("").tag(sync=True)
     tooltip = traitlets.Unicode("").tag(sync=True)
