@@ -103,7 +103,7 @@ def class_balanced_minibatches(
         share[neediest[: size % len(members)]] += 1
         drawn += share
         shares.append(share)
-    queues = [iter(_repeated(rows, count, rng)) for rows, count in zip(members, drawn, strict=True)]
+    queues = [iter(_repeated(rows, count, rng)) for rows, count in zip(members, drawn.tolist(), strict=True)]
     return tuple(
         tuple(rng.permutation([next(queues[place]) for place in np.repeat(np.arange(len(members)), share)]).tolist())
         for share in shares

@@ -41,7 +41,8 @@ def check_split(
             "`sparsepipe data check` reads all of it"
         )
         return
-    store, facts = open_cache(cache), {"what": "sound", "engine": engine, "steps": steps, "recipe": recipe.facts()}
+    store = open_cache(cache)
+    facts: dict[str, object] = {"what": "sound", "engine": engine, "steps": steps, "recipe": recipe.facts()}
     facts |= {"task": task, "parts": folder.parts, "layout": folder.layout, "metric": folder.metric}
     facts |= {"reading": folder.reading.facts(), "names": [(file.name, file.label, file.entry) for file in files]}
     facts |= files_digest(sizes, [(path.name, size) for path, size in sizes.items()])

@@ -101,11 +101,12 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
     for key in ("SIZE", "TYPE", "COUNT"):
         if len(header[key]) != len(names):
             raise InputError(f"{path}: {key} has {len(header[key])} entries, expected {len(names)}: one for each field")
-    sizes, counts = ([whole_number(word) for word in header[key]] for key in ("SIZE", "COUNT"))
-    shape = [whole_number(" ".join(header.get(key, ["1"]))) for key in ("POINTS", "WIDTH", "HEIGHT")]
-    if None in (*sizes, *counts, *shape):
+    shape = [" ".join(header.get(key, ["1"])) for key in ("POINTS", "WIDTH", "HEIGHT")]
+    words = [*header["SIZE"], *header["COUNT"], *shape]
+    numbers = [number for word in words if (number := whole_number(word)) is not None]
+    if len(numbers) < len(words):
         raise InputError(f"{path}: SIZE, COUNT, WIDTH, HEIGHT or POINTS is not a whole number; repair its header")
-    (num_points, width, height), encoding = shape, header["DATA"][0].lower()
+    (num_points, width, height), encoding = numbers[-3:], header["DATA"][0].lower()
     if num_points == 0:
         raise InputError(f"{path}: 0 points, expected at least one; remove the file")
     if width * height != num_points:
@@ -116,7 +117,7 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
     if encoding not in _ENCODINGS:
         raise InputError(f"{path}: DATA {encoding[:40]}, expected one of {', '.join(_ENCODINGS)}")
     types = [word.upper() for word in header["TYPE"]]
-    fields = [_Field(*each) for each in zip(names, types, sizes, counts, strict=True)]
+    fields = [_Field(*each) for each in zip(names, types, numbers, numbers[len(names) :], strict=False)]
     for field in fields:
         if field.name != "_" and (field.type, field.size) not in _KINDS:
             raise InputError(

@@ -52,10 +52,10 @@ def opened(root: Path, marker: dict) -> DataFolder:
                 for entry, label in enumerate(labels)
             ]
     for path in entries(root) if FILES not in marker else ():
-        split = next(iter(splits_named(stem_of(path))), None) if path.is_file() and not _split_of_list(path) else None
-        if split is not None and not splits.get(split) and path.suffix.lower() not in COMPANION_SUFFIXES:
+        named = next(iter(splits_named(stem_of(path))), None) if path.is_file() and not _split_of_list(path) else None
+        if named is not None and not splits.get(named) and path.suffix.lower() not in COMPANION_SUFFIXES:
             listing.faults.append(
-                f"{path}: named after split {split}, which has no HDF5 file; store it as HDF5, or move it away"
+                f"{path}: named after split {named}, which has no HDF5 file; store it as HDF5, or move it away"
             )
     _note_left_out(listing, set(used))
     if not listing.files:

@@ -85,7 +85,7 @@ class TranslationExamples(TextExamples):
     @cached_property
     def _pairs(self) -> tuple[Ragged, Ragged]:
         """The subwords of sources and targets, each with its end, from the cache where they are there."""
-        facts = {"what": "pairs", "rule": self._texts.rule, "vocabulary": self.vocabulary.sha256}
+        facts: dict[str, object] = {"what": "pairs", "rule": self._texts.rule, "vocabulary": self.vocabulary.sha256}
         facts |= {"split": self.split, "length": self.settings.sequence_length}
         key = sample_key(self.cache, self._texts.files, facts)
         if self.cache is None or key is None:
@@ -110,7 +110,7 @@ class TranslationExamples(TextExamples):
             chosen = chosen[(sides[0].lengths <= room) & (sides[1].lengths <= room)]
         if not len(chosen):
             raise InputError(f"{self._texts.source_file}: no pair within sequence_length {room + 1}; give a larger one")
-        source, target = (Ragged.of([*side[index][:room].tolist(), end] for index in chosen) for side in sides)
+        source, target = (Ragged.of([*side[index][:room].tolist(), end] for index in chosen.tolist()) for side in sides)
         return source, target
 
     def __len__(self) -> int:
