@@ -116,7 +116,7 @@ def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
         what = Intrusion.of(found["kind"], pairs[:count], share=found.get("share", 1.0))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return what, pairs[count:]  # type: ignore[return-value]
+    return what, pairs[count:]
 
 
 class Reached:
