@@ -90,6 +90,6 @@ def layer_costs(profile: Profile, *, size: float | None = None, note: str = "") 
     text = noted(note, profile.origin)
     at = table[profile.size_unit].iloc[0]
     count = f"{at:,.0f} {size_words(profile.size_unit)} per minibatch" if at else ""
-    spread = "thin lines: interquartile range over passes" if table.backward_spread_seconds.any() else ""
-    second = " · ".join(part for part in (text, count, spread) if part)
+    lines = "thin lines: interquartile range over passes" if table.backward_spread_seconds.any() else ""
+    second = " · ".join(part for part in (text, count, lines) if part)
     return finished(figure, "Cost of each layer", note=second, width=900, height=260 + 150 * (len(kinds) + 1))

@@ -78,9 +78,8 @@ def layer_graph_table(
     source: Profile | LayerGraph, plan: Plan | None = None, *, device_type: str | None = None
 ) -> pd.DataFrame:
     """One row for each layer: cost at the mean minibatch, stage, what feeds it, bytes alive after it."""
-    profile = source if isinstance(source, Profile) else None
-    graph = profile.graph if profile else source
-    kind = (device_type or profile.device_types[0]) if profile else None
+    profile, graph = (source, source.graph) if isinstance(source, Profile) else (None, source)
+    kind = (device_type or profile.device_types[0]) if profile else ""
     size = profile.size() if profile else 0.0
     costs = LayerTable.of(profile, [size], [kind]) if profile else None
     rows = []
@@ -92,7 +91,7 @@ def layer_graph_table(
             "parameter_bytes": layer.parameter_bytes,
             "stage": stage,
         }
-        if profile:
+        if profile and costs is not None:
             cost = profile.cost(k, kind, size)
             features, coordinates = crossing(costs, range(k + 1))
             row |= {
@@ -126,8 +125,7 @@ def layer_graph(
 
     A long graph is folded like lines of text; every other line runs to the left. Hover shows a layer's numbers.
     """
-    profile = source if isinstance(source, Profile) else None
-    graph = profile.graph if profile else source
+    profile, graph = (source, source.graph) if isinstance(source, Profile) else (None, source)
     table = layer_graph_table(source, plan, device_type=device_type)
     value = (table.forward_seconds + table.backward_seconds) * 1e3 if profile else table.parameter_bytes / 1e6
     what = "forward + backward (ms)" if profile else "parameters (MB)"
