@@ -26,13 +26,7 @@ def minibatches(
 
 
 def voxel_balanced_minibatches(
-    voxel_counts: Sequence[int],
-    *,
-    batch_size: int,
-    seed: int = 0,
-    epoch: int = 0,
-    window: int = 16,
-    last: str = KEEP,
+    voxel_counts: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, window: int = 16, last: str = KEEP
 ) -> Minibatches:
     """Deal samples so that minibatches hold about equally many voxels, and replicas so get equal work.
 
@@ -56,13 +50,7 @@ def voxel_balanced_minibatches(
 
 
 def bucketed_minibatches(
-    sample_sizes: Sequence[int],
-    *,
-    batch_size: int,
-    seed: int = 0,
-    epoch: int = 0,
-    window: int = 100,
-    last: str = KEEP,
+    sample_sizes: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, window: int = 100, last: str = KEEP
 ) -> Minibatches:
     """Deal samples so that those of a minibatch are of like size, and little of it is padding.
 

@@ -7,7 +7,7 @@ import numpy as np
 from ..display.numbers import scaled_bytes
 from .cache import cache_key, open_cache
 from .digest import files_digest
-from .folder import DataFolder
+from .layouts import DataFolder
 from .presence import look_at
 from .recipe import Recipe
 

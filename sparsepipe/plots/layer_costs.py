@@ -79,11 +79,7 @@ def layer_costs(profile: Profile, *, size: float | None = None, note: str = "") 
         )
         figure.add_trace(bar, row=row, col=1)
         figure.update_yaxes(title_text=f"{what} (MB)", row=row, col=1)
-    figure.update_layout(
-        barmode="stack",
-        bargap=0.15,
-        legend={**BESIDE_TITLE, "traceorder": "normal"},
-    )
+    figure.update_layout(barmode="stack", bargap=0.15, legend={**BESIDE_TITLE, "traceorder": "normal"})
     few = len(profile.graph.layers) <= _NAMED
     figure.update_xaxes(tickangle=-90, tickfont_size=SMALL - 2, dtick=1 if few else None, row=len(kinds) + 2, col=1)
     figure.update_xaxes(ticks="", row=1, col=1)

@@ -23,14 +23,7 @@ from .cached_runs import newest
 
 FILE = "intruder.json"  # in a run's folder: what disturbed it, and when it really came and went
 _LOOK = 0.02  # seconds between two looks at how far the job is: less than a minibatch of a small network
-_FIELDS = fields(
-    {
-        "kind": text,
-        "visits": each(each(number)),
-        "came_and_went": each(each(integer)),
-        "share": number,
-    }
-)
+_FIELDS = fields({"kind": text, "visits": each(each(number)), "came_and_went": each(each(integer)), "share": number})
 
 
 @dataclass(frozen=True)

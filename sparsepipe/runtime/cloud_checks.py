@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ..data.augmentation import named_augmentation
-from ..data.folder import DataFolder
+from ..data.layouts import DataFolder
 from ..data.recipe import Recipe
 from ..data.soundness import check_split
 from ..io.told import tell

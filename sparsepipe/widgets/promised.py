@@ -85,11 +85,7 @@ def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
     if made_for.profile is not None and made_for.cluster is not None:
         try:
             return estimated_for_run(
-                plan,
-                made_for.profile,
-                made_for.cluster,
-                batch_size=config.batch_size,
-                voxel_size=config.voxel_size,
+                plan, made_for.profile, made_for.cluster, batch_size=config.batch_size, voxel_size=config.voxel_size
             )
         except InputError:
             pass

@@ -15,9 +15,9 @@ from ...io.fields import shown
 from ..formats import Cloud, Reading
 from ..formats.base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, cloud_of
 from ..formats.npz import array_in, columns_of
-from ..labels import IGNORED
+from ..labels import IGNORED, SEGMENTATION
 from . import s3dis
-from .base import MARKER, SEGMENTATION, DataFolder, LeftOut, Listing, SampleFile, declared_parts, is_metric, sample_of
+from .base import MARKER, DataFolder, LeftOut, Listing, SampleFile, declared_parts, is_metric, sample_of
 from .litter import entries, folders
 from .splits import WORDS, split_of
 

@@ -11,7 +11,8 @@ from ...errors import InputError
 from ..formats import Cloud, Reading
 from ..formats.base import COLOUR, POSITION
 from ..formats.text import read_text_cloud
-from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, sample_of
+from ..labels import SEGMENTATION
+from .base import MARKER, DataFolder, Listing, SampleFile, sample_of
 from .litter import entries, folders
 
 CLASSES = (

@@ -8,8 +8,8 @@ from ...errors import InputError
 from ..formats import Cloud, Reading
 from ..formats.base import read_bytes
 from ..formats.scan import KITTI, read_scan
-from ..labels import IGNORED
-from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, sample_of
+from ..labels import IGNORED, SEGMENTATION
+from .base import MARKER, DataFolder, Listing, SampleFile, sample_of
 from .litter import entries, folders
 
 _RAW = {  # class: the raw labels that count as it, what moves with what is at rest (Behley et al., ICCV 2019)

@@ -9,7 +9,8 @@ from ...io.files import read_json
 from ..formats import Cloud, Reading
 from ..formats.base import LABEL, NORMAL, POSITION
 from ..formats.text import read_text_cloud
-from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, listed_lines, sample_of
+from ..labels import SEGMENTATION
+from .base import MARKER, DataFolder, Listing, SampleFile, listed_lines, sample_of
 from .litter import entries, folders
 
 _NAMES = "synsetoffset2category.txt"

@@ -168,11 +168,7 @@ class TranslationExamples(TextExamples):
         source = torch.from_numpy(padded(sources, padding))
         lengths = torch.tensor([len(row) for row in sources])
         before = torch.from_numpy(padded([np.concatenate([[begin], row[:-1]]) for row in targets], padding))
-        inputs = {
-            "source": source,
-            "source_mask": torch.arange(source.shape[1]) < lengths[:, None],
-            "target": before,
-        }
+        inputs = {"source": source, "source_mask": torch.arange(source.shape[1]) < lengths[:, None], "target": before}
         size = len(indices) * (source.shape[1] + before.shape[1])
         return ExampleBatch(inputs, torch.from_numpy(padded(targets, IGNORED)), len(indices), size)
 
