@@ -66,7 +66,7 @@ class Supervisor:
         self._cancelled: str | None = None
         self._kills = _memory_kills()
         before = self._kills.now()
-        self._killed = lambda: self._kills.now().since(before)  # by the kernel, for want of memory
+        self._killed: Callable[[], str | None] = lambda: self._kills.now().since(before)  # by the kernel, for want of memory
         _clear(run_dir)
         self._fifo = run_dir / "logs" / f".lifeline-{os.getpid()}"
         os.mkfifo(self._fifo, 0o600)

@@ -200,7 +200,7 @@ def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     if torch.is_autocast_enabled(device_type) and features.dtype != torch.float64:
         features = features.to(torch.get_autocast_dtype(device_type))
     with _without_autocast(device_type):
-        return _Convolution.apply(features, kernel, kernel_map)
+        return _Convolution.apply(features, kernel, kernel_map)  # type: ignore[no-untyped-call]
 
 
 def forward_chunks(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
