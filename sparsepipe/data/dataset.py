@@ -148,7 +148,7 @@ class VoxelDataset:
         return "voxels" if self.task == SEGMENTATION else "classes"
 
     @property
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, object]:
         """What a network's builder may ask of the data."""
         return {"num_classes": len(self.classes), "in_channels": self.in_channels}
 
@@ -167,7 +167,7 @@ class VoxelDataset:
         return self.folder.synthetic
 
     @property
-    def origin(self) -> dict:
+    def origin(self) -> dict[str, object]:
         """Where the samples come from and how they were made, for records: JSON-ready, without absolute paths."""
         if self._digest is None:
             paths = (path for file in self.files for path in (file.path, *file.companions))
@@ -383,7 +383,7 @@ class VoxelDataset:
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
-    def _keep(self, index: int, value: Any, num_bytes: int) -> None:
+    def _keep(self, index: int, value: object, num_bytes: int) -> None:
         if self._kept_bytes + num_bytes <= _MAX_KEPT_BYTES:
             self._kept[index] = value
             self._kept_bytes += num_bytes
@@ -400,7 +400,7 @@ class VoxelDataset:
         return sample_key(self._cache, (file.path, *file.companions), facts)
 
     @cached_property
-    def _shared_facts(self) -> dict:
+    def _shared_facts(self) -> dict[str, object]:
         """What decides every sample of this split, beside its file."""
         augmented = self.recipe.augmentation is not None
         return {
@@ -416,7 +416,7 @@ class VoxelDataset:
         }
 
     @property
-    def _declared(self) -> dict:
+    def _declared(self) -> dict[str, object]:
         facts = self.folder.reading.facts()
         return {"reading": facts} if facts else {}
 

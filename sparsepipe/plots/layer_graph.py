@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from math import atan2, degrees, dist, hypot
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -342,7 +343,7 @@ def _lines(placed: Layout) -> list[Box]:
     ]
 
 
-def _hover(row: dict) -> Html:
+def _hover(row: Mapping[str, Any]) -> Html:
     lines = [
         Html("<b>{}</b>").format(row["layer"]),
         row["description"],

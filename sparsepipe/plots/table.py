@@ -92,7 +92,7 @@ def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], object]) 
     return tuple(records[place] for place, _ in found), told
 
 
-def is_synthetic(origin: Any) -> bool:
+def is_synthetic(origin: object) -> bool:
     """Whether an origin, at any depth, says that its data were generated."""
     waiting = [origin]
     while waiting:  # no recursion: a file may nest as deep as JSON is read

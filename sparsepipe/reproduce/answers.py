@@ -52,7 +52,7 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
     return " ".join(told)
 
 
-def _shape(plan: Plan) -> tuple:
+def _shape(plan: Plan) -> tuple[object, ...]:
     return plan.schedule, tuple((stage.layers, stage.ranks, stage.shares) for stage in plan.stages)
 
 

@@ -94,7 +94,7 @@ def _named(job: str, part: Part) -> str:
     return f"{job}, {part.category} {part.key}".rstrip()
 
 
-def _slow_down(name: str, theirs: Any, ours: float, *, by: str = "of a job") -> HeldAgainst:
+def _slow_down(name: str, theirs: object, ours: float, *, by: str = "of a job") -> HeldAgainst:
     return HeldAgainst(f"what-if slow-down {by}", name, number(theirs, name), ours, _TIMES, known_as="published")
 
 

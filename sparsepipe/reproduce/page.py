@@ -282,7 +282,7 @@ def _digests(provenance: Mapping[str, Any], key: str) -> str:
     return ", ".join(told)
 
 
-def _settings(value: Any) -> str:
+def _settings(value: object) -> str:
     return ", ".join(f"{key} = {each}" for key, each in value.items()) if isinstance(value, Mapping) else ""
 
 

@@ -51,7 +51,7 @@ class _Late(ipywidgets.Widget):
             return super().model_id
 
 
-def _as_sent(data: Any, subshell: str | None) -> str | None:
+def _as_sent(data: object, subshell: str | None) -> str | None:
     return subshell
 
 
@@ -60,7 +60,7 @@ class _Fixed(_Late):
 
     _made = False
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self._made and name in type(self).class_trait_names(sync=True):
             raise AttributeError(
                 f"{name}: many controls share this; give one of them another, as widgets.looks.show does"

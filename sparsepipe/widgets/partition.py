@@ -246,7 +246,7 @@ class PartitionExplorer(Shown):
             several=self.several.picked,
         )
 
-    def _changed(self, change: Any = None) -> None:
+    def _changed(self, change: object = None) -> None:
         """One redraw for one change, whatever other controls follow from it."""
         with self._lock:  # a change from another thread waits, and is not lost
             if self._quiet:
@@ -259,7 +259,7 @@ class PartitionExplorer(Shown):
                 self._quiet = False
                 self._lock.notify_all()
 
-    def _follow(self, change: Any) -> None:
+    def _follow(self, change: object) -> None:
         """Let the other controls offer what goes with what was changed."""
         policies = WEIGHT_POLICIES[self.schedule.value]
         if self.weights.options != policies:

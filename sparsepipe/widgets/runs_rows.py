@@ -85,7 +85,7 @@ def ordered(table: pd.DataFrame, column: str, *, descending: bool) -> pd.DataFra
     return table.iloc[[*own, *(k for k in range(len(cells)) if k not in set(filled))]].reset_index(drop=True)
 
 
-def _key(cell: Any) -> tuple[bool, float, str]:
+def _key(cell: object) -> tuple[bool, float, str]:
     try:
         return False, float(str(cell).rstrip("%")), ""
     except ValueError:

@@ -19,11 +19,11 @@ from .readings import Reading
 from .sentences import sentence
 
 
-def _told(value: Any, slider: "StopSlider") -> str:
+def _told(value: object, slider: "StopSlider") -> str:
     return slider.key(value)
 
 
-def _meant(key: Any, slider: "StopSlider") -> Any:
+def _meant(key: object, slider: "StopSlider") -> Any:
     return slider.of_key(str(key))
 
 
@@ -47,7 +47,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
     def __init__(
         self,
         name: str,
-        value: Any,
+        value: object,
         reading: Reading,
         *,
         stops: Iterable[float],
@@ -105,7 +105,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
         return self._values[self.key(value)]
 
     @traitlets.observe("value")
-    def _taken(self, _: Any) -> None:
+    def _taken(self, _: object) -> None:
         self.refusal = ""
 
     def _place(self, value: Any) -> tuple[float, int]:
@@ -114,7 +114,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
     def _text(self, value: Any) -> str:
         return self.named[value][0] if value in self.named else self.reading.shown(value)
 
-    def _asked(self, _: Any, content: Any, __: Any) -> None:
+    def _asked(self, _: object, content: object, __: object) -> None:
         if not isinstance(content, dict) or not isinstance(content.get("typed"), str):
             return
         try:

@@ -148,7 +148,7 @@ class OwnExamples:
         target = collated([pair[1] for pair in pairs], f"{self.function}: targets", padding=IGNORED)
         return ExampleBatch(inputs, target, len(items), self._padded_size(indices, inputs))
 
-    def _padded_size(self, indices: Sequence[int], inputs: Any) -> int:
+    def _padded_size(self, indices: Sequence[int], inputs: object) -> int:
         if self.size_unit == "samples":
             return len(indices)
         if self._given_sizes is not None:

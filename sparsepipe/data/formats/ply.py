@@ -254,7 +254,7 @@ def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     return _mesh(path, points, attributes, names, faces, strips, reading)
 
 
-def _face_labels(faces: dict, reading: Reading) -> list[np.ndarray]:
+def _face_labels(faces: Columns, reading: Reading) -> list[np.ndarray]:
     renamed = dict(reading.renamed)
     meanings = {name: renamed.get(name, name).lower() for name in faces}
     return [np.asarray(faces[name]) for name, word in meanings.items() if SAME.get(word, word) == LABEL]
@@ -265,8 +265,8 @@ def _mesh(
     points: np.ndarray,
     attributes: np.ndarray | None,
     names: tuple[str, ...],
-    faces: dict,
-    strips: dict,
+    faces: Columns,
+    strips: Columns,
     reading: Reading,
 ) -> Mesh:
     found = [lists for lists in (_corners(path, faces), _corners(path, strips)) if lists is not None]
@@ -285,13 +285,13 @@ def _mesh(
     )
 
 
-def _corners(path: Path, columns: dict) -> Ragged | None:
+def _corners(path: Path, columns: Columns) -> Ragged | None:
     """Return the lists of vertex numbers among an element's columns; None where the file has no such element."""
     if not columns:
         return None
     for name in _CORNERS:
-        if isinstance(columns.get(name), Ragged):
-            return columns[name]
+        if isinstance(lists := columns.get(name), Ragged):
+            return lists
     raise InputError(
         f"{path}: faces of {' '.join(columns)}, expected a list vertex_indices or vertex_index; repair the file"
     )

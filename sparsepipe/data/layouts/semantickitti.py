@@ -9,7 +9,7 @@ from ..formats import Cloud, Reading
 from ..formats.base import read_bytes
 from ..formats.scan import KITTI, read_scan
 from ..labels import IGNORED, SEGMENTATION
-from .base import MARKER, DataFolder, Listing, SampleFile, sample_of
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
 from .litter import entries, folders
 
 _RAW = {  # class: the raw labels that count as it, what moves with what is at rest (Behley et al., ICCV 2019)
@@ -56,7 +56,7 @@ def found(root: Path) -> bool:
     return any(root.glob("sequences/*/velodyne"))
 
 
-def opened(root: Path, marker: dict) -> DataFolder:
+def opened(root: Path, marker: Marker) -> DataFolder:
     """List the scans. Raises InputError where a scan of the training or validation split has no labels."""
     listing = Listing(root)
     for sequence in folders(root / "sequences"):

@@ -62,7 +62,7 @@ class _Convolution(torch.autograd.Function):
         return grad_features, grad_kernel.to(kernel.dtype), None
 
 
-def _without_autocast(device_type: str) -> AbstractContextManager:
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Switch autocast off where it is on: to switch it off takes as long as a small layer's products."""
     enabled = torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if enabled else nullcontext()

@@ -80,7 +80,7 @@ def opened_shard(path: Path) -> Iterator[dict[str, Any]]:
         yield arrays
 
 
-def _check(path: Path, name: str, array: Any) -> None:
+def _check(path: Path, name: str, array: object) -> None:
     import h5py
 
     if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "iub":
