@@ -304,7 +304,7 @@ class Transfers(dict[tuple[int, int, int, int], tuple[list[float], Port, Port]])
     def seconds(self, rank: int, peer: int, num_bytes: np.ndarray) -> list[float]:
         """Seconds of each minibatch from one rank to another."""
         link = self.cluster.link(rank, peer)
-        return (link.latency + num_bytes / link.bandwidth).tolist()
+        return list((link.latency + num_bytes / link.bandwidth).tolist())
 
 
 def durations(

@@ -8,7 +8,7 @@ from scripts.house import House, counts
 
 AT_MOST = {
     "files": 799,
-    "lines": 102_585,
+    "lines": 102_595,
     "modules at the root": 20,
     "folders at the root": 28,
     "modules that serve one other of their folder": 143,
@@ -17,8 +17,8 @@ AT_MOST = {
     "most arguments of a function": 17,
     "calls through bundles of arguments": 111,
     "questions for the kind of a plan": 54,
-    "Any": 1_615,
-    "exceptions from strict types": 8,
+    "Any": 1_611,
+    "exceptions from strict types": 47,
     "lines whose types are ignored": 52,
     "tests that pin a sentence": 571,
     "dependencies": 11,

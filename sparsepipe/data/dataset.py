@@ -154,7 +154,7 @@ class VoxelDataset:
 
     def sample_sizes(self) -> list[int]:
         """Return the voxels of each sample: all are read for it."""
-        return self.voxel_counts().tolist()
+        return list(self.voxel_counts().tolist())
 
     @property
     def in_channels(self) -> int:

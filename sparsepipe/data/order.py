@@ -144,7 +144,7 @@ def _exchange(dealt: np.ndarray, counts: np.ndarray, totals: np.ndarray) -> None
 def _repeated(rows: np.ndarray, count: int, rng: Generator) -> list[int]:
     """Return `count` of the rows: all of them shuffled, then all again, until there are enough."""
     rounds = -(-count // len(rows))
-    return np.concatenate([rng.permutation(rows) for _ in range(rounds)] or [rows[:0]])[:count].tolist()
+    return list(np.concatenate([rng.permutation(rows) for _ in range(rounds)] or [rows[:0]])[:count].tolist())
 
 
 def _cut(order: np.ndarray, counts: Sequence[int]) -> Minibatches:

@@ -116,7 +116,7 @@ class Fields(dict[str, Any]):
         raise DamagedRecord(f"{self.what}: has no {key!r}; it is damaged, or of another version")
 
 
-def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Check:
+def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Callable[[object, str], Fields]:
     """A check of JSON objects: those fields that are `known` and there by their own checks, the rest by `others`."""
 
     def check(value: object, what: str) -> Fields:

@@ -397,7 +397,8 @@ def _doubts_height(figure: go.Figure, lines: Sequence[str]) -> float:
 
 
 def _margin(figure: go.Figure) -> float:
-    return figure.layout.margin.t if figure.layout.margin.t is not None else TEMPLATE.layout.margin.t
+    margin: float | None = figure.layout.margin.t
+    return margin if margin is not None else TEMPLATE.layout.margin.t
 
 
 def _title_above(margin: float, height: float) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
     @property
     def max(self) -> float:
         """The largest stop."""
-        return max(value for value in self._values.values() if value not in self.named)
+        largest: float = max(value for value in self._values.values() if value not in self.named)
+        return largest
 
     def type(self, text: str) -> None:
         """Take what was typed into the readout. Raises InputError, and keeps the value, for what cannot be read."""

@@ -184,7 +184,7 @@ class OwnExamples:
         given = self._attribute("sizes")
         if given is None:
             return None
-        sizes = self._call(lambda: tuple(int(size) for size in given), "in sizes")
+        sizes: tuple[int, ...] = self._call(lambda: tuple(int(size) for size in given), "in sizes")
         if len(sizes) != len(self) or min(sizes) < 1:
             raise InputError(
                 f"{self.function}: {len(sizes)} sizes from {min(sizes, default=0)} for "

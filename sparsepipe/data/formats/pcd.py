@@ -179,7 +179,7 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
     check_claim(path, expected, num_bytes=len(body), what="its header", packed=True)
     content = _checked(path, body, packed + 8, num_points)[8:]
     with library_errors(path, what=_WHAT):
-        found = lzf.decompress(content, unpacked)
+        found: bytes | None = lzf.decompress(content, unpacked)
     if found is None or len(found) != unpacked:
         raise InputError(f"{path}: not {_WHAT}: its points do not unpack; fetch it again")
     return found

@@ -127,7 +127,7 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
             f"{path}: {len(data)} bytes, expected {4 * num_points}: one uint32 for each of {num_points} points of its "
             "scan; they are of different scans, or one is cut short"
         )
-    labels = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]
+    labels: np.ndarray = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]
     unknown = np.flatnonzero(labels == _UNKNOWN)
     if len(unknown):
         raw = int(np.frombuffer(data, dtype="<u4")[unknown[0]] & 0xFFFF)

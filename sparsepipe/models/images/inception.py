@@ -193,7 +193,7 @@ class InceptionV3(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor | InceptionOutputs:
         grid = self.to_17(self.stem(images))
-        logits = self.classifier(self.dropout(self.pool(self.to_8(grid))).flatten(1))
+        logits: Tensor = self.classifier(self.dropout(self.pool(self.to_8(grid))).flatten(1))
         if self.auxiliary is not None and self.training:
             return InceptionOutputs(logits, self.auxiliary(grid))
         return logits
