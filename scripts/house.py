@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_ATTRIBUTES = 12  # of a class
@@ -101,9 +102,25 @@ class House:
                     names.append(f"{path.name}:{node.name}")
         return names
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The content of pyproject.toml."""
+        return tomllib.loads((self.root / "pyproject.toml").read_text())
+
     def dependencies(self) -> list[str]:
         """What the package cannot be installed without."""
-        return list(tomllib.loads((self.root / "pyproject.toml").read_text())["project"]["dependencies"])
+        return list(self.settings["project"]["dependencies"])
+
+    def less_than_strict(self) -> list[str]:
+        """Flags of mypy's strict mode that are off everywhere, and our modules in which some are."""
+        mypy = self.settings["tool"]["mypy"]
+        modules = [name for override in mypy["overrides"] for name in override["module"]]
+        off = [flag for flag, value in mypy.items() if value is False]
+        return [*off, *(name for name in modules if name.startswith("sparsepipe"))]
+
+    def ignored_types(self) -> int:
+        """How often a line is left out of type checking."""
+        return sum(text.count("# type: ignore") for text in self.texts)
 
     def rooms(self) -> tuple[int, int]:
         """Modules and folders at the root of the package."""
@@ -197,6 +214,8 @@ def counts(house: House) -> dict[str, float]:
         "calls through bundles of arguments": len(house.bundles()),
         "questions for the kind of a plan": len(house.kinds_of_plan()),
         "Any": house.anys(),
+        "exceptions from strict types": len(house.less_than_strict()),
+        "lines whose types are ignored": house.ignored_types(),
         "tests that pin a sentence": len(house.tests_of_sentences()),
         "dependencies": len(house.dependencies()),
         "pinned dependencies": sum("==" in one for one in house.dependencies()),

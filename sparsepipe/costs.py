@@ -21,6 +21,7 @@ Flags = NDArray[np.bool_]
 # Of a step of SGD with momentum, which reads three numbers a weight and writes two: a copy reads one, writes one, and
 # fetches what it writes to.
 _COPY = 3 / 5
+Port = tuple[object, ...]  # names a port among those of a cluster
 OPTIMIZER_SLOTS = 1  # momentum: one number beside each weight
 
 
@@ -304,7 +305,7 @@ def port_share(cluster: Cluster, stage: Stage, *, network: bool) -> float:
     return max(of_node.values()) / stage.round
 
 
-def ports(cluster: Cluster, rank: int, peer: int, *, forward: bool) -> tuple[tuple, tuple]:
+def ports(cluster: Cluster, rank: int, peer: int, *, forward: bool) -> tuple[Port, Port]:
     """The port by which what `rank` sends leaves, and the one by which it reaches `peer`: one transfer at a time each.
 
     A device has one for each neighbouring stage and direction; between nodes, all devices of a node share the node's.

@@ -95,7 +95,7 @@ class UserFunction:
             raise InputError(
                 f"{self}: {file} raises {type(error).__name__} as it is imported ({what}){self.neighbour(error)}"
             ) from error
-        found = getattr(module, self.name, None)
+        found: object = getattr(module, self.name, None)
         if not callable(found):
             there = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             has = f"it has {', '.join(sorted(there)[:8])}" if there else "it has none"

@@ -1,11 +1,11 @@
 """The network as a graph of layers: edges, sizes of weights, and what crosses a cut."""
 
 import heapq
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from .derived.remembered import remembered
+from .derived.remembered import Kept, remembered
 from .display.counting import number_of
 from .errors import InputError
 
@@ -106,7 +106,7 @@ class LayerGraph:
         )
 
     @cached_property
-    def kept(self) -> dict[Hashable, dict]:
+    def kept(self) -> Kept:
         """What others worked out of this graph alone: see remembered.py."""
         return {}
 

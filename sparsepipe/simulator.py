@@ -10,7 +10,7 @@ step of the optimizer.
 import gc
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,7 @@ CODES = {
     Op.BACKWARD_WEIGHT: WEIGHT,
     Op.UPDATE: UPDATE,
 }
+Passes = tuple[list[float], ...]  # of each operation, seconds of each minibatch
 SPAN_KIND_OF = ("forward", "backward", "backward", "weights", "update")
 LETTERS = "".join(CODES)
 
@@ -111,7 +112,7 @@ class RankState:
 
     __slots__ = ("free", "place", "rank", "seconds", "todo")
 
-    def __init__(self, rank: int, seconds: dict[int, tuple], todo: list[tuple[int, int, int]]) -> None:
+    def __init__(self, rank: int, seconds: dict[int, Passes], todo: list[tuple[int, int, int]]) -> None:
         self.rank, self.seconds, self.todo = rank, seconds, todo  # (operation, stage, minibatch) each
         self.place = 0
         self.free: float | None = 0.0  # when its last action ended; None while one runs
@@ -152,7 +153,7 @@ class Simulation:
         self.waiting: dict[tuple[int, int], list[RankState]] = {}  # (stage, round) → replicas that wait for the others
         self.running: list[tuple[float, int, RankState]] = []  # heap of (end, order, rank)
         self.order = 0
-        self.rows: list[tuple] = []  # of spans
+        self.rows: list[tuple[int, str, float, float, str, int, int, int]] = []  # of spans
 
     def hold_up(self, stragglers: Stragglers) -> None:
         """Make the passes of ranks longer that are held up. What is done where one is killed, restarts.py says."""
@@ -270,13 +271,13 @@ class Port:
         self.free = 0.0  # when the last transfer given to it ends
 
 
-class Transfers(dict):
+class Transfers(dict[tuple[int, int, int, int], tuple[list[float], Port, Port]]):
     """(operation, stage, from, to) → (seconds of each minibatch, port to leave by, port to enter by), when asked."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self.cluster = cluster
-        self.ports: defaultdict[tuple, Port] = defaultdict(Port)
+        self.ports: defaultdict[Hashable, Port] = defaultdict(Port)
         # (operation, sending stage, whether to another node) → bytes of each minibatch
         self.bytes: dict[tuple[int, int, bool], np.ndarray] = {}
 
@@ -303,19 +304,19 @@ class Transfers(dict):
     def seconds(self, rank: int, peer: int, num_bytes: np.ndarray) -> list[float]:
         """Seconds of each minibatch from one rank to another."""
         link = self.cluster.link(rank, peer)
-        return (link.latency + num_bytes / link.bandwidth).tolist()
+        return list((link.latency + num_bytes / link.bandwidth).tolist())
 
 
 def durations(
     plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]
-) -> tuple[dict[int, dict[int, tuple[list[float], ...]]], list[float], dict[tuple[int, int], float], Transfers]:
+) -> tuple[dict[int, dict[int, Passes]], list[float], dict[tuple[int, int], float], Transfers]:
     """(rank → stage → seconds of each minibatch in the operations F, B, I and W; stage → those of averaging;
     (stage, rank) → those of the optimizer's step; transfers).
     """
     index = profile.graph.index
     distinct, which = np.unique(np.asarray(sizes, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
-    seconds: dict[int, dict[int, tuple[list[float], ...]]] = {rank: {} for rank in plan.ranks}
+    seconds: dict[int, dict[int, Passes]] = {rank: {} for rank in plan.ranks}
     averaging, updates, transfers = [], {}, Transfers(cluster)
     steady = compile_until_steady(plan)
     before = set(profile.graph.input_layers)

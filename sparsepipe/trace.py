@@ -63,12 +63,13 @@ class Trace:
     @property
     def left_out(self) -> dict[str, Any]:
         """What is missing of a long run: "minibatches" ([first, last] each), "spans", "seconds"; empty: nothing is."""
-        return self.facts.get("left_out", {})
+        return dict(self.facts.get("left_out", {}))
 
     @property
     def held_up(self) -> str:
         """What held ranks up or killed them on purpose, in a few words, for a figure's note; empty: nothing did."""
-        return self.facts.get("held_up", "")
+        found: str = self.facts.get("held_up", "")
+        return found
 
     @property
     def pipeline_of_rank(self) -> dict[int, int]:
@@ -78,7 +79,7 @@ class Trace:
     @property
     def shown_seconds(self) -> float:
         """The makespan without the gaps that left out minibatches leave."""
-        return max(self.makespan - self.left_out.get("seconds", 0.0), 0.0)
+        return float(max(self.makespan - self.left_out.get("seconds", 0.0), 0.0))
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -142,8 +142,9 @@ def _predictor(options: argparse.Namespace) -> Predictor | None:
 
 def _cluster_file(options: argparse.Namespace) -> Path | None:
     """Return the file of the hosts to run on; of a run that resumes, unless others are given, those it ran on."""
-    if options.cluster or options.resume is None or options.launcher is not None:
-        return options.cluster
+    given: Path | None = options.cluster
+    if given or options.resume is None or options.launcher is not None:
+        return given
     before: Path = options.resume / HOSTS
     return before if before.exists() else None
 

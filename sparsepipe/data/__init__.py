@@ -14,17 +14,13 @@ if TYPE_CHECKING:
     from .describing import check, info
     from .digits import make_digits
     from .downloads import fetch
-    from .folder import DataFolder, open_folder
+    from .folder import open_folder
     from .inspection import Report
     from .labels import IGNORED
+    from .layouts import DataFolder
     from .manifests import Manifest, list_datasets
     from .minibatch_sizes import LAST_MINIBATCH, sizes
-    from .order import (
-        bucketed_minibatches,
-        class_balanced_minibatches,
-        minibatches,
-        voxel_balanced_minibatches,
-    )
+    from .order import bucketed_minibatches, class_balanced_minibatches, minibatches, voxel_balanced_minibatches
     from .predicted_points import to_points
     from .shapes import make_shapes
     from .sources import find
@@ -37,17 +33,13 @@ _HOMES = {  # a file of this folder: what it gives
     "describing": ("check", "info"),
     "digits": ("make_digits",),
     "downloads": ("fetch",),
-    "folder": ("DataFolder", "open_folder"),
+    "folder": ("open_folder",),
     "inspection": ("Report",),
     "labels": ("IGNORED",),
+    "layouts": ("DataFolder",),
     "manifests": ("Manifest", "list_datasets"),
     "minibatch_sizes": ("LAST_MINIBATCH", "sizes"),
-    "order": (
-        "bucketed_minibatches",
-        "class_balanced_minibatches",
-        "minibatches",
-        "voxel_balanced_minibatches",
-    ),
+    "order": ("bucketed_minibatches", "class_balanced_minibatches", "minibatches", "voxel_balanced_minibatches"),
     "predicted_points": ("to_points",),
     "shapes": ("make_shapes",),
     "sources": ("find",),

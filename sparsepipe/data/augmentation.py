@@ -155,7 +155,7 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(_is_number(v) and math.isfinite(v) for v in value)
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: object) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, (list, tuple)) else value
 
 

@@ -145,18 +145,18 @@ def collate(samples: Sequence[Sample]) -> PointBatch:
     ):
         if len(widths) > 1:
             raise InputError(f"samples with {sorted(widths)} columns of {name} in one minibatch; expected one width")
-    per_voxel = isinstance(samples[0].label, Tensor)
-    if any(isinstance(sample.label, Tensor) != per_voxel for sample in samples):
+    labels = [sample.label for sample in samples]
+    per_voxel = [label for label in labels if isinstance(label, Tensor)]
+    if 0 < len(per_voxel) < len(samples):
         raise InputError("samples with one label and with a label for each voxel in one minibatch; expected one kind")
     counts = torch.tensor([len(sample) for sample in samples])
     index = torch.repeat_interleave(torch.arange(len(samples), dtype=torch.int32), counts)
     index = index.to(samples[0].coordinates.device)
-    labels = [sample.label for sample in samples]
     return PointBatch(
         coordinates=torch.cat([index[:, None], torch.cat([sample.coordinates for sample in samples])], dim=1),
         features=torch.cat([sample.features for sample in samples]),
-        labels=torch.cat(labels) if per_voxel else torch.tensor(labels, dtype=torch.int64, device=index.device),
-        per_voxel=per_voxel,
+        labels=torch.cat(per_voxel) if per_voxel else torch.tensor(labels, dtype=torch.int64, device=index.device),
+        per_voxel=bool(per_voxel),
     )
 
 

@@ -71,6 +71,7 @@ class SampleCache:
                     path.unlink()
                 write_atomic(path, entry, synced=False)  # one that lost its power counts as damaged
             else:
+                assert self._limit is not None
                 self._stop(f"{self._limit / 2**30:g} GiB of it were used today")
         except OSError as error:
             self._stop(error.strerror or str(error))
@@ -150,7 +151,7 @@ class SampleCache:
         return self.folder / key[:2] / f"{key}.safetensors"
 
 
-def cache_key(paths: Sequence[Path], facts: Mapping) -> str:
+def cache_key(paths: Sequence[Path], facts: Mapping[str, object]) -> str:
     """Return the key of a sample: a hash of its files' contents, of JSON-ready facts and of this package's code."""
     digest = hashlib.sha256(json.dumps({"code": _code_digest(), **facts}, sort_keys=True).encode())
     for path in paths:
@@ -159,7 +160,7 @@ def cache_key(paths: Sequence[Path], facts: Mapping) -> str:
     return digest.hexdigest()
 
 
-def sample_key(cache: SampleCache | None, files: Sequence[Path], facts: Mapping) -> str | None:
+def sample_key(cache: SampleCache | None, files: Sequence[Path], facts: Mapping[str, object]) -> str | None:
     """Return the key in the cache of what is made of files, None without one. Raises InputError for one unreadable."""
     if cache is None:
         return None

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -130,7 +130,7 @@ class VoxelDataset:
         """Each sample's class. Raises InputError where only voxels have classes."""
         if not self.folder.classes:
             raise InputError(f"{self.folder.path}: its scans have no class as a whole; take labels from batch()")
-        return tuple(file.label for file in self.files)
+        return tuple(cast("int", file.label) for file in self.files)
 
     @property
     def size_unit(self) -> str:
@@ -148,13 +148,13 @@ class VoxelDataset:
         return "voxels" if self.task == SEGMENTATION else "classes"
 
     @property
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, object]:
         """What a network's builder may ask of the data."""
         return {"num_classes": len(self.classes), "in_channels": self.in_channels}
 
     def sample_sizes(self) -> list[int]:
         """Return the voxels of each sample: all are read for it."""
-        return self.voxel_counts().tolist()
+        return list(self.voxel_counts().tolist())
 
     @property
     def in_channels(self) -> int:
@@ -167,7 +167,7 @@ class VoxelDataset:
         return self.folder.synthetic
 
     @property
-    def origin(self) -> dict:
+    def origin(self) -> dict[str, object]:
         """Where the samples come from and how they were made, for records: JSON-ready, without absolute paths."""
         if self._digest is None:
             paths = (path for file in self.files for path in (file.path, *file.companions))
@@ -320,6 +320,7 @@ class VoxelDataset:
         if epoch < 0:
             raise InputError(f"epoch {epoch} given, expected 0 or more")
         file, recipe = self.files[index], self.recipe
+        assert recipe.augmentation is not None
         kept = self._kept.get(index)
         if kept is None:
             kept = self._reservoir(file)
@@ -334,7 +335,7 @@ class VoxelDataset:
         """Return the points that epochs draw from, and how many each draws; None: all of them."""
         count = self.recipe.most_points
         key = self._key(file)
-        arrays = None if key is None else self._cache.load(key)
+        arrays = None if key is None or self._cache is None else self._cache.load(key)
         if arrays is not None and "points" in arrays:
             names = json.loads(arrays["names"].tobytes())
             cloud = Cloud(arrays["points"], arrays.get("attributes"), tuple(names), arrays.get("labels"))
@@ -382,7 +383,7 @@ class VoxelDataset:
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
-    def _keep(self, index: int, value: Any, num_bytes: int) -> None:
+    def _keep(self, index: int, value: object, num_bytes: int) -> None:
         if self._kept_bytes + num_bytes <= _MAX_KEPT_BYTES:
             self._kept[index] = value
             self._kept_bytes += num_bytes
@@ -399,7 +400,7 @@ class VoxelDataset:
         return sample_key(self._cache, (file.path, *file.companions), facts)
 
     @cached_property
-    def _shared_facts(self) -> dict:
+    def _shared_facts(self) -> dict[str, object]:
         """What decides every sample of this split, beside its file."""
         augmented = self.recipe.augmentation is not None
         return {
@@ -415,12 +416,12 @@ class VoxelDataset:
         }
 
     @property
-    def _declared(self) -> dict:
+    def _declared(self) -> dict[str, object]:
         facts = self.folder.reading.facts()
         return {"reading": facts} if facts else {}
 
     def _cached_sample(self, key: str | None, file: SampleFile) -> Sample | None:
-        arrays = None if key is None else self._cache.load(key)
+        arrays = None if key is None or self._cache is None else self._cache.load(key)
         if arrays is None or not {"coordinates", "features"} <= set(arrays):
             return None
         label = torch.from_numpy(arrays["labels"]) if "labels" in arrays else file.label
@@ -428,7 +429,7 @@ class VoxelDataset:
         return Sample(torch.from_numpy(arrays["coordinates"]), torch.from_numpy(arrays["features"]), label)
 
     def _save(self, key: str | None, arrays: dict[str, np.ndarray]) -> None:
-        if key is not None:
+        if key is not None and self._cache is not None:
             self._cache.save(key, arrays)
 
 

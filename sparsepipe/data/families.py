@@ -63,7 +63,7 @@ def _joined(named: Sequence[Named]) -> "Trimesh":
     return shape
 
 
-def _box(size: Sequence[float], base: Sequence[float]) -> "Trimesh":
+def _box(size: Sequence[float] | np.ndarray, base: Sequence[float]) -> "Trimesh":
     """Make a box of `size` whose bottom face is centred on `base`."""
     box = _trimesh().creation.box(extents=size)
     box.apply_translation(np.add(base, (0, 0, size[2] / 2)))

@@ -43,9 +43,7 @@ def list_folder(path: Path | str) -> DataFolder:
         if layout is not None or not inner:
             opened: DataFolder = (layout or FALLBACK).opened(root, read_marker(root))
             return replace(
-                opened,
-                left_out=(*beside, *opened.left_out),
-                faults=(*opened.faults, *_in_two_splits(opened)),
+                opened, left_out=(*beside, *opened.left_out), faults=(*opened.faults, *_in_two_splits(opened))
             )
         if len(inner) > 1:
             names = ", ".join(folder.name for folder in inner[:8]) + (", …" if len(inner) > 8 else "")
@@ -58,7 +56,7 @@ def list_folder(path: Path | str) -> DataFolder:
         root = inner[0]
 
 
-def info(path: Path | str) -> dict:
+def info(path: Path | str) -> dict[str, object]:
     """Describe what a folder holds, ready for JSON: name, layout, tasks, classes, samples by split and class, formats.
 
     "left_out" lists what is there and is no sample, with the reason.

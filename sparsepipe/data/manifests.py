@@ -192,10 +192,8 @@ def read_manifest(path: Path | str) -> Manifest:
 def _remote_file(manifest: Path, index: int, entry: object, *, base: str) -> RemoteFile:
     """Check one file's entry: {url, bytes, sha256}, or below the manifest's base URL {path, bytes, sha256}."""
     where = f"file {index}"
-    known = isinstance(entry, dict) and {"bytes", "sha256"} <= set(entry) <= {"url", "path", "bytes", "sha256"}
-    _require(
-        known and ("url" in entry or "path" in entry), manifest, f"{where}: expected url or path, bytes and sha256"
-    )
+    known = isinstance(entry, dict) and {"bytes", "sha256"} < set(entry) <= {"url", "path", "bytes", "sha256"}
+    _require(known, manifest, f"{where}: expected url or path, bytes and sha256")
     assert isinstance(entry, dict)
     url = entry.get("url", f"{base}{entry.get('path')}")
     package = package_address(url) if isinstance(url, str) else None

@@ -26,13 +26,7 @@ def minibatches(
 
 
 def voxel_balanced_minibatches(
-    voxel_counts: Sequence[int],
-    *,
-    batch_size: int,
-    seed: int = 0,
-    epoch: int = 0,
-    window: int = 16,
-    last: str = KEEP,
+    voxel_counts: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, window: int = 16, last: str = KEEP
 ) -> Minibatches:
     """Deal samples so that minibatches hold about equally many voxels, and replicas so get equal work.
 
@@ -56,13 +50,7 @@ def voxel_balanced_minibatches(
 
 
 def bucketed_minibatches(
-    sample_sizes: Sequence[int],
-    *,
-    batch_size: int,
-    seed: int = 0,
-    epoch: int = 0,
-    window: int = 100,
-    last: str = KEEP,
+    sample_sizes: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, window: int = 100, last: str = KEEP
 ) -> Minibatches:
     """Deal samples so that those of a minibatch are of like size, and little of it is padding.
 
@@ -103,7 +91,7 @@ def class_balanced_minibatches(
         share[neediest[: size % len(members)]] += 1
         drawn += share
         shares.append(share)
-    queues = [iter(_repeated(rows, count, rng)) for rows, count in zip(members, drawn, strict=True)]
+    queues = [iter(_repeated(rows, count, rng)) for rows, count in zip(members, drawn.tolist(), strict=True)]
     return tuple(
         tuple(rng.permutation([next(queues[place]) for place in np.repeat(np.arange(len(members)), share)]).tolist())
         for share in shares
@@ -156,7 +144,7 @@ def _exchange(dealt: np.ndarray, counts: np.ndarray, totals: np.ndarray) -> None
 def _repeated(rows: np.ndarray, count: int, rng: Generator) -> list[int]:
     """Return `count` of the rows: all of them shuffled, then all again, until there are enough."""
     rounds = -(-count // len(rows))
-    return np.concatenate([rng.permutation(rows) for _ in range(rounds)] or [rows[:0]])[:count].tolist()
+    return list(np.concatenate([rng.permutation(rows) for _ in range(rounds)] or [rows[:0]])[:count].tolist())
 
 
 def _cut(order: np.ndarray, counts: Sequence[int]) -> Minibatches:

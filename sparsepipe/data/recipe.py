@@ -69,7 +69,7 @@ class Recipe:
         """The most points that are taken of a cloud, None for all."""
         return None if self.num_points == ALL else self.num_points  # type: ignore[return-value]  # a number is left
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, object]:
         """Return the settings, ready for JSON, with the points of a mesh where no number was asked for."""
         meshes = {"mesh_points": MESH_POINTS} if self.most_points is None else {}
         return asdict(self) | {"features": list(self.features), **meshes}

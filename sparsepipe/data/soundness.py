@@ -7,7 +7,7 @@ import numpy as np
 from ..display.numbers import scaled_bytes
 from .cache import cache_key, open_cache
 from .digest import files_digest
-from .folder import DataFolder
+from .layouts import DataFolder
 from .presence import look_at
 from .recipe import Recipe
 
@@ -41,7 +41,8 @@ def check_split(
             "`sparsepipe data check` reads all of it"
         )
         return
-    store, facts = open_cache(cache), {"what": "sound", "engine": engine, "steps": steps, "recipe": recipe.facts()}
+    store = open_cache(cache)
+    facts: dict[str, object] = {"what": "sound", "engine": engine, "steps": steps, "recipe": recipe.facts()}
     facts |= {"task": task, "parts": folder.parts, "layout": folder.layout, "metric": folder.metric}
     facts |= {"reading": folder.reading.facts(), "names": [(file.name, file.label, file.entry) for file in files]}
     facts |= files_digest(sizes, [(path.name, size) for path, size in sizes.items()])

@@ -1,13 +1,14 @@
 """Remember what was worked out of a value, beside it: the newest answers of each kind, for as long as it lives."""
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
+Kept = dict[Hashable, dict[Hashable, Any]]  # of each kind, what was asked for → its answer
 _MOST = 16  # answers of a kind: a slider that is dragged asks for one after another
 
 
-def remembered(kept: dict[Hashable, dict], kind: str, key: Hashable, make: Callable[[], Answer]) -> Answer:
+def remembered(kept: Kept, kind: str, key: Hashable, make: Callable[[], Answer]) -> Answer:
     """Return the answer that `kept` has for `key`; where it has none, what `make` returns, which it keeps."""
     own: dict[Hashable, Answer] = kept.setdefault(kind, {})
     if key not in own:

@@ -24,7 +24,7 @@ _CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 _DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-def visible(text: Any, *, kept: str = "\n\t") -> str:
+def visible(text: object, *, kept: str = "\n\t") -> str:
     r"""Return text with its control characters, except those `kept`, written as Python escapes: "\x1b", "\u202e"."""
     text = str(text)
     if text.isascii() and text.isprintable():
@@ -34,7 +34,7 @@ def visible(text: Any, *, kept: str = "\n\t") -> str:
     )
 
 
-def one_line(text: Any) -> str:
+def one_line(text: object) -> str:
     r"""Return text as one line that a terminal shows as it is: a line's end becomes "\n"."""
     return visible(text, kept="")
 
@@ -45,7 +45,7 @@ class Html(Markup):
     __slots__ = ()
 
     @classmethod
-    def escape(cls, s: Any, /) -> "Html":
+    def escape(cls, s: object, /) -> "Html":
         """Return HTML that shows a value as text; `Html` is returned unchanged."""
         if hasattr(s, "__html__"):
             return cls(s.__html__())
@@ -60,7 +60,7 @@ def joined(parts: Iterable[Any]) -> Html:
     return Html("").join(parts)
 
 
-def figure_text(text: Any) -> Html:
+def figure_text(text: object) -> Html:
     """Return a value as text of a plotly figure, which takes some tags for markup and $…$ for a formula.
 
     Quotes stay: they delimit attributes, and no attribute is made of it.
@@ -70,7 +70,7 @@ def figure_text(text: Any) -> Html:
     return Html(str(Html.escape(text)).replace("&#39;", "'").replace("&#34;", '"'))
 
 
-def markdown_text(text: Any) -> str:
+def markdown_text(text: object) -> str:
     """Return a value as one line of Markdown that shows it as it is: no tag, link, emphasis, cell or formula."""
     escaped = str(Html.escape(one_line(text)))
     return _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", escaped)

@@ -201,10 +201,11 @@ def candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]
     found: list[Plan] = []
     settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
     recompute = any(stage.recompute for stage in plan.stages)
-    for make in (
+    ways: tuple[Callable[[], Plan], ...] = (
         lambda: partition(now, devices, quick=True, recompute=recompute, **settings),
         lambda: _same_devices(plan, Problem(now, devices, plan.schedule, plan.num_microbatches, recompute)),
-    ):
+    )
+    for make in ways:
         try:
             found.append(nearest(plan, make(), now, devices))
         except InputError:  # what this schedule, these stages or this memory does not let it plan

@@ -1,6 +1,6 @@
 """What spans tell of ranks and of links: seconds of work on a minibatch, and seconds of a transfer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..cluster import Cluster
@@ -134,7 +134,7 @@ class Ports:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._free: dict[tuple, float] = {}  # port → when its last transfer ended
+        self._free: dict[Hashable, float] = {}  # port → when its last transfer ended
 
     def seconds(self, one: Transfer, expected: float) -> float:
         """Return the seconds; at the most so many, and as expected for its ports, of one that nobody waited for."""

@@ -168,4 +168,4 @@ def _fan_out(kernel: Tensor, row: Row) -> int:
     Of a kernel of one matrix, [C_in, C_out], it is C_in: MinkowskiEngine's helper takes it for the weight of a linear
     layer, [C_out, C_in]. A mistake, but its networks start so, and ours are to start like them.
     """
-    return row.args["in_channels"] if kernel.dim() == 2 else kernel.numel() // row.args["in_channels"]
+    return int(row.args["in_channels"] if kernel.dim() == 2 else kernel.numel() // row.args["in_channels"])

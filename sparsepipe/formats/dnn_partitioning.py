@@ -85,12 +85,12 @@ class PartitioningFile:
         return cls(profile, Cluster((Node("machine", kinds, Link(1.0)),), Link(1.0)))
 
 
-def is_partitioning_file(content: Any) -> bool:
+def is_partitioning_file(content: object) -> bool:
     """Whether the content of a JSON file is a graph of dnn-partitioning."""
     return isinstance(content, Mapping) and all(key in content for key in _KEYS)
 
 
-def _nodes(found: Any) -> dict[int, dict[str, Any]]:
+def _nodes(found: object) -> dict[int, dict[str, Any]]:
     if not isinstance(found, list) or not 0 < len(found) <= _MOST_NODES:
         raise InputError(f"nodes: expected a list of 1 to {_MOST_NODES}")
     nodes: dict[int, dict[str, Any]] = {}
@@ -116,7 +116,7 @@ def _nodes(found: Any) -> dict[int, dict[str, Any]]:
     return nodes
 
 
-def _edges(found: Any, nodes: Mapping[int, Any]) -> dict[tuple[int, int], float]:
+def _edges(found: object, nodes: Mapping[int, Any]) -> dict[tuple[int, int], float]:
     """(source, target) → what it costs to send the source's output, the same for all of its targets."""
     if not isinstance(found, list):
         raise InputError("edges: expected a list")

@@ -34,11 +34,11 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _at_least_one(value: Any, what: str) -> int:
+def _at_least_one(value: object, what: str) -> int:
     return integer(value, what, least=1)
 
 
-def _anything(value: Any, what: str) -> Any:
+def _anything(value: object, what: str) -> Any:
     return value
 
 
@@ -79,7 +79,7 @@ def checked_values(document: Mapping[Any, Any]) -> dict[str, Any]:
     return {_key(key): _checked(key, value) for key, value in document.items()}
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     known = [*MEANT, *WITHOUT_MEANING]
     if key in known:
         return str(key)
@@ -89,6 +89,6 @@ def _key(key: Any) -> str:
     )
 
 
-def _checked(key: str, value: Any) -> Any:
+def _checked(key: str, value: object) -> Any:
     check: Callable[[Any, str], Any] = MEANT.get(key, _anything)
     return check(value, key)

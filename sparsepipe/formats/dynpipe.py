@@ -36,7 +36,7 @@ _CONFS = ("hybrid_conf.json", "mp_conf.json")
 _MOST_LAYERS = 10_000
 
 
-def is_partition(content: Any) -> bool:
+def is_partition(content: object) -> bool:
     """Whether the content of a JSON file is a partition file."""
     return isinstance(content, Mapping) and "partition" in content
 

@@ -136,7 +136,7 @@ def _shape(graph: LayerGraph) -> tuple[list[str], set[tuple[int, int]]]:
     return ids, {(place[i], place[j]) for i, j in graph.edges if i in place}
 
 
-def _plan_of(conf: Any, graph: LayerGraph, stage_ids: Mapping[str, int]) -> Plan:
+def _plan_of(conf: object, graph: LayerGraph, stage_ids: Mapping[str, int]) -> Plan:
     if not isinstance(conf, Mapping) or any(key not in conf for key in KEYS):
         raise InputError(f"expected a JSON object with {' and '.join(KEYS)}")
     modules, ranks, depths = conf[KEYS[0]], conf[KEYS[1]], conf.get("stage_to_depth_map") or {}
@@ -155,7 +155,7 @@ def _plan_of(conf: Any, graph: LayerGraph, stage_ids: Mapping[str, int]) -> Plan
 
 
 def _require_count_lists(modules: Any, ranks: Any, depths: Any) -> None:
-    def counts(values: Any) -> bool:
+    def counts(values: object) -> bool:
         return isinstance(values, list) and all(type(value) is int and 0 <= value < MOST_DEVICES for value in values)
 
     if not counts(modules) or len(modules) < 2:

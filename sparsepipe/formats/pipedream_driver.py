@@ -131,7 +131,7 @@ class DriverFile:
         """What a path in it means: beside the file, beside its folder (driver_configs lies in that), or from here."""
         for folder in (self.path.parent, self.path.parent / "..", Path()):
             try:
-                if (found := folder / self._value(key)).exists():
+                if (found := Path(folder, self._value(key))).exists():
                     return found
             except (OSError, ValueError):  # a name that no file can have
                 continue

@@ -212,11 +212,7 @@ class SailorFiles:
         return "OPT-350"
 
     def _profile(
-        self,
-        model: str,
-        stages: Sequence[Sequence[int]],
-        kinds: Mapping[str, tuple[str, int]],
-        samples: int,
+        self, model: str, stages: Sequence[Sequence[int]], kinds: Mapping[str, tuple[str, int]], samples: int
     ) -> tuple[Profile, dict[str, tuple[float, ...]]]:
         count = sum(map(len, stages))
         costs, rates, shards = {}, {}, {}
@@ -266,7 +262,7 @@ class SailorFiles:
         return SizedLink(_coefficients(found, f"link within a node of {gpu}"), max(1, degree // 2))
 
 
-def _coefficients(found: Any, what: str) -> tuple[float, ...]:
+def _coefficients(found: object, what: str) -> tuple[float, ...]:
     numbers = found[0] if isinstance(found, list) and found else None
     if not isinstance(numbers, list) or not numbers:
         raise InputError(f"{what}: {shown(found)}, expected coefficients")
@@ -310,7 +306,7 @@ def _stages(content: Mapping[str, Any]) -> tuple[list[list[int]], list[list[tupl
     return stages, types
 
 
-def _replicas(part: Any) -> Iterator[tuple[str, tuple[str, int]]]:
+def _replicas(part: object) -> Iterator[tuple[str, tuple[str, int]]]:
     for replica in part if isinstance(part, list) else []:
         try:
             ((gpu, _, _),), degree = replica
@@ -343,7 +339,7 @@ def _table(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _at(content: Any, where: str, *keys: str) -> Any:
+def _at(content: object, where: str, *keys: str) -> Any:
     """What an object holds below keys. Raises InputError that names the first that is not there."""
     for key in keys:
         if not isinstance(content, Mapping) or key not in content:
@@ -352,7 +348,7 @@ def _at(content: Any, where: str, *keys: str) -> Any:
     return content
 
 
-def _find(content: Any, *keys: str) -> Any:
+def _find(content: object, *keys: str) -> Any:
     """What an object holds below keys, None where it does not."""
     for key in keys:
         content = content.get(key) if isinstance(content, Mapping) else None

@@ -85,7 +85,7 @@ def cluster_of(
     return Cluster(tuple(made), network or Link())
 
 
-def _node(k: int, entry: Any) -> HetuNode:
+def _node(k: int, entry: object) -> HetuNode:
     where = f"nodes[{k}]"
     if not isinstance(entry, Mapping):
         raise InputError(f"{where} = {shown(entry)}: expected host, servers, workers and chief")

@@ -15,27 +15,27 @@ MOST_LIKE_DEVICES = 4096  # of --devices: what is planned, replicas one by one, 
 MOST_MINIBATCHES = 2 * MOST_DEVICES  # of one step, or simulated or replayed at once: likewise
 
 
-def number(value: Any, what: str) -> float:
+def number(value: object, what: str) -> float:
     """Return `value` as a float, 0 or more and finite. Raises InputError that names `what`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST:
         return float(value)
     raise InputError(f"{what} = {shown(value)}: expected a finite number, 0 or more")
 
 
-def integer(value: Any, what: str, *, least: int = 0, most: int = 10**9) -> int:
+def integer(value: object, what: str, *, least: int = 0, most: int = 10**9) -> int:
     """Return `value` if it is a whole number from `least` to `most`. Raises InputError that names `what`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InputError(f"{what} = {shown(value)}: expected a whole number, {least} to {most}")
     return value
 
 
-def given_number(value: Any, what: str) -> None:
+def given_number(value: object, what: str) -> None:
     """Raise InputError where a caller's `value` is no number: notebooks' tools pass what was typed as text."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"{what} {shown(value)} given, expected a number")
 
 
-def given_integer(value: Any, what: str, *, least: int | None = None) -> None:
+def given_integer(value: object, what: str, *, least: int | None = None) -> None:
     """Raise InputError where a caller's `value` is no whole number, or below `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{what} {shown(value)} given, expected a whole number")
@@ -54,21 +54,21 @@ def json_object(given: str | None, what: str, *, example: str = '{"width": 64}')
     return found
 
 
-def text(value: Any, what: str) -> str:
+def text(value: object, what: str) -> str:
     """Return `value` if it is a string. Raises InputError that names `what`."""
     if not isinstance(value, str):
         raise InputError(f"{what} = {shown(value)}: expected a string")
     return value
 
 
-def texts(value: Any, what: str) -> tuple[str, ...]:
+def texts(value: object, what: str) -> tuple[str, ...]:
     """Return the strings of a list. Raises InputError that names `what`."""
     if not isinstance(value, list):
         raise InputError(f"{what} = {shown(value)}: expected a list of strings")
     return tuple(text(item, what) for item in value)
 
 
-def shown(value: Any, most: int = 60) -> str:
+def shown(value: object, most: int = 60) -> str:
     """Write a value from a file in so few characters that a message stays one line.
 
     What is nested, or refers to itself many times over, costs no more than what is shown.
@@ -86,7 +86,7 @@ class _Shortened(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = 4 * most
         self._left = 4 * most
 
-    def repr1(self, x: Any, level: int) -> str:
+    def repr1(self, x: object, level: int) -> str:
         self._left -= 1
         return super().repr1(x, level) if self._left > 0 else self.fillvalue
 
@@ -116,10 +116,10 @@ class Fields(dict[str, Any]):
         raise DamagedRecord(f"{self.what}: has no {key!r}; it is damaged, or of another version")
 
 
-def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Check:
+def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Callable[[object, str], Fields]:
     """A check of JSON objects: those fields that are `known` and there by their own checks, the rest by `others`."""
 
-    def check(value: Any, what: str) -> Fields:
+    def check(value: object, what: str) -> Fields:
         if not isinstance(value, dict):
             raise InputError(f"{what} = {shown(value)}: expected an object")
         checked = dict(value)
@@ -134,7 +134,7 @@ def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Check:
 def each(check: Check) -> Check:
     """A check of lists whose items all pass `check`."""
 
-    def checked(value: Any, what: str) -> list[Any]:
+    def checked(value: object, what: str) -> list[Any]:
         if not isinstance(value, list):
             raise InputError(f"{what} = {shown(value)}: expected a list")
         return [check(item, f"{what}[{place}]") for place, item in enumerate(value)]
@@ -150,7 +150,7 @@ def maybe(check: Check) -> Check:
 def one_of(*names: str) -> Check:
     """A check of strings that must be one of `names`."""
 
-    def checked(value: Any, what: str) -> str:
+    def checked(value: object, what: str) -> str:
         if not isinstance(value, str) or value not in names:
             raise InputError(f"{what} = {shown(value)}: expected one of {', '.join(names)}")
         return value
@@ -158,21 +158,21 @@ def one_of(*names: str) -> Check:
     return checked
 
 
-def real(value: Any, what: str) -> float:
+def real(value: object, what: str) -> float:
     """Return `value` if it is a finite number, of either sign. Raises InputError that names `what`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST:
         return value
     raise InputError(f"{what} = {shown(value)}: expected a finite number")
 
 
-def measured(value: Any, what: str) -> float:
+def measured(value: object, what: str) -> float:
     """Return `value` if it is a number, NaN and infinity included: a loss may be. Raises InputError for others."""
     if isinstance(value, float) and not math.isfinite(value):
         return value
     return real(value, what)
 
 
-def flag(value: Any, what: str) -> bool:
+def flag(value: object, what: str) -> bool:
     """Return `value` if it is true or false. Raises InputError that names `what`."""
     if not isinstance(value, bool):
         raise InputError(f"{what} = {shown(value)}: expected true or false")

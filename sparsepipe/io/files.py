@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def _named(error: OSError, path: Path) -> OSError:
     return OSError(error.errno, error.strerror, str(path))
 
 
-def write_json(path: Path | str, value: Any, *, make_folder: bool = True) -> Path:
+def write_json(path: Path | str, value: object, *, make_folder: bool = True) -> Path:
     """Write `value` as indented JSON, atomically. NaN and infinity are refused: JSON has neither."""
     return write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n", make_folder=make_folder)
 
@@ -248,6 +248,6 @@ def cut_torn_row(path: Path | str) -> None:
         os.truncate(path, whole)
 
 
-def write_rows(path: Path | str, rows: list[dict]) -> Path:
+def write_rows(path: Path | str, rows: Sequence[Mapping[str, object]]) -> Path:
     """Write JSON lines, atomically."""
     return write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -175,7 +175,7 @@ def _checked(table: Any, path: Path) -> Any:
     return checked
 
 
-def _rows(table: Any, num_microbatches: int, num_replicas: int, path: Path) -> Iterator[Row]:
+def _rows(table: object, num_microbatches: int, num_replicas: int, path: Path) -> Iterator[Row]:
     rank_at = {(replica, stage): rank for replica, stage, rank in set(_tuples(table, "dp_rank", "stage", "rank"))}
     which = _microbatches_sent(table)
     first_of_step = num_microbatches * num_replicas

@@ -102,7 +102,7 @@ def _name(field: dataclasses.Field[Any]) -> str:
     return field.name.removesuffix("_")
 
 
-def written_value(value: Any) -> str:
+def written_value(value: object) -> str:
     """Write the value of an option as `typed` reads it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()

@@ -25,7 +25,7 @@ class _Loader(_BASE):  # type: ignore[misc,valid-type]
                         None, None, f"key {shown(key.value)} is there twice", key.start_mark
                     )
                 seen.add((key.tag, key.value))
-        return super().construct_mapping(node, deep=deep)
+        return dict(super().construct_mapping(node, deep=deep))
 
 
 def read_yaml(path: Path, *, what: str) -> Any:

@@ -155,7 +155,7 @@ class AttachedProcess:
         except (OSError, IndexError):
             pass
         try:
-            return read_status(self._folder)["state"] != "started"
+            return bool(read_status(self._folder)["state"] != "started")
         except (OSError, ValueError):
             return True
 

@@ -66,7 +66,7 @@ class Supervisor:
         self._cancelled: str | None = None
         self._kills = _memory_kills()
         before = self._kills.now()
-        self._killed = lambda: self._kills.now().since(before)  # by the kernel, for want of memory
+        self._killed: Callable[[], str | None] = lambda: self._kills.now().since(before)  # for want of memory
         _clear(run_dir)
         self._fifo = run_dir / "logs" / f".lifeline-{os.getpid()}"
         os.mkfifo(self._fifo, 0o600)
@@ -146,7 +146,7 @@ def _pipelines() -> list[Path]:
     return sorted(Path("pipelines").glob("*/"))
 
 
-def read_status(run_dir: Path) -> dict:
+def read_status(run_dir: Path) -> dict[str, Any]:
     """Return the content of status.json; `{"state": "started"}` before it is written.
 
     Raises OSError where it cannot be read at this moment, ValueError where it is no status.

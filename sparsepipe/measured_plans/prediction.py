@@ -22,7 +22,7 @@ import numpy as np
 from ..cluster import Cluster
 from ..formats.sailor import MeasuredPlan, SizedLink, gpu_of
 from ..schedule import compile
-from ..simulator import BACKWARD, FORWARD, RankState, Simulation, Transfers, collector_paused
+from ..simulator import BACKWARD, FORWARD, Passes, RankState, Simulation, Transfers, collector_paused
 
 # Numbers that DeepSpeed and Adam keep for each weight: the weight and DeepSpeed's copy of it, its gradient and the
 # buffer that gradients are sent from, and Adam's two.
@@ -89,9 +89,7 @@ class DeepSpeedSimulation(Simulation):
         self.averaging = [averaging_seconds(measured, s) for s in range(len(plan.stages))]
         self.held: dict[int, tuple[int, int, int]] = {}  # rank → the result of a forward that waits
 
-    def _with_gathering(
-        self, measured: MeasuredPlan, rank: RankState, stage: int, passes: tuple[list[float], ...]
-    ) -> tuple[list[float], ...]:
+    def _with_gathering(self, measured: MeasuredPlan, rank: RankState, stage: int, passes: Passes) -> Passes:
         """Seconds of each operation, with those of gathering what the forward or the backward receives."""
         kind = measured.cluster.devices[rank.rank].type.name
         found = list(passes)

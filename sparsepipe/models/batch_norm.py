@@ -47,7 +47,8 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         places = input.movedim(1, -1)
         rows = places.flatten(0, -2)
-        output, mean, variance, count = _GroupNorm.apply(rows, self.weight, self.bias, self.eps, self.group)
+        output: Tensor
+        output, mean, variance, count = _GroupNorm.apply(rows, self.weight, self.bias, self.eps, self.group)  # type: ignore[no-untyped-call]
         if self.track_running_stats:
             assert self.num_batches_tracked is not None and self.momentum is not None
             assert self.running_mean is not None and self.running_var is not None

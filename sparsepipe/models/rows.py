@@ -32,15 +32,15 @@ def _kernel_volume(args: Mapping[str, Any]) -> int:
 
 def _convolution_parameters(args: Mapping[str, Any]) -> int:
     bias = args["out_channels"] if args.get("bias", False) else 0
-    return _kernel_volume(args) * args["in_channels"] * args["out_channels"] + bias
+    return int(_kernel_volume(args) * args["in_channels"] * args["out_channels"] + bias)
 
 
 def _linear_parameters(args: Mapping[str, Any]) -> int:
-    return (args["in_channels"] + args.get("bias", True)) * args["out_channels"]
+    return int((args["in_channels"] + args.get("bias", True)) * args["out_channels"])
 
 
 def _norm_parameters(args: Mapping[str, Any]) -> int:
-    return 2 * args["channels"]  # weight and bias; running statistics are buffers
+    return 2 * int(args["channels"])  # weight and bias; running statistics are buffers
 
 
 def _no_parameters(args: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..cluster import Cluster
@@ -75,7 +75,7 @@ class Member(Simulation):
         sizes: Sequence[float],
         *,
         others: Others,
-        ports: defaultdict[tuple, Port],
+        ports: defaultdict[Hashable, Port],
         stragglers: Stragglers | None,
         averages: bool,
         units_before: int = 0,

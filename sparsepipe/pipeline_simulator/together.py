@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -85,7 +85,7 @@ class Together:
         self.queue = deque(range(len(sizes)))
         self.events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
-        ports = defaultdict[tuple, Port](Port)
+        ports = defaultdict[Hashable, Port](Port)
 
         def begin(k: int, *, units_before: int = 0, killable: bool = rule is not None) -> Member:
             return Member(

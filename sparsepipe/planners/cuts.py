@@ -202,7 +202,7 @@ class Cuts:
         """[S, S]: whether cut b holds all of cut a and more."""
         if self.is_chain:
             return np.tri(len(self), k=-1, dtype=bool).T
-        strict = self.members @ (1 - self.members).T == 0
+        strict: NDArray[np.bool_] = self.members @ (1 - self.members).T == 0
         np.fill_diagonal(strict, False)
         return strict
 

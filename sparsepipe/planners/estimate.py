@@ -19,7 +19,7 @@ without a closed form (`ScheduleRules.simulated`)    what a simulated step of me
 sequential       one minibatch in each replica of the first stage: (Σ L + Σ C) / replicas, at least max T
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
@@ -36,7 +36,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     return remembered(problem.profile.kept, "estimates", _key(plan, problem), lambda: _estimated(plan, problem))
 
 
-def _key(plan: Plan, problem: Problem) -> tuple:
+def _key(plan: Plan, problem: Problem) -> Hashable:
     """What an estimate depends on, beside the profile that keeps it."""
     of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.routing, plan.accumulation
     of_problem = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute
@@ -222,7 +222,7 @@ def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recomput
     return seconds + float(problem.table.forward[kind][layers, 0].sum()) if recompute else seconds
 
 
-def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple) -> tuple[float, float]:
+def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array, Array]) -> tuple[float, float]:
     """Between two stages: (seconds per minibatch of the busiest port, of a transfer forwards plus one backwards)."""
     if pair[0].ranks == pair[1].ranks:  # interleaved on one rank: nothing is sent
         return 0.0, 0.0

@@ -113,7 +113,7 @@ def _placed(plan: Plan, cluster: Cluster) -> Plan:
 
 
 def _named(stage: Stage, cluster: Cluster) -> Stage:
-    devices: Sequence = [cluster.devices[rank] for rank in stage.ranks]
+    devices = [cluster.devices[rank] for rank in stage.ranks]
     return replace(
         stage,
         device_types=tuple(device.type.name for device in devices),

@@ -94,7 +94,7 @@ class Scale:
         """Straight lines between the measured sizes on logarithmic axes, prolonged; a surface's law without any."""
         sizes = sorted(self.measured)
         if len(sizes) < 2:
-            return voxel_size**-SURFACE
+            return float(voxel_size**-SURFACE)
         upper = next((k for k, size in enumerate(sizes) if size >= voxel_size), len(sizes) - 1)
         a, b = sizes[max(upper, 1) - 1], sizes[max(upper, 1)]
         slope = log(self.measured[b] / self.measured[a]) / log(b / a)

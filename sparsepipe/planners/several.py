@@ -323,7 +323,7 @@ def sub_cluster(cluster: Cluster, ranks: Sequence[int]) -> tuple[Cluster, tuple[
     return Cluster(made, cluster.network), tuple(rank for _, chosen in nodes for rank in chosen)
 
 
-def _shape(cluster: Cluster, node: Node, ranks: Sequence[int]) -> tuple:
+def _shape(cluster: Cluster, node: Node, ranks: Sequence[int]) -> tuple[object, ...]:
     kinds = [(cluster.devices[rank].type.name, cluster.devices[rank].type.memory_bytes) for rank in ranks]
     return (len(ranks), kinds, node.link.bandwidth, node.link.latency)
 

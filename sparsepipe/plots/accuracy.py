@@ -99,8 +99,9 @@ def accuracy(
         k = places[name]
         count, part = _means(runs, column)
         several = max(several, count)
+        color = RUN_COLORS[k % len(RUN_COLORS)]
         style = {
-            "line": {"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
+            "line": {"color": color, "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
             "marker": {"symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 7},
         }
         for col, x, unit in ((1, part.epoch, "epoch %{x}"), (2, part.seconds, "%{x:.1f} s")):
@@ -116,7 +117,7 @@ def accuracy(
             )
             figure.add_trace(line, row=1, col=col)
             if count > 1:
-                figure.add_trace(_band(part, x, style["line"]["color"], name), row=1, col=col)
+                figure.add_trace(_band(part, x, color, name), row=1, col=col)
     if level:
         label, line = f"{level[0]}: {level[1]:.1%}", {"color": INK, "width": 1, "dash": "dot"}
         for col in (1, 2):

@@ -64,7 +64,7 @@ async def _unless(death: "asyncio.Task[None]", work: Any) -> Any:
     return task.result()
 
 
-async def _ended(drawing: Any) -> None:
+async def _ended(drawing: object) -> None:
     while not hasattr(drawing, "subprocess") or drawing.subprocess.poll() is None:
         await asyncio.sleep(_LOOK)
     raise RuntimeError("it ended")

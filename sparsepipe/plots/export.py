@@ -57,7 +57,7 @@ def export(
     stem: Path | str,
     *,
     table: pd.DataFrame,
-    origin: Any,
+    origin: object,
     inches: float = INCHES,
     paper: Paper | None = None,
 ) -> list[Path]:
@@ -157,7 +157,7 @@ class _KeptPicture(MimetypeRenderer):
             return {}
 
 
-def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") -> dict[str, Any]:
+def provenance(figure: go.Figure, name: str, origin: object, *, table: str = "") -> dict[str, Any]:
     """Return where a figure comes from: sources, commit, command, versions; undated, so that it is reproducible."""
     here = Origin.here().to_json()
     return {
@@ -181,7 +181,7 @@ def _title(figure: go.Figure) -> str:
     return " · ".join(filter(None, parts))
 
 
-def described(figure: go.Figure, origin: Any) -> Provenance:
+def described(figure: go.Figure, origin: object) -> Provenance:
     """Return a figure's provenance as one value, with what the figure itself found doubtful."""
     parts = _parts(origin)
     runs = [part for part in parts if isinstance(part, RunRecord)]
@@ -189,11 +189,11 @@ def described(figure: go.Figure, origin: Any) -> Provenance:
     return reduce(or_, known, Provenance.of(runs=runs)).with_warnings(*doubts_of(figure))
 
 
-def _parts(origin: Any) -> list[Any]:
+def _parts(origin: object) -> list[Any]:
     return list(origin) if isinstance(origin, Sequence) and not isinstance(origin, str) else [origin]
 
 
-def _source(origin: Any) -> Any:
+def _source(origin: object) -> Any:
     if isinstance(origin, RunRecord):
         return {"run": origin.name, **origin.origin}
     if isinstance(origin, Origin):

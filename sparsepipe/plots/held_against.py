@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -67,11 +68,7 @@ def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure
     columns = min(_COLUMNS, len(kinds))
     rows = -(-len(kinds) // columns)
     figure = make_subplots(
-        rows=rows,
-        cols=columns,
-        subplot_titles=kinds,
-        horizontal_spacing=0.11,
-        vertical_spacing=0.3 / rows,
+        rows=rows, cols=columns, subplot_titles=kinds, horizontal_spacing=0.11, vertical_spacing=0.3 / rows
     )
     for place, kind in enumerate(kinds):
         part = table[table.kind == kind]
@@ -126,7 +123,7 @@ def _ends(values: pd.Series) -> list[float]:
     return [float(values.min()) / 1.3, float(values.max()) * 1.3]
 
 
-def _ticks(values: pd.Series) -> dict[str, list]:
+def _ticks(values: pd.Series) -> dict[str, list[Any]]:
     """Ticks of 1, 2 and 5 times powers of ten; where fewer than three would be in sight, evenly apart instead."""
     low, high = _ends(values)
     found = log_ticks(values, most=6)
@@ -138,7 +135,7 @@ def _ticks(values: pd.Series) -> dict[str, list]:
     return {"tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
 
 
-def _ours(part: pd.DataFrame) -> dict:
+def _ours(part: pd.DataFrame) -> dict[str, object]:
     """The markers of our numbers: outlines are opaque, and keep their size among many."""
     size, opacity = (7, 0.85) if len(part) < _MANY else (4, 0.5)
     doubted = part.doubt != ""

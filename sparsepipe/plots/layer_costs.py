@@ -79,17 +79,13 @@ def layer_costs(profile: Profile, *, size: float | None = None, note: str = "") 
         )
         figure.add_trace(bar, row=row, col=1)
         figure.update_yaxes(title_text=f"{what} (MB)", row=row, col=1)
-    figure.update_layout(
-        barmode="stack",
-        bargap=0.15,
-        legend={**BESIDE_TITLE, "traceorder": "normal"},
-    )
+    figure.update_layout(barmode="stack", bargap=0.15, legend={**BESIDE_TITLE, "traceorder": "normal"})
     few = len(profile.graph.layers) <= _NAMED
     figure.update_xaxes(tickangle=-90, tickfont_size=SMALL - 2, dtick=1 if few else None, row=len(kinds) + 2, col=1)
     figure.update_xaxes(ticks="", row=1, col=1)
     text = noted(note, profile.origin)
     at = table[profile.size_unit].iloc[0]
     count = f"{at:,.0f} {size_words(profile.size_unit)} per minibatch" if at else ""
-    spread = "thin lines: interquartile range over passes" if table.backward_spread_seconds.any() else ""
-    second = " · ".join(part for part in (text, count, spread) if part)
+    lines = "thin lines: interquartile range over passes" if table.backward_spread_seconds.any() else ""
+    second = " · ".join(part for part in (text, count, lines) if part)
     return finished(figure, "Cost of each layer", note=second, width=900, height=260 + 150 * (len(kinds) + 1))

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from math import atan2, degrees, dist, hypot
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -78,9 +79,8 @@ def layer_graph_table(
     source: Profile | LayerGraph, plan: Plan | None = None, *, device_type: str | None = None
 ) -> pd.DataFrame:
     """One row for each layer: cost at the mean minibatch, stage, what feeds it, bytes alive after it."""
-    profile = source if isinstance(source, Profile) else None
-    graph = profile.graph if profile else source
-    kind = (device_type or profile.device_types[0]) if profile else None
+    profile, graph = (source, source.graph) if isinstance(source, Profile) else (None, source)
+    kind = (device_type or profile.device_types[0]) if profile else ""
     size = profile.size() if profile else 0.0
     costs = LayerTable.of(profile, [size], [kind]) if profile else None
     rows = []
@@ -92,7 +92,7 @@ def layer_graph_table(
             "parameter_bytes": layer.parameter_bytes,
             "stage": stage,
         }
-        if profile:
+        if profile and costs is not None:
             cost = profile.cost(k, kind, size)
             features, coordinates = crossing(costs, range(k + 1))
             row |= {
@@ -126,8 +126,7 @@ def layer_graph(
 
     A long graph is folded like lines of text; every other line runs to the left. Hover shows a layer's numbers.
     """
-    profile = source if isinstance(source, Profile) else None
-    graph = profile.graph if profile else source
+    profile, graph = (source, source.graph) if isinstance(source, Profile) else (None, source)
     table = layer_graph_table(source, plan, device_type=device_type)
     value = (table.forward_seconds + table.backward_seconds) * 1e3 if profile else table.parameter_bytes / 1e6
     what = "forward + backward (ms)" if profile else "parameters (MB)"
@@ -344,7 +343,7 @@ def _lines(placed: Layout) -> list[Box]:
     ]
 
 
-def _hover(row: dict) -> Html:
+def _hover(row: Mapping[str, Any]) -> Html:
     lines = [
         Html("<b>{}</b>").format(row["layer"]),
         row["description"],

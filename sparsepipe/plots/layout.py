@@ -135,10 +135,10 @@ class EdgeRoutes:
         lines = self.boxes.line_of
         return (lines[edge[0]], edge[0]), (lines[edge[1]] - 1, *edge)
 
-    def _tracks(self) -> tuple[dict[tuple[int, ...], int], dict[tuple[int, int], int]]:
+    def _tracks(self) -> tuple[dict[tuple[int, ...], int], dict[tuple[int, ...], int]]:
         """The number of each track between lines, from the upper one on, and of each beside them, from the boxes on."""
         between: dict[int, dict[tuple[int, ...], Interval]] = defaultdict(dict)
-        beside: dict[int, dict[tuple[int, int], Interval]] = {1: {}, -1: {}}
+        beside: dict[int, dict[tuple[int, ...], Interval]] = {1: {}, -1: {}}
         for edge in self._enters:
             (x0, _), (x1, _), (leave, enter) = self._leaves[edge[0]], self._enters[edge], self._keys(edge)
             if edge in self._side:
@@ -164,13 +164,13 @@ class EdgeRoutes:
         return self._right + away if side > 0 else self._left - away
 
 
-def _wider(found: dict, key: tuple[int, ...], one: float, other: float) -> None:
+def _wider(found: dict[tuple[int, ...], Interval], key: tuple[int, ...], one: float, other: float) -> None:
     """Let a track reach from one place to another besides what it does already."""
     low, high = found.get(key, (_FAR, -_FAR))
     found[key] = min(low, one, other), max(high, one, other)
 
 
-def _placed(wanted: Mapping) -> dict:
+def _placed(wanted: Mapping[tuple[int, ...], Interval]) -> dict[tuple[int, ...], int]:
     """The number of a track for each interval, so that none overlap on one: the shortest are nearest to 0."""
     taken: list[list[Interval]] = []
     found = {}

@@ -8,13 +8,14 @@ from typing import Any
 import pandas as pd
 
 from ..display.markup import Html, figure_text
+from ..display.names import TIE
 from ..errors import InputError
 from ..pipelines import Pipelines
 from ..record import RunRecord
 from ..replication import RULES, rule_from_json, rule_text
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
-from .theme import GREY, HATCHES, TIE, tied
+from .theme import GREY, HATCHES, tied
 
 NOBODY = "nobody is slow"
 # A rule has its colour in every figure; the one that all others are held against is grey. Further rules begin again.

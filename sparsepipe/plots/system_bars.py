@@ -138,7 +138,7 @@ def _any(table: pd.DataFrame, system: str, source: str) -> bool:
     return bool(((table.system == system) & (table.source == source)).any())
 
 
-def _interval(part: pd.DataFrame, color: str) -> dict:
+def _interval(part: pd.DataFrame, color: str) -> dict[str, object]:
     """From the least to the most of what a bar is the mean of; nothing where that is one number."""
     known = part.least.notna() & part.most.notna()
     above, below = (part.most - part.value).where(known), (part.value - part.least).where(known)

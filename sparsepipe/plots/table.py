@@ -76,12 +76,12 @@ def of_readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Found]
             damaged.append(error)
     if damaged and not found:
         raise damaged[0]
-    for error in damaged:
-        warnings.warn(f"left out: {error}", stacklevel=2)
+    for each in damaged:
+        warnings.warn(f"left out: {each}", stacklevel=2)
     return found
 
 
-def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Any]) -> tuple[list[RunRecord], str]:
+def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], object]) -> tuple[tuple[RunRecord, ...], str]:
     """Return the runs of which `read` and their origin can be read, and what a figure's note says of the others.
 
     They are warned of. Raises DamagedRecord where none can be read.
@@ -89,10 +89,10 @@ def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Any]) -> 
     found = of_readable(records, lambda record: (read(record), trained_on([record]), Provenance.of(runs=[record])))
     left_out = len(records) - len(found)
     told = f"{number_of(left_out, 'damaged run')} left out" if left_out else ""
-    return [records[place] for place, _ in found], told
+    return tuple(records[place] for place, _ in found), told
 
 
-def is_synthetic(origin: Any) -> bool:
+def is_synthetic(origin: object) -> bool:
     """Whether an origin, at any depth, says that its data were generated."""
     waiting = [origin]
     while waiting:  # no recursion: a file may nest as deep as JSON is read

@@ -112,7 +112,7 @@ def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int
         values = speeds[column].dropna()
         if len(values):
             mean = values.mean()
-            spread = {"array": [values.max() - mean], "arrayminus": [mean - values.min()]}
+            spread: dict[str, object] = {"array": [values.max() - mean], "arrayminus": [mean - values.min()]}
             spread |= {"visible": len(values) > 1, "color": whisker_on(color)}
             x = [figure_text(name)]
             bar = go.Bar(

@@ -4,7 +4,8 @@ import re
 from itertools import chain
 
 from ..display.markup import Html, figure_text
-from .theme import TIE, tied
+from ..display.names import TIE
+from .theme import tied
 
 # Widths of signs in sizes of the font, of the widest font that figures may have: of DejaVu Sans and Verdana the wider
 # one. Arial's are narrower.

@@ -42,7 +42,7 @@ def _escape(part: Any, kept: tuple[str, ...]) -> None:
     part.update(changed, overwrite=True)
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value: object) -> Any:
     """The value with its strings escaped; itself where none changes."""
     if isinstance(value, Html):
         return value
@@ -397,7 +397,8 @@ def _doubts_height(figure: go.Figure, lines: Sequence[str]) -> float:
 
 
 def _margin(figure: go.Figure) -> float:
-    return figure.layout.margin.t if figure.layout.margin.t is not None else TEMPLATE.layout.margin.t
+    margin: float | None = figure.layout.margin.t
+    return margin if margin is not None else TEMPLATE.layout.margin.t
 
 
 def _title_above(margin: float, height: float) -> dict[str, Any]:
@@ -428,7 +429,7 @@ def _as_doubt(line: str) -> Html:
     return looks.format(SMALL, DOUBT, figure_text(line))
 
 
-def log_ticks(drawn: Iterable[float], *, most: int = 99) -> dict[str, list]:
+def log_ticks(drawn: Iterable[float], *, most: int = 99) -> dict[str, list[Any]]:
     """Ticks at 1, 2 and 5 times each power of ten, written out: plotly writes "2" for 20 and for 200.
 
     At powers of ten alone where more than `most` would be in sight.

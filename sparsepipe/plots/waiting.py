@@ -80,12 +80,12 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     return finished(figure, title, note=held_up(outcomes, told), height=460)
 
 
-def _marker(source: str, color: str) -> dict:
+def _marker(source: str, color: str) -> dict[str, object]:
     """White within, so that it is seen on a bar of any colour."""
     return {"symbol": _MARKERS.get(source, "x"), "size": 10, "color": "white", "line": {"width": 2, "color": color}}
 
 
-def _interval(kept: pd.DataFrame, color: str) -> dict:
+def _interval(kept: pd.DataFrame, color: str) -> dict[str, object]:
     """From the least of the seeds to the most; nothing is drawn of one seed."""
     above, below = kept["max"] - kept["mean"], kept["mean"] - kept["min"]
     drawn = {"color": whisker_on(color), "thickness": 1.5, "width": 3, "visible": bool((above > 0).any())}

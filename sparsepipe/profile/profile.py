@@ -1,7 +1,7 @@
 """A profile: a graph, and the costs of its layers on each device type."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from operator import attrgetter
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..derived.digests import canonical_text, digest_with, object_text, row_texts
-from ..derived.remembered import Answer, remembered
+from ..derived.remembered import Answer, Kept, remembered
 from ..display import html, value_text
 from ..display.counting import number_of
 from ..errors import InputError
@@ -203,7 +203,7 @@ class Profile:
         return float(np.exp(np.abs(np.log(took[known] / expected[known])).max(initial=0.0)))
 
     @cached_property
-    def kept(self) -> dict[Hashable, dict]:
+    def kept(self) -> Kept:
         """What others worked out of this profile alone: see remembered.py."""
         return {}
 

@@ -49,7 +49,7 @@ def seconds_between(start: Moment, end: Moment) -> float:
         assert isinstance(start, float) and isinstance(end, float), "moments of two devices"
         return end - start
     end.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return float(start.elapsed_time(end) / 1e3)
 
 
 def time_layers(subnetwork: Any, batch: Any, *, device: torch.device) -> LayerTimes:

@@ -81,10 +81,11 @@ def _on_cpu(work: Callable[[Mark], None]) -> list[Part]:
             threads = _disable_profiler_legacy()
     now, parts = 0, [Part("", 0, 0)]
     for event in (event for events in threads for event in events):
-        if event.kind() == "memory_alloc":
+        kind = str(event.kind())  # torch's stubs say that it is an int
+        if kind == "memory_alloc":
             now += event.cpu_memory_usage()
             parts[-1].most, parts[-1].last = max(parts[-1].most, now), now
-        elif event.kind() == "push" and event.name().startswith(_MARK):
+        elif kind == "push" and event.name().startswith(_MARK):
             parts.append(Part(event.name().removeprefix(_MARK), now, now))
     return parts
 

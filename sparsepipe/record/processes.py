@@ -25,7 +25,7 @@ def num_processes(folder: Path, plan: Plan | Pipelines) -> int:
     path = folder / PROCESSES
     if not path.exists() or not _follows(folder, plan):
         return len(plan.ranks)
-    return max(read_fields(path, _FILE, what="number of processes")["count"], len(plan.ranks))
+    return max(int(read_fields(path, _FILE, what="number of processes")["count"]), len(plan.ranks))
 
 
 def keep_processes(folder: Path, count: int) -> None:

@@ -137,7 +137,7 @@ METRICS = fields(
 )
 
 
-def read_fields(path: Path, check: Check, *, what: str) -> Fields:
+def read_fields(path: Path, check: Callable[[object, str], Fields], *, what: str) -> Fields:
     """Read a JSON object of a record. Raises DamagedRecord that names the file where it is not what it should be."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for

@@ -13,7 +13,7 @@ pipelines that take them by pace would share them out anew.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -298,6 +298,7 @@ def _ratios(part: Part, known: Dependencies, copies: Copies) -> list[float]:
     """Of each step, how many times as long the part's computations take as those of the others, kind by kind."""
     inside: dict[tuple[int, tuple[str, int]], list[float]] = {}
     outside: dict[tuple[int, tuple[str, int]], list[float]] = {}
+    of: dict[str, Callable[[Node], int]]
     of = {"rank": lambda n: n.rank, "stage": copies.stage, copies.word: lambda n: copies.copy(n.rank)}
     for node, seconds in zip(known.nodes, known.seconds.tolist(), strict=True):
         if node.kind in COMPUTE:

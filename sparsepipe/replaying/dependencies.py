@@ -15,7 +15,7 @@ that is no time of the transfer, of which only the receiver's wait is known then
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -191,7 +191,7 @@ class _Builder:
         self.own_names: dict[str, str] = trace.facts.get("operations", {})
         # A simulated transfer, and one that needs both ranks, takes no time of the rank's own.
         beside = _BESIDE if self.rendezvous or trace.source == "simulated" else ("wait",)
-        self.in_order = lambda span: span.kind not in beside
+        self.in_order: Callable[[Span], bool] = lambda span: span.kind not in beside
 
     def add(self, place: int, step: Step) -> None:
         chains: defaultdict[int, list[Span]] = defaultdict(list)

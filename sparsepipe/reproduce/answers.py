@@ -6,12 +6,12 @@ import pandas as pd
 
 from ..display.counting import number_of
 from ..display.markup import markdown_text
+from ..display.names import TIE
 from ..display.numbers import alike, as_measured, duration, rate_text
 from ..display.ties import EXACT
 from ..plan import Plan
 from ..plots import throughput_table
 from ..plots.table import ONE_PROCESS
-from ..plots.theme import TIE
 from ..provenance import in_few_words
 from ..record import RunRecord
 from ..schedule import compile_until_steady
@@ -52,7 +52,7 @@ def waiting_plans(plans: Sequence[Plan], seconds: Mapping[str, float]) -> str:
     return " ".join(told)
 
 
-def _shape(plan: Plan) -> tuple:
+def _shape(plan: Plan) -> tuple[object, ...]:
     return plan.schedule, tuple((stage.layers, stage.ranks, stage.shares) for stage in plan.stages)
 
 

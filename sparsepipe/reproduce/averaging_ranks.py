@@ -43,8 +43,8 @@ def _measure(folder: Path, rank: int) -> int:
     exit_with_parent()
     os.environ["RANK"] = str(rank)
     plan = Plan((Stage(("all",), _RANKS),))
-    identity, options = Identity.from_environment(), {"device": "cpu", "threads": 1, "timeout": TIMEOUT / 2}
-    with joined(identity, run_dir=folder, **options) as process:
+    identity = Identity.from_environment()
+    with joined(identity, run_dir=folder, device="cpu", threads=1, timeout=TIMEOUT / 2) as process:
         connections = Connections.open(compile(plan, 1), process)
         seconds = [_seconds(connections.replicas[0], size) for size in SIZES]
         connections.close()

@@ -37,7 +37,7 @@ def newest(runs: Path, name: str, config: RunConfig) -> RunRecord | None:
 
 
 def kept_campaign(
-    runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]], settings: Any
+    runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]], settings: object
 ) -> tuple[str | None, dict[str, RunRecord]]:
     """The newest campaign under `settings`, and the runs of `asked` that it has; (None, {}) where there is none.
 

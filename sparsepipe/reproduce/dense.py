@@ -8,10 +8,10 @@ from typing import Any
 
 from ..data import fetch, find
 from ..data.examples import open_examples
+from ..display.names import TIE
 from ..display.ties import from_to
 from ..errors import InputError
 from ..plots.table import ONE_PROCESS
-from ..plots.theme import TIE
 from ..runtime.config import RunConfig
 from .most_frequent import most_frequent_share
 from .workplace import digest
@@ -48,9 +48,16 @@ class Task:
 
     def config(self, *, seed: int, **settings: Any) -> RunConfig:
         """The settings of a run, one thread a process: a core is a device here."""
-        args = {"model_args": _json(self.model_args), "data_args": _json(self.data_args)}
         return RunConfig(
-            self.model, self.data, batch_size=self.batch_size, threads=1, seed=seed, **args, **self.learning, **settings
+            self.model,
+            self.data,
+            batch_size=self.batch_size,
+            threads=1,
+            seed=seed,
+            model_args=_json(self.model_args),
+            data_args=_json(self.data_args),
+            **self.learning,
+            **settings,
         )
 
     def profile_path(self, root: Path, *, seed: int, beside: int) -> Path:

@@ -82,7 +82,8 @@ class WaitingKernel:
                 if kernel_cmd[0] != this_python() or _MODULE not in kernel_cmd:  # another Python's, or language's
                     await super()._async_launch_kernel(kernel_cmd, **options)
                     return
-                provisioner, folder = self.provisioner, options.get("cwd") or Path.cwd()
+                provisioner: Any = self.provisioner  # whose class declares none of what is set here
+                folder = options.get("cwd") or Path.cwd()
                 process = waiting._begin(kernel_cmd, options["env"], folder)
                 provisioner.process, provisioner.cwd = process, folder
                 provisioner.pid = provisioner.pgid = process.pid

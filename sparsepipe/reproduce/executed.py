@@ -91,6 +91,6 @@ def plain(markdown: str) -> str:
     return " ".join(unescaped(bare).split())
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """A text as nbformat keeps it: a string, or its lines."""
     return "".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else ""

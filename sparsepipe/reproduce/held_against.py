@@ -94,7 +94,7 @@ def _named(job: str, part: Part) -> str:
     return f"{job}, {part.category} {part.key}".rstrip()
 
 
-def _slow_down(name: str, theirs: Any, ours: float, *, by: str = "of a job") -> HeldAgainst:
+def _slow_down(name: str, theirs: object, ours: float, *, by: str = "of a job") -> HeldAgainst:
     return HeldAgainst(f"what-if slow-down {by}", name, number(theirs, name), ours, _TIMES, known_as="published")
 
 
@@ -172,9 +172,10 @@ def measured_plans(folder: str = "") -> list[HeldAgainst]:
     for one in SailorFiles.load(place).plans():
         ours, theirs = predict(one), published_prediction(one)
         what = "unlike GPUs" if one.unlike else "like GPUs"
-        time = (f"step, {what}", one.name, one.seconds, ours.seconds, "s", theirs.seconds)
-        memory = (f"peak memory, {what}", one.name, *(b / 1e9 for b in (one.peak_bytes, ours.peak_bytes)), "GB")
-        found += [HeldAgainst(*time, one.time_doubt), HeldAgainst(*memory, theirs.peak_bytes / 1e9, one.memory_doubt)]
+        time = (one.seconds, ours.seconds, "s", theirs.seconds, one.time_doubt)
+        memory = (one.peak_bytes / 1e9, ours.peak_bytes / 1e9, "GB", theirs.peak_bytes / 1e9, one.memory_doubt)
+        found.append(HeldAgainst(f"step, {what}", one.name, *time))
+        found.append(HeldAgainst(f"peak memory, {what}", one.name, *memory))
     return sorted(found, key=lambda one: one.kind, reverse=True)
 
 

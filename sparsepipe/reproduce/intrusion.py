@@ -23,14 +23,7 @@ from .cached_runs import newest
 
 FILE = "intruder.json"  # in a run's folder: what disturbed it, and when it really came and went
 _LOOK = 0.02  # seconds between two looks at how far the job is: less than a minibatch of a small network
-_FIELDS = fields(
-    {
-        "kind": text,
-        "visits": each(each(number)),
-        "came_and_went": each(each(integer)),
-        "share": number,
-    }
-)
+_FIELDS = fields({"kind": text, "visits": each(each(number)), "came_and_went": each(each(integer)), "share": number})
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
         what = Intrusion.of(found["kind"], pairs[:count], share=found.get("share", 1.0))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return what, pairs[count:]  # type: ignore[return-value]
+    return what, pairs[count:]
 
 
 class Reached:

@@ -31,9 +31,9 @@ class _Process:
     """One that executes notebooks, one after the other; `code` is what it has imported (a digest)."""
 
     code: str
-    popen: subprocess.Popen
+    popen: subprocess.Popen[bytes]
 
-    def execute(self, request: Mapping[str, Any], on_cell: Callable[[str], None]) -> tuple[dict | None, int]:
+    def execute(self, request: Mapping[str, Any], on_cell: Callable[[str], None]) -> tuple[dict[str, Any] | None, int]:
         """Return what is told of the notebook at its end, None for nothing, and its process's exit code."""
         assert self.popen.stdin and self.popen.stdout
         self.popen.stdin.write((json.dumps(request) + "\n").encode())
@@ -126,7 +126,7 @@ class NotebookProcesses:
             process.await_end()
 
 
-def _begin(log: Path) -> subprocess.Popen:
+def _begin(log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as errors:
         return subprocess.Popen(
             python_command("sparsepipe.reproduce.execute"),

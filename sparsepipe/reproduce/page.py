@@ -276,13 +276,13 @@ def _digests(provenance: Mapping[str, Any], key: str) -> str:
     """Digests of values, each with what a reader looks for first."""
     told = []
     for value in _objects(provenance, key):
-        origin = value.get("origin") if isinstance(value.get("origin"), Mapping) else {}
+        origin = found if isinstance(found := value.get("origin"), Mapping) else {}
         first = origin.get("model") or value.get("planner") or ""
         told.append(" ".join(str(part) for part in (first, value.get("digest")) if part))
     return ", ".join(told)
 
 
-def _settings(value: Any) -> str:
+def _settings(value: object) -> str:
     return ", ".join(f"{key} = {each}" for key, each in value.items()) if isinstance(value, Mapping) else ""
 
 

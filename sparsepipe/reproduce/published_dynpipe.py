@@ -129,7 +129,7 @@ def typed_numbers(which: str) -> list[SystemBar]:
         raise InputError(f"{path}: {which} is {shown(cases)}, expected numbers by case and system")
     words = {"light": "light intruder", "heavy": "heavy intruder"}
     return [
-        SystemBar(words.get(case, case), system, number(value, f"{path}: {which}: {case}"))
+        SystemBar(words.get(case) or case, system, number(value, f"{path}: {which}: {case}"))
         for case, systems in cases.items()
         for system, value in systems.items()
     ]

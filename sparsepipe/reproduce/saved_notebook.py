@@ -23,7 +23,7 @@ OPTIONS = (  # those of the filter that set-up configures
 _FILTER = {"filter.notebooks.clean": shlex.join(python_command("nbstripout", *OPTIONS))}
 
 
-def after_save(model: Any, os_path: str, contents_manager: Any, **_: Any) -> threading.Thread | None:
+def after_save(model: object, os_path: str, contents_manager: object, **_: Any) -> threading.Thread | None:
     """Let git look at a saved notebook, beside the server's work; returns the thread that does."""
     if not isinstance(model, dict) or model.get("type") != "notebook":
         return None

@@ -47,7 +47,8 @@ def replayed(name: str, record: RunRecord, machines: Machines, num_devices: int)
     """The point of a strategy from a replay of its plan by real processes."""
     summary = record.metrics("summary")[-1]
     rate = summary[SAMPLES] / record.config["batch_size"] if record.knows_samples else summary[MINIBATCHES]
-    return Point(name, "", num_devices, source="replayed", run=record.name, **_paces(rate, machines))
+    samples, minibatches = _paces(rate, machines)
+    return Point(name, "", num_devices, samples, "replayed", run=record.name, minibatches_per_second=minibatches)
 
 
 def measured(records: Sequence[RunRecord]) -> list[Point]:
@@ -57,8 +58,8 @@ def measured(records: Sequence[RunRecord]) -> list[Point]:
         plan, batch_size = record.plan, record.config["batch_size"]
         name = ONE if len(plan.ranks) == 1 else "data parallel" if len(plan.stages) == 1 else "optimal"
         rate = record.metrics("summary")[-1]["samples_per_second"]
-        if plan.estimate:
-            expected = batch_size / plan.estimate.period_seconds
+        if predicted := getattr(plan, "estimate", None):
+            expected = batch_size / predicted.period_seconds
             points.append(Point(name, "here", len(plan.ranks), expected, run=record.name))
         points.append(Point(name, "here", len(plan.ranks), rate, "measured", run=record.name))
     return points
@@ -83,22 +84,24 @@ def _simulated(name: str, plan: Plan, machines: Machines, cluster: Cluster, labe
     problem = Problem(machines.profile, cluster, plan.schedule, plan.num_microbatches)
     expected = estimate(plan, problem)  # by one cost model, whatever the planner's own
     rate = _steady_rate(plan, machines.profile, cluster, problem.size)
+    samples, minibatches = _paces(rate, machines)
     crossing, averaged = traffic(plan, problem)
     return Point(
         name,
         label,
         len(cluster.devices),
-        **_paces(rate, machines),
+        samples,
+        minibatches_per_second=minibatches,
         activation_bytes=crossing,
         gradient_bytes=averaged,
         memory_bytes=max(stage.memory_bytes for stage in expected.stages),
     )
 
 
-def _paces(rate: float, machines: Machines) -> dict[str, float | None]:
-    """Minibatches per second in the unit that the machines' profile has: samples where it tells of them."""
+def _paces(rate: float, machines: Machines) -> tuple[float | None, float | None]:
+    """Samples per second, or minibatches where the machines' profile does not tell of samples."""
     known = machines.batch_size
-    return {MINIBATCHES: rate, SAMPLES: None} if known is None else {SAMPLES: known * rate}
+    return (None, rate) if known is None else (known * rate, None)
 
 
 def _steady_rate(plan: Plan, profile: Profile, cluster: Cluster, voxels: float) -> float:

@@ -176,10 +176,10 @@ class Workplace:
         `timed=False`: of a figure without times and speeds, which are all that a busy machine makes doubtful.
         """
         made = {"voxel_size": voxel_size, "num_points": num_points, "seed": seed}
-        facts = data.load(self.source, split="train", **made).origin
-        return Provenance.of(profile, cluster, plans, made | settings, runs, data=facts, timed=timed)
+        shapes = data.load(self.source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
+        return Provenance.of(profile, cluster, plans, made | settings, runs, data=shapes.origin, timed=timed)
 
-    def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: Any) -> go.Figure:
+    def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: object) -> go.Figure:
         """Write a figure and all that belongs to it below `figures`; returns it as a cell shows it.
 
         Where no picture can be drawn, one line says so, and the notebook goes on with the figure it shows. Raises

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ..data.augmentation import named_augmentation
-from ..data.folder import DataFolder
+from ..data.layouts import DataFolder
 from ..data.recipe import Recipe
 from ..data.soundness import check_split
 from ..io.told import tell
@@ -22,12 +22,5 @@ def check_clouds(folder: DataFolder, config: DataConfig, splits: Iterable[str], 
         augmentation = named_augmentation(asked["augmentation"])
         recipe = Recipe(asked["voxel_size"], asked["num_points"], seed, asked["features"], augmentation)
         check_split(
-            folder,
-            split,
-            recipe=recipe,
-            task=asked["task"],
-            engine=engine,
-            steps=steps,
-            cache=config.cache,
-            tell=tell,
+            folder, split, recipe=recipe, task=asked["task"], engine=engine, steps=steps, cache=config.cache, tell=tell
         )

@@ -84,7 +84,7 @@ def request(run_dir: Path) -> Request | None:
     path = run_dir / FOLDER / REQUEST
     try:
         found = _FIELDS(json.loads(read_own(path, most_bytes=_MOST_BYTES)), str(path))
-        told = Request(found["command"], *(found.get(name) for name in Request._fields[1:]))
+        told = Request._make([found["command"], *(found.get(name) for name in Request._fields[1:])])
         if told.command == REPLAN and told.plan is None:
             raise InputError(f"{path}: names no plan to go on under")
         return told._replace(reason=" ".join((told.reason or "").split())[:_MOST_REASON])

@@ -59,7 +59,7 @@ def choice_slider(name: str, value: int, options: Iterable[int], *, most: int, t
     return StopSlider(name, value, Whole(name, 1, most), stops=options, tooltip=tip)
 
 
-def dropdown(name: str, options: Any, tip: str) -> ipywidgets.Dropdown:
+def dropdown(name: str, options: object, tip: str) -> ipywidgets.Dropdown:
     return looks.Dropdown(options=options, description=name, layout=_WIDE, style=_NAMES, tooltip=tip)
 
 

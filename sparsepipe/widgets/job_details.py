@@ -131,11 +131,11 @@ class JobDetails:
             self._quiet = False
         self.show()
 
-    def _chosen(self, _: Any) -> None:
+    def _chosen(self, _: object) -> None:
         if not self._quiet:
             self.show()
 
-    def show(self, _: Any = None) -> None:
+    def show(self, _: object = None) -> None:
         name = self.job.value
         job = self.jobs.get(name) if name else None
         looks.show(self.rank, on=job is not None)

@@ -101,7 +101,7 @@ class JobLine:
         """Return in what a run differs from what the next launch would be; [] if in nothing."""
         return differences(record, self.board.planned(self.name), self.board.config)
 
-    def _start(self, _: Any) -> None:
+    def _start(self, _: object) -> None:
         job = self.board.jobs.get(self.name)
         if (job is None or not job.running) and self.board.asks_first(self.name):
             return
@@ -124,7 +124,7 @@ class JobLine:
     def _offer(self, *, running: bool) -> None:
         self.start.disabled, self.stop.disabled = running, not running
 
-    def show(self, job: Job, rows: Any) -> bool:
+    def show(self, job: Job, rows: object) -> bool:
         """Show how a job stands, or what is damaged of its record; return whether that tells how fast the plan is."""
         try:
             if not self.is_of(job):

@@ -163,9 +163,10 @@ def learned(rows: Sequence[MetricsRow]) -> str:
 def log_of(folder: Path, rank: int, plan: Plan | Pipelines | None = None) -> Html:
     """The end of a rank's log as HTML; a sentence where there is none yet. `plan`: of a run of several pipelines."""
     path = folder / "logs" / f"rank{rank}.log"
-    for k in range(len(plan.pipelines)) if isinstance(plan, Pipelines) else ():
-        if rank in (own := plan.ranks_of(k)):
-            path = folder / "pipelines" / str(k) / "logs" / f"rank{own.index(rank)}.log"
+    if isinstance(plan, Pipelines):
+        for k in range(len(plan.pipelines)):
+            if rank in (own := plan.ranks_of(k)):
+                path = folder / "pipelines" / str(k) / "logs" / f"rank{own.index(rank)}.log"
     if not path.exists():
         return Html("<i>rank {} has written no log yet</i>").format(rank)
     lines = _tail(path).decode(errors="replace").splitlines()[-_LOG_LINES:]

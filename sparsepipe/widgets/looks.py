@@ -23,7 +23,7 @@ from .sentences import sentence
 OWN_WIDTH = {"description_width": "initial"}  # a style: the name beside a control is as wide as its text
 
 _lock = threading.RLock()  # what is shown opens all that is in it
-_shared: dict[tuple[type, frozenset[tuple[str, Any]]], Any] = {}
+_shared: dict[tuple[type, frozenset[tuple[str, Any]]], "_Fixed"] = {}
 
 
 class _Late(ipywidgets.Widget):
@@ -40,7 +40,7 @@ class _Late(ipywidgets.Widget):
     @property
     def model_id(self) -> Any:
         with _lock:
-            if self.comm is None:
+            if not self.comm:
                 before = self.get_state()
                 super().open()
                 if hasattr(self.comm, "_reply_subshell_for"):
@@ -51,7 +51,7 @@ class _Late(ipywidgets.Widget):
             return super().model_id
 
 
-def _as_sent(data: Any, subshell: str | None) -> str | None:
+def _as_sent(data: object, subshell: str | None) -> str | None:
     return subshell
 
 
@@ -60,7 +60,7 @@ class _Fixed(_Late):
 
     _made = False
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self._made and name in type(self).class_trait_names(sync=True):
             raise AttributeError(
                 f"{name}: many controls share this; give one of them another, as widgets.looks.show does"
@@ -69,11 +69,11 @@ class _Fixed(_Late):
 
 
 @cache
-def _fixed(kind: type[Any]) -> type[Any]:
+def _fixed(kind: traitlets.MetaHasTraits) -> type[_Fixed]:
     return type(kind.__name__, (_Fixed, kind), {})
 
 
-def shared(kind: type[Any], settings: Mapping[str, Any]) -> Any:
+def shared(kind: traitlets.MetaHasTraits, settings: Mapping[str, Any]) -> _Fixed:
     """Return the one layout or style of these settings."""
     key = kind, frozenset(settings.items())
     with _lock:

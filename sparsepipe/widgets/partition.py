@@ -246,7 +246,7 @@ class PartitionExplorer(Shown):
             several=self.several.picked,
         )
 
-    def _changed(self, change: Any = None) -> None:
+    def _changed(self, change: object = None) -> None:
         """One redraw for one change, whatever other controls follow from it."""
         with self._lock:  # a change from another thread waits, and is not lost
             if self._quiet:
@@ -259,7 +259,7 @@ class PartitionExplorer(Shown):
                 self._quiet = False
                 self._lock.notify_all()
 
-    def _follow(self, change: Any) -> None:
+    def _follow(self, change: object) -> None:
         """Let the other controls offer what goes with what was changed."""
         policies = WEIGHT_POLICIES[self.schedule.value]
         if self.weights.options != policies:
@@ -450,11 +450,11 @@ def _check(profile: Profile, cluster: Cluster) -> None:
         if not isinstance(given, expected):
             kind = expected.__name__
             raise InputError(f"{given!r} given, expected a {kind}: {kind}.load(path) reads one")
-    for kind in cluster.device_types:
-        if kind.name not in profile.device_types:
+    for name in (device_type.name for device_type in cluster.device_types):
+        if name not in profile.device_types:
             raise InputError(
-                f"the cluster has devices of type {kind.name!r}, the profile knows {', '.join(profile.device_types)}: "
-                f"profile the model on a {kind.name}, or rename the profile with profile.renamed({kind.name!r})"
+                f"the cluster has devices of type {name!r}, the profile knows {', '.join(profile.device_types)}: "
+                f"profile the model on a {name}, or rename the profile with profile.renamed({name!r})"
             )
 
 

@@ -82,7 +82,7 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
         self._waiting[self._number] = act
         self.send({"settled": self._number})
 
-    def _answer(self, _: Any, content: Any, __: Any) -> None:
+    def _answer(self, _: object, content: object, __: object) -> None:
         if not isinstance(content, dict):
             return
         self._open = self._open or "open" in content

@@ -1,11 +1,10 @@
 """Split the explorer's devices into several pipelines, and simulate them with the straggler and without."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..cluster import Cluster
-from ..derived.remembered import remembered
+from ..derived.remembered import Kept, remembered
 from ..display.counting import number_of
 from ..errors import InputError
 from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
@@ -86,7 +85,7 @@ class PipelinesPlanning:
 
     def __init__(self, planning: Planning) -> None:
         self._planning = planning
-        self._kept: dict[Hashable, dict] = {}
+        self._kept: Kept = {}
 
     def asked(self, settings: Settings) -> Asked:
         """Raises InputError for a rule, a straggler or devices that cannot be."""

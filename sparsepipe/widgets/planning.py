@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..cluster import Cluster
-from ..derived.remembered import remembered
+from ..derived.remembered import Kept, remembered
 from ..errors import InputError
 from ..plan import Plan
 from ..planners import Problem, bound_of, partition, planners_with
@@ -66,10 +66,10 @@ class Planning:
 
     def __init__(self, profile: Profile, cluster: Cluster, scale: Scale | None, *, minibatches: int) -> None:
         self.profile, self.cluster, self.scale, self.minibatches = profile, cluster, scale, minibatches
-        self._asked: tuple[tuple, Problem] | None = None
-        self._made: dict[tuple, Plan | str] = {}
+        self._asked: tuple[tuple[object, ...], Problem] | None = None
+        self._made: dict[Hashable, Plan | str] = {}
         self._compressed = {1.0: profile}
-        self._kept: dict[Hashable, dict] = {}
+        self._kept: Kept = {}
 
     def answer(self, settings: Settings) -> Answer:
         """Plan and simulate. Raises InputError for settings that cannot be planned."""
@@ -96,7 +96,7 @@ class Planning:
         profile = self._compressed[ratio]
         if scaled is None:
             return profile
-        scale, *sizes = scaled
+        scale, sizes = scaled[0], scaled[1:]
         return remembered(self._kept, "sized", (ratio, *sizes), lambda: scale.scaled(profile, *sizes))
 
     def problem(self, settings: Settings) -> Problem:

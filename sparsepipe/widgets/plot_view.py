@@ -64,7 +64,7 @@ class PlotView(looks.Control, anywidget.AnyWidget):
         """Call `act` with each point that is clicked."""
         self.observe(lambda change: act(change["new"]), names="clicked")
 
-    def _answer(self, _: Any, content: Any, __: Any) -> None:
+    def _answer(self, _: object, content: object, __: object) -> None:
         if isinstance(content, dict) and content.get("want") == "plotly":
             self.send({"plotly": _SOURCE.read_text(encoding="utf-8")})
 

@@ -40,8 +40,8 @@ class MadeFor:
 
 
 # Settings that decide what work a run did: its speed and accuracy under others say nothing of this one's.
-_WORK = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "voxel_size", "num_points")
-_WORK += ("task", "features", "augmentation", "balance", "engine", "precision", "compression", "device")
+_WORK: tuple[str, ...] = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "voxel_size")
+_WORK += ("num_points", "task", "features", "augmentation", "balance", "engine", "precision", "compression", "device")
 
 
 def differences(record: RunRecord, plan: Plan | Pipelines, config: RunConfig) -> list[str]:
@@ -85,11 +85,7 @@ def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
     if made_for.profile is not None and made_for.cluster is not None:
         try:
             return estimated_for_run(
-                plan,
-                made_for.profile,
-                made_for.cluster,
-                batch_size=config.batch_size,
-                voxel_size=config.voxel_size,
+                plan, made_for.profile, made_for.cluster, batch_size=config.batch_size, voxel_size=config.voxel_size
             )
         except InputError:
             pass

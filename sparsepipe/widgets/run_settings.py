@@ -60,7 +60,7 @@ class RunSettings:
         self.epochs.value, self.batch_size.value = config.epochs, config.batch_size
         self.learning_rate.value = config.learning_rate
         self.epochs.disabled = config.minibatches is not None
-        if self.epochs.disabled:
+        if config.minibatches is not None:
             self.epochs.tooltip = (
                 f"the run ends after {number_of(config.minibatches, 'minibatch')}, whatever its epochs"
             )

@@ -128,7 +128,7 @@ class RunsTable(Shown):
     def update(self) -> None:
         """Read the folder again, apply the filter, and sort."""
         table = runs_table(self.folder, more=tuple(self.columns.value), kept=self._rows)
-        table = ordered(table, self.marks.sort["column"], descending=self.marks.sort["descending"])
+        table = ordered(table, str(self.marks.sort["column"]), descending=bool(self.marks.sort["descending"]))
         words = self.filter.value.lower().split()
         text = [" ".join(map(str, row)).lower() for row in table.itertuples(index=False)]
         passing = [k for k, row in enumerate(text) if all(word in row for word in words)]
@@ -376,7 +376,7 @@ class RunsList(looks.Control, anywidget.AnyWidget):
         return tuple(dict.fromkeys(name for name in proposal["value"] if name in self.options))
 
 
-def _is_number(cell: Any) -> bool:
+def _is_number(cell: object) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 

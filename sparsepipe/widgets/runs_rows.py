@@ -85,7 +85,7 @@ def ordered(table: pd.DataFrame, column: str, *, descending: bool) -> pd.DataFra
     return table.iloc[[*own, *(k for k in range(len(cells)) if k not in set(filled))]].reset_index(drop=True)
 
 
-def _key(cell: Any) -> tuple[bool, float, str]:
+def _key(cell: object) -> tuple[bool, float, str]:
     try:
         return False, float(str(cell).rstrip("%")), ""
     except ValueError:
@@ -157,9 +157,9 @@ def _asked(record: RunRecord, epochs: list[dict[str, Any]], more: tuple[str, ...
     """The cells of the columns that were asked for besides; empty where the record does not tell."""
     told = {name: record.config.get(name) for name in more if name in SETTINGS}
     if set(more) & set(METRICS):
-        last, estimate = epochs[-1] if epochs else {}, getattr(record.plan, "estimate", None)
-        known = estimate and record.knows_samples
-        predicted = record.config.get("batch_size", 0) / estimate.period_seconds if known else None
+        last = epochs[-1] if epochs else {}
+        estimate = getattr(record.plan, "estimate", None) if record.knows_samples else None
+        predicted = None if estimate is None else record.config.get("batch_size", 0) / estimate.period_seconds
         train, validation = last.get("train") or {}, last.get("validation") or {}
         steps = record.metrics("step")
         told |= {

@@ -32,7 +32,7 @@ class StagesPerDevice:
     @property
     def number(self) -> int:
         fewest, most = self._allowed
-        wanted = max(fewest, self.slider.value)
+        wanted: int = max(fewest, self.slider.value)
         return wanted if most is None else min(wanted, most)
 
     def follow(self, planner: ipywidgets.Dropdown, schedule: ipywidgets.Dropdown, *, pinned: bool) -> None:

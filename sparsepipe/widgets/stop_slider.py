@@ -19,11 +19,11 @@ from .readings import Reading
 from .sentences import sentence
 
 
-def _told(value: Any, slider: "StopSlider") -> str:
+def _told(value: object, slider: "StopSlider") -> str:
     return slider.key(value)
 
 
-def _meant(key: Any, slider: "StopSlider") -> Any:
+def _meant(key: object, slider: "StopSlider") -> Any:
     return slider.of_key(str(key))
 
 
@@ -37,7 +37,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
 
     _esm = page_code("names", "stop_slider")
     value = traitlets.Any().tag(sync=True, to_json=_told, from_json=_meant)
-    stops = traitlets.List().tag(sync=True)  # [key, text] in order
+    stops: traitlets.List[list[str]] = traitlets.List().tag(sync=True)  # [key, text] in order
     given = traitlets.Unicode("").tag(sync=True)  # the key of the value to mark
     description = traitlets.Unicode("").tag(sync=True)
     tooltip = traitlets.Unicode("").tag(sync=True)
@@ -47,7 +47,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
     def __init__(
         self,
         name: str,
-        value: Any,
+        value: object,
         reading: Reading,
         *,
         stops: Iterable[float],
@@ -77,7 +77,8 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
     @property
     def max(self) -> float:
         """The largest stop."""
-        return max(value for value in self._values.values() if value not in self.named)
+        largest: float = max(value for value in self._values.values() if value not in self.named)
+        return largest
 
     def type(self, text: str) -> None:
         """Take what was typed into the readout. Raises InputError, and keeps the value, for what cannot be read."""
@@ -105,7 +106,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
         return self._values[self.key(value)]
 
     @traitlets.observe("value")
-    def _taken(self, _: Any) -> None:
+    def _taken(self, _: object) -> None:
         self.refusal = ""
 
     def _place(self, value: Any) -> tuple[float, int]:
@@ -114,7 +115,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
     def _text(self, value: Any) -> str:
         return self.named[value][0] if value in self.named else self.reading.shown(value)
 
-    def _asked(self, _: Any, content: Any, __: Any) -> None:
+    def _asked(self, _: object, content: object, __: object) -> None:
         if not isinstance(content, dict) or not isinstance(content.get("typed"), str):
             return
         try:

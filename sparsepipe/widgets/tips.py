@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import ipywidgets
@@ -25,7 +24,7 @@ def with_tips(root: ipywidgets.Box) -> ipywidgets.Box:
     return root
 
 
-def _told(widget: Any) -> Iterator[tuple[str, str]]:
+def _told(widget: object) -> Iterator[tuple[str, str]]:
     name, tip = getattr(widget, "description", ""), getattr(widget, "tooltip", "")
     if name and tip and isinstance(widget, ipywidgets.DOMWidget):
         yield name, tip

@@ -1,6 +1,7 @@
 """The waiting explorer: pickers for pipelines, replication rule and straggler, and what they cost, simulated."""
 
 import threading
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class WaitingExplorer(Shown):
         self.messages = Messages()
         self.shown: PipelinesForecast | None = None
         self._lock = threading.RLock()  # the page's clicks come in one thread, cells run in another
-        self._simulated: dict[tuple, PipelinesForecast] = {}
+        self._simulated: dict[Hashable, PipelinesForecast] = {}
         self.compared: Compared | None = None  # the outcomes that are drawn
         self._drawn: tuple[Cluster, tuple[Plan, ...], dict[str, Any]] | None = None  # what they are of
         self._make_controls(pipelines, stages, rules, rule)
@@ -99,7 +100,7 @@ class WaitingExplorer(Shown):
         pipelines = [range(k * stages, (k + 1) * stages) for k in range(self.pipelines.value)]
         return self.straggler.picked.stragglers(pipelines, minibatches=self.minibatches)
 
-    def update(self, _: Any = None) -> None:
+    def update(self, _: object = None) -> None:
         """Simulate what the pickers say, under every rule, and draw it. Raises InputError for what cannot be.
 
         Until something else can be simulated the picture is then marked as old, and nothing is exported.

@@ -18,7 +18,7 @@ from ..labels import IGNORED
 PADDING = 0  # of inputs; targets are padded with IGNORED, which counts for nothing
 
 
-def as_parts(value: Any, what: str) -> Any:
+def as_parts(value: object, what: str) -> Any:
     """Return inputs or a target with arrays and numbers as tensors, in the same tuple or dict.
 
     Whole numbers become int64, real ones torch's default type; tensors stay as they are. Raises InputError, which
@@ -79,7 +79,7 @@ def as_target(target: Tensor) -> Tensor:
     return target.long() if whole else target
 
 
-def _tensor(value: Any, what: str) -> Tensor:
+def _tensor(value: object, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, list | tuple | bool | Real | np.ndarray | np.generic):
@@ -98,7 +98,7 @@ def _tensor(value: Any, what: str) -> Tensor:
     raise InputError(f"{what} is {_kind(value)}, expected numbers: a tensor, an array or a number")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}"
     return f"text ({shown(value, 40)})" if isinstance(value, str) else f"of type {type(value).__name__}"

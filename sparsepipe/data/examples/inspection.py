@@ -184,7 +184,7 @@ class _Reader:
             self.note(together)
         return bad
 
-    def _compare(self, dataset: ExampleDataset, chosen: Sequence[int], batch: Any, *, skipped: int) -> None:
+    def _compare(self, dataset: ExampleDataset, chosen: Sequence[int], batch: object, *, skipped: int) -> None:
         if isinstance(batch, PointBatch):
             for index, sample in zip(chosen, batch.samples()[skipped:], strict=True):
                 limit = reach("auto", sample.coordinates.shape[1])
@@ -234,7 +234,7 @@ def _range(dataset: ExampleDataset) -> dict[str, float]:
     return {"least": min(sizes), "median": statistics.median(sizes), "most": max(sizes)}
 
 
-def _shapes(batch: Any) -> dict[str, Any]:
+def _shapes(batch: object) -> dict[str, Any]:
     """Describe one sample's inputs and target: types and shapes, the minibatch's axis left away."""
     if not isinstance(batch, ExampleBatch):
         return {}

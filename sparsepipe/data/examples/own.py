@@ -148,7 +148,7 @@ class OwnExamples:
         target = collated([pair[1] for pair in pairs], f"{self.function}: targets", padding=IGNORED)
         return ExampleBatch(inputs, target, len(items), self._padded_size(indices, inputs))
 
-    def _padded_size(self, indices: Sequence[int], inputs: Any) -> int:
+    def _padded_size(self, indices: Sequence[int], inputs: object) -> int:
         if self.size_unit == "samples":
             return len(indices)
         if self._given_sizes is not None:
@@ -184,7 +184,7 @@ class OwnExamples:
         given = self._attribute("sizes")
         if given is None:
             return None
-        sizes = self._call(lambda: tuple(int(size) for size in given), "in sizes")
+        sizes: tuple[int, ...] = self._call(lambda: tuple(int(size) for size in given), "in sizes")
         if len(sizes) != len(self) or min(sizes) < 1:
             raise InputError(
                 f"{self.function}: {len(sizes)} sizes from {min(sizes, default=0)} for "

@@ -77,4 +77,5 @@ def located(source: str | Path) -> tuple[str, Path]:
 
 
 def _found(home: str) -> Callable[[Path], bool]:
-    return import_module(f".{home}", __package__).found
+    found: Callable[[Path], bool] = import_module(f".{home}", __package__).found
+    return found

@@ -147,7 +147,8 @@ def cloud_of(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Rea
     measured = np.isfinite(points).all(axis=1)
     if not measured.all():
         check_measured(path, points, measured, reading, what="point")
-        points, attributes, labels = (None if rows is None else rows[measured] for rows in (points, attributes, labels))
+        points = points[measured]
+        attributes, labels = (None if rows is None else rows[measured] for rows in (attributes, labels))
     whole = None if labels is None else whole_labels(path, labels, reading)
     return Cloud(points, attributes, names, whole, None if measured.all() else measured)
 

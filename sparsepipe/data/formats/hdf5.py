@@ -190,6 +190,6 @@ def _check(path: Path, arrays: dict[str, Any], names: list[str]) -> None:
     for name, allowed in wanted.items():
         if name in arrays and arrays[name].shape not in allowed:
             raise InputError(
-                f"{path}: array {name!r} is {list(arrays[name].shape)}, expected {list(max(allowed, key=len))} "
+                f"{path}: array {name!r} is {list(arrays[name].shape)}, expected {[*max(allowed, key=len)]} "
                 f"as 'data' is {list(shape)}; repair the file"
             )

@@ -83,7 +83,7 @@ def _check_header(path: Path, data: bytes) -> int:
     expected, held = count * row_bytes, len(data) - start
     if kind & _PACKED:
         check_claim(path, expected, num_bytes=len(data), what=f"its header of {count} points", packed=True)
-        return expected
+        return int(expected)
     if not row_bytes or expected > held:
         raise InputError(
             f"{path}: truncated: {held} bytes after the header, expected {expected} for {count} points; "

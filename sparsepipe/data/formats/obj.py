@@ -41,8 +41,8 @@ def read_obj(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
                 raise InputError(f"{path}:{number}: vertex {line[:60].strip()!r}, expected {expected}; repair the file")
             vertices.append((number, " ".join(words).encode()))
         elif kind == "f":
-            face = [_corner(word, len(vertices)) for word in words]
-            if None in face or len(face) < 3:
+            face = [corner for word in words if (corner := _corner(word, len(vertices))) is not None]
+            if len(face) < max(len(words), 3):
                 raise InputError(
                     f"{path}:{number}: face {line[:60].strip()!r}, expected 3 or more vertices from 1; repair the file"
                 )

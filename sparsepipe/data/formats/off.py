@@ -60,8 +60,9 @@ def _counts(path: Path, rows: list[tuple[int, str]]) -> tuple[int, int]:
             f"{path}: truncated: ends after its first line, expected vertex and face counts; fetch it again"
         )
     number, row = rows[0]
-    counts = [whole_number(word) for word in row.split()]
-    if len(counts) not in (2, 3) or None in counts:
+    words = row.split()
+    counts = [count for word in words if (count := whole_number(word)) is not None]
+    if len(words) not in (2, 3) or len(counts) < len(words):
         raise InputError(f"{path}:{number}: counts {row[:40]!r}, expected 'VERTICES FACES EDGES' as whole numbers")
     num_vertices, num_faces = counts[:2]
     if num_vertices == 0 or num_faces == 0:

@@ -101,11 +101,12 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
     for key in ("SIZE", "TYPE", "COUNT"):
         if len(header[key]) != len(names):
             raise InputError(f"{path}: {key} has {len(header[key])} entries, expected {len(names)}: one for each field")
-    sizes, counts = ([whole_number(word) for word in header[key]] for key in ("SIZE", "COUNT"))
-    shape = [whole_number(" ".join(header.get(key, ["1"]))) for key in ("POINTS", "WIDTH", "HEIGHT")]
-    if None in (*sizes, *counts, *shape):
+    shape = [" ".join(header.get(key, ["1"])) for key in ("POINTS", "WIDTH", "HEIGHT")]
+    words = [*header["SIZE"], *header["COUNT"], *shape]
+    numbers = [number for word in words if (number := whole_number(word)) is not None]
+    if len(numbers) < len(words):
         raise InputError(f"{path}: SIZE, COUNT, WIDTH, HEIGHT or POINTS is not a whole number; repair its header")
-    (num_points, width, height), encoding = shape, header["DATA"][0].lower()
+    (num_points, width, height), encoding = numbers[-3:], header["DATA"][0].lower()
     if num_points == 0:
         raise InputError(f"{path}: 0 points, expected at least one; remove the file")
     if width * height != num_points:
@@ -116,7 +117,7 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
     if encoding not in _ENCODINGS:
         raise InputError(f"{path}: DATA {encoding[:40]}, expected one of {', '.join(_ENCODINGS)}")
     types = [word.upper() for word in header["TYPE"]]
-    fields = [_Field(*each) for each in zip(names, types, sizes, counts, strict=True)]
+    fields = [_Field(*each) for each in zip(names, types, numbers, numbers[len(names) :], strict=False)]
     for field in fields:
         if field.name != "_" and (field.type, field.size) not in _KINDS:
             raise InputError(
@@ -178,7 +179,7 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
     check_claim(path, expected, num_bytes=len(body), what="its header", packed=True)
     content = _checked(path, body, packed + 8, num_points)[8:]
     with library_errors(path, what=_WHAT):
-        found = lzf.decompress(content, unpacked)
+        found: bytes | None = lzf.decompress(content, unpacked)
     if found is None or len(found) != unpacked:
         raise InputError(f"{path}: not {_WHAT}: its points do not unpack; fetch it again")
     return found

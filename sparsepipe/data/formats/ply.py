@@ -1,9 +1,11 @@
 """PLY meshes and point clouds, ascii or binary: elements, properties and lists in any order, by their names."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -64,10 +66,10 @@ def read_ascii(path: Path, body: bytes, elements: tuple[Element, ...], *, first_
         numbers = numbers_of(path, rows, int(widths.sum()))
         ends = np.cumsum(widths)
         try:
-            columns, at = _walked(element, ends - widths, ends, lambda at, _, numbers=numbers: numbers[at], whole=False)
+            columns, at = _walked(element, ends - widths, ends, lambda at, _: numbers[at], whole=False)  # noqa: B023
             wrong = np.flatnonzero(at != ends)
         except _TooShort as error:
-            wrong = error.args
+            wrong = np.array(error.args)
         if len(wrong):
             number, line = rows[int(wrong[0])]
             raise InputError(
@@ -155,19 +157,21 @@ def _walked(
 
 def _rows_alike(data: bytes, element: Element, *, start: int, order: str) -> tuple[Columns, int] | None:
     """Return the columns, and the byte after them, where all rows have lists as long as the first; else None."""
-    fields, at = [], start
+    fields: list[tuple[str, str, tuple[int, ...]]] = []
+    at = start
     for place, each in enumerate(element.properties):
-        if each.count_type is None:
-            fields.append((f"{place}", order + each.type))
-        else:
+        shape: tuple[int, ...] = ()
+        if each.count_type is not None:
             count_type = np.dtype(order + each.count_type)
             if at + count_type.itemsize > len(data):
                 return None
             length = int(np.frombuffer(data, count_type, count=1, offset=at)[0])
             if not 0 <= length <= len(data):
                 return None
-            fields += [(f"{place} count", count_type), (f"{place}", order + each.type, (length,))]
-        at = start + sum(np.dtype(kind).itemsize * (shape[0][0] if shape else 1) for _, kind, *shape in fields)
+            fields.append((f"{place} count", order + each.count_type, ()))
+            shape = (length,)
+        fields.append((f"{place}", order + each.type, shape))
+        at = start + sum(np.dtype(kind).itemsize * math.prod(shape) for _, kind, shape in fields)
         if at > len(data):
             return None
     dtype = np.dtype(fields)
@@ -190,16 +194,15 @@ def _row_starts(data: bytes, element: Element, *, start: int, order: str) -> np.
     """Return the byte at which each row begins; None where the file ends before the rows do."""
     starts = []
     steps = [  # of each property: bytes of the number, or of the list's length, and then of each of its items
-        (np.dtype(each.count_type or each.type).itemsize, each.count_type and np.dtype(each.type).itemsize, each)
+        (np.dtype(each.count_type or each.type).itemsize, np.dtype(each.type).itemsize, each.count_type)
         for each in element.properties
     ]
-    byte_order = "big" if order == ">" else "little"
+    byte_order: Literal["big", "little"] = "big" if order == ">" else "little"
     for _ in range(element.count):
         starts.append(start)
-        for num_bytes, item_bytes, each in steps:
-            if item_bytes:
-                signed = each.count_type[0] == "i"
-                count = int.from_bytes(data[start : start + num_bytes], byte_order, signed=signed)
+        for num_bytes, item_bytes, count_type in steps:
+            if count_type:
+                count = int.from_bytes(data[start : start + num_bytes], byte_order, signed=count_type[0] == "i")
                 start += max(count, 0) * item_bytes
             start += num_bytes
         if start > len(data):
@@ -251,7 +254,7 @@ def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     return _mesh(path, points, attributes, names, faces, strips, reading)
 
 
-def _face_labels(faces: dict, reading: Reading) -> list[np.ndarray]:
+def _face_labels(faces: Columns, reading: Reading) -> list[np.ndarray]:
     renamed = dict(reading.renamed)
     meanings = {name: renamed.get(name, name).lower() for name in faces}
     return [np.asarray(faces[name]) for name, word in meanings.items() if SAME.get(word, word) == LABEL]
@@ -262,8 +265,8 @@ def _mesh(
     points: np.ndarray,
     attributes: np.ndarray | None,
     names: tuple[str, ...],
-    faces: dict,
-    strips: dict,
+    faces: Columns,
+    strips: Columns,
     reading: Reading,
 ) -> Mesh:
     found = [lists for lists in (_corners(path, faces), _corners(path, strips)) if lists is not None]
@@ -282,13 +285,13 @@ def _mesh(
     )
 
 
-def _corners(path: Path, columns: dict) -> Ragged | None:
+def _corners(path: Path, columns: Columns) -> Ragged | None:
     """Return the lists of vertex numbers among an element's columns; None where the file has no such element."""
     if not columns:
         return None
     for name in _CORNERS:
-        if isinstance(columns.get(name), Ragged):
-            return columns[name]
+        if isinstance(lists := columns.get(name), Ragged):
+            return lists
     raise InputError(
         f"{path}: faces of {' '.join(columns)}, expected a list vertex_indices or vertex_index; repair the file"
     )

@@ -69,7 +69,7 @@ class Reading:
 AS_THEY_ARE = Reading()
 
 
-def _columns(given: Any, path: Path) -> tuple[tuple[str, ...] | None, tuple[tuple[str, str], ...]]:
+def _columns(given: object, path: Path) -> tuple[tuple[str, ...] | None, tuple[tuple[str, str], ...]]:
     """Return the columns of files without names, and the pairs that rename those of files with names."""
     wanted = 'a list of names such as ["x", "y", "z", "intensity", "_"], or {"name in the file": "label"}'
     if given is None:
@@ -96,7 +96,7 @@ def _ignored(given: Any, path: Path) -> tuple[int, ...]:
     return tuple(sorted({int(value) for value in values}))
 
 
-def _mapped(given: Any, parts: Any, path: Path) -> tuple[tuple[tuple[int, int | None], ...], bool]:
+def _mapped(given: object, parts: object, path: Path) -> tuple[tuple[tuple[int, int | None], ...], bool]:
     """Return pairs (label in the files, class or None), and whether all others are "not labelled"."""
     wanted = 'such as {"2": 0, "6": 1, "7": null, "*": null}: a class by its number or name, null for "not labelled"'
     names = parts if isinstance(parts, list) and all(isinstance(part, str) for part in parts) else None
@@ -115,13 +115,13 @@ def _mapped(given: Any, parts: Any, path: Path) -> tuple[tuple[tuple[int, int | 
     return tuple(sorted(pairs.items())), OTHERS in given
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023 and math.isfinite(value)
     )
 
 
-def _refused(path: Path, name: str, given: Any, expected: str) -> InputError:
+def _refused(path: Path, name: str, given: object, expected: str) -> InputError:
     shown = json.dumps(given)
     shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
     return InputError(f"{path}: '{name}' is {shown}, expected {expected}; correct or remove it")

@@ -5,8 +5,9 @@
 
 from types import ModuleType
 
+from ..labels import CLASSIFICATION, SEGMENTATION
 from . import classes, hdf5, pointcept, resampled, s3dis, semantickitti, shapenetpart
-from .base import CLASSIFICATION, MARKER, SEGMENTATION, DataFolder, LeftOut, SampleFile, read_marker
+from .base import MARKER, DataFolder, LeftOut, SampleFile, read_marker
 from .litter import folders, is_litter
 from .splits import SPLITS
 

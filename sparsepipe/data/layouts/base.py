@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ...display.counting import number_of
 from ...errors import InputError
@@ -21,6 +22,7 @@ from .splits import SPLITS
 
 # Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, "files": {…}}, and Reading's keys.
 MARKER = "dataset.json"
+Marker = dict[str, Any]  # its content
 _KEYS = frozenset(  # of it; the last ones are of generated data sets
     "name metric parts labels ignore columns unmeasured colour_max files segment synthetic generator version seed "
     "num_train num_test families".split()
@@ -72,7 +74,7 @@ class DataFolder:
     path: Path
     classes: tuple[str, ...]
     files: tuple[SampleFile, ...]
-    marker: dict
+    marker: Marker
     layout: str
     reader: Callable[[SampleFile, Reading], Mesh | Cloud]
     parts: tuple[str, ...] = ()
@@ -199,7 +201,7 @@ def formats() -> str:
     return ", ".join(list(READERS)[:-1]) + f" or {list(READERS)[-1]}"
 
 
-def read_marker(root: Path) -> dict:
+def read_marker(root: Path) -> Marker:
     """Return what a data set says of itself. Raises InputError for a dataset.json that is no object, or odd in it.
 
     A key that is not known may be there for people, but not one that is a misspelt one.
@@ -225,7 +227,7 @@ def listed_lines(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def declared_parts(root: Path, marker: dict) -> tuple[str, ...]:
+def declared_parts(root: Path, marker: Marker) -> tuple[str, ...]:
     """Return the names of points' classes that dataset.json lists, () without. Raises InputError for another value."""
     parts = marker.get("parts", [])
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
@@ -233,7 +235,7 @@ def declared_parts(root: Path, marker: dict) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def is_metric(root: Path, marker: dict, *, otherwise: bool) -> bool:
+def is_metric(root: Path, marker: Marker, *, otherwise: bool) -> bool:
     """Return whether dataset.json says that clouds are in metres. Raises InputError for another value."""
     metric = marker.get("metric", otherwise)
     if not isinstance(metric, bool):

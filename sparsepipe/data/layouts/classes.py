@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import InputError
 from ..formats import READERS, Cloud, Mesh, Reading, read, stem_of, suffix_of
 from ..formats.base import decoded, one_line, read_bytes, whole_labels
-from .base import MARKER, UNREAD, DataFolder, Listing, SampleFile, declared_parts, formats, is_metric, sample_of
+from .base import MARKER, UNREAD, DataFolder, Listing, Marker, SampleFile, declared_parts, formats, is_metric, sample_of
 from .litter import entries, folders
 from .pointcept import is_scene
 from .splits import SPLITS, WORDS, split_of
@@ -25,7 +25,7 @@ def found(root: Path) -> bool:
     return _classes_first(root) or _splits_first(root)
 
 
-def opened(root: Path, marker: dict) -> DataFolder:
+def opened(root: Path, marker: Marker) -> DataFolder:
     """List the samples. A folder without any is no class: it is left out.
 
     Raises InputError where none has any, or where samples lie in both orders.

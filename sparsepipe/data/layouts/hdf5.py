@@ -11,6 +11,7 @@ from ...errors import InputError
 from ...io.fields import shown
 from ..formats import Cloud, Reading, stem_of, suffix_of
 from ..formats.hdf5 import hdf5_labels, read_hdf5
+from . import base
 from .base import COMPANION_SUFFIXES, MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
 from .litter import entries, folders
 from .splits import SPLITS, WORDS, are_parts, split_of, splits_named, version_of
@@ -29,7 +30,7 @@ def found(root: Path) -> bool:
     return not folders(root) or any(splits_named(stem_of(path)) for path in files) or FILES in read_marker(root)
 
 
-def opened(root: Path, marker: dict) -> DataFolder:
+def opened(root: Path, marker: base.Marker) -> DataFolder:
     """List the samples.
 
     Raises InputError where several files of a split are no parts of one, a list names a file that is not there, a file
@@ -52,10 +53,10 @@ def opened(root: Path, marker: dict) -> DataFolder:
                 for entry, label in enumerate(labels)
             ]
     for path in entries(root) if FILES not in marker else ():
-        split = next(iter(splits_named(stem_of(path))), None) if path.is_file() and not _split_of_list(path) else None
-        if split is not None and not splits.get(split) and path.suffix.lower() not in COMPANION_SUFFIXES:
+        named = next(iter(splits_named(stem_of(path))), None) if path.is_file() and not _split_of_list(path) else None
+        if named is not None and not splits.get(named) and path.suffix.lower() not in COMPANION_SUFFIXES:
             listing.faults.append(
-                f"{path}: named after split {split}, which has no HDF5 file; store it as HDF5, or move it away"
+                f"{path}: named after split {named}, which has no HDF5 file; store it as HDF5, or move it away"
             )
     _note_left_out(listing, set(used))
     if not listing.files:
@@ -143,7 +144,7 @@ def _listed(listing: Listing, path: Path) -> list[Path]:
     return [one for one in paths if is_file(one)]
 
 
-def _chosen(root: Path, marker: dict) -> dict[str, list[Path]]:
+def _chosen(root: Path, marker: base.Marker) -> dict[str, list[Path]]:
     """Return the files that dataset.json names. Raises InputError for one that is not there."""
     where, given = root / MARKER, marker[FILES]
     if not isinstance(given, dict) or not given:

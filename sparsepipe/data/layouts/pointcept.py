@@ -15,9 +15,9 @@ from ...io.fields import shown
 from ..formats import Cloud, Reading
 from ..formats.base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, cloud_of
 from ..formats.npz import array_in, columns_of
-from ..labels import IGNORED
+from ..labels import IGNORED, SEGMENTATION
 from . import s3dis
-from .base import MARKER, SEGMENTATION, DataFolder, LeftOut, Listing, SampleFile, declared_parts, is_metric, sample_of
+from .base import MARKER, DataFolder, LeftOut, Listing, Marker, SampleFile, declared_parts, is_metric, sample_of
 from .litter import entries, folders
 from .splits import WORDS, split_of
 
@@ -48,7 +48,7 @@ def found(root: Path) -> bool:
     return any(is_scene(scene) for folder in folders(root) if _split(folder) for scene in folders(folder))
 
 
-def opened(root: Path, marker: dict) -> DataFolder:
+def opened(root: Path, marker: Marker) -> DataFolder:
     """List the scenes. Raises InputError where they have several arrays of labels and none is chosen, or no class."""
     listing = Listing(root)
     scenes: list[tuple[Path, str]] = []
@@ -95,7 +95,7 @@ def _split(folder: Path) -> str | None:
     return s3dis.split_of_area(folder) or split_of(folder.name)
 
 
-def _segment(root: Path, marker: dict, scenes: list[Path]) -> str:
+def _segment(root: Path, marker: Marker, scenes: list[Path]) -> str:
     """Return the name of the arrays of labels that are chosen, or of the only ones; "" where no scene has any."""
     there = sorted({path.stem for scene in scenes for path in scene.glob(f"{_SEGMENT}*.npy")})
     chosen = marker.get(_SEGMENT)
@@ -131,7 +131,7 @@ def _list_scene(listing: Listing, scene: Path, split: str, segment: str) -> list
     return [path.name for path in inside if path not in used and path.name != _COORDINATES]
 
 
-def _known_parts(root: Path, marker: dict, listing: Listing, segment: str) -> tuple[str, ...]:
+def _known_parts(root: Path, marker: Marker, listing: Listing, segment: str) -> tuple[str, ...]:
     """Return the names of the classes: published ones, else numbers up to the largest label, for which all are read."""
     if segment == "segment20":
         return _SCANNET

@@ -9,7 +9,7 @@ from ...io.fields import shown
 from ..formats import Cloud, Reading
 from ..formats.base import NORMAL, POSITION
 from ..formats.text import read_text_cloud
-from .base import MARKER, DataFolder, Listing, SampleFile, listed_lines, sample_of
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, listed_lines, sample_of
 from .litter import entries, folders
 
 _SPLITS = {"train": "train", "val": "validation", "test": "test"}  # in file names: here
@@ -21,7 +21,7 @@ def found(root: Path) -> bool:
     return any((root / f"{name}_shape_names.txt").is_file() for name in _LISTS)
 
 
-def opened(root: Path, marker: dict) -> DataFolder:
+def opened(root: Path, marker: Marker) -> DataFolder:
     """List the samples. Raises InputError where a list names an unknown class or a file that is not there."""
     prefix = next(name for name in _LISTS if (root / f"{name}_shape_names.txt").is_file())
     classes = tuple(listed_lines(root / f"{prefix}_shape_names.txt"))

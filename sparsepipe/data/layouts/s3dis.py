@@ -11,7 +11,8 @@ from ...errors import InputError
 from ..formats import Cloud, Reading
 from ..formats.base import COLOUR, POSITION
 from ..formats.text import read_text_cloud
-from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, sample_of
+from ..labels import SEGMENTATION
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
 from .litter import entries, folders
 
 CLASSES = (
@@ -38,7 +39,7 @@ def found(root: Path) -> bool:
     return any((room / _ANNOTATIONS).is_dir() for area in folders(root) if _area(area) for room in folders(area))
 
 
-def opened(root: Path, marker: dict) -> DataFolder:
+def opened(root: Path, marker: Marker) -> DataFolder:
     """List the rooms. Raises InputError for a room without objects."""
     listing = Listing(root)
     for area in folders(root):

@@ -8,8 +8,8 @@ from ...errors import InputError
 from ..formats import Cloud, Reading
 from ..formats.base import read_bytes
 from ..formats.scan import KITTI, read_scan
-from ..labels import IGNORED
-from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, sample_of
+from ..labels import IGNORED, SEGMENTATION
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, sample_of
 from .litter import entries, folders
 
 _RAW = {  # class: the raw labels that count as it, what moves with what is at rest (Behley et al., ICCV 2019)
@@ -56,7 +56,7 @@ def found(root: Path) -> bool:
     return any(root.glob("sequences/*/velodyne"))
 
 
-def opened(root: Path, marker: dict) -> DataFolder:
+def opened(root: Path, marker: Marker) -> DataFolder:
     """List the scans. Raises InputError where a scan of the training or validation split has no labels."""
     listing = Listing(root)
     for sequence in folders(root / "sequences"):
@@ -127,7 +127,7 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
             f"{path}: {len(data)} bytes, expected {4 * num_points}: one uint32 for each of {num_points} points of its "
             "scan; they are of different scans, or one is cut short"
         )
-    labels = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]
+    labels: np.ndarray = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]
     unknown = np.flatnonzero(labels == _UNKNOWN)
     if len(unknown):
         raw = int(np.frombuffer(data, dtype="<u4")[unknown[0]] & 0xFFFF)

@@ -9,7 +9,8 @@ from ...io.files import read_json
 from ..formats import Cloud, Reading
 from ..formats.base import LABEL, NORMAL, POSITION
 from ..formats.text import read_text_cloud
-from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, listed_lines, sample_of
+from ..labels import SEGMENTATION
+from .base import MARKER, DataFolder, Listing, Marker, SampleFile, listed_lines, sample_of
 from .litter import entries, folders
 
 _NAMES = "synsetoffset2category.txt"
@@ -41,7 +42,7 @@ def found(root: Path) -> bool:
     return (root / _NAMES).is_file() and (root / _LISTS).is_dir()
 
 
-def opened(root: Path, marker: dict) -> DataFolder:
+def opened(root: Path, marker: Marker) -> DataFolder:
     """List the samples. Raises InputError where a list is malformed or names a file that is not there."""
     categories = _categories(root / _NAMES)
     classes = tuple(categories.values())

@@ -20,4 +20,5 @@ def preparer(name: str) -> Preparer:
     if name not in _HOMES:
         raise InputError(f"no way {name!r} to prepare a data set, expected one of {', '.join(_HOMES)}")
     home, function = _HOMES[name]
-    return getattr(import_module(f".{home}", __name__), function)
+    found: Preparer = getattr(import_module(f".{home}", __name__), function)
+    return found

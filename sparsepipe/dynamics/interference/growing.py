@@ -40,7 +40,7 @@ def grow(
         raise InputError(f"{len(given)} rows to learn from, expected two or more; measure more of them")
     if not np.isfinite(given).all() or not np.isfinite(wanted).all():
         raise InputError("rows to learn from with a number that is not finite: expected measured ones")
-    from sklearn.ensemble import RandomForestRegressor  # type: ignore[import-untyped]
+    from sklearn.ensemble import RandomForestRegressor
 
     found = RandomForestRegressor(
         n_estimators=growth.trees,

@@ -72,7 +72,7 @@ class Assembler:
             raise RuntimeError(
                 f"compiled for {processor or 'this processor'} it needs {', '.join(beside) or 'no code'}"
             )
-        return sections[".text"]
+        return bytes(sections[".text"])
 
 
 def constant(value: int) -> Value:

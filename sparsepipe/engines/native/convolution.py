@@ -62,7 +62,7 @@ class _Convolution(torch.autograd.Function):
         return grad_features, grad_kernel.to(kernel.dtype), None
 
 
-def _without_autocast(device_type: str) -> AbstractContextManager:
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Switch autocast off where it is on: to switch it off takes as long as a small layer's products."""
     enabled = torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if enabled else nullcontext()
@@ -84,7 +84,7 @@ def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     fused = fused_kernels(features)
     if fused is None:
         return gather()
-    blocks = {
+    blocks: dict[str, Callable[[], Tensor]] = {
         f"fused {blocks}": partial(fused.forward, features, kernel, kernel_map, blocks)
         for blocks in fused.FORWARD_BLOCKS
     }
@@ -200,7 +200,7 @@ def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     if torch.is_autocast_enabled(device_type) and features.dtype != torch.float64:
         features = features.to(torch.get_autocast_dtype(device_type))
     with _without_autocast(device_type):
-        return _Convolution.apply(features, kernel, kernel_map)
+        return _Convolution.apply(features, kernel, kernel_map)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def forward_chunks(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:

@@ -157,7 +157,7 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
     return sums[0] if shares == 1 else sums.sum(dim=0)
 
 
-def _on(tensor: Tensor) -> AbstractContextManager:
+def _on(tensor: Tensor) -> AbstractContextManager[object]:
     """Make a tensor's device the current one: Triton starts programs there."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 

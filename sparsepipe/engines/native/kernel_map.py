@@ -32,7 +32,7 @@ class _built_once(Generic[_Built]):  # noqa: N801 - used like functools.cached_p
         self._build, self._name, self.__doc__ = build, build.__name__, build.__doc__
 
     def __get__(self, kernel_map: "KernelMap", owner: type) -> _Built:
-        built = kernel_map.built[0]
+        built: dict[str, _Built] = kernel_map.built[0]
         if self._name not in built:
             built[self._name] = self._build(kernel_map)
         return built[self._name]

@@ -58,7 +58,7 @@ class _SumPool(torch.autograd.Function):
 
 def sum_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
     """Add up each output row's inputs: [N_in, C] -> [N_out, C]."""
-    return _SumPool.apply(features, kernel_map)
+    return _SumPool.apply(features, kernel_map)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def average_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -69,7 +69,7 @@ def average_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
 
 def max_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
     """Take the maximum of each output row's inputs, channel by channel: [N_in, C] -> [N_out, C]; 0 without any."""
-    return _MaxPool.apply(features, kernel_map)
+    return _MaxPool.apply(features, kernel_map)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def global_sum_pool(features: Tensor, sample_sizes: Sequence[int]) -> Tensor:

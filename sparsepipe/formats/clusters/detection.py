@@ -82,7 +82,7 @@ def _ray_hosts(document: Mapping[str, Any]) -> tuple[Host, ...]:
     return tuple(Host(name, count, f"{user}@{name}" if user else "") for name in names)
 
 
-def _devices(types: Any) -> int:
+def _devices(types: object) -> int:
     """The GPUs of a host, which are the same for all: the local provider knows one type of node."""
     if not isinstance(types, Mapping):
         raise InputError(f"available_node_types = {shown(types)}: expected a table of types")

@@ -31,7 +31,7 @@ def hosts_of_machines(path: Path, document: Mapping[str, Any]) -> tuple[Host, ..
         raise InputError(f"{path}: {error}") from None
 
 
-def _hosts(entries: Any) -> tuple[Host, ...]:
+def _hosts(entries: object) -> tuple[Host, ...]:
     if not isinstance(entries, list) or not entries:
         raise InputError(f"machines = {shown(entries)}: expected a list of {_FORM}")
     if len(entries) > MOST_DEVICES:
@@ -52,7 +52,7 @@ def _hosts(entries: Any) -> tuple[Host, ...]:
     return tuple(Host(host, len(gpus), gpus=tuple(gpus)) for host, gpus in found.items())
 
 
-def _entry(place: int, entry: Any) -> tuple[str, int]:
+def _entry(place: int, entry: object) -> tuple[str, int]:
     host, colon, gpu = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
     if not host or not colon or not (gpu.isascii() and gpu.isdigit() and len(gpu) < 6):
         raise InputError(f"machines[{place}] = {shown(entry)}: expected {_FORM}")

@@ -81,7 +81,7 @@ class Coordination:
         """
         self._gone.add(pipeline, attempt)
 
-    def _start_coordinator(self) -> subprocess.Popen:
+    def _start_coordinator(self) -> subprocess.Popen[bytes]:
         self._coordinators += 1
         if self._coordinators > _MOST_STARTS:
             raise RuntimeError(f"the coordinator ended {_MOST_STARTS} times; its log is logs/coordinator.log")
@@ -97,7 +97,7 @@ class Coordination:
         self._next_coordinator = time.monotonic() + _BETWEEN_COORDINATORS
         return start("sparsepipe.runtime.pipelines.service", options, self.folder / "logs" / "coordinator.log")
 
-    def _start_server(self) -> subprocess.Popen | None:
+    def _start_server(self) -> subprocess.Popen[bytes] | None:
         """Start the parameter server, where the rule has one."""
         if self.plan.replication.arithmetic is not Arithmetic.SERVER:
             return None
@@ -161,7 +161,7 @@ class GoneAttempts:
         return address is not None
 
 
-def start(module: str, options: list[str], log: Path, more: dict[str, str] | None = None) -> subprocess.Popen:
+def start(module: str, options: list[str], log: Path, more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start a module of ours, which says what it says in a log; `more` is in its environment."""
     with log.open("ab") as stream:
         return subprocess.Popen(
@@ -173,7 +173,7 @@ def start(module: str, options: list[str], log: Path, more: dict[str, str] | Non
         )
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Ask a process to end, and see that it does."""
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)

@@ -59,7 +59,7 @@ def launch(
     options += ["--port", str(port)] if port is not None else []
     environment = environment_of(config, processes)
 
-    def begin(lifeline: int) -> subprocess.Popen | SentProcess:
+    def begin(lifeline: int) -> subprocess.Popen[bytes] | SentProcess:
         return _STARTER.start(record.folder, options, environment=environment, lock=lock, lifeline=lifeline)
 
     return followed(record, [lock], begin, resume=resume, detach=detach)

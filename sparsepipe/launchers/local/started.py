@@ -28,7 +28,7 @@ _WORKER_BYTES = 250e6  # of a worker that has done nothing yet but to bring torc
 def followed(
     record: RunRecord,
     locks: Sequence[int],
-    begin: Callable[[int], subprocess.Popen | SentProcess],
+    begin: Callable[[int], subprocess.Popen[bytes] | SentProcess],
     *,
     resume: bool,
     detach: bool,
@@ -65,10 +65,10 @@ def followed(
 
 def supervised(
     record: RunRecord, locks: Sequence[int], command: Sequence[str], environment: Mapping[str, str], *, detach: bool
-) -> Callable[[int], subprocess.Popen]:
+) -> Callable[[int], subprocess.Popen[bytes]]:
     """Return the `begin` of `followed` that starts `command` below a supervisor, in a process of its own."""
 
-    def begin(lifeline: int) -> subprocess.Popen:
+    def begin(lifeline: int) -> subprocess.Popen[bytes]:
         with (record.folder / "logs" / "launcher.log").open("ab") as log:
             return subprocess.Popen(
                 supervisor.command(lifeline, str(record.folder), command),

@@ -131,7 +131,7 @@ class Starter:
 
     def start(
         self, run_dir: Path, options: list[str], *, environment: dict[str, str], lock: int, lifeline: int
-    ) -> subprocess.Popen | SentProcess:
+    ) -> subprocess.Popen[bytes] | SentProcess:
         """Start the supervisor of a run, whose launcher has these options; without a lifeline (-1) it is detached.
 
         Raises OSError where the machine refuses another process.
@@ -173,7 +173,7 @@ class Starter:
 
 def _begin(
     words: Sequence[str], environment: Mapping[str, str], *, given: Sequence[int], out: Any, log: IO[bytes]
-) -> subprocess.Popen:
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         words,
         pass_fds=given,

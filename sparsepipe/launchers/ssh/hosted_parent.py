@@ -84,7 +84,7 @@ class Controllers:
         self._folder, self._words = folder, words
         self._more = [*(["--resume"] if resume else []), *(["--begun"] if begun else [])]
 
-    def start(self, k: int, *, first_attempt: int) -> Popen:
+    def start(self, k: int, *, first_attempt: int) -> Popen[bytes]:
         """Start that of pipeline `k`, whose workers count their attempts from `first_attempt`."""
         folder, (module, *own) = self._folder / "pipelines" / str(k), self._words
         options = [*own, "--run-dir", str(folder), "--pipeline", str(k), "--first-attempt", str(first_attempt)]

@@ -170,7 +170,7 @@ class HostedRun:
         self.reads = False  # what the machine says of them
         self._watches: RankWatches | None = None
         self._ranks: tuple[int, ...] = ()
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
 
     @property

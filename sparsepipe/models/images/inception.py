@@ -5,6 +5,7 @@ auxiliary classifier behind the last 17 x 17 grid, in training alone.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -163,15 +164,16 @@ class InceptionV3(nn.Module):
         )
         channels = w(192)
         to_17, to_8 = [], []
-        for make in (
-            *(lambda c, pooled=pooled: _grid_35(w, c, pooled) for pooled in (32, 64, 64)),
-            lambda c: _to_17(w, c),
-            *(lambda c, inner=inner: _grid_17(w, c, inner) for inner in (128, 160, 160, 192)),
-        ):
+        grids: tuple[Callable[[int], tuple[nn.Module, int]], ...] = (
+            *(partial(_grid_35, w, pooled=pooled) for pooled in (32, 64, 64)),
+            partial(_to_17, w),
+            *(partial(_grid_17, w, inner=inner) for inner in (128, 160, 160, 192)),
+        )
+        for make in grids:
             module, channels = make(channels)
             to_17.append(module)
         self.auxiliary = _auxiliary(w, channels, num_classes) if auxiliary else None
-        for make in (lambda c: _to_8(w, c), lambda c: _grid_8(w, c), lambda c: _grid_8(w, c)):
+        for make in (partial(_to_8, w), partial(_grid_8, w), partial(_grid_8, w)):
             module, channels = make(channels)
             to_8.append(module)
         self.to_17, self.to_8 = nn.Sequential(*to_17), nn.Sequential(*to_8)
@@ -191,7 +193,7 @@ class InceptionV3(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor | InceptionOutputs:
         grid = self.to_17(self.stem(images))
-        logits = self.classifier(self.dropout(self.pool(self.to_8(grid))).flatten(1))
+        logits: Tensor = self.classifier(self.dropout(self.pool(self.to_8(grid))).flatten(1))
         if self.auxiliary is not None and self.training:
             return InceptionOutputs(logits, self.auxiliary(grid))
         return logits

@@ -61,7 +61,7 @@ class Encoder(nn.Module):
 
     def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
         """Return [B, S, H] for word ids [B, S]."""
-        x = self.first(self.embedding(source), source_mask)
+        x: Tensor = self.first(self.embedding(source), source_mask)
         for i, (dropout, layer) in enumerate(zip(self.dropouts, self.layers, strict=True)):
             y, _ = layer(dropout(x))
             x = y + x if i else y

@@ -59,7 +59,7 @@ class ValueProxy(fx.Proxy):
         if isinstance(value, torch.Size | dict):
             return len(value)
         if isinstance(value, tuple | list):
-            return self.tracer.expect_length(self)  # type: ignore[attr-defined]
+            return self.tracer.expect_length(self)  # type: ignore[attr-defined, no-any-return]
         raise CannotBeTraced("Python counts the rows of a tensor")
 
     def __index__(self) -> int:

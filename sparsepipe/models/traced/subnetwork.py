@@ -69,7 +69,7 @@ class TracedSubnetwork(nn.Module):
         return tuple(row.id for row in self.table)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TracedSubnetwork":
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._constants = {
             name: fn(each.detach().clone()) if isinstance(each, Tensor) else each
             for name, each in self._constants.items()

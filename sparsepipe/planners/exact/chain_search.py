@@ -46,7 +46,7 @@ class Moves:
     def groups(self, path: Sequence[int]) -> list[int]:
         """The groups of moves, in pipeline order, each told by the nodes themselves."""
         if self.swaps is None:
-            return self.group[list(path)].tolist()
+            return list(self.group[list(path)].tolist())
         return self.swaps.groups(self.group, path)
 
     def only(self, chosen: Index) -> "Moves":

@@ -170,7 +170,7 @@ class _Packing:
                 if value > count * (1 + 1e-6):
                     columns.append((group, tuple(chosen)))
                     added = True
-            best = max(best, answer.fun / worst)
+            best = max(best, float(answer.fun / worst))
             if best > self.num_devices or answer.fun <= self.num_devices or not added or time.process_time() > until:
                 return best
         return best

@@ -1,6 +1,6 @@
 """The search space: all cuts and device groups where they are few enough, else some of them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -264,7 +264,7 @@ def _device_orders(problem: Problem, classes: Sequence[DeviceClass]) -> list[tup
     return [tuple(k for k in order for _ in classes[k].ranks) for order in reversed(orders.values())]
 
 
-def _shape(classes: Sequence[DeviceClass], order: Sequence[int]) -> tuple:
+def _shape(classes: Sequence[DeviceClass], order: Sequence[int]) -> Hashable:
     """A key that is equal for orders that differ only in which of several like nodes comes first."""
     seen: dict[str, int] = {}
     rows = [(classes[k].node, classes[k].type, len(classes[k].ranks)) for k in order]

@@ -69,7 +69,7 @@ class States:
     def between(self, total: Array, *, absent: float = 0.0) -> Array:
         """[S + 1, S]: the quantity of states i..j, at [i, j] (without i − 1); `absent` where j comes before i."""
         before = np.concatenate([[0.0], total])
-        table = total[None, :] - before[:, None]
+        table: Array = total[None, :] - before[:, None]
         table[np.tri(len(total) + 1, len(total), -1, dtype=bool)] = absent
         return table
 
@@ -77,7 +77,7 @@ class States:
     def precedes(self) -> NDArray[np.bool_]:
         """[S, S]: whether state k is a strict subset of state j."""
         missing = self._members @ (1 - self._members).T  # layers of k that j lacks
-        strict = missing == 0
+        strict: NDArray[np.bool_] = missing == 0
         np.fill_diagonal(strict, False)
         return strict
 

@@ -200,7 +200,9 @@ class SparsePipe:
         exchanged = exchange_gpu([names for _, _, names in pieces])
         return [(server, (a, b, names)) for (a, b, _), names in zip(pieces, exchanged, strict=True)]
 
-    def _plan(self, problem: Problem, states: States, used: list[tuple], period: float) -> Plan:
+    def _plan(
+        self, problem: Problem, states: States, used: list[tuple[str, int, int, list[str]]], period: float
+    ) -> Plan:
         cluster = problem.cluster
         free = [(device.node.name, device.type.name, device.rank) for device in cluster.devices]
         layers = states.stages([b for _, _, b, _ in used])

@@ -35,7 +35,7 @@ def has_rows_of(run_dir: Path, progress: Mapping[str, Any]) -> bool:
     """
     path = run_dir / METRICS
     rows = read_metrics(path, "step") if path.exists() else []
-    return len({row["minibatch"] for row in filter(_staying(progress), rows)}) == progress["done"]
+    return len({row["minibatch"] for row in filter(_staying(progress), rows)}) == int(progress["done"])
 
 
 def recorded_pace(run_dir: Path) -> float:

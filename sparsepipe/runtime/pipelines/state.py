@@ -200,7 +200,7 @@ class RunState:
     # --- tasks and minibatches ---------------------------------------------------------------------------------------
 
     def _next_task(self, member: Member, request: Request) -> Task | Wait:
-        number = request.given["number"]
+        number: int = request.given["number"]
         if number < len(member.tasks):
             return member.tasks[number]
         if number > len(member.tasks) or not member.whole:

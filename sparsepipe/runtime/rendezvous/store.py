@@ -95,7 +95,7 @@ class KeyedStore(dist.Store):
 
     @property
     def _timeout(self) -> timedelta:
-        return self.timeout  # type: ignore[attr-defined]  # torch has it, its stubs leave it out
+        return self.timeout  # type: ignore[attr-defined, no-any-return]  # torch has it, its stubs leave it out
 
     def _ask(self, op: str, keys: list[str], *, seconds: float = 0.0, **more: Any) -> list[bytes]:
         """Return the values of an answer. Raises RuntimeError where a key did not come, as torch's stores do."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..failures import DeadlinePassed
 from . import checkpoint
+from .checkpoint_folders import partial_folder
 
 _GRACE = 1.0  # seconds for a thread that waited in vain to say for whom, before it is called stuck itself
 
@@ -73,7 +74,7 @@ class Snapshots:
 
     def _await(self, minibatches: int, names: set[str], deadline: float) -> None:
         """Look until every shard's description is there: it is written when the shard is."""
-        folder = checkpoint.partial_folder(self._run_dir, minibatches)
+        folder = partial_folder(self._run_dir, minibatches)
         while missing := {name for name in names if not (folder / f"{name}.json").exists()}:
             if time.monotonic() > deadline:
                 raise DeadlinePassed(f"a checkpoint waited {self._timeout:g} s for {min(missing)}", peer=-1)

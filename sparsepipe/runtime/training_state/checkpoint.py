@@ -71,7 +71,7 @@ class Checkpoint:
     @property
     def minibatches(self) -> int:
         """Minibatches trained before it."""
-        return self.manifest["minibatches"]
+        return int(self.manifest["minibatches"])
 
     def check(self, *, model: str, layers: Sequence[str]) -> None:
         """Raise InputError where this is a checkpoint of another model."""
@@ -267,26 +267,28 @@ def as_tensor_map(
     return named | {f"buffer:{name}": torch.as_tensor(buffer) for name, buffer in buffers.items()}
 
 
-def _digest(value: Any, what: str) -> str:
-    if len(text(value, what)) != 64 or not set(value) <= set("0123456789abcdef"):
-        raise InputError(f"{what} = {value[:70]!r}: expected a SHA-256 of 64 hexadecimal digits")
-    return value
+def _digest(value: object, what: str) -> str:
+    digest = text(value, what)
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise InputError(f"{what} = {digest[:70]!r}: expected a SHA-256 of 64 hexadecimal digits")
+    return digest
 
 
-def _file_name(value: Any, what: str) -> str:
-    if Path(text(value, what)).name != value or "\0" in value:
-        raise InputError(f"{what} = {value[:70]!r}: expected the name of a file beside the manifest")
-    return value
+def _file_name(value: object, what: str) -> str:
+    name = text(value, what)
+    if Path(name).name != name or "\0" in name:
+        raise InputError(f"{what} = {name[:70]!r}: expected the name of a file beside the manifest")
+    return name
 
 
-def _files(value: Any, what: str) -> Fields:
+def _files(value: object, what: str) -> Fields:
     for name in fields({})(value, what):
         _file_name(name, f"{what}: a file's name")
     facts = fields({"bytes": lambda size, where: integer(size, where, most=2**63), "sha256": _digest})
     return fields({}, others=facts)(value, what)
 
 
-def _loss_scale(value: Any, what: str) -> Fields:
+def _loss_scale(value: object, what: str) -> Fields:
     found = fields({"factor": number, "good_steps": integer, "interval": integer})(value, what)
     if unknown := found.keys() - {"factor", "good_steps", "interval"}:
         raise InputError(f"{what}: unknown {sorted(unknown)[0]!r}")

@@ -134,7 +134,8 @@ def with_plain_exponents(slot: Slot) -> Slot:
 
 def _byte(bits: np.ndarray, place: int) -> np.ndarray:
     """Return byte `place` of each of so many unsigned integers, 0 the lowest: uint8 [n]."""
-    return np.right_shift(bits, 8 * place, out=np.empty(len(bits), np.uint8), casting="unsafe")
+    found: np.ndarray = np.right_shift(bits, 8 * place, out=np.empty(len(bits), np.uint8), casting="unsafe")
+    return found
 
 
 def _coded(plain: np.ndarray) -> np.ndarray:
@@ -169,7 +170,7 @@ def _decoded(coded: np.ndarray, count: int) -> np.ndarray:
     symbols = np.append(frequent, np.uint8(unused))
     places = np.arange(256)[:, None] >> width * np.arange(in_byte) & escape
     table = symbols[places].view(f"u{in_byte}").ravel()
-    plain = table.take(packed).view(np.uint8)[:count]
+    plain: np.ndarray = table.take(packed).view(np.uint8)[:count]
     escaped = np.flatnonzero(plain == unused)
     if len(escaped) != len(others):
         raise damaged

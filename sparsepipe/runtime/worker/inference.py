@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...io.files import write_atomic
 from ...plan import Plan
@@ -140,7 +139,7 @@ class Predictions:
     """The rows of this rank's minibatches, in memory."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, dict[str, NDArray]] = {}
+        self._rows: dict[int, dict[str, np.ndarray]] = {}
 
     def add(self, minibatch: int, rows: Rows) -> None:
         """Take the rows of a minibatch: their numbers, of sequences only which is largest at each place."""
@@ -195,10 +194,10 @@ class Predictions:
                     self._take({key: found[key] for key in found.files})
                 part.unlink()
 
-    def _named(self) -> dict[str, NDArray]:
+    def _named(self) -> dict[str, np.ndarray]:
         return {f"{m}/{name}": values for m, own in self._rows.items() for name, values in own.items()}
 
-    def _take(self, named: Mapping[str, NDArray]) -> None:
+    def _take(self, named: Mapping[str, np.ndarray]) -> None:
         for key, values in named.items():
             minibatch, name = key.split("/")
             self._rows.setdefault(int(minibatch), {})[name] = values
@@ -208,7 +207,7 @@ def _part(path: Path, rank: int) -> Path:
     return path.with_name(f".{path.stem}-rank{rank}.npz")
 
 
-def _joined(minibatches: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
+def _joined(minibatches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The rows of all minibatches below each other; where they are of unlike lengths they end in −1, or in NaN."""
     joined = {}
     for name in minibatches[0]:
@@ -218,7 +217,7 @@ def _joined(minibatches: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
     return joined
 
 
-def _padded(part: NDArray, shape: NDArray) -> NDArray:
+def _padded(part: np.ndarray, shape: np.ndarray) -> np.ndarray:
     room = [(0, 0), *((0, int(most) - own) for most, own in zip(shape, part.shape[1:], strict=True))]
     return np.pad(part, room, constant_values=np.nan if part.dtype.kind == "f" else _NO_PLACE)
 

@@ -64,7 +64,7 @@ class Inputs:
             return self._targets.read(m)
         number = self._feed.number(m)
         start = recorder.begin("load", number)
-        targets = self._targets_ahead.take(m, timeout=self._context.timeout)
+        targets: Targets = self._targets_ahead.take(m, timeout=self._context.timeout)
         recorder.span("load", str(action), start, recorder.now(), minibatch=number)
         return targets
 

@@ -23,6 +23,7 @@ from ..rendezvous.store import KeyedStore
 from ..reporting.clock import began
 from ..reporting.recorder import Recorder, forget_rows
 from ..training_state import checkpoint
+from ..training_state.checkpoint_folders import folder_of
 from ..workloads import open_workload
 from ..workloads.base import Workload
 from .connections import Connections, check_ranks
@@ -172,7 +173,7 @@ def _agree(run_dir: Path, process: Process, workload: Workload) -> checkpoint.Ch
         if process.leads_host and process.rank:
             forget_rows(run_dir, minibatches, within=_goes_on_within(minibatches, workload))
         process.barrier("resume")
-    return checkpoint.load(checkpoint.folder_of(run_dir, minibatches)) if minibatches else None
+    return checkpoint.load(folder_of(run_dir, minibatches)) if minibatches else None
 
 
 def _goes_on_within(minibatches: int, workload: Workload) -> bool:

@@ -26,6 +26,7 @@ from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
 from ..training_state.async_checkpoint import Snapshots
+from ..training_state.checkpoint_folders import folder_of
 from ..training_state.loss_scale import LossScale
 from ..workloads.base import Workload
 from .connections import Connections, check_ranks
@@ -305,7 +306,7 @@ class Worker:
     def _checkpoint_after(self, done: int) -> checkpoint.Checkpoint | None:
         """Return the checkpoint after so many minibatches, once it is whole; None where there is none."""
         self.snapshots.wait()
-        folder = checkpoint.folder_of(self.checkpoints_in, done)
+        folder = folder_of(self.checkpoints_in, done)
         return checkpoint.load(folder) if folder.exists() else None
 
     def _check_finite(self, epoch: int, done: int) -> None:

@@ -141,7 +141,7 @@ class Learning:
 
     @property
     def num_classes(self) -> int:
-        return self.task.training.facts.get("num_classes", 0)
+        return int(self.task.training.facts.get("num_classes", 0))
 
     @property
     def labels_are_read(self) -> bool:

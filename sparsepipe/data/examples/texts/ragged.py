@@ -14,7 +14,7 @@ class Ragged:
     offsets: np.ndarray
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[int]]) -> "Ragged":
+    def of(cls, sequences: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
         arrays = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
         offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
         np.cumsum([len(array) for array in arrays], out=offsets[1:])

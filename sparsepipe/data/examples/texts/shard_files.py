@@ -38,7 +38,7 @@ def files_of(root: Path, split: str) -> tuple[tuple[Path, ...], bool | None]:
     by_split: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
     for name, folder in inside.items():
         by_split[name] += _shards(folder)
-    unnamed = []
+    unnamed: list[Path] = []
     for path in _shards(root):
         named = splits_named(path.stem)
         (by_split[named[0]] if len(named) == 1 else unnamed).append(path)
@@ -80,7 +80,7 @@ def opened_shard(path: Path) -> Iterator[dict[str, Any]]:
         yield arrays
 
 
-def _check(path: Path, name: str, array: Any) -> None:
+def _check(path: Path, name: str, array: object) -> None:
     import h5py
 
     if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "iub":
@@ -94,8 +94,8 @@ def _check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         raise InputError(f"{path}: input_ids is {list(words)}, expected [samples, words]")
     if len(masked) != 2 or masked[0] != words[0]:
         raise InputError(f"{path}: masked_lm_positions is {list(masked)}, expected [{words[0]}, masked words]")
-    wanted = {"input_mask": {words}, "segment_ids": {words}, "masked_lm_ids": {masked}}
+    wanted: dict[str, set[tuple[int, ...]]] = {"input_mask": {words}, "segment_ids": {words}, "masked_lm_ids": {masked}}
     wanted["next_sentence_labels"] = {words[:1], (words[0], 1)}
     for name, allowed in wanted.items():
         if shapes[name] not in allowed:
-            raise InputError(f"{path}: {name} is {list(shapes[name])}, expected {list(min(allowed, key=len))}")
+            raise InputError(f"{path}: {name} is {list(shapes[name])}, expected {[*min(allowed, key=len)]}")

@@ -85,7 +85,7 @@ class TranslationExamples(TextExamples):
     @cached_property
     def _pairs(self) -> tuple[Ragged, Ragged]:
         """The subwords of sources and targets, each with its end, from the cache where they are there."""
-        facts = {"what": "pairs", "rule": self._texts.rule, "vocabulary": self.vocabulary.sha256}
+        facts: dict[str, object] = {"what": "pairs", "rule": self._texts.rule, "vocabulary": self.vocabulary.sha256}
         facts |= {"split": self.split, "length": self.settings.sequence_length}
         key = sample_key(self.cache, self._texts.files, facts)
         if self.cache is None or key is None:
@@ -110,7 +110,7 @@ class TranslationExamples(TextExamples):
             chosen = chosen[(sides[0].lengths <= room) & (sides[1].lengths <= room)]
         if not len(chosen):
             raise InputError(f"{self._texts.source_file}: no pair within sequence_length {room + 1}; give a larger one")
-        source, target = (Ragged.of([*side[index][:room].tolist(), end] for index in chosen) for side in sides)
+        source, target = (Ragged.of([*side[index][:room].tolist(), end] for index in chosen.tolist()) for side in sides)
         return source, target
 
     def __len__(self) -> int:
@@ -168,11 +168,7 @@ class TranslationExamples(TextExamples):
         source = torch.from_numpy(padded(sources, padding))
         lengths = torch.tensor([len(row) for row in sources])
         before = torch.from_numpy(padded([np.concatenate([[begin], row[:-1]]) for row in targets], padding))
-        inputs = {
-            "source": source,
-            "source_mask": torch.arange(source.shape[1]) < lengths[:, None],
-            "target": before,
-        }
+        inputs = {"source": source, "source_mask": torch.arange(source.shape[1]) < lengths[:, None], "target": before}
         size = len(indices) * (source.shape[1] + before.shape[1])
         return ExampleBatch(inputs, torch.from_numpy(padded(targets, IGNORED)), len(indices), size)
 

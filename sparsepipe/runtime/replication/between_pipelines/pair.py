@@ -61,7 +61,7 @@ class Offer:
             return pending, served
 
     def payload_bytes(self, facts: Mapping[str, Any]) -> int:
-        return 4 * sum(place.stop - place.start for place in self._places(facts))
+        return 4 * sum(int(place.stop - place.start) for place in self._places(facts))
 
     def answer(self, request: Message) -> tuple[Mapping[str, Any], Tensor]:
         """Average with another pipeline's weights: return by what they change, the opposite of what is added here."""
