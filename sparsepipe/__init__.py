@@ -13,7 +13,6 @@ from .errors import InputError, RunFailed
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText
 from .lazy_names import lazy_names
-from .pipelines import Pipelines
 from .plan import Plan, Stage
 from .profile import CostSample, LayerCost, Profile
 from .record import RunRecord, load_trace
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from .replaying import replay, what_if
     from .runtime import RunConfig
     from .simulator import simulate
+
+Pipelines = Plan  # its name in version 0.1.0, for those of several pipelines
 
 __version__ = "0.2.0"
 

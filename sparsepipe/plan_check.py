@@ -14,6 +14,8 @@ from .graph import LayerGraph
 from .io.fields import MOST_DEVICES, MOST_MINIBATCHES, shown
 from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 
+_MOST_NAMED = 4  # layers in a message
+
 
 class CheckedStage(StageShape, Protocol):
     """What is checked of a stage; `plan.Stage` has it all."""
@@ -44,7 +46,7 @@ class CheckedPlan(Protocol):
     @property
     def accumulation(self) -> int: ...
     @property
-    def routing(self) -> str: ...
+    def layers(self) -> tuple[str, ...]: ...
     @property
     def pipeline_size(self) -> int: ...
     @property
@@ -62,6 +64,34 @@ def violations(plan: CheckedPlan, graph: LayerGraph, num_devices: int | None = N
             if rank >= num_devices
         ]
     return found
+
+
+def violations_together(plans: Sequence[CheckedPlan], graph: LayerGraph, num_devices: int | None = None) -> list[str]:
+    """Return every reason why pipelines cannot train `graph` together, each by itself too, a line each."""
+    found, owner = [], dict[int, int]()
+    for k, plan in enumerate(plans):
+        for rank in plan.ranks:
+            if owner.setdefault(rank, k) != k:
+                found.append(f"rank {rank} is in pipelines {owner[rank]} and {k}: expected in one")
+    unlike = _unlike_layers(plans)
+    for k, plan in enumerate(plans):
+        if not (unlike and set(plan.layers) != {layer.id for layer in graph.layers}):
+            found += [f"pipeline {k}: {text}" for text in violations(plan, graph, num_devices)]
+    return found + unlike
+
+
+def _unlike_layers(plans: Sequence[CheckedPlan]) -> list[str]:
+    """What one pipeline has and another has not, told of the first that differs from pipeline 0."""
+    for k, plan in enumerate(plans[1:], start=1):
+        first, own = plans[0].layers, plan.layers
+        for has, lacks, lacking in ((0, k, set(first) - set(own)), (k, 0, set(own) - set(first))):
+            if lacking:
+                layers = [id for id in plans[has].layers if id in lacking]
+                more = f" and {len(layers) - _MOST_NAMED} more" if len(layers) > _MOST_NAMED else ""
+                named = ", ".join(layers[:_MOST_NAMED])
+                told = f"pipeline {lacks} lacks layers that pipeline {has} has ({named}{more})"
+                return [f"{told}: plan all for the same network"]
+    return []
 
 
 def beyond_bounds(plan: CheckedPlan) -> list[str]:
@@ -100,8 +130,6 @@ def _of_settings(plan: CheckedPlan) -> list[str]:
     together = plan.weights in WEIGHT_RULES and WEIGHT_RULES[plan.weights].same_everywhere
     if together and len({stage.round for stage in plan.stages}) > 1:
         found.append(f"weights {plan.weights!r} need stages that update equally often: replicas of equal rounds")
-    if plan.routing != "round-robin":
-        found.append(f"routing {plan.routing!r} is unknown, expected 'round-robin'")
     return found
 
 

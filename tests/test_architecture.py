@@ -15,9 +15,8 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"errors"},
     {"host", "io", "graph", "lazy_names"},
     {"lab_server", "functions"},
-    {"cluster", "trace", "graph_text", "plan_check", "data", "models", "replication"},
+    {"cluster", "trace", "graph_text", "plan_check", "plan_parts", "data", "models", "replication"},
     {"profile", "plan", "engines", "workload_facts", "losses", "stragglers", "sinks"},
-    {"pipelines"},
     {"schedule", "record", "formats"},
     {"costs", "provenance", "replaying"},
     {"simulator", "runtime"},
@@ -34,7 +33,7 @@ VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is see
 VALUES = {
     *("display", "schedule_rules", "derived", "sizes", "lazy_names", "errors", "host", "io", "functions", "graph"),
     *("cluster", "trace", "graph_text", "profile", "plan", "plan_check", "schedule", "record", "costs", "provenance"),
-    *("workload_facts", "replication", "stragglers", "pipelines"),
+    *("workload_facts", "replication", "stragglers", "plan_parts"),
 }
 DECISIONS = {  # made of values alone
     *("planners", "simulator", "pipeline_simulator", "forecast", "formats", "models", "replaying", "measured_plans"),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..cluster import Cluster
-from ..pipelines import Pipelines
+from ..plan import Plan
 from ..profile import Profile
 from ..trace import Span
 from .alarms import Alarm, Standing
@@ -23,7 +23,7 @@ class Watches:
     own link's time.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster, plan: Pipelines, *, first_minibatch: int = 0) -> None:
+    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, first_minibatch: int = 0) -> None:
         """`cluster`: the devices of all. `first_minibatch`: spans of those before it, under another plan, are left out.
 
         Raises InputError where the plan is not one for the profile's network and the cluster's devices.

@@ -2,7 +2,6 @@
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -99,7 +98,7 @@ def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
     """
     plans: list[tuple[int, Plan]] = []
     for first, plan in record.plans:
-        if isinstance(plan, Pipelines):
+        if plan.members:
             plans.clear()
         else:
             plans.append((first or 0, plan))
@@ -108,7 +107,7 @@ def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
 
 def _watch_of_any(record: RunRecord, profile: Profile, cluster: Cluster) -> Watch | Watches:
     first, newest = record.plans[-1]
-    if isinstance(newest, Pipelines):
+    if newest.members:
         return Watches(profile, cluster, newest, first_minibatch=first or 0)
     return watch_of(record, profile, cluster)
 

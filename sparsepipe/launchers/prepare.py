@@ -1,6 +1,11 @@
-"""What every launcher does before it starts processes: check the plan, write the run's record and lock its folder."""
+"""What every launcher does before it starts processes: check the plan, write the run's record and lock its folder.
+
+RUN/                plan.json, config.json, origin.json, status.json
+RUN/pipelines/K/    of each of several pipelines: a run's folder as of one, its plan's ranks from 0
+"""
 
 import os
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,19 +15,22 @@ from ..errors import InputError
 from ..functions import UserFunction, is_function, short_name
 from ..io.files import write_atomic, write_json
 from ..io.paths import expanded
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..record.plans import begin_plan
 from ..record.processes import forget_processes, num_processes
+from ..record.record_files import CLOCK, read_fields
 from ..replication import rule_text
+from ..replication.base import Arithmetic, Rule
 from ..runtime import RunConfig, commands
 from ..runtime.forward_only import write_forward_only
+from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
 from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
+from ..schedule import check_rule
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
 from .here import check_here
@@ -36,20 +44,15 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
 
     Raises InputError for what one machine alone takes.
     """
-    check_for_hosts(port=port)
+    if port is not None:
+        raise InputError("a port goes with launcher='local': hosts choose theirs by themselves; leave it out")
     count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
-    if not set(plan.ranks) <= set(range(count)):
+    if not plan.members and not set(plan.ranks) <= set(range(count)):
         raise InputError(
             f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
             "give it another plan, which one that runs can change"
         )
     return count
-
-
-def check_for_hosts(*, port: int | None) -> None:
-    """Raise InputError for what goes with one machine alone."""
-    if port is not None:
-        raise InputError("a port goes with launcher='local': hosts choose theirs by themselves; leave it out")
 
 
 def prepare(
@@ -63,11 +66,12 @@ def prepare(
     campaign: str | None = None,
     forward_only: Path | str | None = None,
     elsewhere: bool = False,
-) -> tuple[RunRecord, int]:
-    """Write the plan, the settings and their origin for the workers; return the record and its lock (see `lock.hold`).
+) -> tuple[RunRecord, list[int]]:
+    """Write the plan, the settings and their origin for the workers; return the record and the locks (see `lock.hold`).
 
+    Several pipelines have a record each within that of the whole run, with a lock.
     `forward_only`: the checkpoint, or the run, whose weights to compute outputs with; nothing is trained.
-    `elsewhere`: workers are on other hosts, whose memory is not this machine's.
+    `elsewhere`: workers are on other hosts, which know how many threads each has, and whose memory is their own.
     Raises InputError where the plan cannot run, for want of memory too, or the folder is another run's.
     """
     if forward_only is not None:
@@ -76,9 +80,14 @@ def prepare(
         config = inference_config(config)
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
-    config = checked(plan, config, profile=profile, cluster=cluster, processes=processes)
+    if plan.members and profile is not None:
+        plan.check(profile.graph, cluster)
+    configs = [_checked(plan, k, config, profile, cluster, processes) for k in range(len(plan.pipelines))]
+    config = configs[0]
+    if plan.replication is not None:
+        _check_together(plan, plan.replication, config)
     check_at_launch(
-        [plan],
+        plan.pipelines,
         config,
         profile=profile,
         cluster=cluster,
@@ -92,45 +101,86 @@ def prepare(
     check_name(folder)
     if not elsewhere:
         check_here(config)  # last, as it reads the data
-    lock = hold(folder)
+    locks = [hold(folder)]
     try:
         is_new = not (resume and (folder / "plan.json").exists())
-        record = written(folder, plan, config, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+        record = _written(folder, plan, config, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
         if weights:
             write_forward_only(folder, weights)
         if is_new:
             note_concurrent_runs(record)
-        return record, lock
+        (folder / RESUME).unlink(missing_ok=True)
+        if plan.members and resume:
+            from .resuming import go_on_from_checkpoint  # here: it brings torch
+
+            go_on_from_checkpoint(folder)
+        for k in range(len(plan.members)):
+            own, place = configs[k], folder / "pipelines" / str(k)
+            if not elsewhere:  # all ranks share this machine
+                own = own.replace(threads=own.threads or max(1, len(os.sched_getaffinity(0)) // processes))
+            locks.append(hold(place))
+            _written(place, plan.local(k), own, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+            _same_clock(folder, place)
+        return record, locks
     except BaseException:
-        os.close(lock)
+        for lock in locks:
+            os.close(lock)
         raise
 
 
-def checked(
-    plan: Plan,
-    config: RunConfig,
-    *,
-    profile: Profile | None = None,
-    cluster: Cluster | None = None,
-    processes: int | None = None,
+def _checked(
+    plan: Plan, k: int, config: RunConfig, profile: Profile | None, cluster: Cluster | None, processes: int
 ) -> RunConfig:
-    """Return the settings that the workers of a plan run with. Raises InputError where it cannot run.
+    """Return the settings that the workers of pipeline `k` run with. Raises InputError where it cannot run.
 
-    `processes`: of the job, one for each of the plan's ranks unless given.
+    `processes`: of the whole job; one pipeline may leave out some.
     """
+    own = plan.local(k) if plan.members else plan
     if not workload_facts(config.engine).trains:
         config = config.replace(validate=False, checkpoint_every=0)
-    config = _importable(config)
-    check_launch(plan, config, profile, cluster)
-    check_fits(plan, config, num_processes=processes)
-    if config.stragglers is not None:
-        config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
+    try:
+        config = _importable(config)
+        check_launch(own, config, profile, cluster)
+        check_fits(own, config, num_processes=len(own.ranks) if plan.members else processes)
+        if config.stragglers is not None:
+            config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
+    except InputError as error:
+        raise InputError(f"pipeline {k}: {error}" if plan.members else str(error)) from None
     return config
 
 
-def written(
+def _check_together(plan: Plan, rule: Rule, config: RunConfig) -> None:
+    """Raise InputError for what pipelines cannot do together, in one line that says why."""
+    if len(plan.pipelines) < 2:
+        raise InputError(f"{len(plan.pipelines)} pipeline: a replication rule averages between two or more")
+    rule.groups(len(plan.pipelines), seed=config.seed)  # options that do not fit are told
+    layers = set(plan.pipelines[0].layers)
+    for k, own in enumerate(plan.pipelines):
+        if unlike := sorted(layers ^ set(own.layers)):
+            raise InputError(f"pipelines 0 and {k} differ in layer {unlike[0]!r}: plan all for the same network")
+    check_rule(plan)
+    if rule.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
+        raise InputError(
+            f"replication {rule.name} averages gradients, which each pipeline scales by a factor of its "
+            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce"
+        )
+
+
+def _same_clock(folder: Path, place: Path) -> None:
+    """Let a pipeline's times begin when those of all do."""
+    clock = folder / "logs" / "clock.json"
+    if not clock.exists():
+        write_json(clock, {"started": time.time()})
+    write_json(place / "logs" / "clock.json", {"started": _started(clock)})
+
+
+def _started(clock: Path) -> float:
+    return float(read_fields(clock, CLOCK, what="run's clock")["started"])
+
+
+def _written(
     folder: Path,
-    plan: Plan | Pipelines,
+    plan: Plan,
     config: RunConfig,
     *,
     resume: bool,
@@ -143,9 +193,10 @@ def written(
     rank_readings.forget(folder)
     if resume and (folder / "plan.json").exists():
         return _changed(folder, plan, config)
-    plans = plan.pipelines if isinstance(plan, Pipelines) else [plan]
-    rests_on = Provenance.of(profile, cluster, plans, _settings(plan, config), campaign=campaign, data=config.data)
-    origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plans[0], config))
+    rule = plan.replication
+    settings = config if rule is None else config.to_json() | {"replication": rule_text(rule)}
+    rests_on = Provenance.of(profile, cluster, plan.pipelines, settings, campaign=campaign, data=config.data)
+    origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plan.pipelines[0], config))
     record = RunRecord.create(folder, plan, config.to_json(), origin)
     if profile is not None and cluster is not None:
         profile.save(folder / "profile.json")
@@ -153,7 +204,7 @@ def written(
     return record
 
 
-def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunRecord:
+def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
     """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
 
     Raises InputError, with nothing changed, where its metrics or earlier plans are damaged, and for settings that no
@@ -167,7 +218,7 @@ def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunReco
         RunRecord(folder).metrics()  # read now: what is damaged is told before anything starts
     if found := checkpoint.latest(folder):
         found.check(model=short_name(config.model), layers=())
-        if not isinstance(plan, Pipelines) and any(found.manifest.get("left", {}).values()):
+        if not plan.members and any(found.manifest.get("left", {}).values()):
             raise InputError(
                 f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
                 "take up; resume with a plan of several, or from a checkpoint at an epoch's end"
@@ -176,19 +227,12 @@ def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunReco
         resuming.check_end(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
             warnings.warn(text, stacklevel=6)
-    if isinstance(plan, Pipelines) or num_processes(folder, plan) == len(plan.ranks):
+    if plan.members or num_processes(folder, plan) == len(plan.ranks):
         forget_processes(folder)
     begin_plan(folder, plan, found.minibatches if found else 0)
     _keep_old(folder, "config.json")
     write_json(folder / "config.json", config.to_json())
     return RunRecord.load(folder)
-
-
-def _settings(plan: Plan | Pipelines, config: RunConfig) -> RunConfig | dict[str, Any]:
-    """What a run's numbers depend on besides its plan: the settings and, of several pipelines, their rule."""
-    if isinstance(plan, Pipelines):
-        return {**config.to_json(), "replication": rule_text(plan.replication)}
-    return config
 
 
 def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import number
 from ..io.keywords import knows_its_keywords
-from ..pipelines import Pipelines
+from ..plan import Plan
 from ..profile import Profile
 from ..replication.paces import pace
 from ..schedule import check_rule
@@ -31,7 +31,7 @@ __all__ = ["CAUSES", "RESTART_SECONDS", "PipelinePace", "PipelinesForecast", "si
 
 @knows_its_keywords
 def simulate_pipelines(
-    pipelines: Pipelines,
+    pipelines: Plan,
     profile: Profile,
     cluster: Cluster,
     sizes: Sequence[float],
@@ -72,7 +72,7 @@ def simulate_pipelines(
             profile,
             cluster,
             sizes,
-            rule=pipelines.replication,
+            rule=pipelines.rule,
             stragglers=held_up if held_up.parts else None,
             seed=seed,
             restart_seconds=restart_seconds,
@@ -86,7 +86,7 @@ def simulate_pipelines(
         spans = [span for own in lives for life in own for span in _numbered(life)]
     return PipelinesForecast(
         Trace(tuple(spans), "simulated", pipelines.trace_facts | held_up_fact(held_up)),
-        pipelines.replication,
+        pipelines.rule,
         paces,
         dict(found.group_sizes),
         dict(found.staleness),

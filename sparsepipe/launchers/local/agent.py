@@ -25,7 +25,6 @@ from ...display.counting import number_of
 from ...errors import InputError
 from ...host.forked import Forked, fork
 from ...host.memory_kills import MemoryKills
-from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
 from ...runtime import commands
@@ -107,9 +106,7 @@ def _attempt(
     closing: tuple[int, ...],
 ) -> FailureCause | None:
     """Start the workers once and wait for their end; where one fails the others are ended at once. Returns why."""
-    plan = record.plan  # which may have changed while the last attempt ran
-    if not isinstance(plan, Plan):
-        raise InputError(f"{record.folder}: has several pipelines, each of which has a launcher of its own")
+    plan = record.plan.one()  # which may have changed while the last attempt ran
     kills = MemoryKills.now()
     count = num_processes(record.folder, plan)
     workers = Workers(

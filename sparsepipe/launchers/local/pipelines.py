@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ...host.forked import Forked, fork, show_command
 from ...host.python_path import python_command
-from ...pipelines import Pipelines
+from ...plan import Plan
 from ...record import RunRecord
 from ...runtime.processes.lifeline import Lifeline
 from ..pipelines_parent import Parent
@@ -32,7 +32,7 @@ from .workers import bring_in
 class LocalLaunchers:
     """Forks the local launcher of each pipeline from this process, which imports what they need."""
 
-    def __init__(self, folder: Path, plan: Pipelines, *, resume: bool, lifeline: Lifeline) -> None:
+    def __init__(self, folder: Path, plan: Plan, *, resume: bool, lifeline: Lifeline) -> None:
         self.folder, self.plan, self.resume, self._lifeline = folder, plan, resume, lifeline
         bring_in()
 
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def _run(folder: Path, *, resume: bool, lifeline: Lifeline) -> int:
-    record, plan = RunRecord.load(folder), Pipelines.load(folder / "plan.json")
+    record, plan = RunRecord.load(folder), Plan.load(folder / "plan.json")
     coordination = Coordination(
         folder,
         plan,

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...cluster import Cluster
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
@@ -59,7 +58,7 @@ def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> Fai
 
 
 def _launch_one_of_several(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> FailureCause | None:
-    all_of_them, gpus = Pipelines.load(record.folder.parents[1] / "plan.json"), record.config["device"] != _CPU
+    all_of_them, gpus = Plan.load(record.folder.parents[1] / "plan.json"), record.config["device"] != _CPU
     with connected(arguments.address, num_ranks=len(plan.ranks), gpus=gpus):
         from .nodes_of_pipelines import NodesOfPipeline  # these bring Ray, which reads its settings then
         from .placed_ranks import group_of

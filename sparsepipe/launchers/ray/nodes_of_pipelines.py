@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from ...cluster import Node
 from ...display.counting import number_of
 from ...errors import InputError
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ..ssh.placement import HostedPipeline, HostedRanks, pipelines_on
 from ..ssh.restarting import OneOfSeveral, Taken
@@ -51,7 +50,7 @@ class NodesOfPipeline(OneOfSeveral):
     """The nodes of one of several pipelines, in a group that their parent has reserved."""
 
     def __init__(
-        self, plan: Pipelines, pipeline: int, group: Group, *, gpus: bool, folder: str | None, to_place: float
+        self, plan: Plan, pipeline: int, group: Group, *, gpus: bool, folder: str | None, to_place: float
     ) -> None:
         """`to_place`: seconds that bundles of a lost node are waited for, where its pipeline is to begin again."""
         self._plan, self._pipeline, self._group, self._to_place = plan, pipeline, group, to_place

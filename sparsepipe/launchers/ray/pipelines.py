@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...pipelines import Pipelines
+from ...plan import Plan
 from ...record import RunRecord
 from ...runtime.config import DEVICES
 from ...runtime.processes.lifeline import watch
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 @contextmanager
-def _place(record: RunRecord, plan: Pipelines, *, address: str | None) -> "Iterator[BundlesOfAll]":
+def _place(record: RunRecord, plan: Plan, *, address: str | None) -> "Iterator[BundlesOfAll]":
     """Have a bundle for each rank to the end of the block. Raises InputError where Ray has no room for them."""
     types, gpus = read_types(record.folder, len(plan.ranks)), record.config["device"] != _CPU
     here = address is None

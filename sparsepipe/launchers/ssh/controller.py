@@ -21,7 +21,6 @@ from ...display.counting import number_of
 from ...errors import InputError
 from ...host.ssh import ssh_command
 from ...io.files import write_atomic
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
@@ -125,9 +124,7 @@ def controlled(folder: Path, launch: Callable[[RunRecord, Plan], FailureCause | 
     try:
         record = RunRecord.load(folder)
         clear_what_is_torn(folder, 0)
-        plan = record.plan
-        assert isinstance(plan, Plan), "looked at before it was launched"
-        cause = launch(record, plan)
+        cause = launch(record, record.plan.one())
     except Exception as error:
         cause, refused = cause_of(error, folder), isinstance(error, InputError)
     return finish(folder, cause, refused=refused)
@@ -138,7 +135,7 @@ def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> Fai
         place = HostsOfFile(record.folder, Cluster.load(record.folder / HOSTS))
         return Restarting(record, plan, place, resume=arguments.resume).run()
     run = record.folder.parents[1]
-    all_of_them = hosted_pipelines(Pipelines.load(run / "plan.json"), Cluster.load(run / HOSTS))
+    all_of_them = hosted_pipelines(Plan.load(run / "plan.json"), Cluster.load(run / HOSTS))
     return of_several(record, plan, HostsOfPipeline(all_of_them[arguments.pipeline]), arguments)
 
 

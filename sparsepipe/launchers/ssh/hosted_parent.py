@@ -27,17 +27,18 @@ from typing import Any, Protocol
 
 from ...errors import InputError
 from ...io.files import cut_torn_row, write_atomic
-from ...pipelines import Pipelines
+from ...plan import Plan
 from ...record import RunRecord
 from ...runtime import commands
 from ...runtime.encryption import CERTIFICATE
 from ...runtime.pipelines.address import ADDRESS, CoordinatorAddress
+from ...runtime.pipelines.resuming import RESUME
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ..failure_cause import cause_of
 from ..going_on import tell_going_on
 from ..local.coordination import start
 from ..pipelines_parent import Parent, awaiting
-from ..prepare_pipelines import RESUME, go_on_from_checkpoint
+from ..resuming import go_on_from_checkpoint
 from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .controller import finish
@@ -96,7 +97,7 @@ class Controllers:
 class HostedParent:
     """Runs all pipelines of a record, again where the host of their coordinator was lost and that is allowed."""
 
-    def __init__(self, record: RunRecord, plan: Pipelines, place: PlaceOfAll, *, resume: bool) -> None:
+    def __init__(self, record: RunRecord, plan: Plan, place: PlaceOfAll, *, resume: bool) -> None:
         self.record, self.plan, self.place, self.resume = record, plan, place, resume
         self._waits = record.config.get("on_lost_host") == "wait"
         self._begun = False
@@ -181,12 +182,12 @@ def parser_of_parent(module: str, description: str | None) -> argparse.ArgumentP
 
 
 def run_all(
-    folder: Path, place: Callable[[RunRecord, Pipelines], AbstractContextManager[PlaceOfAll]], *, resume: bool
+    folder: Path, place: Callable[[RunRecord, Plan], AbstractContextManager[PlaceOfAll]], *, resume: bool
 ) -> int:
     """Run the pipelines of a record on hosts where `place` has them, and write how that ended; return the exit code."""
     refused = False
     try:
-        record, plan = RunRecord.load(folder), Pipelines.load(folder / "plan.json")
+        record, plan = RunRecord.load(folder), Plan.load(folder / "plan.json")
         with place(record, plan) as there:
             return HostedParent(record, plan, there, resume=resume).run()
     except HostLost as lost:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...cluster import Cluster
-from ...pipelines import Pipelines
+from ...plan import Plan
 from ...record import RunRecord
 from ...runtime.processes.lifeline import watch
 from .connection import OverSsh
@@ -23,7 +23,7 @@ class HostsOfAll:
     controller: Sequence[str] = ("sparsepipe.launchers.ssh",)
     reach = OverSsh()
 
-    def __init__(self, plan: Pipelines, cluster: Cluster) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
         """Raises InputError where the cluster has no hosts for the plan."""
         self._hosts = hosts_of_all(plan, cluster)
 
@@ -35,7 +35,7 @@ class HostsOfAll:
 
 
 @contextmanager
-def _place(record: RunRecord, plan: Pipelines) -> Iterator[HostsOfAll]:
+def _place(record: RunRecord, plan: Plan) -> Iterator[HostsOfAll]:
     yield HostsOfAll(plan, Cluster.load(record.folder / HOSTS))
 
 

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ...io.files import read_json
-from ...pipelines import Pipelines
+from ...plan import Plan
 from ...replication.base import Rule
 from ..encryption import Encryption
 from ..pipelines.base import Coordinator
 from ..pipelines.client import connect
+from ..pipelines.resuming import RESUME
 from ..processes.identity import Identity
 from ..training_state import checkpoint
 from ..training_state.checkpoint_folders import FOLDER
-
-RESUME = Path("logs", "resume.json")  # in the folder of the whole run
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ class Member:
         """Find the run that `run_dir` is a pipeline of, and its coordinator. Raises DeadlinePassed where none comes."""
         assert identity.pipeline is not None, "it is one of several"
         folder = run_dir.parent.parent
-        plan = Pipelines.load(folder / "plan.json")
+        plan = Plan.load(folder / "plan.json")
         place = {"pipeline": identity.pipeline, "rank": identity.rank, "attempt": identity.attempt}
         coordinator = connect(folder, **place, timeout=timeout, encryption=encryption)
-        return cls(folder, identity, plan.replication, coordinator, plan.first_stage(identity.pipeline))
+        return cls(folder, identity, plan.rule, coordinator, plan.first_stage(identity.pipeline))
 
     def checkpoint(self) -> checkpoint.Checkpoint | None:
         """Return what the whole run goes on from; None where it began anew.

@@ -33,7 +33,6 @@ from ...costs import Array, LayerTable, MergeCosts, averaging_time, network_time
 from ...engines.batch_norm import Group
 from ...host.file_locks import lock_file
 from ...losses import CrossEntropy, Loss, Outcome, Tally
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...profile import Profile
 from ...replication import sent_share
@@ -146,9 +145,9 @@ class OtherPipelines:
     costs: MergeCosts
 
     @classmethod
-    def of(cls, plan: Pipelines, pipeline: int, profile: Profile, cluster: Cluster) -> "OtherPipelines":
+    def of(cls, plan: Plan, pipeline: int, profile: Profile, cluster: Cluster) -> "OtherPipelines":
         """The weights of a layer are as many bytes as the profile says, fewer where the rule encodes them."""
-        share = sent_share(plan.replication)
+        share = sent_share(plan.rule)
         return cls(pipeline, MergeCosts(plan.pipelines, cluster, profile.graph, share=share))
 
     def seconds(self, merge: Merge, stage: int) -> float:
@@ -198,7 +197,7 @@ class Replay:
         profile, cluster = Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml")
         identity, others = Identity.from_environment(), None
         if identity.pipeline is not None:
-            plan = Pipelines.load(run_dir.parent.parent / "plan.json")
+            plan = Plan.load(run_dir.parent.parent / "plan.json")
             others = OtherPipelines.of(plan, identity.pipeline, profile, cluster)
         return cls(run_dir, config, profile, cluster, ranks=identity.ranks, others=others)
 

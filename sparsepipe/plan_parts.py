@@ -1,0 +1,225 @@
+"""The parts of a plan: its stages, and what the planner expects of them, with their form in plan files."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from .display.plan_diff import listed
+from .errors import InputError
+from .io.fields import integer, number, one_of, text, texts
+from .sizes import SIZE_UNITS, Certainty
+
+_size_unit = one_of(*SIZE_UNITS)
+_OF_LATENCY = ("latency_seconds", "latency_lower_bound_seconds")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers on one or more replicas. A replica with share 2 takes two minibatches where one with share 1 takes one."""
+
+    layers: tuple[str, ...]  # ids, in topological order
+    ranks: tuple[int, ...]
+    shares: tuple[int, ...] = ()  # one per rank; equal when empty
+    device_types: tuple[str, ...] = ()  # one per rank, for readers and pictures
+    nodes: tuple[str, ...] = ()
+    warmup: int | None = None  # forwards before the first backward; None: computed by the schedule
+    recompute: bool = False  # keep only the stage's inputs and run the forward again before the backward
+
+    def __post_init__(self) -> None:
+        if not self.shares:
+            object.__setattr__(self, "shares", (1,) * len(self.ranks))
+
+    @cached_property
+    def round(self) -> int:
+        """Minibatches after which every replica has had its share."""
+        return sum(self.shares)
+
+    @cached_property
+    def turns(self) -> tuple[int, ...]:
+        """The replica (its place in `ranks`) of each minibatch of a round: smooth weighted round-robin.
+
+        Shares (2, 1) give (0, 1, 0) and not (0, 0, 1), so that no replica waits for a burst.
+        """
+        if len(set(self.shares)) == 1:  # of thousands of replicas at once
+            return tuple(range(len(self.shares))) * self.shares[0]
+        credit, turns = [0] * len(self.shares), []
+        for _ in range(self.round):
+            credit = [c + share for c, share in zip(credit, self.shares, strict=True)]
+            chosen = max(range(len(credit)), key=lambda k: (credit[k], -k))
+            credit[chosen] -= self.round
+            turns.append(chosen)
+        return tuple(turns)
+
+    def replica(self, minibatch: int) -> int:
+        """The rank that runs `minibatch`."""
+        return self.ranks[self.turns[minibatch % self.round]]
+
+    def share(self, rank: int) -> int:
+        return self.shares[self.ranks.index(rank)]
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """What the planner expects of one stage, per minibatch."""
+
+    compute_seconds: float  # share-weighted, with the optimizer's step: the pace its replicas keep together
+    memory_bytes: float = 0.0  # at its fullest, on one replica; interleaved, when its device with all its stages is
+    transfer_seconds: float = 0.0  # its slower boundary
+    averaging_seconds: float = 0.0
+    sent_bytes: float = 0.0  # activations to the next stage and gradients to the one before, one minibatch
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the planner expects of a plan, and how far from the best it can be at most."""
+
+    period_seconds: float  # per minibatch in steady state; for flush schedules step time / num_microbatches
+    stages: tuple[StageEstimate, ...]
+    lower_bound_seconds: float | None = None  # no plan has a smaller period; None: the planner proves nothing
+    plan_seconds: float = 0.0
+    single_device_seconds: float | None = None  # period of one device (the fastest type)
+    data_parallel_seconds: float | None = None  # period of one stage over all devices
+    size: float | None = None  # of the minibatch the times hold for: the mean one
+    memory_size: float | None = None  # of the minibatch that memory must do for: a large one
+    size_unit: str = "voxels"  # what both count
+    # Of a plan for inference, whose other times are then of forwards alone: seconds from an input to its output.
+    latency_seconds: float | None = None
+    latency_lower_bound_seconds: float | None = None  # no plan that keeps the pace has a smaller latency
+    certainty: Certainty | None = None  # of the times: None where the costs do not depend on size
+
+    @property
+    def gap(self) -> float | None:
+        """How far what was to be least can be above the optimum, as a share of it: 0 means proven optimal.
+
+        That is `latency_seconds` where there is one, else `period_seconds`.
+        """
+        if self.latency_seconds and self.latency_lower_bound_seconds is not None:
+            return max(0.0, (self.latency_seconds - self.latency_lower_bound_seconds) / self.latency_seconds)
+        if self.lower_bound_seconds is None or self.period_seconds == 0:
+            return None
+        return max(0.0, (self.period_seconds - self.lower_bound_seconds) / self.period_seconds)
+
+
+@dataclass(frozen=True)
+class PositionEstimate:
+    """What the planner expects of a place in the pipeline, per minibatch: of all stages on the same ranks together."""
+
+    stages: tuple[int, ...]
+    compute_seconds: float
+    averaging_seconds: float
+    memory_bytes: float  # on the fullest device
+
+    @property
+    def busy_seconds(self) -> float:
+        return self.compute_seconds + self.averaging_seconds
+
+    @property
+    def name(self) -> str:
+        """ "stage 1", or "stages 0 and 2"."""
+        return f"stage{'s' if len(self.stages) > 1 else ''} {listed(self.stages)}"
+
+
+def estimate_of_all(estimates: Sequence[Estimate | None], known: Estimate | None) -> Estimate | None:
+    """What is expected of several pipelines together where none waits; None where one of them has no estimate.
+
+    `known`: the lower bound, planning time and data-parallel baseline of the whole.
+    """
+    each = [one for one in estimates if one is not None and one.period_seconds]
+    if len(each) < len(estimates):
+        return None
+    alone = [one.single_device_seconds for one in each if one.single_device_seconds is not None]
+    return Estimate(
+        1 / sum(1 / one.period_seconds for one in each),
+        tuple(stage for one in each for stage in one.stages),
+        known.lower_bound_seconds if known else None,
+        known.plan_seconds if known else 0.0,
+        min(alone, default=None),
+        known.data_parallel_seconds if known else None,
+        each[0].size,
+        each[0].memory_size,
+        each[0].size_unit,
+    )
+
+
+def estimate_to_json(estimate: Estimate | None) -> dict[str, Any]:
+    """Return the entries of a plan file that say what is expected of the whole plan."""
+    names = ("period_seconds", "lower_bound_seconds", "gap")
+    latency = _OF_LATENCY if estimate and estimate.latency_seconds else ()
+    names = (*names, *latency, "plan_seconds", "single_device_seconds", "data_parallel_seconds")
+    return {
+        **{name: getattr(estimate, name, None) for name in names},
+        "voxels": estimate.size if estimate else None,
+        "memory_voxels": estimate.memory_size if estimate else None,
+        **({"size_unit": estimate.size_unit} if estimate and estimate.size_unit != "voxels" else {}),
+        **(estimate.certainty.to_json() if estimate and estimate.certainty else {}),
+    }
+
+
+def stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, Any]:
+    """The entry of a stage in a plan file, with what is expected of it."""
+    kinds = stage.device_types or (None,) * len(stage.ranks)
+    nodes = stage.nodes or (None,) * len(stage.ranks)
+    replicas = [
+        {"rank": rank, "device_type": kind, "node": node, "share": share}
+        for rank, kind, node, share in zip(stage.ranks, kinds, nodes, stage.shares, strict=True)
+    ]
+    settings = {
+        "layers": list(stage.layers),
+        "replicas": replicas,
+        "warmup": stage.warmup,
+        "recompute": stage.recompute,
+    }
+    return settings | (asdict(estimate) if estimate else {})
+
+
+def stage_from_json(entry: Mapping[str, Any]) -> Stage:
+    """Read what `stage_to_json` wrote. Raises InputError, KeyError or TypeError for anything else."""
+    replicas = entry["replicas"]
+    warmup, recompute = entry.get("warmup"), entry.get("recompute", False)
+    if not isinstance(recompute, bool):
+        raise InputError(f"recompute = {recompute!r}: expected true or false")
+    return Stage(
+        texts(entry["layers"], "layers of a stage"),
+        tuple(integer(replica["rank"], "rank") for replica in replicas),
+        tuple(integer(replica["share"], "share") for replica in replicas),
+        _labels(replicas, "device_type"),
+        _labels(replicas, "node"),
+        None if warmup is None else integer(warmup, "warmup"),
+        recompute,
+    )
+
+
+def estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
+    """Read the estimate in a plan file; None where it has none. Raises as `stage_from_json` does."""
+    if document.get("period_seconds") is None:
+        return None
+    columns = ("compute_seconds", "memory_bytes", "transfer_seconds", "averaging_seconds")
+
+    def stage(entry: Mapping[str, Any]) -> StageEstimate:
+        values = {column: number(entry[column], column) for column in columns}
+        return StageEstimate(**values, sent_bytes=number(entry.get("sent_bytes", 0), "sent_bytes"))
+
+    def known(key: str) -> float | None:
+        return None if document.get(key) is None else number(document[key], key)
+
+    return Estimate(
+        number(document["period_seconds"], "period_seconds"),
+        tuple(stage(entry) for entry in document["stages"]),
+        known("lower_bound_seconds"),
+        number(document["plan_seconds"], "plan_seconds"),
+        known("single_device_seconds"),
+        known("data_parallel_seconds"),
+        known("voxels"),
+        known("memory_voxels"),
+        _size_unit(document.get("size_unit", "voxels"), "size_unit"),
+        latency_seconds=known("latency_seconds"),
+        latency_lower_bound_seconds=known("latency_lower_bound_seconds"),
+        # Plans of before do not say how sure they are.
+        certainty=None if (share := known("uncertainty")) is None else Certainty(known("extrapolation") or 1.0, share),
+    )
+
+
+def _labels(replicas: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
+    labels = [replica.get(key) for replica in replicas]
+    return tuple(text(label, key) for label in labels) if all(label is not None for label in labels) else ()
