@@ -247,7 +247,7 @@ def test_of_several_pipelines_each_stage_is_beside_what_its_own_plan_expects(boa
     slow = replace(one.estimate, period_seconds=2 * one.estimate.period_seconds)
     slow = replace(slow, stages=tuple(replace(s, compute_seconds=s.compute_seconds / 2) for s in slow.stages))
     whole = Plan.alike(one, 2, rule("partial-reduce"))
-    whole = replace(whole, pipelines=(whole.pipelines[0], replace(whole.pipelines[1], estimate=slow)))
+    whole = replace(whole, members=(whole.pipelines[0], replace(whole.pipelines[1], estimate=slow)))
     told = speeds_table(ran(board.runs / "net-pipeline-001", whole, speed=99.0))
     assert f"{as_measured(BATCH_SIZE * 1.5 / one.estimate.period_seconds)} samples/s" in told
     rows = [row for row in told.split("<tr>") if "computes" in row]

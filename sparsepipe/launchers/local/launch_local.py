@@ -59,7 +59,7 @@ def launch(
         return _STARTER.start(record.folder, options, environment=environment, lock=locks[0], lifeline=lifeline)
 
     if plan.members:  # under a parent, with their coordinator
-        command = [*python_command("sparsepipe.launchers.local.pipelines", *options), ROOM]
+        command = [*python_command("sparsepipe.launchers.local", *options), ROOM]
         parent = supervised(record, locks, command, environment, detach=detach)
         return followed(record, locks, parent, resume=resume, detach=detach)
     return followed(record, locks, begin, resume=resume, detach=detach)

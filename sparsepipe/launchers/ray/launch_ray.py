@@ -58,10 +58,10 @@ def launch(
     elsewhere = address is not None or bool(plan.members)
     record, locks = prepare(plan, config, forward_only=forward_only, elsewhere=elsewhere, **asked)
     write_types(record.folder, ranks, cluster)
-    module = f"sparsepipe.launchers.ray{'.pipelines' if plan.members else ''}"
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--address", address] if address else []
-    begin = supervised(record, locks, python_command(module, *options), python_environment(), detach=detach)
+    command = python_command("sparsepipe.launchers.ray", *options)
+    begin = supervised(record, locks, command, python_environment(), detach=detach)
     return followed(record, locks, begin, resume=resume, detach=detach)
 
 

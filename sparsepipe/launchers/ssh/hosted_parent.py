@@ -14,18 +14,16 @@ The coordinator of several pipelines on one of their hosts, as their parent has 
 parent ──ssh── agent ── coordinator      what it writes of the record comes here as it grows
 """
 
-import argparse
 import os
 import queue
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
 from typing import Any, Protocol
 
-from ...errors import InputError
 from ...io.files import cut_torn_row, write_atomic
 from ...plan import Plan
 from ...record import RunRecord
@@ -34,14 +32,12 @@ from ...runtime.encryption import CERTIFICATE
 from ...runtime.pipelines.address import ADDRESS, CoordinatorAddress
 from ...runtime.pipelines.resuming import RESUME
 from ...runtime.training_state.checkpoint_folders import remove_partial
-from ..failure_cause import cause_of
 from ..going_on import tell_going_on
 from ..local.coordination import start
 from ..pipelines_parent import Parent, awaiting
 from ..resuming import go_on_from_checkpoint
 from .certificate import new_certificate
 from .connection import Connection, Event, Reach
-from .controller import finish
 from .facts import check_alike, facts_here
 from .hosted_coordinator import RECORD_FILES
 from .pieces import send_content, send_file
@@ -171,30 +167,6 @@ class HostedParent:
                 raise HostLost(f"{reason}; it was waited for until the run was asked to stop")
             time.sleep(_LOOK_AGAIN_SECONDS)
         _say(told)
-
-
-def parser_of_parent(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the options that every parent has."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--resume", action="store_true")
-    return parser
-
-
-def run_all(
-    folder: Path, place: Callable[[RunRecord, Plan], AbstractContextManager[PlaceOfAll]], *, resume: bool
-) -> int:
-    """Run the pipelines of a record on hosts where `place` has them, and write how that ended; return the exit code."""
-    refused = False
-    try:
-        record, plan = RunRecord.load(folder), Plan.load(folder / "plan.json")
-        with place(record, plan) as there:
-            return HostedParent(record, plan, there, resume=resume).run()
-    except HostLost as lost:
-        cause = lost.cause
-    except Exception as error:
-        cause, refused = cause_of(error, folder), isinstance(error, InputError)
-    return finish(folder, cause, refused=refused)
 
 
 def _say(text: str) -> None:

@@ -57,7 +57,7 @@ def launch(
     record, locks = prepare(plan, config, forward_only=forward_only, elsewhere=True, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
-    command = python_command(f"sparsepipe.launchers.ssh{'.pipelines' if plan.members else ''}", *options)
+    command = python_command("sparsepipe.launchers.ssh", *options)
     begin = supervised(record, locks, command, python_environment(), detach=detach)
     return followed(record, locks, begin, resume=resume, detach=detach)
 
