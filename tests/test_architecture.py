@@ -21,7 +21,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"costs", "provenance", "replaying"},
     {"simulator", "runtime"},
     {"forecast", "profiler", "cluster_probes", "measured_plans"},
-    {"planners", "pipeline_simulator"},
+    {"planners"},
     {"launchers"},
     {"dynamics", "sweeps"},
     {"widgets", "reproduce"},
@@ -36,7 +36,7 @@ VALUES = {
     *("workload_facts", "replication", "stragglers", "plan_parts"),
 }
 DECISIONS = {  # made of values alone
-    *("planners", "simulator", "pipeline_simulator", "forecast", "formats", "models", "replaying", "measured_plans"),
+    *("planners", "simulator", "forecast", "formats", "models", "replaying", "measured_plans"),
 }
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, *DECISIONS, "dynamics", "plots", "widgets"}

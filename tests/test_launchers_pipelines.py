@@ -19,8 +19,8 @@ from sparsepipe.io.files import read_json, read_rows, write_json, write_rows
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.pipelines_parent import rejoined
 from sparsepipe.launchers.resuming import RESUME, go_on_from_checkpoint
-from sparsepipe.pipeline_simulator import simulate_pipelines
 from sparsepipe.record import RunRecord
+from sparsepipe.simulator import simulate_pipelines
 from sparsepipe.stragglers import Stragglers
 
 slow = pytest.mark.slow

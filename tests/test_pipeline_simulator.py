@@ -25,11 +25,11 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.costs import MergeCosts
-from sparsepipe.pipeline_simulator import simulate_pipelines
-from sparsepipe.pipeline_simulator.exchange import Exchange, Routes
-from sparsepipe.pipeline_simulator.together import Together
 from sparsepipe.replication import RULES, parse_rule
 from sparsepipe.replication.base import Merge
+from sparsepipe.simulator import simulate_pipelines
+from sparsepipe.simulator.exchange import Exchange, Routes
+from sparsepipe.simulator.together import Together
 from sparsepipe.stragglers import Stragglers
 
 FREE = Link()
@@ -291,8 +291,12 @@ def test_quick_pipelines_take_more():
     cluster = Cluster((Node("n", (big, big, tiny, tiny)),))
     plans = tuple(Plan((Stage(("l0",), (2 * k,)), Stage(("l1",), (2 * k + 1,)))) for k in range(2))
     profile = network(2, speeds={"big": 1.0, "tiny": 2.0})
-    found = simulate_pipelines(Plan.together(plans, parse_rule("quorum")), profile, cluster, [1] * 90)
+    plan = Plan.together(plans, parse_rule("quorum"))
+    found = simulate_pipelines(plan, profile, cluster, [1] * 90)
     assert [one.minibatches for one in found.pipelines] == pytest.approx([60, 30], abs=2)
+    assert simulate(plan, profile, cluster, [1] * 90) == found.trace
+    with pytest.raises(InputError, match="epoch_minibatches"):
+        simulate(plan, profile, cluster, [1] * 90, epoch_minibatches=9)
 
 
 RULES_TO_TRY = (*NEVER_WAIT, *WAIT, "wsp:every=1,bound=1", "quorum:overlap=false", "ad-psgd:every=2,overlap=false")

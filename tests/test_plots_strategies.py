@@ -21,10 +21,10 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.io.files import write_rows
-from sparsepipe.pipeline_simulator import simulate_pipelines
 from sparsepipe.plots.points import STRATEGIES, Point
 from sparsepipe.record import Origin
 from sparsepipe.replication import parse_rule
+from sparsepipe.simulator import simulate_pipelines
 from sparsepipe.stragglers import Stragglers
 
 POINTS = [

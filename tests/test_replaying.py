@@ -26,11 +26,11 @@ from sparsepipe import (
     what_if,
 )
 from sparsepipe.cli import main
-from sparsepipe.pipeline_simulator import simulate_pipelines
 from sparsepipe.record import Origin
 from sparsepipe.replaying import Part
 from sparsepipe.replaying.dependencies import steps_of
 from sparsepipe.replication import parse_rule
+from sparsepipe.simulator import simulate_pipelines
 from sparsepipe.stragglers import Stragglers
 
 JOBS = {"ST": 32, "SE": 12}  # job → steps; of the second's 43 the first ones

@@ -23,13 +23,13 @@ from ..host.openmp import waiting
 from ..io.fields import json_object
 from ..io.files import write_json
 from ..models import is_table, network
-from ..pipeline_simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
 from ..plan import Plan
 from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipelines, planner_for, planners_with
 from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
 from ..replication import parse_rule, rule_text
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
 from ..sizes import Certainty
 from ..stragglers import Stragglers
 from ..trace import Trace

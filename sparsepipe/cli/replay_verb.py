@@ -12,10 +12,10 @@ from ..errors import InputError
 from ..forecast import forecast
 from ..formats.plan_files import load_plan
 from ..launchers import SSH
-from ..pipeline_simulator import simulate_pipelines
 from ..record.rates import MINIBATCHES, SAMPLES
 from ..replication import parse_rule
 from ..runtime import RunConfig
+from ..simulator import simulate_pipelines
 from ..stragglers import Stragglers
 from .launches import check_launcher, new_run_dir, waited
 from .output import Answer, progress_line

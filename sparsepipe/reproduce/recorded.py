@@ -15,11 +15,11 @@ from ..display.counting import number_of
 from ..errors import InputError
 from ..formats.spot_machines import SpotMachines, read_spot_machines
 from ..graph import Layer, LayerGraph
-from ..pipeline_simulator import simulate_pipelines
 from ..plan import Plan, Stage
 from ..plots.held_against import HeldAgainst
 from ..profile import CostSample, LayerCost, Profile
 from ..replication import parse_rule
+from ..simulator import simulate_pipelines
 from ..stragglers import Stragglers, read_minibatch_times
 from ..stragglers.kinds import Stop
 from ..stragglers.minibatch_times import MinibatchTimes

@@ -6,12 +6,12 @@ from typing import Any
 from .. import plots
 from ..display.counting import number_of
 from ..display.numbers import duration, gap_text, rate_text
-from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..planners import Problem
 from ..plots.table import noted
 from ..profile import Profile
 from ..provenance import Provenance
 from ..replication import rule_text
+from ..simulator import PipelinePace, PipelinesForecast
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .explorer_export import in_lines

@@ -8,7 +8,6 @@ from ..cluster import Cluster
 from ..derived.remembered import remembered
 from ..display.counting import number_of
 from ..errors import InputError
-from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..plan import Plan
 from ..planners import Problem, partition_pipelines, planners_with
 from ..planners.estimate import data_parallel_period
@@ -16,6 +15,7 @@ from ..planners.run_estimate import judged
 from ..planners.scale import Scaled
 from ..replication import parse_rule
 from ..replication.base import Rule
+from ..simulator import PipelinesForecast, simulate_pipelines
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .as_code import pipelines_code

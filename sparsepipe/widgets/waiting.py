@@ -12,12 +12,12 @@ from ..cluster import Cluster, Link
 from ..display.counting import number_of
 from ..io.fields import integer
 from ..io.paths import expanded
-from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..plan import Plan
 from ..planners import partition
 from ..profile import Profile
 from ..provenance import Provenance
 from ..replication import RULES, parse_rule
+from ..simulator import PipelinesForecast, simulate_pipelines
 from ..stragglers import Stragglers
 from . import looks
 from .controls import bandwidth_slider, count_slider, dropdown

@@ -10,11 +10,11 @@ from typing import Any
 import sparsepipe as sp
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.io.files import read_rows
-from sparsepipe.pipeline_simulator import PipelinesForecast
 from sparsepipe.profile import Profile
 from sparsepipe.record import RunRecord
 from sparsepipe.replication import parse_rule
 from sparsepipe.reproduce.replays import replay
+from sparsepipe.simulator import PipelinesForecast
 from sparsepipe.stragglers import Stragglers
 from sparsepipe.trace import WORK, Trace
 

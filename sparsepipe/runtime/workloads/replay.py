@@ -153,7 +153,7 @@ class OtherPipelines:
     def seconds(self, merge: Merge, stage: int) -> float:
         """Seconds from when the parts of all are there until a stage of this pipeline has the result of a merge.
 
-        As they are simulated (pipeline_simulator/exchange.py), but for a parameter server's port, which is free here.
+        As they are simulated (simulator/exchange.py), but for a parameter server's port, which is free here.
         """
         place = self.pipeline, stage
         if merge.partner == SERVER:
