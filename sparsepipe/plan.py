@@ -133,10 +133,10 @@ class Plan:
         """The plan of each pipeline, this one itself if it is of one."""
         return self.members or (self,)
 
-    def one(self) -> "Plan":
-        """Return self. Raises InputError for a plan of several pipelines, where that of one is asked for."""
+    def one(self, remedy: str = "give one of its `pipelines`") -> "Plan":
+        """Return self. Raises InputError with a `remedy` for a plan of several, where that of one is asked for."""
         if self.replication is not None:
-            raise InputError(f"a plan of {number_of(len(self.members), 'pipeline')}: give one of its `pipelines`")
+            raise InputError(f"a plan of {number_of(len(self.members), 'pipeline')}, expected that of one; {remedy}")
         return self
 
     def with_pipelines(self, pipelines: Iterable["Plan"]) -> "Plan":
@@ -247,8 +247,17 @@ class Plan:
         return tuple(dict.fromkeys([*self.warnings, *(text for plan in self.pipelines for text in plan.warnings)]))
 
     def ranks_of(self, k: int) -> tuple[int, ...]:
-        """The ranks of pipeline `k` in ascending order: place i is rank i of `local(k)`."""
+        """The ranks of pipeline `k` in ascending order: of several place i is rank i of `local(k)`."""
         return tuple(sorted(self.pipelines[k].ranks))
+
+    def among_all(self, k: int, rank: int) -> int:
+        """Return what `rank` of the job of pipeline `k` is called among those of all; itself if there is one."""
+        ranks = self.ranks_of(k) if self.members else ()
+        return ranks[rank] if 0 <= rank < len(ranks) else rank
+
+    def prefix(self, k: int) -> str:
+        """Return what begins a message on pipeline `k`: "pipeline 1: ", nothing if there is one."""
+        return f"pipeline {k}: " if self.members else ""
 
     def first_rank(self, k: int) -> int:
         """How many ranks the pipelines before `k` have."""
@@ -268,7 +277,9 @@ class Plan:
         return {"pipelines": ranks, "like_stages": [layers.index(own) for own in layers]}
 
     def local(self, k: int) -> "Plan":
-        """Return the plan of pipeline `k` with ranks from 0, in the order that they have here: what its job runs."""
+        """Return what the job of pipeline `k` runs; of several its plan with ranks from 0, in the order of these."""
+        if not self.members:
+            return self
         place = {rank: i for i, rank in enumerate(self.ranks_of(k))}
         plan = self.pipelines[k]
         stages = (replace(stage, ranks=tuple(place[rank] for rank in stage.ranks)) for stage in plan.stages)
@@ -408,7 +419,7 @@ class Plan:
         """The plan as a table for people, of several pipelines one for each."""
         lines = [self.summary()]
         for k, plan in enumerate(self.pipelines):
-            lines += ["", f"pipeline {k}: {plan.summary()}"] if self.members else []
+            lines += ["", self.prefix(k) + plan.summary()] if self.members else []
             lines += stage_table(plan.stages, plan.estimate.stages if plan.estimate else None)
             lines += warmups_told(plan.stages)
         return "\n".join([*lines, *(f"warning: {one_line(text)}" for text in self.all_warnings)])

@@ -73,7 +73,8 @@ def test_a_plan_of_one_is_its_own_pipeline():
     whole = pipelines()
     first = whole.pipelines[0]
     assert first.pipelines == (first,) and first.replication is None and first.one() is first
-    assert first.all_warnings == () and first.ranks_of(0) == first.ranks and first.first_stage(0) == 0
+    assert first.all_warnings == () and first.local(0) is first and first.among_all(0, 3) == 3
+    assert (first.prefix(0), whole.prefix(1), whole.among_all(1, 2)) == ("", "pipeline 1: ", 4)
     assert first.with_pipelines([whole.pipelines[1]]) == whole.pipelines[1]
     with pytest.raises(InputError, match="2 pipelines"):
         whole.one()

@@ -268,7 +268,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")
-    with pytest.raises(InputError, match="pipelines that train together keep their plans"):
+    with pytest.raises(InputError, match="2 pipelines, expected that of one"):
         board.replan("two", plan.local(0))
     board._thread.join(timeout=ENOUGH)
     assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")

@@ -322,11 +322,7 @@ def export(options: argparse.Namespace) -> Answer:
         raise InputError(
             f"--model {options.model}: its stages are parts of a torch module, which export cannot write out"
         )
-    chosen = Plan.load(options.plan)
-    if chosen.members:
-        raise InputError(
-            f"{options.plan}: the plan of several pipelines, for which PipeDream has no files; give one of one"
-        )
+    chosen = Plan.load(options.plan).one("PipeDream has no files for several")
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
     if options.model:
         written += write_stage_modules(

@@ -25,7 +25,7 @@ def plan(value: Any) -> str:
     """Stages as rows, and the layers as a strip in the stages' colours; each pipeline below the one before."""
     parts = []
     for k, one in enumerate(value.pipelines):
-        parts += [Html("<div>pipeline {}: {}</div>").format(k, one.summary())] if value.members else []
+        parts += [Html("<div>{}</div>").format(value.prefix(k) + one.summary())] if value.members else []
         parts += [*_stages(one), _notes(warmups_told(one.stages))]
     return _page(value.summary(), *parts, _notes(value.all_warnings))
 

@@ -34,8 +34,7 @@ def check_replan(name: str | None, plan: Plan, profile: Profile | None, cluster:
     if name is None:
         return
     variant(name)
-    if plan.members:
-        raise InputError("replan: several pipelines keep their plans; leave it out")
+    plan.one("several keep theirs: leave out replan")
     if profile is None or cluster is None:
         raise InputError(
             f"replan {name}: needs the profile that the plan was made for, and the devices; give profile=…, and "

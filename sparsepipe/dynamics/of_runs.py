@@ -39,7 +39,7 @@ class Watches:
         plan.check(profile.graph, cluster)
         self.cluster, self.alarms = cluster, list[Alarm]()
         self.watches = tuple(Watch(profile, cluster, own) for own in plan.pipelines)
-        self._first, self._several = first_minibatch, plan if plan.members else None
+        self._first, self._plan = first_minibatch, plan
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
         """Go on under another plan of one pipeline, from a minibatch on: see `Watch.follow`."""
@@ -73,16 +73,16 @@ class Watches:
         return tuple(self._named(k, one) for k, watch in enumerate(self.watches) for one in watch.standings)
 
     def _named(self, k: int, one: Told) -> Told:
-        return replace(one, pipeline=k) if self._several else one
+        return replace(one, pipeline=k) if len(self.watches) > 1 else one
 
     def _among_all(self, k: int, spans: Iterable[Span]) -> Iterable[Span]:
-        if self._several is None:
+        if len(self.watches) == 1:
             return spans
-        ranks = self._several.ranks_of(k)
+        among, ranks = self._plan.among_all, range(len(self._plan.pipelines[k].ranks))
         return (
-            span._replace(rank=ranks[span.rank], peer=ranks[span.peer] if 0 <= span.peer < len(ranks) else span.peer)
+            span._replace(rank=among(k, span.rank), peer=among(k, span.peer))
             for span in spans
-            if span.minibatch >= self._first and span.rank < len(ranks)
+            if span.minibatch >= self._first and span.rank in ranks
         )
 
 
@@ -95,7 +95,7 @@ def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster
     damaged.
     """
     profile, cluster = devices_of(record, profile, cluster)
-    own = record.pipelines or (record,)
+    own = record.pipelines
     spans, rows = [one.trace().spans for one in own], [one.metrics("step") for one in own]
     sizes = [step_sizes(each, _units(profile)) for each in rows]
     if not any(spans) or not any(rows):
@@ -136,7 +136,7 @@ class Follower:
         self.record = record
         self._followed = len(_plans(record))
         self.watch = _watches(record, profile, cluster)
-        self._rows = [RunRows(one.folder, units=_units(profile)) for one in record.pipelines or (record,)]
+        self._rows = [RunRows(one.folder, units=_units(profile)) for one in record.pipelines]
         self._file = DriftFile(record.folder)
 
     def look(self) -> list[Alarm]:

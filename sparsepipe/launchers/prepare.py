@@ -87,7 +87,7 @@ def prepare(
     if plan.replication is not None:
         _check_together(plan, plan.replication, config)
     check_at_launch(
-        plan.pipelines,
+        plan,
         config,
         profile=profile,
         cluster=cluster,
@@ -133,19 +133,19 @@ def _checked(
 ) -> RunConfig:
     """Return the settings that the workers of pipeline `k` run with. Raises InputError where it cannot run.
 
-    `processes`: of the whole job; one pipeline may leave out some.
+    `processes`: of the whole job, of which the plan of one pipeline may leave out some.
     """
-    own = plan.local(k) if plan.members else plan
+    own = plan.local(k)
     if not workload_facts(config.engine).trains:
         config = config.replace(validate=False, checkpoint_every=0)
     try:
         config = _importable(config)
         check_launch(own, config, profile, cluster)
-        check_fits(own, config, num_processes=len(own.ranks) if plan.members else processes)
+        check_fits(own, config, num_processes=processes - len(plan.ranks) + len(own.ranks))
         if config.stragglers is not None:
             config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     except InputError as error:
-        raise InputError(f"pipeline {k}: {error}" if plan.members else str(error)) from None
+        raise InputError(f"{plan.prefix(k)}{error}") from None
     return config
 
 

@@ -49,14 +49,9 @@ def request_replan(
     folder = record.folder
     if not isinstance(plan, Plan):
         raise InputError(f"plan {shown(plan)}: expected a Plan, as Plan.load reads it from a file")
-    if plan.members:
-        raise InputError("the plan of several pipelines, expected that of one: a running job has one and keeps it so")
-    if record.plan.members:
-        raise InputError(
-            f"{folder}: pipelines that train together keep their plans; stop the run, and resume it under another"
-        )
+    before = record.plan.one("several keep theirs: stop the run, and resume it under another")
     check_running(record)
-    need = _checked_plan(record, record.plan, plan)
+    need = _checked_plan(record, before, plan.one("a running job has one and keeps it so"))
     token = replan_request.leave(
         folder,
         plan,

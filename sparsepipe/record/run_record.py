@@ -370,8 +370,9 @@ class RunRecord:
 
     @property
     def pipelines(self) -> tuple["RunRecord", ...]:
-        """The records of each of several pipelines, by their numbers; none of a run of one."""
-        return tuple(RunRecord(self.folder / "pipelines" / str(k)) for k in range(len(self.plan.members)))
+        """The record of each pipeline, by its number; of a run of one, this one itself."""
+        several = tuple(RunRecord(self.folder / "pipelines" / str(k)) for k in range(len(self.plan.members)))
+        return several or (self,)
 
 
 def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
@@ -408,10 +409,10 @@ def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
 
 
 def _renumbered(plan: Plan, k: int, trace: Trace) -> Iterator[Span]:
-    ranks, before = plan.ranks_of(k), plan.first_stage(k)
+    before = plan.first_stage(k)
     for span in trace.spans:
         own = str(span.stage)
         stage = span.stage + before
         name = f"{stage}{span.name.removeprefix(own)}" if span.name.startswith(own) else span.name
-        peer = ranks[span.peer] if 0 <= span.peer < len(ranks) else span.peer
-        yield span._replace(rank=ranks[span.rank], name=name, stage=stage, peer=peer)
+        rank, peer = plan.among_all(k, span.rank), plan.among_all(k, span.peer)
+        yield span._replace(rank=rank, name=name, stage=stage, peer=peer)

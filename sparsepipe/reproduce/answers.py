@@ -112,7 +112,7 @@ def tell_pace(record: RunRecord) -> str:
     if predicted is None or predicted != predicted:
         return f"{told}; its plan predicts nothing"
     told += f", {measured / predicted:.0%} of the {as_measured(predicted)} that its plan predicts"
-    explained = not record.pipelines and measured and abs(measured / predicted - 1) > _NEAR
+    explained = len(record.pipelines) == 1 and measured and abs(measured / predicted - 1) > _NEAR
     loads = record.background_load.doubts()
     if loads and not (explained and measured < predicted):  # load explains a slow run, and makes others doubtful
         told += f" (doubtful: while it ran, {' and '.join(loads)})"

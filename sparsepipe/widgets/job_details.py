@@ -147,7 +147,7 @@ class JobDetails:
         if self.rank.options != ranks:
             self.rank.options = ranks
             self.rank.value = ranks[0]
-        self.ranks.value = doings_table(doings_of(folder, plan), left_out=set(ranks) - set(plan.ranks))
+        self.ranks.value = doings_table(doings_of(job.record), left_out=set(ranks) - set(plan.ranks))
         self.drifts.value = self.drift.table(job)
         self.log.value = log_of(folder, self.rank.value or 0, plan)
         finished = job.state == "finished"
@@ -164,7 +164,7 @@ class JobDetails:
         looks.show(self.anatomy, on=True)
         self.speeds.value = speeds_table(record)
         last = max((row["epoch"] for row in record.metrics("step")), default=0)
-        if record.pipelines:
+        if len(record.pipelines) > 1:
             self._compare_rules(record, last)
             return
         measured = working_epoch(record, last)

@@ -11,6 +11,7 @@ from ..display.numbers import pace_text, validation_text
 from ..io.files import open_regular
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
+from ..record import RunRecord
 from ..trace import WORK, Span, span_of
 from .html_view import scrolled
 from .messages import WHOLE_WORDS
@@ -73,17 +74,13 @@ def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
     return found
 
 
-def doings_of(folder: Path, plan: Plan) -> list[Doing]:
-    """The same of a run of one pipeline or of several, whose ranks are numbered as in `plan`."""
-    if not plan.members:
-        return doings(folder)
+def doings_of(record: RunRecord) -> list[Doing]:
+    """The same of all pipelines of a run, whose ranks are numbered as in its plan."""
     found = []
-    for k in range(len(plan.pipelines)):
-        ranks = plan.ranks_of(k)
-        named = dict(enumerate(ranks))
-        for one in doings(folder / "pipelines" / str(k)):
-            waits = {named.get(peer, peer): share for peer, share in one.waits_for.items()}
-            found.append(replace(one, rank=ranks[one.rank], waits_for=waits))
+    for k, own in enumerate(record.pipelines):
+        for one in doings(own.folder):
+            waits = {record.plan.among_all(k, peer): share for peer, share in one.waits_for.items()}
+            found.append(replace(one, rank=record.plan.among_all(k, one.rank), waits_for=waits))
     return sorted(found, key=lambda one: one.rank)
 
 
