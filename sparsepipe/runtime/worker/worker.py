@@ -112,6 +112,29 @@ class Worker:
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
+    def run(self, resume_from: checkpoint.Checkpoint | None) -> Connections:
+        """Train to the end, under the plans that come after this one too.
+
+        Returns the connections of the last of them, which are open.
+        """
+        worker = self
+        done, following = worker.train(worker.begin(resume_from))
+        while following:
+            worker = following
+            done, following = worker.train(done)
+        worker.end(done)
+        return worker.connections
+
+    def _tell_start(self) -> dict[str, Any]:
+        """Write down what the run is, and return it."""
+        facts = {
+            "epoch_minibatches": self.workload.epoch_minibatches,
+            "minibatches": self.workload.total_minibatches,
+            "shares_memory_with": self.connections.memory_peers,  # the other ranks: over sockets or NCCL
+        }
+        self.recorder.metric("start", **facts)
+        return facts
+
     def begin(self, resume_from: checkpoint.Checkpoint | None = None) -> int:
         """Begin the run; return how many minibatches were trained before.
 
@@ -120,12 +143,7 @@ class Worker:
         done = self._resume(resume_from) if resume_from else 0
         self.compile_from(done)
         if self.context.writes_metrics:
-            facts = {
-                "epoch_minibatches": self.workload.epoch_minibatches,
-                "minibatches": self.workload.total_minibatches,
-                "shares_memory_with": self.connections.memory_peers,  # the other ranks: over sockets or NCCL
-            }
-            self.recorder.metric("start", **facts)
+            self._tell_start()
         if resume_from:
             if self.context.writes_metrics:
                 self.earlier = [*read_metrics(self.run_dir / "metrics.jsonl", "epoch")]
