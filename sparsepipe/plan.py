@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from . import plan_check
 from .cluster import Cluster
 from .display import html
 from .display.counting import number_of
@@ -26,11 +25,14 @@ from .plan_parts import (
     PositionEstimate,
     Stage,
     StageEstimate,
+    beyond_bounds,
     estimate_from_json,
     estimate_of_all,
     estimate_to_json,
     stage_from_json,
     stage_to_json,
+    violations,
+    violations_together,
 )
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
@@ -234,12 +236,8 @@ class Plan:
     @property
     def minibatches_per_second(self) -> float | None:
         """The planner's expectation, of several pipelines if none waits; None where a plan has no estimate."""
-        rates = [1 / one.period_seconds for one in self._estimates if one.period_seconds]
-        return sum(rates) if len(rates) == len(self.pipelines) else None
-
-    @property
-    def _estimates(self) -> list[Estimate]:
-        return [plan.estimate for plan in self.pipelines if plan.estimate]
+        periods = [plan.estimate.period_seconds if plan.estimate else 0.0 for plan in self.pipelines]
+        return sum(1 / period for period in periods) if all(periods) else None
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
@@ -289,7 +287,7 @@ class Plan:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
         num_devices = None if cluster is None else len(cluster.devices)
         if self.replication is None:
-            return plan_check.violations(self, graph, num_devices)
+            return violations(self, graph, num_devices)
         found = []
         if len(self.members) < 2:
             found.append(
@@ -301,7 +299,7 @@ class Plan:
                 self.replication.groups(len(self.members))
             except InputError as error:
                 found.append(str(error))
-        return found + plan_check.violations_together(self.members, graph, num_devices)
+        return found + violations_together(self.members, graph, num_devices)
 
     def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
         """Return self, or raise InputError that lists every violation."""
@@ -315,27 +313,24 @@ class Plan:
         `stages` are those of all pipelines; a plan of several has theirs in `pipelines` too.
         """
         estimates = self.estimate.stages if self.estimate else [None] * len(self.stages)
+        counts = {"num_microbatches": self.num_microbatches, "accumulation": self.accumulation}
         return {
             "format": FORMAT,
             "planner": self.planner,
             **estimate_to_json(self.estimate),
             "schedule": self.schedule,
             "weights": self.weights,
-            **(self._settings_to_json() if self.replication is None else self._pipelines_to_json(self.replication)),
+            **({"routing": _ROUTING} | counts if self.replication is None else self._pipelines_to_json()),
             "stages": [stage_to_json(stage, own) for stage, own in zip(self.stages, estimates, strict=True)],
             "warnings": list(self.warnings),
             **({} if self.provenance is None else {"provenance": dict(self.provenance)}),
         }
 
-    def _settings_to_json(self) -> dict[str, Any]:
-        counts = {"num_microbatches": self.num_microbatches, "accumulation": self.accumulation}
-        return {"routing": _ROUTING, **counts}
-
-    def _pipelines_to_json(self, replication: Rule) -> dict[str, Any]:
+    def _pipelines_to_json(self) -> dict[str, Any]:
         rates = [plan.minibatches_per_second for plan in (self, *self.members)]
         paces = [None if rate is None or self.samples is None else rate * self.samples for rate in rates]
         return {
-            "replication": rule_to_json(replication),
+            "replication": rule_to_json(self.rule),
             "samples": self.samples,
             "samples_per_second": paces[0],
             "minibatches_per_second": rates[0],
@@ -368,7 +363,7 @@ class Plan:
                 raise InputError(f"routing {routing!r} is unknown, expected {_ROUTING!r}")
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a plan this project wrote ({error!r})") from None
-        if told := plan_check.beyond_bounds(plan):
+        if told := beyond_bounds(plan):
             raise InputError(told[0])
         return plan
 

@@ -15,7 +15,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"errors"},
     {"host", "io", "graph", "lazy_names"},
     {"lab_server", "functions"},
-    {"cluster", "trace", "graph_text", "plan_check", "plan_parts", "data", "models", "replication"},
+    {"cluster", "trace", "graph_text", "plan_parts", "data", "models", "replication"},
     {"profile", "plan", "engines", "workload_facts", "losses", "stragglers", "sinks"},
     {"schedule", "record", "formats"},
     {"costs", "provenance", "replaying"},
@@ -32,7 +32,7 @@ LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
 VALUES = {
     *("display", "schedule_rules", "derived", "sizes", "lazy_names", "errors", "host", "io", "functions", "graph"),
-    *("cluster", "trace", "graph_text", "profile", "plan", "plan_check", "schedule", "record", "costs", "provenance"),
+    *("cluster", "trace", "graph_text", "profile", "plan", "schedule", "record", "costs", "provenance"),
     *("workload_facts", "replication", "stragglers", "plan_parts"),
 }
 DECISIONS = {  # made of values alone

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
+from ..data.examples.recognising import is_examples
+from ..data.folder import open_folder
+from ..data.sources import found
 from ..errors import InputError
 from ..functions import UserFunction, is_function, short_name
 from ..io.files import write_atomic, write_json
 from ..io.paths import expanded
+from ..models import is_table
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
@@ -25,6 +29,7 @@ from ..record.record_files import CLOCK, read_fields
 from ..replication import rule_text
 from ..replication.base import Arithmetic, Rule
 from ..runtime import RunConfig, commands
+from ..runtime.cloud_checks import check_clouds
 from ..runtime.forward_only import write_forward_only
 from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
@@ -33,10 +38,12 @@ from ..runtime.workloads import check_launch
 from ..schedule import check_rule
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
-from .here import check_here
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 from .memory_need import check_at_launch
+
+# Which of the settings are held against what the data are, beside the split that is validated on.
+_OF_DATA = {"task", "features", "augmentation", "data_args", "loss", "loss_args", "validation_split"}
 
 
 def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool) -> int:
@@ -262,6 +269,35 @@ def _code_digests(config: RunConfig) -> dict[str, str]:
     """Return the SHA-256 of each file of the user's own code that a run imports, by setting."""
     named = {name: getattr(config, name) for name in ("model", "data", "loss")}
     return {name: UserFunction.parse(value).sha256() for name, value in named.items() if value and is_function(value)}
+
+
+def check_here(config: RunConfig) -> None:
+    """Raise InputError where workers on this machine would find no such device or data: see `_check_data`."""
+    if not workload_facts(config.engine).trains:
+        return
+    if config.device != "cpu":
+        from ..runtime.processes.devices import check_device  # here: it brings torch
+
+        check_device(config.device)
+    _check_data(config)
+
+
+def _check_data(config: RunConfig) -> None:
+    """Raise InputError where workers on this machine would find no data of that name, or none for the other settings.
+
+    Point clouds are read, once for the same data and settings. A function of the user's own is called, and data that
+    are made when they are first opened are made, only where such a setting is given.
+    """
+    own, asked = is_function(config.data), _OF_DATA & config.chosen.keys()
+    place = None if own else found(config.data)
+    if asked or (place is not None and not is_table(config.model)):
+        # Here: it brings torch, for which nobody who launches a table with settings as by default need wait.
+        from ..runtime.workloads.opening import check_settings
+
+        check_settings(config, seed=config.seed)
+    if place is not None and not is_examples(place):
+        splits = ("train", *([config.validation_split] if config.validate else []))
+        check_clouds(open_folder(place), config, splits, engine=config.engine, seed=config.seed)
 
 
 def note_concurrent_runs(record: RunRecord) -> None:

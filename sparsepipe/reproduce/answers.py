@@ -123,8 +123,7 @@ def tell_pace(record: RunRecord) -> str:
 
 def _reasons(record: RunRecord, period: float) -> list[str]:
     """What a record tells of a pace of `period` seconds a minibatch that was not predicted, the largest share first."""
-    plan, stages = record.plan, record.metrics("summary")[-1].get("stages", ())
-    assert isinstance(plan, Plan)
+    plan, stages = record.plan.one(), record.metrics("summary")[-1].get("stages", ())
     reasons = []
     if stages and plan.estimate is not None:
         worked = {row["stage"]: row["busy_fraction"] + row.get("average_fraction", 0.0) for row in stages}

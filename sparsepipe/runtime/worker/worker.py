@@ -31,15 +31,12 @@ from ..workloads.base import Workload
 from .connections import Connections, check_ranks
 from .context import WorkerContext
 from .control import Control, Horizon
-from .epoch_executor import EpochExecutor
+from .epoch_executor import EpochExecutor, EpochSoFar, epoch_row, summed
 from .epoch_parts import EpochPart, RunLength, Units
-from .epoch_row import EpochSoFar, epoch_row, summed
 from .feed import Feed, GivenFeed
-from .left_out import meet, rejoin
+from .left_out import Probe, meet, rejoin
 from .packet_exchange import PacketExchange
-from .pause import Pause, last_end, usual_gap
-from .probe import Probe
-from .replanning import Moment
+from .replanning import Moment, Pause, last_end, usual_gap
 from .run_summary import run_summary
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
