@@ -7,18 +7,19 @@ import pytest
 from scripts.house import House, counts
 
 AT_MOST = {
-    "files": 799,
-    "lines": 102_599,
-    "modules at the root": 20,
+    "files": 785,
+    "lines": 102_140,
+    "modules at the root": 18,
     "folders at the root": 28,
     "modules that serve one other of their folder": 143,
     "most attributes of a class": 48,
     "classes of more than 12 attributes": 37,
     "most arguments of a function": 17,
-    "calls through bundles of arguments": 114,
-    "questions for the kind of a plan": 54,
-    "Any": 1_708,
-    "tests that pin a sentence": 571,
+    "calls through bundles of arguments": 113,
+    "questions for the kind of a plan": 2,
+    "branches on plans of several pipelines": 35,
+    "Any": 1_702,
+    "tests that pin a sentence": 570,
     "dependencies": 11,
     "pinned dependencies": 0,
 }

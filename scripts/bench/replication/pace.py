@@ -85,7 +85,7 @@ def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dic
 
 def _as_uneven(
     record: RunRecord,
-    plan: sp.Pipelines,
+    plan: sp.Plan,
     profile: Profile,
     cluster: Cluster,
     minibatches: int,
