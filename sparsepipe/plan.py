@@ -29,10 +29,11 @@ from .plan_parts import (
     estimate_from_json,
     estimate_of_all,
     estimate_to_json,
+    overlaps,
     stage_from_json,
     stage_to_json,
+    unlike_layers,
     violations,
-    violations_together,
 )
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
@@ -285,21 +286,27 @@ class Plan:
 
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
-        num_devices = None if cluster is None else len(cluster.devices)
+        found, whole = self.violations_together(), {layer.id for layer in graph.layers}
+        alike = not unlike_layers(self.pipelines)
+        for k, plan in enumerate(self.pipelines):
+            if alike or set(plan.layers) == whole:  # else that it lacks some is said already
+                own = violations(plan, graph, None if cluster is None else len(cluster.devices))
+                found += [self.prefix(k) + text for text in own]
+        return found
+
+    def violations_together(self) -> list[str]:
+        """Every reason why its pipelines cannot train together, whatever the network is, each in one line."""
         if self.replication is None:
-            return violations(self, graph, num_devices)
-        found = []
+            return []
+        found = [*overlaps(self.members), *unlike_layers(self.members)]
         if len(self.members) < 2:
-            found.append(
-                f"{len(self.members)} pipeline: a replication rule averages between two or more; give the plan of "
-                "one by itself"
-            )
-        else:
-            try:
-                self.replication.groups(len(self.members))
-            except InputError as error:
-                found.append(str(error))
-        return found + violations_together(self.members, graph, num_devices)
+            told = "a replication rule averages between two or more; give the plan of one by itself"
+            return [f"{len(self.members)} pipeline: {told}", *found]
+        try:
+            self.replication.groups(len(self.members))
+        except InputError as error:
+            found.insert(0, str(error))
+        return found
 
     def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
         """Return self, or raise InputError that lists every violation."""

@@ -274,22 +274,18 @@ def violations(plan: CheckedPlan, graph: LayerGraph, num_devices: int | None = N
     return found
 
 
-def violations_together(plans: Sequence[CheckedPlan], graph: LayerGraph, num_devices: int | None = None) -> list[str]:
-    """Return every reason why pipelines cannot train `graph` together, each by itself too, a line each."""
+def overlaps(plans: Sequence[CheckedPlan]) -> list[str]:
+    """Return which ranks are in more than one pipeline, a line each."""
     found, owner = [], dict[int, int]()
     for k, plan in enumerate(plans):
         for rank in plan.ranks:
             if owner.setdefault(rank, k) != k:
                 found.append(f"rank {rank} is in pipelines {owner[rank]} and {k}: expected in one")
-    unlike = _unlike_layers(plans)
-    for k, plan in enumerate(plans):
-        if not (unlike and set(plan.layers) != {layer.id for layer in graph.layers}):
-            found += [f"pipeline {k}: {text}" for text in violations(plan, graph, num_devices)]
-    return found + unlike
+    return found
 
 
-def _unlike_layers(plans: Sequence[CheckedPlan]) -> list[str]:
-    """What one pipeline has and another has not, told of the first that differs from pipeline 0."""
+def unlike_layers(plans: Sequence[CheckedPlan]) -> list[str]:
+    """Return what one pipeline has and another has not, of the first that differs from pipeline 0."""
     for k, plan in enumerate(plans[1:], start=1):
         first, own = plans[0].layers, plan.layers
         for has, lacks, lacking in ((0, k, set(first) - set(own)), (k, 0, set(own) - set(first))):

@@ -27,7 +27,7 @@ from ..record.plans import begin_plan
 from ..record.processes import forget_processes, num_processes
 from ..record.record_files import CLOCK, read_fields
 from ..replication import rule_text
-from ..replication.base import Arithmetic, Rule
+from ..replication.base import Arithmetic
 from ..runtime import RunConfig, commands
 from ..runtime.cloud_checks import check_clouds
 from ..runtime.forward_only import write_forward_only
@@ -87,12 +87,9 @@ def prepare(
         config = inference_config(config)
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
-    if plan.members and profile is not None:
-        plan.check(profile.graph, cluster)
+    _check_together(plan, config, profile, cluster)
     configs = [_checked(plan, k, config, profile, cluster, processes) for k in range(len(plan.pipelines))]
     config = configs[0]
-    if plan.replication is not None:
-        _check_together(plan, plan.replication, config)
     check_at_launch(
         plan,
         config,
@@ -156,15 +153,13 @@ def _checked(
     return config
 
 
-def _check_together(plan: Plan, rule: Rule, config: RunConfig) -> None:
-    """Raise InputError for what pipelines cannot do together, in one line that says why."""
-    if len(plan.pipelines) < 2:
-        raise InputError(f"{len(plan.pipelines)} pipeline: a replication rule averages between two or more")
-    rule.groups(len(plan.pipelines), seed=config.seed)  # options that do not fit are told
-    layers = set(plan.pipelines[0].layers)
-    for k, own in enumerate(plan.pipelines):
-        if unlike := sorted(layers ^ set(own.layers)):
-            raise InputError(f"pipelines 0 and {k} differ in layer {unlike[0]!r}: plan all for the same network")
+def _check_together(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+    """Raise InputError for what several pipelines cannot do together, in one line that says why."""
+    rule = plan.replication
+    if rule is None:
+        return
+    if found := plan.violations(profile.graph, cluster) if profile else plan.violations_together():
+        raise InputError("the plan cannot run: " + "; ".join(found))
     check_rule(plan)
     if rule.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
         raise InputError(

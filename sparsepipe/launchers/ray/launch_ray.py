@@ -16,7 +16,7 @@ from ..local.launch_local import attach
 from ..local.started import check_workers, followed, supervised
 from ..prepare import for_hosts, prepare
 from ..ssh.certificate import check_openssl
-from ..ssh.placement import check_ranks
+from ..ssh.placement import all_ranks, check_ranks
 from .device_types import write_types
 
 __all__ = ["attach", "launch"]
@@ -52,7 +52,7 @@ def launch(
     resume, cluster = asked.get("resume", False), asked.get("cluster")
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
-    ranks = sorted(plan.ranks) if plan.members else range(count)
+    ranks = all_ranks(plan) if plan.members else range(count)
     check_ranks(ranks, len(cluster.devices) if cluster else 1 + ranks[-1])
     _check_here(config, count, address)
     elsewhere = address is not None or bool(plan.members)

@@ -62,7 +62,7 @@ def hosted_pipelines(plan: Plan, cluster: Cluster) -> tuple[HostedPipeline, ...]
     Raises InputError for ranks that the cluster has no device for, or that two pipelines have, and for hosts of one
     address.
     """
-    check_ranks(_all_ranks(plan), len(cluster.devices))
+    check_ranks(all_ranks(plan), len(cluster.devices))
     node_of = {rank: cluster.devices[rank].node for rank in plan.ranks}
     _on_hosts(sorted(plan.ranks), node_of)  # all addresses
     return pipelines_on(plan, node_of)
@@ -70,7 +70,7 @@ def hosted_pipelines(plan: Plan, cluster: Cluster) -> tuple[HostedPipeline, ...]
 
 def hosts_of_all(plan: Plan, cluster: Cluster) -> tuple[HostedRanks, ...]:
     """Return the hosts of all ranks, that of the first pipeline's rank 0 first. Raises as `hosted_pipelines`."""
-    check_ranks(_all_ranks(plan), len(cluster.devices))
+    check_ranks(all_ranks(plan), len(cluster.devices))
     ordered = [rank for k in range(len(plan.pipelines)) for rank in plan.ranks_of(k)]
     return _on_hosts(ordered, {rank: cluster.devices[rank].node for rank in ordered})
 
@@ -86,7 +86,7 @@ def check_ranks(ranks: Sequence[int], num_devices: int) -> None:
         raise InputError(f"rank {twice[0]} is in more than one pipeline: give each devices of its own")
 
 
-def _all_ranks(plan: Plan) -> list[int]:
+def all_ranks(plan: Plan) -> list[int]:
     """The ranks of all pipelines in order, each as often as a pipeline has it."""
     return sorted(rank for own in plan.pipelines for rank in own.ranks)
 
