@@ -78,7 +78,7 @@ class House:
         return [f"{name}:{line}" for name, node in self._functions() for line in _bundles(node)]
 
     def kinds_of_plan(self) -> list[str]:
-        """Places that ask whether a plan is one of several pipelines."""
+        """Places that ask for the type of a plan."""
         return [
             f"{name}:{call.lineno}"
             for name, nodes in self.nodes.items()
@@ -88,6 +88,18 @@ class House:
             and call.func.id == "isinstance"
             and any(isinstance(kind, ast.Name) and kind.id in ("Pipelines", "Plan") for kind in ast.walk(call.args[1]))
         ]
+
+    def branches_on_several(self) -> list[str]:
+        """Places outside plan.py that do another thing for a plan of several pipelines than for that of one."""
+        return sorted(
+            {
+                f"{name}:{part.lineno}"
+                for name, nodes in self.nodes.items()
+                for test in _conditions(nodes)
+                for part in ast.walk(test)
+                if name != "sparsepipe.plan" and isinstance(part, ast.Attribute) and _asks_for_several(part)
+            }
+        )
 
     def anys(self) -> int:
         """How often `Any` is written."""
@@ -148,6 +160,22 @@ def imported_names(nodes: Iterable[ast.AST], place: Sequence[str]) -> Iterator[s
             folder = place[: len(place) - node.level] if node.level else ()
             base = ".".join((*folder, *filter(None, [node.module])))
             yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _conditions(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
+    for node in nodes:
+        if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.BoolOp):
+            yield from node.values
+        elif isinstance(node, ast.comprehension):
+            yield from node.ifs
+
+
+def _asks_for_several(part: ast.Attribute) -> bool:
+    """`plan.members` or `plan.replication`, whatever ends the plan's name, such as `record.plan.members`."""
+    owner = part.value.id if isinstance(part.value, ast.Name) else getattr(part.value, "attr", "")
+    return part.attr in ("members", "replication") and owner in ("plan", "chosen", "newest", "value")
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
@@ -213,6 +241,7 @@ def counts(house: House) -> dict[str, float]:
         "most arguments of a function": max(arguments.values()),
         "calls through bundles of arguments": len(house.bundles()),
         "questions for the kind of a plan": len(house.kinds_of_plan()),
+        "branches on plans of several pipelines": len(house.branches_on_several()),
         "Any": house.anys(),
         "exceptions from strict types": len(house.less_than_strict()),
         "lines whose types are ignored": house.ignored_types(),

@@ -13,7 +13,6 @@ from .errors import InputError, RunFailed
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText
 from .lazy_names import lazy_names
-from .pipelines import Pipelines
 from .plan import Plan, Stage
 from .profile import CostSample, LayerCost, Profile
 from .record import RunRecord, load_trace
@@ -23,12 +22,13 @@ from .trace import Span, Trace
 if TYPE_CHECKING:
     from .dynamics.launching import launch
     from .launchers import attach
-    from .pipeline_simulator import simulate_pipelines
     from .planners import partition, partition_pipelines
     from .profiler import profile_model
     from .replaying import replay, what_if
     from .runtime import RunConfig
-    from .simulator import simulate
+    from .simulator import simulate, simulate_pipelines
+
+Pipelines = Plan  # its name in version 0.1.0, for those of several pipelines
 
 __version__ = "0.2.0"
 
@@ -41,12 +41,12 @@ _HOME = {
     "profile_model": "profiler",
     "replay": "replaying",
     "simulate": "simulator",
-    "simulate_pipelines": "pipeline_simulator",
+    "simulate_pipelines": "simulator",
     "what_if": "replaying",
 }
 _MODULES = (
     *("data", "dynamics", "engines", "forecast", "formats", "functions", "losses", "measured_plans", "models"),
-    *("pipeline_simulator", "planners", "plots", "profiler", "provenance", "record", "replaying", "replication"),
+    *("planners", "plots", "profiler", "provenance", "record", "replaying", "replication"),
     *("runtime", "schedule", "simulator", "sinks", "stragglers", "sweeps", "widgets"),
 )
 

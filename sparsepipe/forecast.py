@@ -70,11 +70,11 @@ def forecast(
     stragglers: Stragglers | None = None,
     **restarting: Any,
 ) -> Forecast:
-    """Simulate `plan` on minibatches of these sizes and summarise it.
+    """Simulate `plan`, of one pipeline, on minibatches of these sizes and summarise it.
 
     `restarting`: `restart_seconds` and `epoch_minibatches`, as `simulate` takes them. Raises InputError as that does.
     """
-    trace = steady = simulate(plan, profile, cluster, sizes, stragglers=stragglers, **restarting)
+    trace = steady = simulate(plan.one(), profile, cluster, sizes, stragglers=stragglers, **restarting)
     if stragglers is not None and trace.facts.get("restart"):
         steady = simulate(plan, profile, cluster, sizes, stragglers=stragglers.without_kills())
     return Forecast(

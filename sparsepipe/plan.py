@@ -1,161 +1,151 @@
-"""A pipeline plan: the layers of each stage, the devices that run it, and the schedule. The runtime obeys it alone."""
+"""A plan: of one or several pipelines the layers of each stage, the devices that run it, and the schedule.
+
+The runtime obeys it alone.
+"""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from . import plan_check
 from .cluster import Cluster
 from .display import html
 from .display.counting import number_of
 from .display.markup import one_line
-from .display.numbers import duration, gap_text
-from .display.plan_diff import PlanDiff, diff, listed
+from .display.numbers import duration, gap_text, rate_text
+from .display.plan_diff import PlanDiff, diff
 from .display.plan_text import stage_table, warmups_told
 from .errors import InputError
 from .graph import LayerGraph
-from .io.fields import integer, number, one_of, shown, text, texts
+from .io.fields import integer, maybe, number, shown, text, texts
 from .io.files import read_json, write_json
+from .plan_parts import (
+    Estimate,
+    PositionEstimate,
+    Stage,
+    StageEstimate,
+    beyond_bounds,
+    estimate_from_json,
+    estimate_of_all,
+    estimate_to_json,
+    overlaps,
+    stage_from_json,
+    stage_to_json,
+    unlike_layers,
+    violations,
+)
+from .replication import rule_from_json, rule_to_json
+from .replication.base import Rule
 from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
-from .sizes import SIZE_UNITS, Certainty, size_words
+from .sizes import Certainty, size_words
+
+__all__ = ["FORMAT", "Estimate", "Plan", "PositionEstimate", "Stage", "StageEstimate"]
 
 FORMAT = "sparsepipe-plan-1"
-_size_unit = one_of(*SIZE_UNITS)
-_OF_LATENCY = ("latency_seconds", "latency_lower_bound_seconds")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Layers on one or more replicas. A replica with share 2 takes two minibatches where one with share 1 takes one."""
-
-    layers: tuple[str, ...]  # ids, in topological order
-    ranks: tuple[int, ...]
-    shares: tuple[int, ...] = ()  # one per rank; equal when empty
-    device_types: tuple[str, ...] = ()  # one per rank, for readers and pictures
-    nodes: tuple[str, ...] = ()
-    warmup: int | None = None  # forwards before the first backward; None: computed by the schedule
-    recompute: bool = False  # keep only the stage's inputs and run the forward again before the backward
-
-    def __post_init__(self) -> None:
-        if not self.shares:
-            object.__setattr__(self, "shares", (1,) * len(self.ranks))
-
-    @cached_property
-    def round(self) -> int:
-        """Minibatches after which every replica has had its share."""
-        return sum(self.shares)
-
-    @cached_property
-    def turns(self) -> tuple[int, ...]:
-        """The replica (its place in `ranks`) of each minibatch of a round: smooth weighted round-robin.
-
-        Shares (2, 1) give (0, 1, 0) and not (0, 0, 1), so that no replica waits for a burst.
-        """
-        if len(set(self.shares)) == 1:  # of thousands of replicas at once
-            return tuple(range(len(self.shares))) * self.shares[0]
-        credit, turns = [0] * len(self.shares), []
-        for _ in range(self.round):
-            credit = [c + share for c, share in zip(credit, self.shares, strict=True)]
-            chosen = max(range(len(credit)), key=lambda k: (credit[k], -k))
-            credit[chosen] -= self.round
-            turns.append(chosen)
-        return tuple(turns)
-
-    def replica(self, minibatch: int) -> int:
-        """The rank that runs `minibatch`."""
-        return self.ranks[self.turns[minibatch % self.round]]
-
-    def share(self, rank: int) -> int:
-        return self.shares[self.ranks.index(rank)]
-
-
-@dataclass(frozen=True)
-class StageEstimate:
-    """What the planner expects of one stage, per minibatch."""
-
-    compute_seconds: float  # share-weighted, with the optimizer's step: the pace its replicas keep together
-    memory_bytes: float = 0.0  # at its fullest, on one replica; interleaved, when its device with all its stages is
-    transfer_seconds: float = 0.0  # its slower boundary
-    averaging_seconds: float = 0.0
-    sent_bytes: float = 0.0  # activations to the next stage and gradients to the one before, one minibatch
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What the planner expects of a plan, and how far from the best it can be at most."""
-
-    period_seconds: float  # per minibatch in steady state; for flush schedules step time / num_microbatches
-    stages: tuple[StageEstimate, ...]
-    lower_bound_seconds: float | None = None  # no plan has a smaller period; None: the planner proves nothing
-    plan_seconds: float = 0.0
-    single_device_seconds: float | None = None  # period of one device (the fastest type)
-    data_parallel_seconds: float | None = None  # period of one stage over all devices
-    size: float | None = None  # of the minibatch the times hold for: the mean one
-    memory_size: float | None = None  # of the minibatch that memory must do for: a large one
-    size_unit: str = "voxels"  # what both count
-    # Of a plan for inference, whose other times are then of forwards alone: seconds from an input to its output.
-    latency_seconds: float | None = None
-    latency_lower_bound_seconds: float | None = None  # no plan that keeps the pace has a smaller latency
-    certainty: Certainty | None = None  # of the times: None where the costs do not depend on size
-
-    @property
-    def gap(self) -> float | None:
-        """How far what was to be least can be above the optimum, as a share of it: 0 means proven optimal.
-
-        That is `latency_seconds` where there is one, else `period_seconds`.
-        """
-        if self.latency_seconds and self.latency_lower_bound_seconds is not None:
-            return max(0.0, (self.latency_seconds - self.latency_lower_bound_seconds) / self.latency_seconds)
-        if self.lower_bound_seconds is None or self.period_seconds == 0:
-            return None
-        return max(0.0, (self.period_seconds - self.lower_bound_seconds) / self.period_seconds)
-
-
-@dataclass(frozen=True)
-class PositionEstimate:
-    """What the planner expects of a place in the pipeline, per minibatch: of all stages on the same ranks together."""
-
-    stages: tuple[int, ...]
-    compute_seconds: float
-    averaging_seconds: float
-    memory_bytes: float  # on the fullest device
-
-    @property
-    def busy_seconds(self) -> float:
-        return self.compute_seconds + self.averaging_seconds
-
-    @property
-    def name(self) -> str:
-        """ "stage 1", or "stages 0 and 2"."""
-        return f"stage{'s' if len(self.stages) > 1 else ''} {listed(self.stages)}"
+_ROUTING = "round-robin"  # which replica takes a minibatch: the only way there is
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages in pipeline order with their schedule.
+    """One or several pipelines that train a network: stages in pipeline order with their schedule.
 
     A rank may serve several stages, as many as every other rank: the stages are interleaved then, see interleaved.py.
     `num_microbatches` minibatches make one step of a schedule that flushes or keeps two versions. Others update after
     every round of the replicas, or after `accumulation` rounds.
+
+    `pipelines` has the plan of each pipeline, whose ranks are places in one cluster. Of one pipeline that is the plan
+    itself. `Plan.together` makes a plan of several, which average by `replication`; its stages, schedule and estimate
+    follow from theirs: change `members`.
     """
 
     stages: tuple[Stage, ...]
     schedule: str = "1f1b"
     weights: str = ""  # the schedule's default policy when empty
     num_microbatches: int = 1
-    routing: str = "round-robin"
     planner: str = "by hand"
     estimate: Estimate | None = None
     warnings: tuple[str, ...] = ()
     accumulation: int = 1
     # What the plan was made from: a Provenance, as JSON. Two plans that do the same are equal wherever they come from.
     provenance: Mapping[str, Any] | None = field(default=None, compare=False)
+    members: tuple["Plan", ...] = ()  # the pipelines, if there are several
+    replication: Rule | None = None  # by which several average
+    samples: float | None = None  # of a minibatch of several; None: the profile that was planned with does not say
 
     def __post_init__(self) -> None:
-        if not self.weights and self.schedule in WEIGHT_POLICIES:
+        if self.members:
+            estimates = [plan.estimate for plan in self.members]
+            together = {
+                "stages": tuple(stage for plan in self.members for stage in plan.stages),
+                "schedule": _joined(plan.schedule for plan in self.members),
+                "weights": _joined(plan.weights for plan in self.members),
+                "planner": _joined(plan.planner for plan in self.members),
+                "num_microbatches": max(plan.num_microbatches for plan in self.members),
+                "accumulation": max(plan.accumulation for plan in self.members),
+                "estimate": estimate_of_all(estimates, self.estimate),
+            }
+            for name, value in together.items():
+                object.__setattr__(self, name, value)
+        elif not self.weights and self.schedule in WEIGHT_POLICIES:
             object.__setattr__(self, "weights", WEIGHT_POLICIES[self.schedule][0])
+
+    @classmethod
+    def together(
+        cls,
+        pipelines: Iterable["Plan"],
+        replication: Rule,
+        *,
+        samples: float | None = None,
+        lower_bound_seconds: float | None = None,
+        plan_seconds: float = 0.0,
+        data_parallel_seconds: float | None = None,
+        warnings: tuple[str, ...] = (),
+        provenance: Mapping[str, Any] | None = None,
+    ) -> "Plan":
+        """Return the plan of several pipelines, each with ranks of its own in one cluster.
+
+        `samples`: of a minibatch, if known. `lower_bound_seconds`: no split of the devices has a smaller period.
+        `data_parallel_seconds`: the period of one stage over all devices. `warnings`: of the split; each plan has its
+        own too.
+        """
+        known = Estimate(0.0, (), lower_bound_seconds, plan_seconds, data_parallel_seconds=data_parallel_seconds)
+        return cls(
+            (),
+            estimate=known,
+            warnings=warnings,
+            provenance=provenance,
+            members=tuple(pipelines),
+            replication=replication,
+            samples=samples,
+        )
+
+    @classmethod
+    def alike(cls, plan: "Plan", count: int, replication: Rule, *, samples: float | None = None) -> "Plan":
+        """Return `count` pipelines of the same plan, whose ranks are from 0: each on the next ranks of a cluster."""
+        integer(count, "pipelines", least=2)
+        num_ranks = len(plan.ranks)
+        copies = []
+        for k in range(count):
+            stages = (replace(one, ranks=tuple(rank + k * num_ranks for rank in one.ranks)) for one in plan.stages)
+            copies.append(replace(plan, stages=tuple(stages)))
+        return cls.together(copies, replication, samples=samples)
+
+    @property
+    def pipelines(self) -> tuple["Plan", ...]:
+        """The plan of each pipeline, this one itself if it is of one."""
+        return self.members or (self,)
+
+    def one(self, remedy: str = "give one of its `pipelines`") -> "Plan":
+        """Return self. Raises InputError with a `remedy` for a plan of several, where that of one is asked for."""
+        if self.replication is not None:
+            raise InputError(f"a plan of {number_of(len(self.members), 'pipeline')}, expected that of one; {remedy}")
+        return self
+
+    def with_pipelines(self, pipelines: Iterable["Plan"]) -> "Plan":
+        """The same with other plans for its pipelines; what was proven of those before is left out."""
+        plans = tuple(pipelines)
+        return replace(self, members=plans, estimate=None) if self.members else plans[0]
 
     @property
     def rules(self) -> ScheduleRules:
@@ -163,6 +153,12 @@ class Plan:
         if self.schedule not in SCHEDULE_RULES:
             raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
         return SCHEDULE_RULES[self.schedule]
+
+    @property
+    def rule(self) -> Rule:
+        """The rule by which pipelines average, which the plan must have."""
+        assert self.replication is not None, "a plan of several pipelines"
+        return self.replication
 
     @property
     def flushes(self) -> bool:
@@ -176,7 +172,7 @@ class Plan:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Every rank once, in pipeline order."""
+        """Every rank once, in pipeline order, pipeline 0's first."""
         return tuple(dict.fromkeys(rank for stage in self.stages for rank in stage.ranks))
 
     @property
@@ -218,6 +214,9 @@ class Plan:
 
     def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
         """The same stages under another schedule, with that schedule's default weight policy."""
+        if self.members:
+            each = (plan.with_schedule(schedule, num_microbatches=num_microbatches) for plan in self.members)
+            return self.with_pipelines(each)
         count = self.num_microbatches if num_microbatches is None else num_microbatches
         return replace(self, schedule=schedule, weights="", num_microbatches=count)
 
@@ -227,12 +226,87 @@ class Plan:
 
     @property
     def extrapolation(self) -> str:
-        """How far beyond the measured sizes the estimate's times are: `Certainty.beyond`."""
-        return Certainty.beyond(self.estimate.certainty) if self.estimate else ""
+        """How far beyond the measured sizes the estimates' times are, the worst of all: `Certainty.beyond`."""
+        return Certainty.beyond(*(plan.estimate.certainty for plan in self.pipelines if plan.estimate))
+
+    @property
+    def counted(self) -> str:
+        """What throughput counts: "samples", or "minibatches" if it is not known how many samples one has."""
+        return "minibatches" if self.samples is None else "samples"
+
+    @property
+    def minibatches_per_second(self) -> float | None:
+        """The planner's expectation, of several pipelines if none waits; None where a plan has no estimate."""
+        periods = [plan.estimate.period_seconds if plan.estimate else 0.0 for plan in self.pipelines]
+        return sum(1 / period for period in periods) if all(periods) else None
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The warnings of the split and of every pipeline's plan, each once."""
+        return tuple(dict.fromkeys([*self.warnings, *(text for plan in self.pipelines for text in plan.warnings)]))
+
+    def ranks_of(self, k: int) -> tuple[int, ...]:
+        """The ranks of pipeline `k` in ascending order: of several place i is rank i of `local(k)`."""
+        return tuple(sorted(self.pipelines[k].ranks))
+
+    def among_all(self, k: int, rank: int) -> int:
+        """Return what `rank` of the job of pipeline `k` is called among those of all; itself if there is one."""
+        ranks = self.ranks_of(k) if self.members else ()
+        return ranks[rank] if 0 <= rank < len(ranks) else rank
+
+    def prefix(self, k: int) -> str:
+        """Return what begins a message on pipeline `k`: "pipeline 1: ", nothing if there is one."""
+        return f"pipeline {k}: " if self.members else ""
+
+    def first_rank(self, k: int) -> int:
+        """How many ranks the pipelines before `k` have."""
+        return sum(len(plan.ranks) for plan in self.pipelines[:k])
+
+    def first_stage(self, k: int) -> int:
+        """How many stages the pipelines before `k` have: stage s of pipeline k is stage `first_stage(k)` + s of all."""
+        return sum(len(plan.stages) for plan in self.pipelines[:k])
+
+    @property
+    def trace_facts(self) -> dict[str, Any]:
+        """What a trace of several pipelines says: "pipelines", the ranks of each; "like_stages", of each of `stages`
+        the first that has the same layers.
+        """
+        layers = [stage.layers for stage in self.stages]
+        ranks = [list(self.ranks_of(k)) for k in range(len(self.pipelines))]
+        return {"pipelines": ranks, "like_stages": [layers.index(own) for own in layers]}
+
+    def local(self, k: int) -> "Plan":
+        """Return what the job of pipeline `k` runs; of several its plan with ranks from 0, in the order of these."""
+        if not self.members:
+            return self
+        place = {rank: i for i, rank in enumerate(self.ranks_of(k))}
+        plan = self.pipelines[k]
+        stages = (replace(stage, ranks=tuple(place[rank] for rank in stage.ranks)) for stage in plan.stages)
+        return replace(plan, stages=tuple(stages))
 
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
-        return plan_check.violations(self, graph, None if cluster is None else len(cluster.devices))
+        found, whole = self.violations_together(), {layer.id for layer in graph.layers}
+        alike = not unlike_layers(self.pipelines)
+        for k, plan in enumerate(self.pipelines):
+            if alike or set(plan.layers) == whole:  # else that it lacks some is said already
+                own = violations(plan, graph, None if cluster is None else len(cluster.devices))
+                found += [self.prefix(k) + text for text in own]
+        return found
+
+    def violations_together(self) -> list[str]:
+        """Every reason why its pipelines cannot train together, whatever the network is, each in one line."""
+        if self.replication is None:
+            return []
+        found = [*overlaps(self.members), *unlike_layers(self.members)]
+        if len(self.members) < 2:
+            told = "a replication rule averages between two or more; give the plan of one by itself"
+            return [f"{len(self.members)} pipeline: {told}", *found]
+        try:
+            self.replication.groups(len(self.members))
+        except InputError as error:
+            found.insert(0, str(error))
+        return found
 
     def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
         """Return self, or raise InputError that lists every violation."""
@@ -241,34 +315,36 @@ class Plan:
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """The plan file, which is also what `sparsepipe plan --json` prints."""
-        estimate = self.estimate
+        """The plan file, which is also what `sparsepipe plan --json` prints.
+
+        `stages` are those of all pipelines; a plan of several has theirs in `pipelines` too.
+        """
+        estimates = self.estimate.stages if self.estimate else [None] * len(self.stages)
+        counts = {"num_microbatches": self.num_microbatches, "accumulation": self.accumulation}
         return {
             "format": FORMAT,
             "planner": self.planner,
-            "period_seconds": estimate.period_seconds if estimate else None,
-            "lower_bound_seconds": estimate.lower_bound_seconds if estimate else None,
-            "gap": estimate.gap if estimate else None,
-            **(
-                {name: getattr(estimate, name) for name in _OF_LATENCY} if estimate and estimate.latency_seconds else {}
-            ),
-            "plan_seconds": estimate.plan_seconds if estimate else None,
-            "single_device_seconds": estimate.single_device_seconds if estimate else None,
-            "data_parallel_seconds": estimate.data_parallel_seconds if estimate else None,
-            "voxels": estimate.size if estimate else None,
-            "memory_voxels": estimate.memory_size if estimate else None,
-            **({"size_unit": estimate.size_unit} if estimate and estimate.size_unit != "voxels" else {}),
-            **(estimate.certainty.to_json() if estimate and estimate.certainty else {}),
+            **estimate_to_json(self.estimate),
             "schedule": self.schedule,
             "weights": self.weights,
-            "routing": self.routing,
-            "num_microbatches": self.num_microbatches,
-            "accumulation": self.accumulation,
-            "stages": [
-                _stage_to_json(stage, estimate.stages[k] if estimate else None) for k, stage in enumerate(self.stages)
-            ],
+            **({"routing": _ROUTING} | counts if self.replication is None else self._pipelines_to_json()),
+            "stages": [stage_to_json(stage, own) for stage, own in zip(self.stages, estimates, strict=True)],
             "warnings": list(self.warnings),
             **({} if self.provenance is None else {"provenance": dict(self.provenance)}),
+        }
+
+    def _pipelines_to_json(self) -> dict[str, Any]:
+        rates = [plan.minibatches_per_second for plan in (self, *self.members)]
+        paces = [None if rate is None or self.samples is None else rate * self.samples for rate in rates]
+        return {
+            "replication": rule_to_json(self.rule),
+            "samples": self.samples,
+            "samples_per_second": paces[0],
+            "minibatches_per_second": rates[0],
+            "pipelines": [
+                {**plan.to_json(), "samples_per_second": pace}
+                for plan, pace in zip(self.members, paces[1:], strict=True)
+            ],
         }
 
     @classmethod
@@ -277,31 +353,61 @@ class Plan:
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise InputError(f"not a plan: expected a JSON object with format {FORMAT!r}")
         if "pipelines" in document:
-            raise InputError("the plan of several pipelines, expected that of one; Pipelines.load reads it")
+            return cls._from_pipelines(document)
         try:
             plan = cls(
-                tuple(_stage_from_json(entry) for entry in document["stages"]),
+                tuple(stage_from_json(entry) for entry in document["stages"]),
                 text(document["schedule"], "schedule"),
                 text(document["weights"], "weights"),
                 integer(document["num_microbatches"], "num_microbatches"),
-                text(document["routing"], "routing"),
                 text(document["planner"], "planner"),
-                _estimate_from_json(document),
+                estimate_from_json(document),
                 texts(document.get("warnings", []), "warnings"),
                 integer(document.get("accumulation", 1), "accumulation"),
                 _provenance(document.get("provenance")),
             )
+            if (routing := text(document["routing"], "routing")) != _ROUTING:
+                raise InputError(f"routing {routing!r} is unknown, expected {_ROUTING!r}")
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a plan this project wrote ({error!r})") from None
-        if told := plan_check.beyond_bounds(plan):
+        if told := beyond_bounds(plan):
             raise InputError(told[0])
         return plan
+
+    @classmethod
+    def _from_pipelines(cls, document: Mapping[str, Any]) -> "Plan":
+        entries = document["pipelines"]
+        if not isinstance(entries, list):
+            raise InputError(f"pipelines = {shown(entries)}: expected a list of plans")
+        if "replication" not in document:
+            raise InputError("pipelines without 'replication': expected the rule by which they average")
+        members = []
+        for k, entry in enumerate(entries):
+            try:
+                members.append(cls.from_json(entry))
+            except InputError as error:
+                raise InputError(f"pipeline {k}: {error}") from None
+            if members[k].replication is not None:
+                raise InputError(f"pipeline {k}: has pipelines of its own, expected the plan of one")
+        seconds = {
+            name: maybe(number)(document.get(name), name) for name in ("lower_bound_seconds", "data_parallel_seconds")
+        }
+        return cls.together(
+            members,
+            rule_from_json(document["replication"]),
+            samples=maybe(number)(document.get("samples"), "samples"),
+            plan_seconds=maybe(number)(document.get("plan_seconds"), "plan_seconds") or 0.0,
+            warnings=texts(document.get("warnings", []), "warnings"),
+            provenance=_provenance(document.get("provenance")),
+            **seconds,
+        )
 
     def save(self, path: Path | str) -> Path:
         return write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path | str) -> "Plan":
+        """Read a plan file, of one or of several pipelines. Raises InputError naming the file."""
         try:
             return cls.from_json(read_json(path, what="plan"))
         except InputError as error:
@@ -312,17 +418,25 @@ class Plan:
         return html.plan(self)
 
     def __str__(self) -> str:
-        """The plan as a table for people."""
-        lines = [self.summary(), *stage_table(self.stages, self.estimate.stages if self.estimate else None)]
-        lines += warmups_told(self.stages)
-        return "\n".join([*lines, *(f"warning: {one_line(text)}" for text in self.warnings)])
+        """The plan as a table for people, of several pipelines one for each."""
+        lines = [self.summary()]
+        for k, plan in enumerate(self.pipelines):
+            lines += ["", self.prefix(k) + plan.summary()] if self.members else []
+            lines += stage_table(plan.stages, plan.estimate.stages if plan.estimate else None)
+            lines += warmups_told(plan.stages)
+        return "\n".join([*lines, *(f"warning: {one_line(text)}" for text in self.all_warnings)])
 
     def summary(self) -> str:
-        """Planner, schedule, period and gap in one line."""
-        stages, devices = (
-            number_of(len(items), word) for items, word in ((self.stages, "stage"), (self.ranks, "device"))
-        )
-        text = f"{self.planner}: {stages} on {devices}, {self.schedule} ({self.weights})"
+        """Planner, schedule, period and gap in one line; of several pipelines their number, rule and throughput."""
+        devices = number_of(len(self.ranks), "device")
+        if self.replication is not None:
+            text = f"{number_of(len(self.members), 'pipeline')} on {devices}, {self.replication.name}"
+            if self.estimate and (rate := self.minibatches_per_second):
+                samples = "" if self.samples is None else f" ({rate_text(rate * self.samples)})"
+                text += f", {rate_text(rate, 'minibatches')}{samples} where none waits, gap "
+                text += "not proven" if self.estimate.gap is None else gap_text(self.estimate.gap)
+            return one_line(text)
+        text = f"{self.planner}: {number_of(len(self.stages), 'stage')} on {devices}, {self.schedule} ({self.weights})"
         text = one_line(text)
         if self.estimate:
             if self.estimate.latency_seconds is not None:
@@ -340,73 +454,12 @@ class Plan:
         return text
 
 
-def _stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, Any]:
-    kinds = stage.device_types or (None,) * len(stage.ranks)
-    nodes = stage.nodes or (None,) * len(stage.ranks)
-    replicas = [
-        {"rank": rank, "device_type": kind, "node": node, "share": share}
-        for rank, kind, node, share in zip(stage.ranks, kinds, nodes, stage.shares, strict=True)
-    ]
-    settings = {
-        "layers": list(stage.layers),
-        "replicas": replicas,
-        "warmup": stage.warmup,
-        "recompute": stage.recompute,
-    }
-    return settings | (asdict(estimate) if estimate else {})
-
-
-def _stage_from_json(entry: Mapping[str, Any]) -> Stage:
-    replicas = entry["replicas"]
-    warmup, recompute = entry.get("warmup"), entry.get("recompute", False)
-    if not isinstance(recompute, bool):
-        raise InputError(f"recompute = {recompute!r}: expected true or false")
-    return Stage(
-        texts(entry["layers"], "layers of a stage"),
-        tuple(integer(replica["rank"], "rank") for replica in replicas),
-        tuple(integer(replica["share"], "share") for replica in replicas),
-        _labels(replicas, "device_type"),
-        _labels(replicas, "node"),
-        None if warmup is None else integer(warmup, "warmup"),
-        recompute,
-    )
-
-
 def _provenance(value: Any) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
         raise InputError(f"provenance = {shown(value)}: expected an object, or none")
     return value
 
 
-def _labels(replicas: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
-    labels = [replica.get(key) for replica in replicas]
-    return tuple(text(label, key) for label in labels) if all(label is not None for label in labels) else ()
-
-
-def _estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
-    if document.get("period_seconds") is None:
-        return None
-    columns = ("compute_seconds", "memory_bytes", "transfer_seconds", "averaging_seconds")
-
-    def stage(entry: Mapping[str, Any]) -> StageEstimate:
-        values = {column: number(entry[column], column) for column in columns}
-        return StageEstimate(**values, sent_bytes=number(entry.get("sent_bytes", 0), "sent_bytes"))
-
-    def known(key: str) -> float | None:
-        return None if document.get(key) is None else number(document[key], key)
-
-    return Estimate(
-        number(document["period_seconds"], "period_seconds"),
-        tuple(stage(entry) for entry in document["stages"]),
-        known("lower_bound_seconds"),
-        number(document["plan_seconds"], "plan_seconds"),
-        known("single_device_seconds"),
-        known("data_parallel_seconds"),
-        known("voxels"),
-        known("memory_voxels"),
-        _size_unit(document.get("size_unit", "voxels"), "size_unit"),
-        latency_seconds=known("latency_seconds"),
-        latency_lower_bound_seconds=known("latency_lower_bound_seconds"),
-        # Plans of before do not say how sure they are.
-        certainty=None if (share := known("uncertainty")) is None else Certainty(known("extrapolation") or 1.0, share),
-    )
+def _joined(words: Iterable[str]) -> str:
+    """What pipelines have, each once: "1f1b", or "1f1b+gpipe" where they differ."""
+    return "+".join(dict.fromkeys(words))

@@ -12,7 +12,6 @@ from .cluster import Cluster
 from .derived.digests import canonical, digest
 from .errors import InputError
 from .io.fields import shown
-from .pipelines import Pipelines
 from .plan import Plan
 from .profile import Profile
 from .record import RunRecord, load_warnings
@@ -177,18 +176,17 @@ def in_few_words(warning: str) -> str:
     return text.replace("the layers' sum", "layers' sum").replace(" x a whole", " × a whole")
 
 
-def plan_digest(plan: Plan | Pipelines) -> str:
+def plan_digest(plan: Plan) -> str:
     """Names a plan: stages, schedule and what it expects, not how long the planner looked for it."""
     document = plan.to_json()
-    if isinstance(plan, Pipelines):
-        document["pipelines"] = [plan_digest(own) for own in plan.pipelines]
+    document |= {"pipelines": [plan_digest(own) for own in plan.members]} if plan.members else {}
     return digest({key: value for key, value in document.items() if key not in ("plan_seconds", "provenance")})
 
 
-def work_digest(plan: Plan | Pipelines) -> str:
+def work_digest(plan: Plan) -> str:
     """Names what a run of a plan does: stages, devices, schedule, weights; not what was expected of it, or by whom."""
-    if isinstance(plan, Pipelines):
-        return digest([rule_to_json(plan.replication), *map(work_digest, plan.pipelines)])
+    if plan.replication is not None:
+        return digest([rule_to_json(plan.replication), *map(work_digest, plan.members)])
     return plan_digest(replace(plan, estimate=None, warnings=(), planner=""))
 
 

@@ -23,13 +23,13 @@ LAUNCH = """
     from sparsepipe import InputError
     from sparsepipe.cluster import Cluster
     from sparsepipe.launchers import launch
-    from sparsepipe.pipelines import load_any
+    from sparsepipe.plan import Plan
     from sparsepipe.runtime import RunConfig
     for told in json.loads(sys.argv[1]):
         cluster = Cluster.load(told["cluster"]) if told["cluster"] else None
         try:
             job = launch(
-                load_any(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"],
+                Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"],
                 resume=told["resume"], launcher="ssh" if cluster else "local", cluster=cluster,
                 **({"forward_only": told["forward_only"]} if told["forward_only"] else {}),
             )

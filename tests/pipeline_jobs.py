@@ -12,16 +12,16 @@ from runtime_jobs import Result, plan_of, run_ranks
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage
 from sparsepipe.host.python_path import python_command, python_environment
 from sparsepipe.io.files import read_rows
-from sparsepipe.launchers.prepare_pipelines import RESUME, prepare_pipelines
-from sparsepipe.pipelines import Pipelines
+from sparsepipe.launchers.prepare import prepare
 from sparsepipe.replication import Arithmetic, parse_rule, rule_to_json
 from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.pipelines.resuming import RESUME
 
 
-def pipelines_of(model: str, *ranks: Sequence[Sequence[int]], rule: str, cuts=None, **options) -> Pipelines:
+def pipelines_of(model: str, *ranks: Sequence[Sequence[int]], rule: str, cuts=None, **options) -> Plan:
     """Cut a model's layers into a pipeline for each of `ranks`, whose entries are the stages'."""
     plans = (plan_of(model, own, cuts=(cuts or {}).get(k), **options) for k, own in enumerate(ranks))
-    return Pipelines(tuple(plans), parse_rule(rule))
+    return Plan.together(tuple(plans), parse_rule(rule))
 
 
 class PipelinesResult(Result):
@@ -43,10 +43,10 @@ class PipelinesResult(Result):
 
 
 def run_pipelines(
-    folder: Path, plan: Pipelines, config: RunConfig, *, resume: bool = False, limit: float = 240
+    folder: Path, plan: Plan, config: RunConfig, *, resume: bool = False, limit: float = 240
 ) -> PipelinesResult:
     """Run them to their end. Fails with the first traceback where a rank does."""
-    record, locks = prepare_pipelines(plan, config, run_dir=folder, resume=resume)
+    record, locks = prepare(plan, config, run_dir=folder, resume=resume)
     for lock in locks:
         os.close(lock)
     launch = str(time.time_ns())
@@ -74,7 +74,7 @@ def run_pipelines(
     return PipelinesResult(record.folder)
 
 
-def identity_of(plan: Pipelines, number: int) -> tuple[int, int, Mapping[str, str]]:
+def identity_of(plan: Plan, number: int) -> tuple[int, int, Mapping[str, str]]:
     """Return (pipeline, rank within it, what its launcher says in the environment) of a rank among all."""
     k = next(k for k in range(len(plan.pipelines)) if number in plan.ranks_of(k))
     ranks = plan.ranks_of(k)
@@ -95,16 +95,14 @@ def _work(folder: Path, number: int) -> None:
     from sparsepipe.io.files import read_json
     from sparsepipe.runtime.worker.run import run
 
-    plan = Pipelines.load(folder / "plan.json")
+    plan = Plan.load(folder / "plan.json")
     k, _, told = identity_of(plan, sorted(plan.ranks)[number])
     os.environ |= told
     own = folder / "pipelines" / str(k)
     run(own, plan.local(k), RunConfig.from_json(read_json(own / "config.json")))
 
 
-def replayed_pipelines(
-    stages: Sequence[int], *, rule: str, seconds: float
-) -> tuple[Pipelines, RunConfig, Profile, Cluster]:
+def replayed_pipelines(stages: Sequence[int], *, rule: str, seconds: float) -> tuple[Plan, RunConfig, Profile, Cluster]:
     """Return a replay of pipelines of so many stages each, which take `seconds` over a minibatch in every stage."""
     count = 12  # layers: whole for stages of 1, 2, 3
     graph = LayerGraph.chain([Layer(f"l{k}", "", 1e3) for k in range(count)])
@@ -120,4 +118,4 @@ def replayed_pipelines(
     profile = Profile(graph, {"fast": (cost,) * count}, (1.0,))
     cluster = Cluster.uniform(first, device_type="fast", link=Link(1e9, 1e-5))
     config = RunConfig("chain", "nothing", engine="replay", batch_size=1, threads=1)
-    return Pipelines(tuple(plans), parse_rule(rule)), config, profile, cluster
+    return Plan.together(tuple(plans), parse_rule(rule)), config, profile, cluster

@@ -13,7 +13,6 @@ import torch
 from pipeline_jobs import PipelinesResult
 from torch import Tensor
 
-from sparsepipe.pipelines import Pipelines
 from sparsepipe.plan import Plan
 from sparsepipe.replication import SERVER, Arithmetic
 from sparsepipe.runtime import RunConfig
@@ -294,7 +293,7 @@ MERGINGS: Mapping[Arithmetic, type[Means]] = {
 class Replay:
     """Works out again what a run came to. Pipelines wait for each other where the record says that they met."""
 
-    def __init__(self, result: PipelinesResult, plan: Pipelines, config: RunConfig, *, epoch_minibatches: int) -> None:
+    def __init__(self, result: PipelinesResult, plan: Plan, config: RunConfig, *, epoch_minibatches: int) -> None:
         count = len(plan.pipelines)
         self.told, self.rule = Told(result, count, epoch_minibatches), plan.replication
         of_gradients = self.rule.arithmetic is Arithmetic.MEAN_GRADIENTS

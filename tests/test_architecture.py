@@ -15,14 +15,13 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"errors"},
     {"host", "io", "graph", "lazy_names"},
     {"lab_server", "functions"},
-    {"cluster", "trace", "graph_text", "plan_check", "data", "models", "replication"},
+    {"cluster", "trace", "graph_text", "plan_parts", "data", "models", "replication"},
     {"profile", "plan", "engines", "workload_facts", "losses", "stragglers", "sinks"},
-    {"pipelines"},
     {"schedule", "record", "formats"},
     {"costs", "provenance", "replaying"},
     {"simulator", "runtime"},
     {"forecast", "profiler", "cluster_probes", "measured_plans"},
-    {"planners", "pipeline_simulator"},
+    {"planners"},
     {"launchers"},
     {"dynamics", "sweeps"},
     {"widgets", "reproduce"},
@@ -33,11 +32,11 @@ LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
 VALUES = {
     *("display", "schedule_rules", "derived", "sizes", "lazy_names", "errors", "host", "io", "functions", "graph"),
-    *("cluster", "trace", "graph_text", "profile", "plan", "plan_check", "schedule", "record", "costs", "provenance"),
-    *("workload_facts", "replication", "stragglers", "pipelines"),
+    *("cluster", "trace", "graph_text", "profile", "plan", "schedule", "record", "costs", "provenance"),
+    *("workload_facts", "replication", "stragglers", "plan_parts"),
 }
 DECISIONS = {  # made of values alone
-    *("planners", "simulator", "pipeline_simulator", "forecast", "formats", "models", "replaying", "measured_plans"),
+    *("planners", "simulator", "forecast", "formats", "models", "replaying", "measured_plans"),
 }
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, *DECISIONS, "dynamics", "plots", "widgets"}

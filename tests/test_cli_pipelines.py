@@ -6,7 +6,6 @@ import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Plan, Profile
 from sparsepipe.cli import main
-from sparsepipe.pipelines import Pipelines
 from sparsepipe.replication import rule
 
 
@@ -53,7 +52,7 @@ def test_a_rule_is_kept_in_the_plan(tmp_path, files, capsys):
     path = tmp_path / "plan.json"
     settings = ("--pipelines", 2, "--replication", "local-sgd:every=8", "--out", path)
     assert run("plan", *files, *settings, capsys=capsys)[0] == 0
-    assert Pipelines.load(path).replication == rule("local-sgd", {"every": 8})
+    assert Plan.load(path).replication == rule("local-sgd", {"every": 8})
 
 
 def test_one_pipeline_is_an_ordinary_plan(tmp_path, files, capsys):

@@ -3,7 +3,7 @@
 import pytest
 from command_line import sparsepipe
 
-from sparsepipe import Pipelines, Plan, Stage
+from sparsepipe import Plan, Stage
 from sparsepipe.cli.command import parser
 from sparsepipe.cli.run_verbs import settings_of
 from sparsepipe.cli.without_effect import kind_of_data, without_effect
@@ -54,7 +54,7 @@ def test_an_option_with_nothing_to_do_is_told(words, why, shapes):
 def test_what_the_plan_the_model_or_the_data_leave_nothing_to_do_is_told(shapes, tmp_path):
     (found,) = told("--compression int8", shapes, plan=REPLICAS)
     assert found == "--compression has no effect: the plan has one stage: no boundary is crossed"
-    together = Pipelines.alike(REPLICAS, 2, parse_rule("partial-reduce"))
+    together = Plan.alike(REPLICAS, 2, parse_rule("partial-reduce"))
     assert len(told("--compression int8", shapes, plan=together)) == 1
     (found,) = told("--synchronised-batch-norm", shapes, plan=REPLICAS, model="minkvgg11")
     assert found == "--synchronised-batch-norm has no effect: the network has no batch norm"

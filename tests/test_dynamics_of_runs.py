@@ -7,7 +7,7 @@ import pytest
 from command_line import sparsepipe
 from drifting_runs import PROFILE, SLOW_FROM, Piece, WrittenRun, as_measured, cluster_with, drifting, halves, slowed
 
-from sparsepipe import InputError, Pipelines, Plan, RunRecord, Stage
+from sparsepipe import InputError, Plan, RunRecord, Stage
 from sparsepipe.dynamics import Follower, RunRows, drift_of
 from sparsepipe.errors import DamagedRecord
 from sparsepipe.io.files import write_json
@@ -172,7 +172,7 @@ def test_what_is_damaged_or_of_another_kind_is_one_line(damage, told, tmp_path):
 def several(folder, *parts):
     """A run of pipelines on ranks (0, 2) and (1, 3), each with the spans and sizes of a run of its own."""
     plans = [Plan(tuple(Stage(s.layers, (2 * s.ranks[0] + k,)) for s in halves().stages)) for k in range(2)]
-    whole = Pipelines(tuple(plans), parse_rule("partial-reduce"))
+    whole = Plan.together(tuple(plans), parse_rule("partial-reduce"))
     record = RunRecord.create(folder, whole, {"engine": "replay", "model": "vgg"}, Origin())
     PROFILE.save(folder / "profile.json")
     (folder / "cluster.toml").write_text(cluster_with(devices=4).to_toml())

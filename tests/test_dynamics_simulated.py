@@ -169,7 +169,7 @@ def test_an_oracle_changes_where_devices_do_and_only_if_it_pays():
 
 
 def test_a_device_that_stands_almost_still_is_left_out_and_taken_back():
-    """A run times it on work of its own meanwhile, see worker/probe.py; so do simulations."""
+    """A run times it on work of its own meanwhile, see worker/left_out.py; so do simulations."""
     profile, cluster = network(12), cpus(3)
     plan, stragglers = partition(profile, cluster), Stragglers.parse("slow:rank=2,factor=25,from=100,to=300")
     found = simulate_replans(

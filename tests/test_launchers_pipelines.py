@@ -18,9 +18,9 @@ from sparsepipe.host.python_path import python_environment
 from sparsepipe.io.files import read_json, read_rows, write_json, write_rows
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.pipelines_parent import rejoined
-from sparsepipe.launchers.prepare_pipelines import RESUME, go_on_from_checkpoint
-from sparsepipe.pipeline_simulator import simulate_pipelines
+from sparsepipe.launchers.resuming import RESUME, go_on_from_checkpoint
 from sparsepipe.record import RunRecord
+from sparsepipe.simulator import simulate_pipelines
 from sparsepipe.stragglers import Stragglers
 
 slow = pytest.mark.slow
@@ -167,13 +167,14 @@ import json, sys, time
 from pathlib import Path
 from sparsepipe.cluster import Cluster
 from sparsepipe.launchers import launch
-from sparsepipe.pipelines import Pipelines
+from sparsepipe.plan import Plan
 from sparsepipe.profile import Profile
+from sparsepipe.runtime.pipelines.resuming import RESUME
 from sparsepipe.runtime import RunConfig
 folder = Path(sys.argv[1])
 read = lambda kind, name: kind.from_json(json.loads((folder / f"{name}.json").read_text()))
 given = {"profile": Profile.load(folder / "profile.json"), "cluster": Cluster.load(folder / "cluster.toml")}
-job = launch(read(Pipelines, "plan"), read(RunConfig, "config"), run_dir=folder / "run", **given)
+job = launch(read(Plan, "plan"), read(RunConfig, "config"), run_dir=folder / "run", **given)
 while not job.record.metrics("step"):
     time.sleep(0.05)
 print("running", flush=True)

@@ -202,7 +202,7 @@ def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
     for options, told in (
         ({"ray_address": "ray://10.0.0.1:10001"}, "is that of a client"),
         ({"port": 4711}, "a port goes with launcher='local'"),
-        ({"cluster": Cluster.uniform(1)}, "the plan has 2 ranks, the cluster 1 device;"),
+        ({"cluster": Cluster.uniform(1)}, "uses rank 1, the cluster has 1 device;"),
     ):
         with pytest.raises(InputError, match=told):
             launch(plan, config, run_dir=tmp_path / "run", launcher="ray", **options)

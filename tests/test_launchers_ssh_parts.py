@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from argparse import Namespace
+from contextlib import nullcontext
 
 import pytest
 
@@ -298,11 +300,12 @@ def test_a_run_that_went_on_without_a_host_says_so_when_it_has_finished(tmp_path
     tell_status(record.folder, state="running", guard=7)
     going = f"{full}; going on from the last checkpoint on host1"
 
-    def goes_on(record, plan):
+    def goes_on(record, plan, arguments):
         tell_going_on(record.folder, going)
         assert record.status["state"] == "running" and record.status["guard"] == 7
 
-    assert controlled(record.folder, goes_on) == 0
+    arguments = Namespace(run_dir=record.folder, resume=False)
+    assert controlled(arguments, goes_on, nullcontext) == 0
     assert record.status["state"] == "finished" and went_on(record.folder) == [going]
     (record.folder / "status.json").write_text("[")
     assert went_on(record.folder) == []

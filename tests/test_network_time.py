@@ -21,7 +21,7 @@ from sparsepipe.planners.exact.min_latency import least_latency
 from sparsepipe.planners.forward_estimate import forward_estimate
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads.replay import Replay, SleptStage
-from sparsepipe.simulator import durations
+from sparsepipe.simulator.simulation import durations
 
 SCHEDULES = ("1f1b", "gpipe", "1f1b-flush", "sequential", "zero-bubble")
 EACH, NETWORK = 0.25, Link(8.0, 0.125)

@@ -229,7 +229,7 @@ def test_all_that_the_readme_names_is_reached_from_the_package():
     assert len(named) > 10
     for name in named:
         operator.attrgetter(name[1:])(sparsepipe)
-    assert not {"lazy_names", "TYPE_CHECKING", "plan_check", "sizes", "errors"} & set(dir(sparsepipe))
+    assert not {"lazy_names", "TYPE_CHECKING", "plan_parts", "sizes", "errors"} & set(dir(sparsepipe))
 
 
 def test_what_notebooks_share_calls_none_of_it():

@@ -25,12 +25,11 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.costs import MergeCosts
-from sparsepipe.pipeline_simulator import simulate_pipelines
-from sparsepipe.pipeline_simulator.exchange import Exchange, Routes
-from sparsepipe.pipeline_simulator.together import Together
-from sparsepipe.pipelines import Pipelines
 from sparsepipe.replication import RULES, parse_rule
 from sparsepipe.replication.base import Merge
+from sparsepipe.simulator import simulate_pipelines
+from sparsepipe.simulator.exchange import Exchange, Routes
+from sparsepipe.simulator.together import Together
 from sparsepipe.stragglers import Stragglers
 
 FREE = Link()
@@ -58,7 +57,7 @@ def like_pipelines(num_pipelines, num_stages, rule, *, link=FREE, **settings):
         for k in range(num_pipelines)
     )
     cluster = Cluster.uniform(num_pipelines * num_stages, device_type="d", link=link)
-    return Pipelines(plans, parse_rule(rule)), cluster
+    return Plan.together(plans, parse_rule(rule)), cluster
 
 
 def in_order(spans):
@@ -226,10 +225,10 @@ def test_less_than_a_unit_goes_to_who_is_empty(minibatches):
     """Of one whose updates are of four minibatches, and one whose are of one: it takes what is left, as long as the
     other trains its last whole unit. Alone, each empties before it takes it."""
     plans = Plan((Stage(("l0",), (0,)),), "gpipe", num_microbatches=4), Plan((Stage(("l0",), (1,)),))
-    pipelines, cluster = Pipelines(plans, parse_rule("quorum")), Cluster.uniform(2, device_type="d")
+    pipelines, cluster = Plan.together(plans, parse_rule("quorum")), Cluster.uniform(2, device_type="d")
     found = held_up(pipelines, cluster, network(1), minibatches)
     assert len(found.taken[0]) % 4 == 0 and sum(map(len, found.taken)) == minibatches
-    alone = Pipelines((plans[0], replace(plans[0], stages=(Stage(("l0",), (1,)),))), parse_rule("quorum"))
+    alone = Plan.together((plans[0], replace(plans[0], stages=(Stage(("l0",), (1,)),))), parse_rule("quorum"))
     found = held_up(alone, cluster, network(1), minibatches)
     (own,) = (own for own in found.taken if len(own) % 4)
     assert own[len(own) // 4 * 4 :] == tuple(range(minibatches // 4 * 4, minibatches))
@@ -279,7 +278,7 @@ def test_unlike_cuts_exchange_what_they_have_in_common():
     """Pipeline 0 is cut after a layer, pipeline 1 after two: of 3 layers each byte goes out and back in both."""
     first = Plan((Stage(("l0",), (0,)), Stage(("l1", "l2"), (1,))))
     second = Plan((Stage(("l0", "l1"), (2,)), Stage(("l2",), (3,))))
-    pipelines = Pipelines((first, second), parse_rule("all-reduce"))
+    pipelines = Plan.together((first, second), parse_rule("all-reduce"))
     cluster = Cluster.uniform(4, device_type="d", link=Link(1000.0))
     found = simulate_pipelines(pipelines, network(3), cluster, [1] * 40)
     assert found.bytes == pytest.approx(20 * 2 * 3000)
@@ -292,8 +291,12 @@ def test_quick_pipelines_take_more():
     cluster = Cluster((Node("n", (big, big, tiny, tiny)),))
     plans = tuple(Plan((Stage(("l0",), (2 * k,)), Stage(("l1",), (2 * k + 1,)))) for k in range(2))
     profile = network(2, speeds={"big": 1.0, "tiny": 2.0})
-    found = simulate_pipelines(Pipelines(plans, parse_rule("quorum")), profile, cluster, [1] * 90)
+    plan = Plan.together(plans, parse_rule("quorum"))
+    found = simulate_pipelines(plan, profile, cluster, [1] * 90)
     assert [one.minibatches for one in found.pipelines] == pytest.approx([60, 30], abs=2)
+    assert simulate(plan, profile, cluster, [1] * 90) == found.trace
+    with pytest.raises(InputError, match="epoch_minibatches"):
+        simulate(plan, profile, cluster, [1] * 90, epoch_minibatches=9)
 
 
 RULES_TO_TRY = (*NEVER_WAIT, *WAIT, "wsp:every=1,bound=1", "quorum:overlap=false", "ad-psgd:every=2,overlap=false")
@@ -314,7 +317,7 @@ def drawn_pipelines(draw, num_pipelines, rule):
     link = Link(draw.choice([50.0, 1e4, float("inf")]), draw.choice([0.0, 0.1]))
     cluster = Cluster.uniform(first, device_type="d", link=link)
     profile = replace(network(5, output_bytes=1.0), update_rates={"d": draw.choice([0.0, 1e-4])})
-    return Pipelines(tuple(plans), parse_rule(rule)), profile, cluster
+    return Plan.together(tuple(plans), parse_rule(rule)), profile, cluster
 
 
 @pytest.mark.slow
@@ -406,9 +409,11 @@ def test_gradients_of_parts_of_a_unit_cannot_be_averaged(stages, settings):
     plans = Plan(stages, **settings), Plan((Stage(("l0", "l1"), (3,)),), **settings)
     cluster = Cluster.uniform(4, device_type="d")
     with pytest.raises(InputError, match="replication all-reduce averages gradients before every step") as error:
-        simulate_pipelines(Pipelines(plans, parse_rule("all-reduce")), network(2), cluster, [1] * 9)
+        simulate_pipelines(Plan.together(plans, parse_rule("all-reduce")), network(2), cluster, [1] * 9)
     assert "pipeline 0" in str(error.value) and "\n" not in str(error.value)
-    assert simulate_pipelines(Pipelines(plans, parse_rule("partial-reduce")), network(2), cluster, [1] * 9).group_sizes
+    assert simulate_pipelines(
+        Plan.together(plans, parse_rule("partial-reduce")), network(2), cluster, [1] * 9
+    ).group_sizes
 
 
 OF_WEIGHTS = [rule for rule in RULES_TO_TRY if rule != "all-reduce"]

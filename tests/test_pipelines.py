@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage
-from sparsepipe.pipelines import Pipelines, load_any
+from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage, actions
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.replication import rule
+from sparsepipe.schedule.program import compile_until_steady
 
 GRAPH = LayerGraph.chain(map(Layer, "abcd"))
 RULE = rule("partial-reduce")
@@ -17,7 +17,7 @@ def estimated(period, *stages, bound=None):
     return Estimate(period, expected, bound, single_device_seconds=4.0)
 
 
-def pipelines(**changes) -> Pipelines:
+def pipelines(**changes) -> Plan:
     """Cut at different places, on devices that are no neighbours."""
     first = Plan(
         (Stage(("a",), (0,), (), ("big",), ("n",)), Stage(("b", "c", "d"), (3,), (), ("big",), ("m",))),
@@ -28,7 +28,7 @@ def pipelines(**changes) -> Pipelines:
         estimate=estimated(0.25, 0.25, 0.125),
         warnings=("careful",),
     )
-    return Pipelines(**({"pipelines": (first, second), "replication": RULE} | changes))
+    return Plan.together(**({"pipelines": (first, second), "replication": RULE} | changes))
 
 
 def test_good_pipelines_have_no_violations():
@@ -39,7 +39,7 @@ def test_without_a_batch_size_its_throughput_is_in_minibatches(tmp_path):
     """Minibatches per second stood there as samples per second."""
     whole = pipelines()
     document = json.loads(whole.save(tmp_path / "plan.json").read_text())
-    assert Pipelines.load(tmp_path / "plan.json") == whole and document["samples"] is None
+    assert Plan.load(tmp_path / "plan.json") == whole and document["samples"] is None
     assert document["samples_per_second"] is None and document["minibatches_per_second"] == 6
     assert [one["samples_per_second"] for one in document["pipelines"]] == [None, None]
     assert "samples" not in whole.summary() and "minibatches/s" in whole.summary()
@@ -49,7 +49,7 @@ def test_disk_round_trip(tmp_path):
     told = {"lower_bound_seconds": 0.15, "plan_seconds": 0.01, "data_parallel_seconds": 0.4}
     whole = pipelines(samples=8.0, warnings=("slow",), **told)
     path = whole.save(tmp_path / "plan.json")
-    assert Pipelines.load(path) == whole == load_any(path)
+    assert Plan.load(path) == whole
     document = json.loads(path.read_text())
     assert {key: document[key] for key in told} == told
     assert document["samples_per_second"] == 8 * 6
@@ -58,7 +58,7 @@ def test_disk_round_trip(tmp_path):
     assert document["gap"] == pytest.approx((1 / 6 - 0.15) * 6)
     assert [len(one["stages"]) for one in document["pipelines"]] == [2, 2] and len(document["stages"]) == 4
     alone = whole.pipelines[0].save(tmp_path / "alone.json")
-    assert load_any(alone) == whole.pipelines[0]
+    assert Plan.load(alone) == whole.pipelines[0]
 
 
 def test_a_pipeline_by_itself_has_ranks_from_0():
@@ -69,12 +69,34 @@ def test_a_pipeline_by_itself_has_ranks_from_0():
     assert [stage.ranks for stage in whole.local(0).stages] == [(0,), (1,)]
 
 
-def test_a_plan_of_several_is_no_plan_of_one(tmp_path):
-    path = pipelines().save(tmp_path / "plan.json")
-    with pytest.raises(InputError, match=r"plan.json: the plan of several pipelines, expected that of one"):
-        Plan.load(path)
-    with pytest.raises(InputError, match=r"alone.json: not a plan of pipelines"):
-        Pipelines.load(pipelines().pipelines[0].save(tmp_path / "alone.json"))
+def test_a_plan_of_one_is_its_own_pipeline():
+    whole = pipelines()
+    first = whole.pipelines[0]
+    assert first.pipelines == (first,) and first.replication is None and first.one() is first
+    assert first.all_warnings == () and first.local(0) is first and first.among_all(0, 3) == 3
+    assert (first.prefix(0), whole.prefix(1), whole.among_all(1, 2)) == ("", "pipeline 1: ", 4)
+    assert first.with_pipelines([whole.pipelines[1]]) == whole.pipelines[1]
+    with pytest.raises(InputError, match="2 pipelines"):
+        whole.one()
+
+
+def test_what_holds_of_all_follows_from_the_pipelines():
+    """However they are changed; only what is proven of others, or was planned, need be given anew."""
+    whole = pipelines(lower_bound_seconds=0.15)
+    assert whole.stages == tuple(stage for one in whole.pipelines for stage in one.stages)
+    assert whole.estimate.period_seconds == pytest.approx(1 / 6) and len(whole.estimate.stages) == 4
+    first, second = (replace(one, schedule="gpipe", weights="") for one in whole.pipelines)
+    changed = replace(whole, members=(first, whole.pipelines[1]))
+    assert changed.schedule == "gpipe+1f1b" and changed.estimate.lower_bound_seconds == 0.15
+    other = whole.with_pipelines([first, second])
+    assert other == whole.with_schedule("gpipe") and other.schedule == "gpipe" and other.estimate.gap is None
+    assert whole.with_pipelines([first, replace(second, estimate=None)]).estimate is None
+
+
+@pytest.mark.parametrize("use", [lambda plan: actions(plan, 4), compile_until_steady])
+def test_several_pipelines_have_no_program_of_one(use):
+    with pytest.raises(InputError, match="2 pipelines"):
+        use(pipelines())
 
 
 def without(plan, layer):
@@ -108,6 +130,7 @@ def test_a_rule_that_asks_for_more_pipelines_is_told():
     [
         ({"pipelines": 3}, "pipelines = 3: expected a list"),
         ({"pipelines": [{"format": "none"}]}, "pipeline 0: not a plan"),
+        ({"pipelines": [pipelines().to_json()]}, "pipeline 0: has pipelines of its own"),
         ({"replication": {"rule": "telepathy"}}, "telepathy"),
         ({"samples": "many"}, "samples = 'many'"),
         ({"lower_bound_seconds": -1}, "lower_bound_seconds"),
@@ -120,7 +143,7 @@ def test_a_damaged_file_is_told_in_a_line(tmp_path, change, told):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(pipelines().to_json() | change))
     with pytest.raises(InputError, match=told) as error:
-        load_any(path)
+        Plan.load(path)
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
@@ -135,9 +158,9 @@ def test_people_see_every_pipeline():
 
 def test_copies_of_a_plan_stand_on_ranks_of_their_own():
     plan = Plan((Stage(("a", "b"), (0, 1), (2, 1)), Stage(("c", "d"), (2,))), estimate=estimated(0.25, 0.25, 0.125))
-    whole = Pipelines.alike(plan, 3, RULE, samples=8.0)
+    whole = Plan.alike(plan, 3, RULE, samples=8.0)
     assert [whole.ranks_of(k) for k in range(3)] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     assert all(whole.local(k) == plan for k in range(3))
     assert whole.check(GRAPH, Cluster.uniform(9)).minibatches_per_second == 12
     with pytest.raises(InputError, match="pipelines"):
-        Pipelines.alike(plan, 1, RULE)
+        Plan.alike(plan, 1, RULE)

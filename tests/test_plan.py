@@ -83,7 +83,6 @@ def test_every_violation_is_listed():
         ({"stages": (Stage(("a", "b"), (0,)), Stage(("b", "c", "d"), (1,)))}, "'b' is in stage 0 and again in stage 1"),
         ({"stages": ()}, "no stages"),
         ({"weights": "flush"}, "do not go with schedule '1f1b'"),
-        ({"routing": "random"}, "routing 'random'"),
     ],
 )
 def test_violations_are_told(changes, message):
@@ -178,3 +177,9 @@ def test_a_plan_whose_numbers_multiply_is_refused_before_it_is_laid_out():
     stages = tuple(Stage((f"l{k}",), (k,), warmup=60_000) for k in range(2))
     with pytest.raises(InputError, match="2 stages repeat themselves after 3600180"):
         compile_until_steady(Plan(stages, accumulation=60_000))
+
+
+def test_a_file_with_another_routing_is_refused(tmp_path):
+    path = write_json(tmp_path / "plan.json", plan().to_json() | {"routing": "random"})
+    with pytest.raises(InputError, match="routing 'random'"):
+        Plan.load(path)

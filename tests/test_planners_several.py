@@ -89,7 +89,7 @@ def test_the_split_is_the_best_of_all(nodes, num_pipelines, schedule, network_ba
     found = partition_pipelines(profile, devices, num_pipelines, **terms).check(profile.graph, devices)
     most = most_of_all_splits(profile, devices, num_pipelines, **terms)
     assert found.minibatches_per_second == pytest.approx(most)
-    assert found.gap == 0, "each of its plans is proven, and so is the split"
+    assert found.estimate.gap == 0, "each of its plans is proven, and so is the split"
 
 
 def test_memory_forbids_splits_that_would_be_faster():
@@ -114,7 +114,7 @@ def test_the_bound_holds_where_not_all_splits_are_looked_at(monkeypatch):
     profile = network(5, {"a": 1.0, "b": 2.0}, 7)
     devices = cluster("aabb", "aabb")
     best = partition_pipelines(profile, devices, 2)
-    assert best.gap is not None and not best.warnings
+    assert best.estimate.gap is not None and not best.warnings
     short = partition_pipelines(profile, devices, 2, most_plans=1)
     assert any("not every split" in text for text in short.warnings)
     for limit in (8, 30):
@@ -123,7 +123,7 @@ def test_the_bound_holds_where_not_all_splits_are_looked_at(monkeypatch):
         assert any("too many devices" in text for text in coarse.warnings)
         for found in (short, coarse):
             assert found.minibatches_per_second <= best.minibatches_per_second * (1 + 1e-9)
-            assert 1 / found.lower_bound_seconds >= best.minibatches_per_second * (1 - 1e-9)
+            assert 1 / found.estimate.lower_bound_seconds >= best.minibatches_per_second * (1 - 1e-9)
             assert sorted(found.ranks) == sorted(set(found.ranks))
 
 
@@ -132,7 +132,7 @@ def test_hundreds_of_devices_are_split_by_blocks_and_nodes():
     profile = network(8, {"a": 1.0, "b": 2.0}, 11)
     for devices, count in ((cluster(*["aaaabbbb"] * 16), 4), (cluster("a" * 40 + "b" * 40), 5)):
         found = partition_pipelines(profile, devices, count, most_plans=8).check(profile.graph, devices)
-        assert found.lower_bound_seconds is not None and found.gap < 1
+        assert found.estimate.lower_bound_seconds is not None and found.estimate.gap < 1
 
 
 def test_like_parts_are_planned_once():
@@ -152,7 +152,7 @@ def test_like_parts_are_planned_once():
 
 def test_planners_that_prove_nothing_leave_no_bound():
     found = partition_pipelines(network(4, {"a": 1.0}, 1), cluster("aaa"), 2, planner="model-parallel")
-    assert found.lower_bound_seconds is None and found.gap is None
+    assert found.estimate.lower_bound_seconds is None and found.estimate.gap is None
     assert sorted(len(plan.ranks) for plan in found.pipelines) == [1, 2]
 
 

@@ -21,11 +21,10 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.io.files import write_rows
-from sparsepipe.pipeline_simulator import simulate_pipelines
-from sparsepipe.pipelines import Pipelines
 from sparsepipe.plots.points import STRATEGIES, Point
 from sparsepipe.record import Origin
 from sparsepipe.replication import parse_rule
+from sparsepipe.simulator import simulate_pipelines
 from sparsepipe.stragglers import Stragglers
 
 POINTS = [
@@ -136,7 +135,7 @@ def test_a_trace_says_in_the_notes_of_its_figures_what_held_its_ranks_up(tmp_pat
     cluster, spec = Cluster.uniform(2, device_type="d"), "slow:rank=0,factor=4"
     plans, given = [Plan((Stage(("a",), (rank,)),)) for rank in (0, 1)], Stragglers.parse(spec)
     alone = simulate(plans[0], profile, cluster, [1] * 3, stragglers=given)
-    several = Pipelines(tuple(plans), parse_rule("all-reduce"))
+    several = Plan.together(tuple(plans), parse_rule("all-reduce"))
     together = simulate_pipelines(several, profile, cluster, [1] * 4, stragglers=given).trace
     RunRecord.create(tmp_path / "run", plans[0], {"stragglers": spec}, Origin.here(seed=0))
     write_rows(tmp_path / "run/trace-rank0.jsonl", [Span(0, "0F0", 0.0, 1.0)._asdict()])

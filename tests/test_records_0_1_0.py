@@ -7,7 +7,7 @@ import pytest
 
 from sparsepipe import RunRecord, launch
 from sparsepipe.io.files import read_json
-from sparsepipe.pipelines import Pipelines, load_any
+from sparsepipe.plan import Plan
 from sparsepipe.runtime import RunConfig
 
 RECORDS = Path(__file__).parent / "records_0_1_0"
@@ -31,7 +31,7 @@ def losses(folder):
 def test_a_record_is_read(name):
     record = RunRecord.load(RECORDS / name)
     assert record.status["state"] == "finished" and record.origin["versions"]["sparsepipe"] == "0.1.0"
-    assert isinstance(record.plan, Pipelines) is (name == "several")
+    assert bool(record.plan.members) is (name == "several")
     assert len(losses(RECORDS / name)) == MINIBATCHES and set(record.trace().ranks) == {0, 1}
     assert len(record.frame("step")) == MINIBATCHES and len(record.frame("epoch")) == 2
 
@@ -39,7 +39,7 @@ def test_a_record_is_read(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "several"])
 def test_a_run_continues_from_its_checkpoint(records, name):
-    plan = load_any(records / name / "plan.json")
+    plan = Plan.load(records / name / "plan.json")
     config = RunConfig.from_json(read_json(records / name / "config.json"))
     more, before = config.replace(epochs=3), losses(records / name)
     job = launch(plan, more, run_dir=records / name, resume=True)

@@ -26,12 +26,11 @@ from sparsepipe import (
     what_if,
 )
 from sparsepipe.cli import main
-from sparsepipe.pipeline_simulator import simulate_pipelines
-from sparsepipe.pipelines import Pipelines
 from sparsepipe.record import Origin
 from sparsepipe.replaying import Part
 from sparsepipe.replaying.dependencies import steps_of
 from sparsepipe.replication import parse_rule
+from sparsepipe.simulator import simulate_pipelines
 from sparsepipe.stragglers import Stragglers
 
 JOBS = {"ST": 32, "SE": 12}  # job → steps; of the second's 43 the first ones
@@ -184,7 +183,7 @@ def test_a_slow_rank_of_several_pipelines_is_found(tmp_path, rule, rank):
         Plan((Stage(("l0",), (2 * k,)), Stage(("l1",), (2 * k + 1,))), "1f1b-flush", num_microbatches=2)
         for k in range(4)
     ]
-    pipelines = Pipelines(tuple(plans), parse_rule(rule))
+    pipelines = Plan.together(tuple(plans), parse_rule(rule))
     _, profile, _ = pipeline([1.0, 2.0], [2.0, 4.0])
     given = (pipelines, profile, Cluster.uniform(8, device_type="d", link=Link()), [1.0] * 80)
     slow = Stragglers.parse(f"slow:rank={rank},factor=4")

@@ -15,7 +15,6 @@ from runtime_jobs import rank_process
 
 from sparsepipe.host.python_path import python_command, python_environment
 from sparsepipe.io.files import read_rows, write_json
-from sparsepipe.pipelines import Pipelines
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.replication import RULES, rule_to_json
 from sparsepipe.runtime import commands
@@ -68,7 +67,7 @@ def _write_plan(run, rule):
         bounds = [0, *cuts, len(layers)]
         stages = [Stage(tuple(layers[a:b]), (next(ranks),)) for a, b in zip(bounds, bounds[1:], strict=False)]
         plans.append(Plan(tuple(stages)))
-    Pipelines(tuple(plans), rule).save(run / "plan.json")
+    Plan.together(tuple(plans), rule).save(run / "plan.json")
 
 
 def _start(stack, module, *options):

@@ -10,7 +10,7 @@ from pipeline_jobs import PipelinesResult, pipelines_of, run_pipelines
 from replayed_pipelines import Learner, Replay, same_ends
 from runtime_jobs import NORMED, settings, shapes
 
-from sparsepipe.pipelines import Pipelines
+from sparsepipe.plan import Plan
 from sparsepipe.record import RunRecord
 from sparsepipe.replaying import what_if
 from sparsepipe.replication import RULES
@@ -107,7 +107,7 @@ def test_a_run_is_replayed_in_one_process_from_its_record_to_the_same_bits(tmp_p
     _replayed(run_pipelines(tmp_path / "run", plan, config), plan, config)
 
 
-def _replayed(result: PipelinesResult, plan: Pipelines, config: RunConfig) -> None:
+def _replayed(result: PipelinesResult, plan: Plan, config: RunConfig) -> None:
     """Work a run out again: who took which minibatch, which contributions met in what order, after which update each
     pipeline took the result. Fails where a loss or a weight has other bits."""
     replay = Replay(result, plan, config, epoch_minibatches=EPOCH)

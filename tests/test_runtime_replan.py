@@ -27,8 +27,7 @@ from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.processes.ballot import Answer, Ballot
 from sparsepipe.runtime.transport.state_transfer import packed, unpacked
 from sparsepipe.runtime.worker.hand_over import layers_of, source_of
-from sparsepipe.runtime.worker.pause import Pause, last_end, usual_gap
-from sparsepipe.runtime.worker.replanning import Moment
+from sparsepipe.runtime.worker.replanning import Moment, Pause, last_end, usual_gap
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.worker.worker import Worker
 

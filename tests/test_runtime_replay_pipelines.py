@@ -12,10 +12,10 @@ from processes import ENOUGH
 from sparsepipe import Cluster, DeviceType, Link, Node
 from sparsepipe.io.files import read_rows
 from sparsepipe.launchers import launch
-from sparsepipe.pipeline_simulator import simulate_pipelines
-from sparsepipe.pipeline_simulator.exchange import Exchange, Push, Routes, ServerPorts, members_of
 from sparsepipe.replication.base import SERVER, Merge
 from sparsepipe.runtime.workloads.replay import OtherPipelines
+from sparsepipe.simulator import simulate_pipelines
+from sparsepipe.simulator.exchange import Exchange, Push, Routes, ServerPorts, members_of
 from sparsepipe.stragglers import Stragglers
 
 slow = pytest.mark.slow

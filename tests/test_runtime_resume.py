@@ -17,7 +17,7 @@ from sparsepipe.models import network
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime.training_state.checkpoint import latest, load
 from sparsepipe.schedule import Op, Program, compile
-from sparsepipe.simulator import Simulation
+from sparsepipe.simulator.simulation import Simulation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEGMENTED = "minkunet14a-segmentation-narrow"

@@ -10,7 +10,6 @@ from processes import ENOUGH, until
 from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.display.numbers import as_measured
 from sparsepipe.launchers.lock import hold
-from sparsepipe.pipelines import Pipelines
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.replication import rule
 from sparsepipe.runtime import commands
@@ -247,8 +246,8 @@ def test_of_several_pipelines_each_stage_is_beside_what_its_own_plan_expects(boa
     one = plans["pipeline"]
     slow = replace(one.estimate, period_seconds=2 * one.estimate.period_seconds)
     slow = replace(slow, stages=tuple(replace(s, compute_seconds=s.compute_seconds / 2) for s in slow.stages))
-    whole = Pipelines.alike(one, 2, rule("partial-reduce"))
-    whole = replace(whole, pipelines=(whole.pipelines[0], replace(whole.pipelines[1], estimate=slow)))
+    whole = Plan.alike(one, 2, rule("partial-reduce"))
+    whole = replace(whole, members=(whole.pipelines[0], replace(whole.pipelines[1], estimate=slow)))
     told = speeds_table(ran(board.runs / "net-pipeline-001", whole, speed=99.0))
     assert f"{as_measured(BATCH_SIZE * 1.5 / one.estimate.period_seconds)} samples/s" in told
     rows = [row for row in told.split("<tr>") if "computes" in row]
@@ -269,7 +268,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")
-    with pytest.raises(InputError, match="pipelines that train together keep their plans"):
+    with pytest.raises(InputError, match="2 pipelines, expected that of one"):
         board.replan("two", plan.local(0))
     board._thread.join(timeout=ENOUGH)
     assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")

@@ -13,7 +13,7 @@ from processes import ENOUGH, until
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cli import main
 from sparsepipe.display.numbers import as_measured
-from sparsepipe.pipelines import Pipelines
+from sparsepipe.plan import Plan
 from sparsepipe.replication import RULES
 from sparsepipe.widgets import LaunchBoard, PartitionExplorer, WaitingExplorer
 from sparsepipe.widgets import pipelines_planning as planning_module
@@ -84,7 +84,7 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     given = ("--profile", profile.save(tmp_path / "profile.json"), "--cluster", tmp_path / "cluster.toml")
     out = tmp_path / "plan.json"
     planned = printed(capsys, "plan", *given, "--pipelines", 2, "--quick", "--replication", "all-reduce", "--out", out)
-    assert [one.stages for one in Pipelines.load(out).pipelines] == [one.stages for one in shown.plan.pipelines]
+    assert [one.stages for one in Plan.load(out).pipelines] == [one.stages for one in shown.plan.pipelines]
     assert tile(explorer, "as predicted") == f"{as_measured(planned['samples_per_second'])} samples/s"
     over = planned["data_parallel_seconds"] / planned["period_seconds"]
     assert tile(explorer, "as predicted, over data parallelism") == f"{over:.2f} ×"
@@ -290,7 +290,7 @@ def test_pipelines_are_saved_opened_on_the_board_and_exported(profile, cluster, 
     shown = explorer.current()
     explorer.saver.save_button.click()
     path = tmp_path / "plans" / "optimal-2-pipelines-001.json"
-    assert Pipelines.load(path) == shown.plan and f"sparsepipe run {path} --model net" in explorer.saver.told.value
+    assert Plan.load(path) == shown.plan and f"sparsepipe run {path} --model net" in explorer.saver.told.value
     explorer.saver.launch_button.click()
     line = board._lines["optimal-2-pipelines-002"]
     assert board.prepared(line.name) == (shown.plan, config) and line.widget in board._list.children

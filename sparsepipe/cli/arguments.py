@@ -9,11 +9,11 @@ from pathlib import Path
 from ..data.labels import TASKS
 from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..io.paths import expanded
-from ..pipeline_simulator import RESTART_SECONDS
 from ..planners import PLANNERS
 from ..planners.exact.optimal import COST_MODELS, OBJECTIVES
 from ..runtime.config import DEVICES
 from ..schedule_rules import SCHEDULE_RULES
+from ..simulator import RESTART_SECONDS
 from ..sweeps import RATIOS
 from . import interference_arguments, run_options
 from .argument_types import chrome_file, cluster_file, count, counts, names, positive, whole

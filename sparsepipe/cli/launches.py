@@ -10,14 +10,11 @@ from typing import Any
 from ..data.cache import NO_CACHE
 from ..display.markup import one_line
 from ..errors import InputError
-from ..formats.plan_files import load_plan
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..io.paths import expanded
 from ..launchers import LOCAL, RAY
 from ..launchers.going_on import went_on
-from ..pipelines import Pipelines, holds_pipelines
-from ..plan import Plan
 from ..record import RunRecord, load_warnings
 from ..sinks import Sink
 from ..workload_facts import workload_facts
@@ -30,12 +27,6 @@ from .run_folders import RUNS
 def new_run_dir(model: str, parent: Path = RUNS) -> Path:
     name = short_name(model).replace(".py:", "-").replace(":", "-")
     return parent / f"{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-
-
-def load_any_plan(path: Path, graph: Any) -> Plan | Pipelines:
-    """Read a plan of several pipelines, or one of one pipeline in whatever format."""
-    several = path.suffix == ".json" and path.is_file() and holds_pipelines(path)
-    return Pipelines.load(path) if several else load_plan(path, graph)
 
 
 def check_launcher(options: argparse.Namespace, launcher: str) -> None:

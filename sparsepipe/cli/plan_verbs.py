@@ -23,14 +23,13 @@ from ..host.openmp import waiting
 from ..io.fields import json_object
 from ..io.files import write_json
 from ..models import is_table, network
-from ..pipeline_simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
-from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
 from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipelines, planner_for, planners_with
 from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
 from ..replication import parse_rule, rule_text
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
 from ..sizes import Certainty
 from ..stragglers import Stragglers
 from ..trace import Trace
@@ -222,12 +221,13 @@ def simulate(options: argparse.Namespace) -> Answer:
     stragglers = Stragglers.parse(";".join(options.straggler or ()))
     if options.restart_seconds is not None and not stragglers.end_ranks:
         raise InputError("--restart-seconds goes with --straggler kill:…: give that, or leave it out")
-    if holds_pipelines(options.plan):
+    chosen = load_plan(options.plan, found.graph)
+    if chosen.members:
         if options.replan:
             raise InputError("--replan goes with plans of one pipeline; several keep their plans")
         if options.epoch_minibatches:
             raise InputError("--epoch-minibatches goes with plans of one pipeline; this plan has several")
-        return _simulate_pipelines(options, Pipelines.load(options.plan), found, cluster, stragglers)
+        return _simulate_pipelines(options, chosen, found, cluster, stragglers)
     if options.replication:
         raise InputError("--replication goes with several pipelines that average; this plan has one")
     if options.seed is not None:
@@ -236,7 +236,7 @@ def simulate(options: argparse.Namespace) -> Answer:
         )
     if options.epoch_minibatches and not (options.replan or stragglers.end_ranks):
         raise InputError("--epoch-minibatches goes with --replan or --straggler kill:…: give one, or leave it out")
-    chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
+    chosen.check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))
     sizes = _sizes(found, options.minibatches)
     if options.replan:
@@ -279,7 +279,7 @@ def _busy(trace: Trace) -> dict[str, float]:
 
 
 def _simulate_pipelines(
-    options: argparse.Namespace, chosen: Pipelines, found: Profile, cluster: Cluster, stragglers: Stragglers
+    options: argparse.Namespace, chosen: Plan, found: Profile, cluster: Cluster, stragglers: Stragglers
 ) -> Answer:
     if options.replication:
         chosen = replace(chosen, replication=parse_rule(options.replication))
@@ -322,11 +322,7 @@ def export(options: argparse.Namespace) -> Answer:
         raise InputError(
             f"--model {options.model}: its stages are parts of a torch module, which export cannot write out"
         )
-    if holds_pipelines(options.plan):
-        raise InputError(
-            f"{options.plan}: the plan of several pipelines, for which PipeDream has no files; give one of one"
-        )
-    chosen = Plan.load(options.plan)
+    chosen = Plan.load(options.plan).one("PipeDream has no files for several")
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
     if options.model:
         written += write_stage_modules(

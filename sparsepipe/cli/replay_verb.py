@@ -10,14 +10,14 @@ from ..display.markup import one_line
 from ..dynamics.launching import launch
 from ..errors import InputError
 from ..forecast import forecast
+from ..formats.plan_files import load_plan
 from ..launchers import SSH
-from ..pipeline_simulator import simulate_pipelines
-from ..pipelines import Pipelines
 from ..record.rates import MINIBATCHES, SAMPLES
 from ..replication import parse_rule
 from ..runtime import RunConfig
+from ..simulator import simulate_pipelines
 from ..stragglers import Stragglers
-from .launches import check_launcher, load_any_plan, new_run_dir, waited
+from .launches import check_launcher, new_run_dir, waited
 from .output import Answer, progress_line
 from .profile_and_cluster import profile_and_cluster
 from .replanning import without_predictor
@@ -32,7 +32,7 @@ def replay(options: argparse.Namespace) -> Answer:
     if options.launcher == SSH and not options.cluster:
         raise InputError(f"--launcher {SSH} goes with hosts: name their file, --cluster FILE")
     profile, cluster = profile_and_cluster(options)
-    plan = load_any_plan(options.plan, profile.graph)
+    plan = load_plan(options.plan, profile.graph)
     plan.check(profile.graph, cluster)
     config = RunConfig(
         profile.origin.get("model", "profile"),
@@ -52,7 +52,7 @@ def replay(options: argparse.Namespace) -> Answer:
     counts = profile.typical_sizes
     sizes = [counts[m % len(counts)] for m in range(options.minibatches)]
     stragglers = Stragglers.parse(config.stragglers or "")
-    if isinstance(plan, Pipelines):
+    if plan.members:
         if options.replication:
             plan = replace(plan, replication=parse_rule(options.replication))
         together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)

@@ -25,7 +25,6 @@ from ..launchers.run_state import is_alive, state_of
 from ..launchers.slurm import sbatch_script, submit
 from ..launchers.ssh.placement import HOSTS
 from ..models import is_table
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
@@ -38,7 +37,7 @@ from .argument_types import known_cluster
 from .drift import drift_answer
 from .follow_run import Forgiving
 from .forward_only import check_forward_only, checkpoint_or_run, trained_by
-from .launches import check_launcher, follower_of, load_any_plan, new_run_dir, waited
+from .launches import check_launcher, follower_of, new_run_dir, waited
 from .output import Answer, cell, column_cells, progress_line, table, warn
 from .profile_and_cluster import check_machines, profile_and_cluster
 from .run_folders import RUNS, run_folder
@@ -46,9 +45,7 @@ from .run_text import column_name, latency_text, run_cell, run_lines, summary_te
 from .without_effect import without_effect
 
 
-def for_slurm(
-    options: argparse.Namespace, *, run_dir: Path, plan: Plan | Pipelines, cluster: Cluster | None, gpus: bool
-) -> Answer:
+def for_slurm(options: argparse.Namespace, *, run_dir: Path, plan: Plan, cluster: Cluster | None, gpus: bool) -> Answer:
     """The script that runs this command in a job, with `--submit` the job too. Nothing of the run is begun here.
 
     Raises InputError for what Slurm cannot give.
@@ -96,14 +93,14 @@ def run(options: argparse.Namespace) -> Answer:
         parent = driver.folder if driver and driver.folder else RUNS
         folder = options.run_dir or new_run_dir(options.model or settings["model"], parent)
     config = settings_of(options, before=settings if record else None)
-    chosen = record.plan if record and not options.plan else load_any_plan(options.plan, lambda: layer_graph(config))
-    if driver and isinstance(chosen, Plan):
+    chosen = record.plan if record and not options.plan else load_plan(options.plan, lambda: layer_graph(config))
+    if driver and chosen.replication is None:
         chosen = driver.planned(chosen)
     warn(f"plan: {text}" for text in chosen.warnings)
     warn(without_effect(typed, config, chosen))
     warn(unread_files(config.data))
     if options.launcher == SLURM:
-        if isinstance(chosen, Plan) and is_table(config.model):  # of a module only where its data are is it known
+        if is_table(config.model):  # of a module only where its data are is it known
             chosen.check(layer_graph(config))
         return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
     if options.submit:
@@ -150,7 +147,7 @@ def _cluster_file(options: argparse.Namespace) -> Path | None:
 
 
 def _held_against(
-    options: argparse.Namespace, plan: Plan | Pipelines, cluster: Cluster | None
+    options: argparse.Namespace, plan: Plan, cluster: Cluster | None
 ) -> tuple[Profile | None, Cluster | None]:
     """The profile that the run is held against while it trains, and its devices.
 
@@ -388,7 +385,7 @@ def _summary(record: RunRecord) -> dict[str, Any]:
 
 def _run_row(record: RunRecord) -> dict[str, Any]:
     summary = _summary(record)
-    plans = record.plan.pipelines if isinstance(record.plan, Pipelines) else (record.plan,)
+    plans = record.plan.pipelines
     return {
         "run": record.name,
         "state": state_of(record),

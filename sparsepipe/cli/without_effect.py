@@ -13,7 +13,6 @@ from ..errors import InputError
 from ..functions import is_function
 from ..io.paths import expanded
 from ..models import is_table, network
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime import RunConfig
 
@@ -44,11 +43,7 @@ class _Run:
     """What the options are held against."""
 
     config: RunConfig
-    plan: Plan | Pipelines
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        return self.plan.pipelines if isinstance(self.plan, Pipelines) else (self.plan,)
+    plan: Plan
 
     @cached_property
     def data(self) -> str | None:
@@ -56,11 +51,11 @@ class _Run:
 
     @property
     def has_no_replicas(self) -> bool:
-        return all(len(stage.ranks) == 1 for plan in self.plans for stage in plan.stages)
+        return all(len(stage.ranks) == 1 for plan in self.plan.pipelines for stage in plan.stages)
 
     @property
     def has_no_boundaries(self) -> bool:
-        return all(len(plan.stages) == 1 for plan in self.plans)
+        return all(len(plan.stages) == 1 for plan in self.plan.pipelines)
 
     @property
     def has_no_batch_norm(self) -> bool:
@@ -140,7 +135,7 @@ def no_effect(name: str, why: str) -> str:
     return f"--{name.replace('_', '-')} has no effect: {why}"
 
 
-def without_effect(given: argparse.Namespace, config: RunConfig, plan: Plan | Pipelines) -> Iterator[str]:
+def without_effect(given: argparse.Namespace, config: RunConfig, plan: Plan) -> Iterator[str]:
     """Yield a line for each option of `run` that was given and that the run's settings and plan leave nothing to do."""
     run = _Run(config, plan)
     for name, cases in _CASES.items():

@@ -22,16 +22,11 @@ _STAGE, _TYPE = "■", "●"  # the marks before a stage's name and before that 
 
 
 def plan(value: Any) -> str:
-    """Stages as rows, and the layers as a strip in the stages' colours."""
-    return _page(value.summary(), *_stages(value), _notes([*warmups_told(value.stages), *value.warnings]))
-
-
-def pipelines(value: Any) -> str:
-    """The stages of each pipeline, one below the other."""
+    """Stages as rows, and the layers as a strip in the stages' colours; each pipeline below the one before."""
     parts = []
     for k, one in enumerate(value.pipelines):
-        parts += [Html("<div>pipeline {}: {}</div>").format(k, one.summary()), *_stages(one)]
-        parts.append(_notes(warmups_told(one.stages)))
+        parts += [Html("<div>{}</div>").format(value.prefix(k) + one.summary())] if value.members else []
+        parts += [*_stages(one), _notes(warmups_told(one.stages))]
     return _page(value.summary(), *parts, _notes(value.all_warnings))
 
 

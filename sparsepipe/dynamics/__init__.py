@@ -8,8 +8,7 @@ series.py         one rank's or link's ratios, and the alarms that they raise
 series.py         by how much a rank's pace goes up and down by itself
 change_point.py   the test for lasting changes, with its sources
 alarms.py         what is told of them
-of_pipelines.py   a watch for each of several pipelines
-of_runs.py        the drift of a run, by its record: drift_of, and Follower while it goes on
+of_runs.py        the drift of a run, by its record: a watch for each pipeline, drift_of, and Follower while it goes on
 run_rows.py       spans and sizes from a run's files while they grow
 drift_file.py     what a follower writes of it to the record
 
@@ -29,8 +28,7 @@ from .alarms import Alarm, Standing
 from .decision import Decision, decide
 from .drift import Watch
 from .factors import Factors
-from .of_pipelines import Watches
-from .of_runs import Follower, drift_of
+from .of_runs import Follower, Watches, drift_of
 from .run_rows import RunRows
 
 __all__ = [

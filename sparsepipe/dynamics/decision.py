@@ -210,9 +210,9 @@ def candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]
             found.append(nearest(plan, make(), now, devices))
         except InputError:  # what this schedule, these stages or this memory does not let it plan
             continue
-    found = [
-        replace(new, weights=plan.weights, routing=plan.routing, accumulation=plan.accumulation) for new in found
-    ] + [new for new in known if set(new.ranks) <= {device.rank for device in devices.devices}]
+    found = [replace(new, weights=plan.weights, accumulation=plan.accumulation) for new in found] + [
+        new for new in known if set(new.ranks) <= {device.rank for device in devices.devices}
+    ]
     different = {_signature(new): new for new in reversed(found)}
     different.pop(_signature(plan), None)
     return list(different.values())[::-1]

@@ -8,7 +8,7 @@ from ..cluster import Cluster
 from ..plan import Plan
 from ..profile import Profile
 from ..schedule import Op
-from ..simulator import CODES, durations
+from ..simulator.simulation import CODES, durations
 
 _FORWARD, _BACKWARD = CODES[Op.FORWARD], CODES[Op.BACKWARD]
 _NOTICED = 0.05  # of a minibatch's time on the slowest rank: shorter transfers are as good as none

@@ -29,19 +29,18 @@ _SECONDS = 0.1  # between two looks
 _STEPS = 20  # the newest so many tell how long a minibatch takes now
 
 
-def check_replan(name: str | None, record_or_plan: Any, profile: Profile | None, cluster: Cluster | None) -> None:
+def check_replan(name: str | None, plan: Plan, profile: Profile | None, cluster: Cluster | None) -> None:
     """Raise InputError where a run could not change its plan by itself, before it is launched."""
     if name is None:
         return
     variant(name)
-    if not isinstance(record_or_plan, Plan):
-        raise InputError("replan: several pipelines keep their plans; leave it out")
+    plan.one("several keep theirs: leave out replan")
     if profile is None or cluster is None:
         raise InputError(
             f"replan {name}: needs the profile that the plan was made for, and the devices; give profile=…, and "
             "cluster=… where they are not alike"
         )
-    record_or_plan.check(profile.graph, cluster)
+    plan.check(profile.graph, cluster)
 
 
 def _watch(record: RunRecord, plan: Plan, profile: Profile, cluster: Cluster) -> Watch:
@@ -83,7 +82,6 @@ class Following:
         plan = record.plan
         profile, cluster = devices_of(record, profile, cluster)
         check_replan(name, plan, profile, cluster)
-        assert isinstance(plan, Plan)
         # The devices that a job of so many processes has.
         cluster = cluster.part(range(min(num_processes(record.folder, plan), len(cluster.devices))))
         self.fault = ""
@@ -195,7 +193,7 @@ class Following:
         """Somebody, as at the launch board, had the job go on under another plan from minibatch `first` on."""
         self._known.add(first)
         plan = next((plan for begins, plan in self._job.record.plans if begins == first), None)
-        if isinstance(plan, Plan):
+        if plan is not None:
             self._ends = []
             self._replanner.follow(plan, first)
             self._note({"event": "followed", "minibatch": first})

@@ -12,7 +12,6 @@ from ..io.keywords import keywords_of
 from ..launchers import LOCAL, check_options
 from ..launchers import launch as launch_alone
 from ..launchers.base import Job
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -26,7 +25,7 @@ from .variants import LayerFactors
 
 
 def launch(
-    plan: Plan | Pipelines,
+    plan: Plan,
     config: RunConfig,
     *,
     run_dir: Path | str,
@@ -75,7 +74,7 @@ def launch(
     before anything is started.
     """
     check_options(given.get("launcher", LOCAL), given, beside=keywords_of(launch))
-    if not isinstance(plan, Plan | Pipelines):
+    if not isinstance(plan, Plan):
         raise InputError(f"plan {shown(plan)} given, expected a Plan, as partition makes or Plan.load reads")
     if not isinstance(config, RunConfig):
         raise InputError(f"config {shown(config)} given, expected a RunConfig(model, data, …)")
@@ -89,7 +88,7 @@ def launch(
     computes = predict is None and workload_facts(config.engine).trains
     here = given.get("launcher", LOCAL) == LOCAL
     check_predictor(replan, predictor, needed=computes, device=config.device, here=here)
-    if given.get("forward_only") is not None and isinstance(plan, Pipelines):
+    if given.get("forward_only") is not None and plan.members:
         told = (
             f"forwards alone: the first of the plan's {number_of(len(plan.pipelines), 'pipeline')} computes the outputs"
         )

@@ -38,7 +38,7 @@ class Transfer(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A rank that the plan leaves out took so many seconds over the work that it is timed on (worker/probe.py)."""
+    """A rank that the plan leaves out took so many seconds over the work that it is timed on (worker/left_out.py)."""
 
     rank: int
     minibatch: int  # that the others were at

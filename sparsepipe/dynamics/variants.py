@@ -89,7 +89,7 @@ def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) 
         return stay(now.plan, str(error))
     if new.stages == now.plan.stages:
         return stay(now.plan, "DynPipe's planner finds no better cuts")
-    new = replace(new, weights=now.plan.weights, routing=now.plan.routing, accumulation=now.plan.accumulation)
+    new = replace(new, weights=now.plan.weights, accumulation=now.plan.accumulation)
     before, after = (Pace.of(plan, expected, devices) for plan in (now.plan, new))
     moves = moves_between(now.plan, new, now.profile, now.cluster)
     transfer = transfer_seconds(moves, now.cluster)

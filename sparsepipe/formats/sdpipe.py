@@ -26,7 +26,6 @@ from ..io.fields import MOST_DEVICES, complaint, flag, integer, shown
 from ..io.files import read_text
 from ..io.paths import expanded
 from ..io.yaml_files import read_yaml
-from ..pipelines import Pipelines
 from ..plan import Plan, Stage
 from ..replication.base import Rule
 
@@ -211,7 +210,7 @@ def pipelines_of(
     *,
     layers: Sequence[int] | None = None,
     schedule: str = "1f1b",
-) -> Pipelines:
+) -> Plan:
     """The pipelines of a layout, with so many `layers` in each row, in topological order; about equal ones by default.
 
     Raises InputError where a GPU is not in the cluster, and where the counts are not those of all layers.
@@ -225,7 +224,7 @@ def pipelines_of(
         )
     bounds = [sum(counts[:k]) for k in range(len(counts) + 1)]
     plans = tuple(_plan(layout, k, cluster, ids, bounds, schedule) for k in range(len(layout[0])))
-    return Pipelines(plans, replication)
+    return Plan.together(plans, replication)
 
 
 def _plan(layout: Layout, k: int, cluster: Cluster, ids: Sequence[str], bounds: Sequence[int], schedule: str) -> Plan:

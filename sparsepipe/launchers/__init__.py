@@ -12,7 +12,6 @@ from ..cluster import Cluster
 from ..errors import InputError
 from ..host.addresses import is_here
 from ..io.keywords import check_keywords, keywords_of, knows_its_keywords
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..replication import Rule, parse_rule
@@ -55,7 +54,7 @@ def default_launcher(cluster: Cluster | None) -> str:
 
 
 def launch(
-    plan: Plan | Pipelines,
+    plan: Plan,
     config: RunConfig,
     *,
     run_dir: Path | str,
@@ -90,7 +89,7 @@ def launch(
         config = config.replace(stragglers=stragglers if isinstance(stragglers, str) else str(stragglers))
     check_options(launcher, options)
     chosen = _with_rule(plan, replication)
-    if options.get("forward_only") is not None and isinstance(chosen, Pipelines):
+    if options.get("forward_only") is not None and chosen.members:
         chosen, cluster = first_pipeline(chosen, cluster)
     return _launcher(launcher).launch(
         chosen,
@@ -113,12 +112,12 @@ def check_options(launcher: str, options: Iterable[str], *, beside: Iterable[str
     check_keywords(f"launch with launcher {launcher!r}", options, known)
 
 
-def _with_rule(plan: Plan | Pipelines, given: Rule | str | None) -> Plan | Pipelines:
+def _with_rule(plan: Plan, given: Rule | str | None) -> Plan:
     """Return the plan with another replication rule. Raises InputError for one that is none, or of one pipeline."""
     if given is None:
         return plan
     chosen = parse_rule(given) if isinstance(given, str) else given
-    if not isinstance(plan, Pipelines):
+    if plan.replication is None:
         raise InputError(
             f"replication {chosen.name} averages between pipelines, and this plan has one; plan several "
             "(`sparsepipe plan --pipelines P`, in Python partition_pipelines), or leave the rule out"

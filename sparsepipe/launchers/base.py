@@ -6,7 +6,6 @@ from threading import Thread
 from typing import Any, Protocol, Required, Self, TypedDict
 
 from ..cluster import Cluster
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -113,7 +112,7 @@ class Launcher(Protocol):
 
     def launch(
         self,
-        plan: Plan | Pipelines,
+        plan: Plan,
         config: RunConfig,
         *,
         run_dir: Path | str,

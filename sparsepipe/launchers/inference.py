@@ -6,7 +6,6 @@ from ..cluster import Cluster
 from ..errors import InputError
 from ..functions import short_name
 from ..io.paths import expanded
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime import RunConfig
 from ..workload_facts import workload_facts
@@ -19,7 +18,7 @@ def inference_config(config: RunConfig) -> RunConfig:
     return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None)
 
 
-def first_pipeline(plan: Pipelines, cluster: Cluster | None) -> tuple[Plan, Cluster | None]:
+def first_pipeline(plan: Plan, cluster: Cluster | None) -> tuple[Plan, Cluster | None]:
     """Return the plan that computes outputs in the place of several pipelines, each of which has the whole network: the
     first of them, with ranks from 0, and its own devices of the cluster.
 

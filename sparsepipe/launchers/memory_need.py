@@ -4,7 +4,6 @@ It is what the planners' cost model expects of the job's own minibatches (planne
 the job is held against. A running job without one believes a plan its own estimate; where it has none, nothing tells.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ class MemoryNeed(NamedTuple):
 
 
 def check_at_launch(
-    plans: Sequence[Plan],
+    plan: Plan,
     config: RunConfig,
     *,
     profile: Profile | None,
@@ -37,9 +36,9 @@ def check_at_launch(
     here: bool,
     forward_only: bool = False,
 ) -> None:
-    """Raise InputError where a device, or this machine, has less memory than the plans need that begin together.
+    """Raise InputError where a device, or this machine, has less memory than the plan needs.
 
-    `plans`: one, or those of several pipelines, with the ranks that `cluster` has. `resumes`: the folder of the run
+    `resumes`: the folder of the run
     that goes on, which keeps the profile and the cluster that it was launched with. `here`: all ranks are on this
     machine. Without a profile of such minibatches nothing is looked at.
     """
@@ -48,14 +47,14 @@ def check_at_launch(
     if profile is None or not workload_facts(config.engine).trains:
         return
     needed = 0.0
-    for k, plan in enumerate(plans):
+    for k, own in enumerate(plan.pipelines):
         try:
-            expected = _expected(plan, config, profile, cluster, forward_only=forward_only)
+            expected = _expected(own, config, profile, cluster, forward_only=forward_only)
         except InputError:
             return  # another network's, or of a batch size from which nothing follows for this one
         if told := _beyond_devices(expected, cluster):
-            raise InputError(f"pipeline {k}: {told}" if len(plans) > 1 else told)
-        needed += needed_bytes(plan, bytes_by_place(expected) or (), plan.ranks)
+            raise InputError(plan.prefix(k) + told)
+        needed += needed_bytes(own, bytes_by_place(expected) or (), own.ranks)
     if here:
         check_memory(needed, config)
 

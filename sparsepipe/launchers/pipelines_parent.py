@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..display.counting import number_of
 from ..io.files import read_rows
-from ..pipelines import Pipelines
+from ..plan import Plan
 from ..record import RunRecord
 from ..runtime import commands
 from ..runtime.pipelines.changes import MINIBATCHES
@@ -86,7 +86,7 @@ class _Launcher:
 class Parent:
     """Starts a launcher a pipeline beside their coordination, and waits for the end of all."""
 
-    def __init__(self, record: RunRecord, plan: Pipelines, coordination: Coordinating, launchers: Launchers) -> None:
+    def __init__(self, record: RunRecord, plan: Plan, coordination: Coordinating, launchers: Launchers) -> None:
         self.folder, self.record, self.plan = record.folder, record, plan
         self.coordination, self._starting = coordination, launchers
         self.launchers = [self._start(k) for k in range(len(plan.pipelines))]

@@ -1,34 +1,49 @@
-"""What every launcher does before it starts processes: check the plan, write the run's record and lock its folder."""
+"""What every launcher does before it starts processes: check the plan, write the run's record and lock its folder.
+
+RUN/                plan.json, config.json, origin.json, status.json
+RUN/pipelines/K/    of each of several pipelines: a run's folder as of one, its plan's ranks from 0
+"""
 
 import os
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
+from ..data.examples.recognising import is_examples
+from ..data.folder import open_folder
+from ..data.sources import found
 from ..errors import InputError
 from ..functions import UserFunction, is_function, short_name
 from ..io.files import write_atomic, write_json
 from ..io.paths import expanded
-from ..pipelines import Pipelines
+from ..models import is_table
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..record.plans import begin_plan
 from ..record.processes import forget_processes, num_processes
+from ..record.record_files import CLOCK, read_fields
 from ..replication import rule_text
+from ..replication.base import Arithmetic
 from ..runtime import RunConfig, commands
+from ..runtime.cloud_checks import check_clouds
 from ..runtime.forward_only import write_forward_only
+from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
 from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
+from ..schedule import check_rule
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
-from .here import check_here
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 from .memory_need import check_at_launch
+
+# Which of the settings are held against what the data are, beside the split that is validated on.
+_OF_DATA = {"task", "features", "augmentation", "data_args", "loss", "loss_args", "validation_split"}
 
 
 def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool) -> int:
@@ -36,20 +51,15 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
 
     Raises InputError for what one machine alone takes.
     """
-    check_for_hosts(port=port)
+    if port is not None:
+        raise InputError("a port goes with launcher='local': hosts choose theirs by themselves; leave it out")
     count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
-    if not set(plan.ranks) <= set(range(count)):
+    if not plan.members and not set(plan.ranks) <= set(range(count)):
         raise InputError(
             f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
             "give it another plan, which one that runs can change"
         )
     return count
-
-
-def check_for_hosts(*, port: int | None) -> None:
-    """Raise InputError for what goes with one machine alone."""
-    if port is not None:
-        raise InputError("a port goes with launcher='local': hosts choose theirs by themselves; leave it out")
 
 
 def prepare(
@@ -63,11 +73,12 @@ def prepare(
     campaign: str | None = None,
     forward_only: Path | str | None = None,
     elsewhere: bool = False,
-) -> tuple[RunRecord, int]:
-    """Write the plan, the settings and their origin for the workers; return the record and its lock (see `lock.hold`).
+) -> tuple[RunRecord, list[int]]:
+    """Write the plan, the settings and their origin for the workers; return the record and the locks (see `lock.hold`).
 
+    Several pipelines have a record each within that of the whole run, with a lock.
     `forward_only`: the checkpoint, or the run, whose weights to compute outputs with; nothing is trained.
-    `elsewhere`: workers are on other hosts, whose memory is not this machine's.
+    `elsewhere`: workers are on other hosts, which know how many threads each has, and whose memory is their own.
     Raises InputError where the plan cannot run, for want of memory too, or the folder is another run's.
     """
     if forward_only is not None:
@@ -76,9 +87,11 @@ def prepare(
         config = inference_config(config)
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
-    config = checked(plan, config, profile=profile, cluster=cluster, processes=processes)
+    _check_together(plan, config, profile, cluster)
+    configs = [_checked(plan, k, config, profile, cluster, processes) for k in range(len(plan.pipelines))]
+    config = configs[0]
     check_at_launch(
-        [plan],
+        plan,
         config,
         profile=profile,
         cluster=cluster,
@@ -92,45 +105,84 @@ def prepare(
     check_name(folder)
     if not elsewhere:
         check_here(config)  # last, as it reads the data
-    lock = hold(folder)
+    locks = [hold(folder)]
     try:
         is_new = not (resume and (folder / "plan.json").exists())
-        record = written(folder, plan, config, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+        record = _written(folder, plan, config, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
         if weights:
             write_forward_only(folder, weights)
         if is_new:
             note_concurrent_runs(record)
-        return record, lock
+        (folder / RESUME).unlink(missing_ok=True)
+        if plan.members and resume:
+            from .resuming import go_on_from_checkpoint  # here: it brings torch
+
+            go_on_from_checkpoint(folder)
+        for k in range(len(plan.members)):
+            own, place = configs[k], folder / "pipelines" / str(k)
+            if not elsewhere:  # all ranks share this machine
+                own = own.replace(threads=own.threads or max(1, len(os.sched_getaffinity(0)) // processes))
+            locks.append(hold(place))
+            _written(place, plan.local(k), own, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+            _same_clock(folder, place)
+        return record, locks
     except BaseException:
-        os.close(lock)
+        for lock in locks:
+            os.close(lock)
         raise
 
 
-def checked(
-    plan: Plan,
-    config: RunConfig,
-    *,
-    profile: Profile | None = None,
-    cluster: Cluster | None = None,
-    processes: int | None = None,
+def _checked(
+    plan: Plan, k: int, config: RunConfig, profile: Profile | None, cluster: Cluster | None, processes: int
 ) -> RunConfig:
-    """Return the settings that the workers of a plan run with. Raises InputError where it cannot run.
+    """Return the settings that the workers of pipeline `k` run with. Raises InputError where it cannot run.
 
-    `processes`: of the job, one for each of the plan's ranks unless given.
+    `processes`: of the whole job, of which the plan of one pipeline may leave out some.
     """
+    own = plan.local(k)
     if not workload_facts(config.engine).trains:
         config = config.replace(validate=False, checkpoint_every=0)
-    config = _importable(config)
-    check_launch(plan, config, profile, cluster)
-    check_fits(plan, config, num_processes=processes)
-    if config.stragglers is not None:
-        config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
+    try:
+        config = _importable(config)
+        check_launch(own, config, profile, cluster)
+        check_fits(own, config, num_processes=processes - len(plan.ranks) + len(own.ranks))
+        if config.stragglers is not None:
+            config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
+    except InputError as error:
+        raise InputError(f"{plan.prefix(k)}{error}") from None
     return config
 
 
-def written(
+def _check_together(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+    """Raise InputError for what several pipelines cannot do together, in one line that says why."""
+    rule = plan.replication
+    if rule is None:
+        return
+    if found := plan.violations(profile.graph, cluster) if profile else plan.violations_together():
+        raise InputError("the plan cannot run: " + "; ".join(found))
+    check_rule(plan)
+    if rule.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
+        raise InputError(
+            f"replication {rule.name} averages gradients, which each pipeline scales by a factor of its "
+            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce"
+        )
+
+
+def _same_clock(folder: Path, place: Path) -> None:
+    """Let a pipeline's times begin when those of all do."""
+    clock = folder / "logs" / "clock.json"
+    if not clock.exists():
+        write_json(clock, {"started": time.time()})
+    write_json(place / "logs" / "clock.json", {"started": _started(clock)})
+
+
+def _started(clock: Path) -> float:
+    return float(read_fields(clock, CLOCK, what="run's clock")["started"])
+
+
+def _written(
     folder: Path,
-    plan: Plan | Pipelines,
+    plan: Plan,
     config: RunConfig,
     *,
     resume: bool,
@@ -143,9 +195,10 @@ def written(
     rank_readings.forget(folder)
     if resume and (folder / "plan.json").exists():
         return _changed(folder, plan, config)
-    plans = plan.pipelines if isinstance(plan, Pipelines) else [plan]
-    rests_on = Provenance.of(profile, cluster, plans, _settings(plan, config), campaign=campaign, data=config.data)
-    origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plans[0], config))
+    rule = plan.replication
+    settings = config if rule is None else config.to_json() | {"replication": rule_text(rule)}
+    rests_on = Provenance.of(profile, cluster, plan.pipelines, settings, campaign=campaign, data=config.data)
+    origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plan.pipelines[0], config))
     record = RunRecord.create(folder, plan, config.to_json(), origin)
     if profile is not None and cluster is not None:
         profile.save(folder / "profile.json")
@@ -153,7 +206,7 @@ def written(
     return record
 
 
-def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunRecord:
+def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
     """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
 
     Raises InputError, with nothing changed, where its metrics or earlier plans are damaged, and for settings that no
@@ -167,7 +220,7 @@ def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunReco
         RunRecord(folder).metrics()  # read now: what is damaged is told before anything starts
     if found := checkpoint.latest(folder):
         found.check(model=short_name(config.model), layers=())
-        if not isinstance(plan, Pipelines) and any(found.manifest.get("left", {}).values()):
+        if not plan.members and any(found.manifest.get("left", {}).values()):
             raise InputError(
                 f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
                 "take up; resume with a plan of several, or from a checkpoint at an epoch's end"
@@ -176,19 +229,12 @@ def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunReco
         resuming.check_end(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
             warnings.warn(text, stacklevel=6)
-    if isinstance(plan, Pipelines) or num_processes(folder, plan) == len(plan.ranks):
+    if plan.members or num_processes(folder, plan) == len(plan.ranks):
         forget_processes(folder)
     begin_plan(folder, plan, found.minibatches if found else 0)
     _keep_old(folder, "config.json")
     write_json(folder / "config.json", config.to_json())
     return RunRecord.load(folder)
-
-
-def _settings(plan: Plan | Pipelines, config: RunConfig) -> RunConfig | dict[str, Any]:
-    """What a run's numbers depend on besides its plan: the settings and, of several pipelines, their rule."""
-    if isinstance(plan, Pipelines):
-        return {**config.to_json(), "replication": rule_text(plan.replication)}
-    return config
 
 
 def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
@@ -218,6 +264,35 @@ def _code_digests(config: RunConfig) -> dict[str, str]:
     """Return the SHA-256 of each file of the user's own code that a run imports, by setting."""
     named = {name: getattr(config, name) for name in ("model", "data", "loss")}
     return {name: UserFunction.parse(value).sha256() for name, value in named.items() if value and is_function(value)}
+
+
+def check_here(config: RunConfig) -> None:
+    """Raise InputError where workers on this machine would find no such device or data: see `_check_data`."""
+    if not workload_facts(config.engine).trains:
+        return
+    if config.device != "cpu":
+        from ..runtime.processes.devices import check_device  # here: it brings torch
+
+        check_device(config.device)
+    _check_data(config)
+
+
+def _check_data(config: RunConfig) -> None:
+    """Raise InputError where workers on this machine would find no data of that name, or none for the other settings.
+
+    Point clouds are read, once for the same data and settings. A function of the user's own is called, and data that
+    are made when they are first opened are made, only where such a setting is given.
+    """
+    own, asked = is_function(config.data), _OF_DATA & config.chosen.keys()
+    place = None if own else found(config.data)
+    if asked or (place is not None and not is_table(config.model)):
+        # Here: it brings torch, for which nobody who launches a table with settings as by default need wait.
+        from ..runtime.workloads.opening import check_settings
+
+        check_settings(config, seed=config.seed)
+    if place is not None and not is_examples(place):
+        splits = ("train", *([config.validation_split] if config.validate else []))
+        check_clouds(open_folder(place), config, splits, engine=config.engine, seed=config.seed)
 
 
 def note_concurrent_runs(record: RunRecord) -> None:

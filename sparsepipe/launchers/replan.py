@@ -10,7 +10,6 @@ from ..errors import InputError
 from ..io.fields import shown
 from ..io.paths import expanded
 from ..models import is_table
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -36,7 +35,7 @@ class Requested(NamedTuple):
 
 
 def request_replan(
-    run_dir: Path | str, plan: Plan | Pipelines, *, reason: str = "", predicted_gain_seconds: float | None = None
+    run_dir: Path | str, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None
 ) -> Requested:
     """Ask the job in `run_dir` to go on under `plan`, and return at once what `replanned` waits with.
 
@@ -48,16 +47,11 @@ def request_replan(
     """
     record = RunRecord.load(expanded(run_dir).resolve())
     folder = record.folder
-    if not isinstance(plan, Plan | Pipelines):
-        raise InputError(f"plan {shown(plan)}: expected a Plan, as Plan.load reads it from a file")
     if not isinstance(plan, Plan):
-        raise InputError("the plan of several pipelines, expected that of one: a running job has one and keeps it so")
-    if not isinstance(record.plan, Plan):
-        raise InputError(
-            f"{folder}: pipelines that train together keep their plans; stop the run, and resume it under another"
-        )
+        raise InputError(f"plan {shown(plan)}: expected a Plan, as Plan.load reads it from a file")
+    before = record.plan.one("several keep theirs: stop the run, and resume it under another")
     check_running(record)
-    need = _checked_plan(record, record.plan, plan)
+    need = _checked_plan(record, before, plan.one("a running job has one and keeps it so"))
     token = replan_request.leave(
         folder,
         plan,

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..data.minibatch_sizes import sizes
 from ..display.counting import number_of
 from ..display.numbers import as_given
 from ..errors import InputError
+from ..io.files import write_json
 from ..runtime.config import RunConfig
-from ..runtime.training_state.checkpoint import Checkpoint, latest
+from ..runtime.pipelines.resuming import RESUME, has_rows_of, keep_nothing
+from ..runtime.training_state.checkpoint import Checkpoint, latest, newest_first
 from ..runtime.training_state.learning_rate import LearningRate
 
 
@@ -25,6 +28,40 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
             f"({number_of(done / per_epoch, 'epoch', as_given)}) already; ask for that many or more, or train anew in "
             "another folder"
         )
+
+
+def go_on_from_checkpoint(folder: Path) -> None:
+    """Say what the run goes on from: a checkpoint, or nothing, where its metrics begin anew.
+
+    It is the newest one whose minibatches the metrics here all tell of; where there is none, the newest one. Raises
+    InputError for a checkpoint that does not say what an epoch is.
+    """
+    chosen: dict[str, Any] | None = None
+    for found in newest_first(folder):
+        progress = _progress(found)
+        whole = has_rows_of(folder, progress)
+        chosen = progress if whole else chosen or progress
+        if whole:
+            break
+    if chosen is None:
+        (folder / RESUME).unlink(missing_ok=True)
+        keep_nothing(folder)
+        return
+    write_json(folder / RESUME, chosen)
+
+
+def _progress(found: Checkpoint) -> dict[str, Any]:
+    """What a checkpoint says is done, and what is left."""
+    per_epoch = epoch_minibatches(found)
+    if per_epoch is None:
+        raise InputError(
+            f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder"
+        )
+    left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
+    if "left" not in found.manifest and found.minibatches % per_epoch:  # of a run of one pipeline
+        epoch, first = divmod(found.minibatches, per_epoch)
+        left = {epoch: list(range(first, per_epoch))}
+    return {"checkpoint": found.folder.name, "done": found.minibatches, "left": left, "epoch_minibatches": per_epoch}
 
 
 def nothing_left(folder: Path, config: RunConfig) -> bool:

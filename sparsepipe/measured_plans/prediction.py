@@ -22,7 +22,15 @@ import numpy as np
 from ..cluster import Cluster
 from ..formats.sailor import MeasuredPlan, SizedLink, gpu_of
 from ..schedule import compile
-from ..simulator import BACKWARD, FORWARD, Passes, RankState, Simulation, Transfers, collector_paused
+from ..simulator.simulation import (
+    BACKWARD,
+    FORWARD,
+    Passes,
+    RankState,
+    Simulation,
+    Transfers,
+    collector_paused,
+)
 
 # Numbers that DeepSpeed and Adam keep for each weight: the weight and DeepSpeed's copy of it, its gradient and the
 # buffer that gradients are sent from, and Adam's two.

@@ -9,7 +9,6 @@ from ..cluster import Cluster
 from ..errors import InputError
 from ..io.fields import given_integer
 from ..io.keywords import keywords_of, meant
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
@@ -124,7 +123,7 @@ def partition_pipelines(
     recompute: bool = False,
     most_plans: int = MOST_PLANS,
     **options: Any,
-) -> Pipelines:
+) -> Plan:
     """Split the devices of `cluster` into pipelines that train most samples/s together, each with its own plan.
 
     Any devices may make a pipeline, on one node or across several; each is planned as by `partition`. Where there are
@@ -160,15 +159,15 @@ def partition_pipelines(
     found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
     samples = profile.batch_size
     unsure = "the profile does not say how many samples a minibatch has: throughput is in minibatches/s"
-    pipelines = Pipelines(
+    pipelines = Plan.together(
         found.plans,
         chosen,
-        None if samples is None else float(samples),
-        found.lower_bound_seconds,
-        time.perf_counter() - start,
-        tuple(filter(None, [found.left_out, "" if samples else unsure])),
-        Provenance.of(profile, cluster, settings={**settings, "pipelines": num_pipelines}).to_json(),
-        _data_parallel_seconds(replace(problem, num_microbatches=of_one), planner, options),
+        samples=None if samples is None else float(samples),
+        lower_bound_seconds=found.lower_bound_seconds,
+        plan_seconds=time.perf_counter() - start,
+        data_parallel_seconds=_data_parallel_seconds(replace(problem, num_microbatches=of_one), planner, options),
+        warnings=tuple(filter(None, [found.left_out, "" if samples else unsure])),
+        provenance=Provenance.of(profile, cluster, settings={**settings, "pipelines": num_pipelines}).to_json(),
     )
     check_rule(pipelines)
     return pipelines

@@ -38,7 +38,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
 
 def _key(plan: Plan, problem: Problem) -> Hashable:
     """What an estimate depends on, beside the profile that keeps it."""
-    of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.routing, plan.accumulation
+    of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.accumulation
     of_problem = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute
     return of_plan, of_problem, problem.forward_only, problem.easier
 

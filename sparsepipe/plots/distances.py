@@ -7,7 +7,6 @@ import plotly.graph_objects as go
 
 from ..display.markup import Html
 from ..errors import InputError
-from ..pipelines import Pipelines
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
@@ -62,9 +61,9 @@ def distances(*records: RunRecord, note: str = "") -> go.Figure:
 
 def _rows(record: RunRecord) -> list[dict[str, Any]]:
     applied = [row for row in record.merges("applied") if row.get("applied", True)]
-    if not applied or not isinstance(record.plan, Pipelines):
-        raise InputError(f"{record.folder}: nothing was averaged ({record.status['state']}); leave it out")
     rule = record.plan.replication
+    if rule is None or not applied:
+        raise InputError(f"{record.folder}: nothing was averaged ({record.status['state']}); leave it out")
     alike = rule.arithmetic is Arithmetic.MEAN_GRADIENTS
     found: dict[int, list[dict[str, Any]]] = {}
     for row in applied:

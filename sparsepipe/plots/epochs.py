@@ -3,7 +3,6 @@
 from ..display.numbers import alike
 from ..display.ties import TIE
 from ..errors import InputError
-from ..plan import Plan
 from ..record import RunRecord
 from ..record.trace_file import MEGABYTES
 from ..trace import WORK, Trace
@@ -47,7 +46,8 @@ def _paces(record: RunRecord, epoch: int) -> tuple[float, float] | None:
     rows, summaries = record.metrics("epoch"), record.metrics("summary")
     own = next((row.get("samples_per_second") for row in rows if row.get("epoch") == epoch), None)
     whole = summaries[-1].get("samples_per_second") if summaries else None
-    return (float(own), float(whole)) if own and whole and len(rows) > 1 and isinstance(record.plan, Plan) else None
+    one = len(record.pipelines) == 1
+    return (float(own), float(whole)) if own and whole and len(rows) > 1 and one else None
 
 
 def working_epoch(record: RunRecord, epoch: int) -> Trace:

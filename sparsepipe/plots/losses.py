@@ -9,7 +9,6 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html
 from ..errors import InputError
-from ..pipelines import Pipelines
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
@@ -87,7 +86,7 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
     """Each run by its rule; one without by its strategy."""
     plans = [record.plan for record in records]
     return [
-        rule_text(plan.replication) if isinstance(plan, Pipelines) else name
+        name if plan.replication is None else rule_text(plan.replication)
         for plan, name in zip(plans, record_names(records), strict=True)
     ]
 

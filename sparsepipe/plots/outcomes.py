@@ -10,7 +10,6 @@ import pandas as pd
 from ..display.markup import Html, figure_text
 from ..display.names import TIE
 from ..errors import InputError
-from ..pipelines import Pipelines
 from ..record import RunRecord
 from ..replication import RULES, rule_from_json, rule_text
 from ..stragglers import Stragglers
@@ -74,11 +73,12 @@ class Outcome:
     def of_run(cls, record: RunRecord) -> "Outcome":
         """Read a finished run of several pipelines. Raises InputError for any other."""
         summaries = record.metrics("summary")
-        if not summaries or "replication" not in summaries[-1] or not isinstance(record.plan, Pipelines):
+        rule = record.plan.replication
+        if rule is None or not summaries or "replication" not in summaries[-1]:
             raise InputError(f"{record.folder}: no finished run of several pipelines ({record.status['state']})")
         found = cls.of(
             summaries[-1]["replication"],
-            rule=rule_text(record.plan.replication),
+            rule=rule_text(rule),
             source=workload_facts(record.config.get("engine", "")).source,
             seed=record.config.get("seed", 0),
             run=record.name,

@@ -8,7 +8,6 @@ from ..costs import LayerTable
 from ..display.counting import number_of
 from ..errors import DamagedRecord
 from ..graph import LayerGraph
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
@@ -20,11 +19,11 @@ Found = TypeVar("Found")
 ONE_PROCESS = "one process"  # the strategy of one device: nobody else is at work
 
 
-def strategy(plan: Plan | Pipelines) -> str:
+def strategy(plan: Plan) -> str:
     """Return the strategy that a plan is, in words: "one process", "data parallel × 2", "pipeline × 2 (1f1b)",
     "2 pipelines (quorum)".
     """
-    if isinstance(plan, Pipelines):
+    if plan.replication is not None:
         return f"{number_of(len(plan.pipelines), 'pipeline')} ({rule_text(plan.replication)})"
     devices, stages = len(plan.ranks), len(plan.stages)
     if devices == 1:

@@ -9,8 +9,6 @@ import plotly.graph_objects as go
 from ..display.markup import Html
 from ..display.numbers import as_measured
 from ..errors import InputError
-from ..pipelines import Pipelines
-from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
@@ -85,7 +83,8 @@ def _row(record: RunRecord) -> dict[str, Any]:
 
 
 def _told(record: RunRecord, samples_per_second: float) -> dict[str, Any]:
-    batch_size, period = record.config["batch_size"], _period_seconds(record.plan)
+    batch_size, estimate = record.config["batch_size"], record.plan.estimate
+    period = estimate.period_seconds if estimate else None  # of several pipelines if none waits
     return {
         "run": record.name,
         "processes": len(record.plan.ranks),
@@ -94,13 +93,6 @@ def _told(record: RunRecord, samples_per_second: float) -> dict[str, Any]:
         "batch_size": batch_size,
         "model": record.model,
     }
-
-
-def _period_seconds(plan: Plan | Pipelines) -> float | None:
-    """Seconds a minibatch as predicted, of several pipelines together where none waits."""
-    if isinstance(plan, Pipelines):
-        return plan.period_seconds
-    return plan.estimate.period_seconds if plan.estimate else None
 
 
 def throughput(

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from ..errors import DamagedRecord, InputError
 from ..io.fields import fields, integer, maybe
 from ..io.files import write_json
-from ..pipelines import Pipelines, any_from_json, load_any
 from ..plan import Plan
 from .record_files import read_fields
 
@@ -27,10 +26,10 @@ class FollowedPlan(NamedTuple):
     """A plan and the minibatch of the run that it began at; None where that was not written down."""
 
     first_minibatch: int | None
-    plan: Plan | Pipelines
+    plan: Plan
 
 
-def newest_plan(folder: Path) -> Plan | Pipelines:
+def newest_plan(folder: Path) -> Plan:
     """Return what workers follow. Raises DamagedRecord where it cannot be read."""
     return _load(folder / "plan.json")
 
@@ -45,7 +44,7 @@ def followed_plans(folder: Path) -> tuple[FollowedPlan, ...]:
     return (*known, FollowedPlan(None if known else 0, newest))  # written by hand, or by a version without plans/
 
 
-def plan_at(plans: Sequence[FollowedPlan], minibatch: int) -> Plan | Pipelines:
+def plan_at(plans: Sequence[FollowedPlan], minibatch: int) -> Plan:
     """Return the plan of `followed_plans` under which a minibatch was trained.
 
     A run that went back to an earlier checkpoint under another plan did the minibatches after it again: the newest plan
@@ -57,7 +56,7 @@ def plan_at(plans: Sequence[FollowedPlan], minibatch: int) -> Plan | Pipelines:
     return plans[0].plan
 
 
-def begin_plan(folder: Path, plan: Plan | Pipelines, first_minibatch: int) -> None:
+def begin_plan(folder: Path, plan: Plan, first_minibatch: int) -> None:
     """Make `plan` the newest of a run, from a minibatch on; one that is the newest already stays as it is.
 
     Raises DamagedRecord, with nothing changed, where earlier plans cannot be read.
@@ -102,14 +101,14 @@ def _read(path: Path) -> FollowedPlan:
     found = read_fields(path, _FILE, what="plan of a run")
     first, document = found["first_minibatch"], found["plan"]
     try:
-        return FollowedPlan(first, any_from_json(document))
+        return FollowedPlan(first, Plan.from_json(document))
     except InputError as error:
         raise DamagedRecord(f"{path}: {error}") from None
 
 
-def _load(path: Path) -> Plan | Pipelines:
+def _load(path: Path) -> Plan:
     try:
-        return load_any(path)
+        return Plan.load(path)
     except InputError as error:
         raise DamagedRecord(str(error)) from None
 

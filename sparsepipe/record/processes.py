@@ -11,7 +11,6 @@ from pathlib import Path
 from ..errors import DamagedRecord
 from ..io.fields import MOST_DEVICES, fields, integer
 from ..io.files import write_json
-from ..pipelines import Pipelines
 from ..plan import Plan
 from .plans import newest_plan
 from .record_files import read_fields
@@ -20,7 +19,7 @@ PROCESSES = "processes.json"
 _FILE = fields({"count": lambda value, what: integer(value, what, least=1, most=MOST_DEVICES)})
 
 
-def num_processes(folder: Path, plan: Plan | Pipelines) -> int:
+def num_processes(folder: Path, plan: Plan) -> int:
     """Return how many processes a job that follows `plan` in the folder has. Raises DamagedRecord that names a file."""
     path = folder / PROCESSES
     if not path.exists() or not _follows(folder, plan):
@@ -38,7 +37,7 @@ def forget_processes(folder: Path) -> None:
     (folder / PROCESSES).unlink(missing_ok=True)
 
 
-def _follows(folder: Path, plan: Plan | Pipelines) -> bool:
+def _follows(folder: Path, plan: Plan) -> bool:
     try:
         return newest_plan(folder) == plan
     except DamagedRecord:

@@ -38,7 +38,6 @@ from ..host.git import git
 from ..io.fields import shown
 from ..io.files import write_json
 from ..io.paths import expanded
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..sizes import SIZE_UNITS
 from ..stragglers import Stragglers
@@ -137,12 +136,10 @@ class RunRecord:
     """A run's folder; each file is read when it is asked for. A damaged file raises DamagedRecord, which names it."""
 
     folder: Path
-    _read_plans: dict[tuple[int, int], Plan | Pipelines] = field(default_factory=dict, repr=False, compare=False)
+    _read_plans: dict[tuple[int, int], Plan] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def create(
-        cls, folder: Path | str, plan: Plan | Pipelines, config: Mapping[str, Any], origin: Origin
-    ) -> "RunRecord":
+    def create(cls, folder: Path | str, plan: Plan, config: Mapping[str, Any], origin: Origin) -> "RunRecord":
         """Start a record. Raises InputError when the folder holds another run already, or cannot be made."""
         folder = expanded(folder)
         if (folder / "plan.json").exists():
@@ -172,7 +169,7 @@ class RunRecord:
         return self.folder.name
 
     @property
-    def plan(self) -> Plan | Pipelines:
+    def plan(self) -> Plan:
         """The newest plan; of several pipelines all of them, with their rule. A run at work may change it."""
         try:
             status = (self.folder / "plan.json").stat()
@@ -192,7 +189,7 @@ class RunRecord:
         """
         return followed_plans(self.folder)
 
-    def plan_of_epoch(self, epoch: int) -> Plan | Pipelines:
+    def plan_of_epoch(self, epoch: int) -> Plan:
         """Return the plan under which the last minibatch of an epoch was trained; the newest where none was."""
         minibatches = [row["minibatch"] for row in self.metrics("step") if row["epoch"] == epoch]
         return plan_at(self.plans, max(minibatches)) if minibatches else self.plan
@@ -360,7 +357,7 @@ class RunRecord:
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
         source = workload_facts(config.get("engine", "")).source
         held_up = {"held_up": note} if config and (note := self.straggler_note) else {}
-        if (self.folder / "pipelines").is_dir() and isinstance(self.plan, Pipelines):
+        if (self.folder / "pipelines").is_dir() and self.plan.members:
             whole = trace_of_all(self.plan, [one.trace() for one in self.pipelines], source)
             return replace(whole, facts=whole.facts | held_up)
         paths = sorted(self.folder.glob("trace-rank*.jsonl"))
@@ -373,10 +370,9 @@ class RunRecord:
 
     @property
     def pipelines(self) -> tuple["RunRecord", ...]:
-        """The records of each of several pipelines, by their numbers; none of a run of one."""
-        if not isinstance(self.plan, Pipelines):
-            return ()
-        return tuple(RunRecord(self.folder / "pipelines" / str(k)) for k in range(len(self.plan.pipelines)))
+        """The record of each pipeline, by its number; of a run of one, this one itself."""
+        several = tuple(RunRecord(self.folder / "pipelines" / str(k)) for k in range(len(self.plan.members)))
+        return several or (self,)
 
 
 def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
@@ -393,7 +389,7 @@ def _command() -> tuple[str, ...]:
     return (name, *sys.argv[1:])
 
 
-def trace_of_all(plan: Pipelines, traces: Sequence[Trace], source: Any) -> Trace:
+def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
     """Return the traces of all pipelines as one, in time order: all have the same clock.
 
     Stages are numbered over all pipelines, pipeline 0's first, as they stand in the plan's file.
@@ -412,11 +408,11 @@ def trace_of_all(plan: Pipelines, traces: Sequence[Trace], source: Any) -> Trace
     return Trace(tuple(spans), source, facts)
 
 
-def _renumbered(plan: Pipelines, k: int, trace: Trace) -> Iterator[Span]:
-    ranks, before = plan.ranks_of(k), plan.first_stage(k)
+def _renumbered(plan: Plan, k: int, trace: Trace) -> Iterator[Span]:
+    before = plan.first_stage(k)
     for span in trace.spans:
         own = str(span.stage)
         stage = span.stage + before
         name = f"{stage}{span.name.removeprefix(own)}" if span.name.startswith(own) else span.name
-        peer = ranks[span.peer] if 0 <= span.peer < len(ranks) else span.peer
-        yield span._replace(rank=ranks[span.rank], name=name, stage=stage, peer=peer)
+        rank, peer = plan.among_all(k, span.rank), plan.among_all(k, span.peer)
+        yield span._replace(rank=rank, name=name, stage=stage, peer=peer)

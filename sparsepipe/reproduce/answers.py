@@ -112,7 +112,7 @@ def tell_pace(record: RunRecord) -> str:
     if predicted is None or predicted != predicted:
         return f"{told}; its plan predicts nothing"
     told += f", {measured / predicted:.0%} of the {as_measured(predicted)} that its plan predicts"
-    explained = isinstance(record.plan, Plan) and measured and abs(measured / predicted - 1) > _NEAR
+    explained = len(record.pipelines) == 1 and measured and abs(measured / predicted - 1) > _NEAR
     loads = record.background_load.doubts()
     if loads and not (explained and measured < predicted):  # load explains a slow run, and makes others doubtful
         told += f" (doubtful: while it ran, {' and '.join(loads)})"
@@ -123,8 +123,7 @@ def tell_pace(record: RunRecord) -> str:
 
 def _reasons(record: RunRecord, period: float) -> list[str]:
     """What a record tells of a pace of `period` seconds a minibatch that was not predicted, the largest share first."""
-    plan, stages = record.plan, record.metrics("summary")[-1].get("stages", ())
-    assert isinstance(plan, Plan)
+    plan, stages = record.plan.one(), record.metrics("summary")[-1].get("stages", ())
     reasons = []
     if stages and plan.estimate is not None:
         worked = {row["stage"]: row["busy_fraction"] + row.get("average_fraction", 0.0) for row in stages}

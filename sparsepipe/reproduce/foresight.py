@@ -12,7 +12,6 @@ from ..dynamics.observations import WorkOfRanks
 from ..dynamics.oracle import Stretch, best_plans
 from ..errors import InputError, RunFailed
 from ..launchers import Job
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -36,7 +35,7 @@ def slowed_by(record: RunRecord) -> Factors:
     Mean seconds of forward and backward over both. Raises InputError for a run whose plan changed, that nobody
     disturbed, or that was always disturbed.
     """
-    if len(record.plans) != 1 or isinstance(record.plan, Pipelines):
+    if len(record.plans) != 1 or len(record.pipelines) != 1:
         raise InputError(f"{record.folder}: its plan changed; what an intruder costs is told of a run of never")
     visits, work = came_and_went(record), WorkOfRanks(record.plan)
     seconds: dict[tuple[int, bool], list[float]] = {}

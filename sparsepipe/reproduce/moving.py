@@ -18,7 +18,6 @@ from ..dynamics.simulated import simulate_replans
 from ..dynamics.variants import variant as variant_of
 from ..dynamics.words import faster_or_slower
 from ..io.files import read_numbered_rows
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..plots.system_bars import SystemBar
 from ..profile import Profile
@@ -61,7 +60,7 @@ def iterations(record: RunRecord) -> list[tuple[int, float]]:
     begins = [min(first or 0, len(ends)) for first, _ in plans]
     found: list[tuple[int, float]] = []
     for (_, plan), begin, end in zip(plans, begins, [*begins[1:], len(ends)], strict=True):
-        size = 1 if isinstance(plan, Pipelines) else plan.stages[-1].round
+        size = 1 if plan.members else plan.stages[-1].round
         for first in range(begin, end, size):
             last = min(first + size, end)
             if first:
@@ -103,8 +102,8 @@ def moments(record: RunRecord) -> list[tuple[int, str]]:
     return sorted(found, key=lambda moment: moment[0])
 
 
-def _stages(plan: Plan | Pipelines) -> str:
-    if isinstance(plan, Pipelines):
+def _stages(plan: Plan) -> str:
+    if plan.members:
         return number_of(len(plan.pipelines), "pipeline")
     shares = [f" ({':'.join(map(str, stage.shares))})" if len(stage.ranks) > 1 else "" for stage in plan.stages]
     return ", ".join(f"{len(stage.layers)}{share}" for stage, share in zip(plan.stages, shares, strict=True))

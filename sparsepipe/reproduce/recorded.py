@@ -15,12 +15,11 @@ from ..display.counting import number_of
 from ..errors import InputError
 from ..formats.spot_machines import SpotMachines, read_spot_machines
 from ..graph import Layer, LayerGraph
-from ..pipeline_simulator import simulate_pipelines
-from ..pipelines import Pipelines
 from ..plan import Plan, Stage
 from ..plots.held_against import HeldAgainst
 from ..profile import CostSample, LayerCost, Profile
 from ..replication import parse_rule
+from ..simulator import simulate_pipelines
 from ..stragglers import Stragglers, read_minibatch_times
 from ..stragglers.kinds import Stop
 from ..stragglers.minibatch_times import MinibatchTimes
@@ -198,7 +197,7 @@ def _trained(rule: str, num_pipelines: int, seconds: float, stragglers: Straggle
     cost = LayerCost((CostSample(1.0, seconds / 3, 2 * seconds / 3, 0.0),))
     profile = Profile(LayerGraph.chain([Layer("network", "", 1.0)]), {"machines": (cost,)})
     cluster = Cluster.uniform(num_pipelines, device_type="machines", link=Link())
-    pipelines = Pipelines.alike(Plan((Stage(("network",), (0,)),)), num_pipelines, parse_rule(rule))
+    pipelines = Plan.alike(Plan((Stage(("network",), (0,)),)), num_pipelines, parse_rule(rule))
     sizes = [1.0] * (num_pipelines * ceil(duration / seconds + 1))
     found = simulate_pipelines(pipelines, profile, cluster, sizes, stragglers=stragglers)
     ends = [span.end for span in found.trace.spans if span.kind == "backward"]

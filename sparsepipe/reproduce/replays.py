@@ -6,7 +6,6 @@ from ..cluster import Cluster
 from ..display.counting import number_of
 from ..errors import DamagedRecord
 from ..launchers import launch
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import plan_digest
@@ -26,7 +25,7 @@ def _finished(folder: Path) -> bool:
 
 def replay(
     runs: Path,
-    plan: Plan | Pipelines,
+    plan: Plan,
     profile: Profile,
     cluster: Cluster,
     minibatches: int,
@@ -40,10 +39,11 @@ def replay(
     """
     facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
     called, samples = plan.planner, profile.batch_size or 1
-    if isinstance(plan, Pipelines):
-        called, samples = plan.replication.name, max(1, int(plan.samples or 1))
+    said = called if len(plan.stages) == 1 else f"{called} ({plan.schedule})"
+    if plan.replication is not None:
+        called = said = plan.replication.name
+        samples = max(1, int(plan.samples or 1))
     facts += [samples, stragglers, seed]
-    said = called if isinstance(plan, Pipelines) or len(plan.stages) == 1 else f"{called} ({plan.schedule})"
     folder = runs / f"replay-{called}-{len(plan.ranks)}-{digest(facts)}"
     if _finished(folder):
         print(f"replay of {said} on {number_of(len(plan.ranks), 'device')}: from runs/{folder.name}")

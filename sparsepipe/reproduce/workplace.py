@@ -21,7 +21,6 @@ from ..io.fields import MOST_DEVICES, integer
 from ..io.files import write_atomic
 from ..io.paths import expanded
 from ..launchers.run_folders import new_folder
-from ..pipelines import Pipelines, load_any
 from ..plan import Plan
 from ..plots import NoPicture, Paper, export
 from ..plots.export import as_exported, described
@@ -110,9 +109,9 @@ class Workplace:
         """The folder where plans for `model` are saved by hand, to be launched."""
         return self.root / "work" / "plans" / re.sub(r"[^A-Za-z0-9._-]+", "-", model)
 
-    def saved_plans(self, model: str) -> dict[str, Plan | Pipelines]:
+    def saved_plans(self, model: str) -> dict[str, Plan]:
         """The plans that were saved for `model`, by name. Raises InputError for a file that is none."""
-        return {path.stem: load_any(path) for path in sorted(self.plans(model).glob("*.json"))}
+        return {path.stem: Plan.load(path) for path in sorted(self.plans(model).glob("*.json"))}
 
     def profile(self, path: Path) -> Profile:
         """Read a profile that is kept; where it is, and what is doubtful about it, is said.

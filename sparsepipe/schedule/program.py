@@ -49,7 +49,7 @@ Moment = tuple[int | None, tuple[tuple[int, int], ...]]
 
 def compile(plan: Plan, num_minibatches: int) -> "Program":
     """Decide once what every rank does on `num_minibatches`, from an empty pipeline to an empty pipeline."""
-    return Program(plan, num_minibatches)
+    return Program(plan.one(), num_minibatches)
 
 
 def compile_until_steady(plan: Plan) -> "Program":
@@ -60,7 +60,7 @@ def compile_until_steady(plan: Plan) -> "Program":
     """
     # What an order depends on, and nothing else: a plan is compiled so for its estimate, its memory and its trace.
     paces = plan.estimate and Estimate(0.0, tuple(StageEstimate(e.compute_seconds) for e in plan.estimate.stages))
-    return _until_steady(replace(plan, planner="", warnings=(), estimate=paces, provenance=None))
+    return _until_steady(replace(plan.one(), planner="", warnings=(), estimate=paces, provenance=None))
 
 
 @lru_cache(maxsize=8)  # of large plans each holds many thousand actions

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..cluster import Cluster, Link, Node
-from ..pipelines import Pipelines
 from ..plan import Plan, Stage
 from ..planners.scale import Scaled
 from ..replication import rule_text
@@ -56,7 +55,7 @@ def as_code(
 
 
 def pipelines_code(
-    pipelines: Pipelines,
+    pipelines: Plan,
     cluster: Cluster,
     *,
     planned_with: Mapping[str, Any],
@@ -82,7 +81,7 @@ def pipelines_code(
     weights = pipelines.pipelines[0].weights
     if pipelines.pipelines[0] != pipelines.pipelines[0].with_schedule(pipelines.pipelines[0].schedule):
         lines.append(f"plans = tuple(replace(one, weights={weights!r}) for one in plan.pipelines)")
-        lines.append("plan = replace(plan, pipelines=plans)")
+        lines.append("plan = replace(plan, members=plans)")
     lines.append(f"plan = replace(plan, samples={pipelines.samples!r})")
     lines.append("counts = profile.typical_sizes")
     lines.append(f"sizes = [counts[k % len(counts)] for k in range({num_minibatches})]")

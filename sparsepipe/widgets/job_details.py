@@ -14,7 +14,6 @@ from ..display.numbers import duration, pace_text, rate_text
 from ..dynamics import Alarm, Follower, Standing
 from ..errors import InputError
 from ..launchers import Job
-from ..pipelines import Pipelines
 from ..plan import Estimate, Plan
 from ..plots.epochs import working_epoch
 from ..plots.theme import resting_on
@@ -144,12 +143,11 @@ class JobDetails:
             looks.show(self.end, on=False)
             return
         folder, plan = job.record.folder, job.record.plan
-        several = isinstance(plan, Pipelines)
-        ranks = tuple(sorted(plan.ranks)) if several else tuple(range(num_processes(folder, plan)))
+        ranks = tuple(sorted({*plan.ranks, *range(0 if plan.members else num_processes(folder, plan))}))
         if self.rank.options != ranks:
             self.rank.options = ranks
             self.rank.value = ranks[0]
-        self.ranks.value = doings_table(doings_of(folder, plan), left_out=set(ranks) - set(plan.ranks))
+        self.ranks.value = doings_table(doings_of(job.record), left_out=set(ranks) - set(plan.ranks))
         self.drifts.value = self.drift.table(job)
         self.log.value = log_of(folder, self.rank.value or 0, plan)
         finished = job.state == "finished"
@@ -166,7 +164,7 @@ class JobDetails:
         looks.show(self.anatomy, on=True)
         self.speeds.value = speeds_table(record)
         last = max((row["epoch"] for row in record.metrics("step")), default=0)
-        if isinstance(record.plan, Pipelines):
+        if len(record.pipelines) > 1:
             self._compare_rules(record, last)
             return
         measured = working_epoch(record, last)
@@ -244,12 +242,10 @@ def speeds_table(record: RunRecord) -> Html:
     return scrolled(table, "predicted beside measured")
 
 
-def _expected_stages(plan: Plan | Pipelines) -> list[tuple[str, Estimate | None, int]]:
+def _expected_stages(plan: Plan) -> list[tuple[str, Estimate | None, int]]:
     """Of each stage, by its number in the plan's file: its name, its pipeline's estimate, and its place in that."""
-    if isinstance(plan, Plan):
-        return [(f"stage {k}", plan.estimate, k) for k in range(len(plan.stages))]
     return [
-        (f"pipeline {number}, stage {plan.first_stage(number) + k}", own.estimate, k)
+        (f"{f'pipeline {number}, ' if plan.members else ''}stage {plan.first_stage(number) + k}", own.estimate, k)
         for number, own in enumerate(plan.pipelines)
         for k in range(len(own.stages))
     ]

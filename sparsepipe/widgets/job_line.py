@@ -9,7 +9,6 @@ from ..display.markup import Html
 from ..display.numbers import as_measured, rate_text, validation_text
 from ..errors import DamagedRecord, InputError, RunFailed
 from ..launchers import Job
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..record import RunRecord
 from ..replication import rule_text
@@ -34,9 +33,9 @@ class Board(Protocol):
     @property
     def config(self) -> RunConfig: ...
 
-    def prepared(self, name: str) -> tuple[Plan | Pipelines, RunConfig]: ...
+    def prepared(self, name: str) -> tuple[Plan, RunConfig]: ...
 
-    def planned(self, name: str) -> Plan | Pipelines: ...
+    def planned(self, name: str) -> Plan: ...
 
     def asks_first(self, name: str) -> bool: ...
 
@@ -48,7 +47,7 @@ class Board(Protocol):
 class JobLine:
     """One plan's buttons, progress and state."""
 
-    def __init__(self, board: Board, name: str, plan: Plan | Pipelines) -> None:
+    def __init__(self, board: Board, name: str, plan: Plan) -> None:
         self.board, self.name, self.plan = board, name, plan
         self.other = ""  # what its job is, where it is of another plan
         self._moved = False  # whether that is a plan that this board gave a job of this one
@@ -65,11 +64,11 @@ class JobLine:
         row = {"flex_flow": "row wrap", "align_items": "center"}
         self.widget = looks.HBox([self.start, self.stop, self.progress, self.state, self.promise], layout=row)
 
-    def tell(self, plan: Plan | Pipelines, batch_size: int) -> None:
+    def tell(self, plan: Plan, batch_size: int) -> None:
         """Show the stages that the next launch would have, and the speed that is predicted for it."""
         self.promise.value = _promise(plan, batch_size)
 
-    def launched(self, plan: Plan | Pipelines, *, running: bool = True, differs: Sequence[str] = ()) -> None:
+    def launched(self, plan: Plan, *, running: bool = True, differs: Sequence[str] = ()) -> None:
         """Show that a job of `plan` runs or ended, and in what it differs from a run that would be launched now."""
         self.plan, self._moved = plan, False
         self.other = f"with another {', '.join(differs)}" if differs else ""
@@ -78,7 +77,7 @@ class JobLine:
         self._offer(running=running)
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
-    def goes_on(self, plan: Plan | Pipelines, *, called: str, minibatch: int, doubt: str = "") -> None:
+    def goes_on(self, plan: Plan, *, called: str, minibatch: int, doubt: str = "") -> None:
         """Show that its job is under another plan from a minibatch on, and what could not be told of it beforehand."""
         self.plan, self._moved = plan, True
         self.other = f"under {called} from minibatch {minibatch} on{f' ({doubt})' if doubt else ''}"
@@ -152,8 +151,15 @@ class JobLine:
 
 
 def _parts(plan: Plan) -> list[str]:
-    """The stages, each with its layers and devices."""
+    """The stages, each with its layers and devices; of several pipelines how many stages on which devices, and the
+    rule.
+    """
     parts = []
+    if plan.replication is not None:
+        for k, own in enumerate(plan.members):
+            kinds = [kind for stage in own.stages for kind in stage.device_types or ["device"] * len(stage.ranks)]
+            parts.append(f"pipeline {k}: {number_of(len(own.stages), 'stage')} on {counted(kinds)}")
+        return [*parts, f"they average by {rule_text(plan.replication)}"]
     for k, stage in enumerate(plan.stages[:_MOST_STAGES]):
         first, last, count = stage.layers[0], stage.layers[-1], len(stage.layers)
         layers = f"{first} … {last} ({count} layers)" if count > 1 else first
@@ -163,20 +169,8 @@ def _parts(plan: Plan) -> list[str]:
     return parts
 
 
-def _pipeline(k: int, plan: Plan) -> str:
-    """One of several pipelines: how many stages on which devices."""
-    kinds = [kind for stage in plan.stages for kind in stage.device_types or ["device"] * len(stage.ranks)]
-    stages = number_of(len(plan.stages), "stage")
-    return f"pipeline {k}: {stages} on {counted(kinds)}"
-
-
-def _promise(plan: Plan | Pipelines, batch_size: int) -> Html:
-    if isinstance(plan, Pipelines):
-        parts = [_pipeline(k, one) for k, one in enumerate(plan.pipelines)]
-        parts.append(f"they average by {rule_text(plan.replication)}")
-    else:
-        parts = _parts(plan)
-    speed = samples_per_second(plan, batch_size)
+def _promise(plan: Plan, batch_size: int) -> Html:
+    parts, speed = _parts(plan), samples_per_second(plan, batch_size)
     parts.append(f"{plan.schedule}, weights {plan.weights}")
     unknown = "no throughput predicted: nothing was measured for these settings"
     parts += [unknown] if speed is None else [*filter(None, [plan.extrapolation]), "predicted for these devices"]

@@ -21,7 +21,6 @@ from ..launchers import Job, attach, launch
 from ..launchers.lock import is_held
 from ..launchers.replan import Requested, replanned, request_replan
 from ..launchers.run_folders import folders, new_folder
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -57,14 +56,14 @@ class LaunchBoard(Shown):
 
     def __init__(
         self,
-        plans: Mapping[str, Plan | Pipelines],
+        plans: Mapping[str, Plan],
         config: RunConfig,
         *,
         runs: Path | str,
         profile: Profile | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        self.plans: dict[str, Plan | Pipelines] = dict(plans)
+        self.plans: dict[str, Plan] = dict(plans)
         self.runs = expanded(runs)
         self.profile, self.cluster = profile, cluster
         self._given = config
@@ -105,7 +104,7 @@ class LaunchBoard(Shown):
         self._given = self.settings.config = config
         self._tell()
 
-    def add(self, plan: Plan | Pipelines, name: str, *, made_for: MadeFor | None = None) -> JobLine:
+    def add(self, plan: Plan, name: str, *, made_for: MadeFor | None = None) -> JobLine:
         """Show another plan, to be launched like the others; one of the same name takes its place.
 
         `made_for`: what its estimate holds for; without it the board's profile tells its speed, where that is of such
@@ -127,7 +126,7 @@ class LaunchBoard(Shown):
         own = MadeFor(self._given.batch_size, self._given.voxel_size, self.profile, self.cluster)
         return self._made_for.get(name, own)
 
-    def planned(self, name: str) -> Plan | Pipelines:
+    def planned(self, name: str) -> Plan:
         """The plan of this name under the schedule chosen, whatever is expected of it.
 
         Raises InputError where no plan of the board is called so.
@@ -136,7 +135,7 @@ class LaunchBoard(Shown):
             raise InputError(f"no plan is called {shown(name)}: the board has {', '.join(self.plans) or 'none'}")
         return self.settings.scheduled(self.plans[name])
 
-    def prepared(self, name: str) -> tuple[Plan | Pipelines, RunConfig]:
+    def prepared(self, name: str) -> tuple[Plan, RunConfig]:
         """The plan and the settings that the next launch of this name would have."""
         config = self.settings.config
         return promised(self.planned(name), config, self.made_for(name)), config
@@ -201,7 +200,7 @@ class LaunchBoard(Shown):
         if name in self.jobs:
             self.jobs[name].cancel()
 
-    def replan(self, name: str | None, plan: Plan | Pipelines, *, called: str = "another plan") -> threading.Thread:
+    def replan(self, name: str | None, plan: Plan, *, called: str = "another plan") -> threading.Thread:
         """Have a running job go on under another plan, and return at once the thread that waits until it does.
 
         No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is told in
@@ -222,7 +221,7 @@ class LaunchBoard(Shown):
         thread.start()
         return thread
 
-    def _change(self, name: str, plan: Plan | Pipelines, called: str) -> None:
+    def _change(self, name: str, plan: Plan, called: str) -> None:
         self.replan(name, plan, called=called)
 
     def _running(self, name: str | None) -> str:
@@ -237,7 +236,7 @@ class LaunchBoard(Shown):
         )
         raise InputError(told)
 
-    def _await_plan(self, name: str, plan: Plan | Pipelines, called: str, asked: Requested) -> None:
+    def _await_plan(self, name: str, plan: Plan, called: str, asked: Requested) -> None:
         job = self.jobs[name]
         try:
             first = replanned(job.record.folder, asked.token, running=lambda: job.running)
@@ -345,8 +344,8 @@ class PlanChange:
     def __init__(
         self,
         messages: Messages,
-        prepared: Callable[[str], Plan | Pipelines],
-        change: Callable[[str, Plan | Pipelines, str], object],
+        prepared: Callable[[str], Plan],
+        change: Callable[[str, Plan, str], object],
     ) -> None:
         self._prepared, self._change = prepared, change
         self.job = looks.Dropdown(description="running job", style=looks.OWN_WIDTH, layout={"width": "auto"})

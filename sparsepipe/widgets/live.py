@@ -9,9 +9,9 @@ from typing import Any
 from ..display.markup import Html, joined
 from ..display.numbers import pace_text, validation_text
 from ..io.files import open_regular
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
+from ..record import RunRecord
 from ..trace import WORK, Span, span_of
 from .html_view import scrolled
 from .messages import WHOLE_WORDS
@@ -74,17 +74,13 @@ def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
     return found
 
 
-def doings_of(folder: Path, plan: Plan | Pipelines) -> list[Doing]:
-    """The same of a run of one pipeline or of several, whose ranks are numbered as in `plan`."""
-    if isinstance(plan, Plan):
-        return doings(folder)
+def doings_of(record: RunRecord) -> list[Doing]:
+    """The same of all pipelines of a run, whose ranks are numbered as in its plan."""
     found = []
-    for k in range(len(plan.pipelines)):
-        ranks = plan.ranks_of(k)
-        named = dict(enumerate(ranks))
-        for one in doings(folder / "pipelines" / str(k)):
-            waits = {named.get(peer, peer): share for peer, share in one.waits_for.items()}
-            found.append(replace(one, rank=ranks[one.rank], waits_for=waits))
+    for k, own in enumerate(record.pipelines):
+        for one in doings(own.folder):
+            waits = {record.plan.among_all(k, peer): share for peer, share in one.waits_for.items()}
+            found.append(replace(one, rank=record.plan.among_all(k, one.rank), waits_for=waits))
     return sorted(found, key=lambda one: one.rank)
 
 
@@ -113,7 +109,7 @@ def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Htm
     return _RANKS.format(WINDOW, scrolled(_TABLE.format(joined(rows)), "what each rank does"))
 
 
-def phase(rows: Sequence[MetricsRow], plan: Plan | Pipelines, *, running: bool) -> tuple[str, int, int]:
+def phase(rows: Sequence[MetricsRow], plan: Plan, *, running: bool) -> tuple[str, int, int]:
     """Return (what the job is at and for how long still, minibatches done, minibatches in all; 0: not known yet)."""
     start = next((row for row in reversed(rows) if row["event"] == "start"), None)
     if start is None:
@@ -160,13 +156,12 @@ def learned(rows: Sequence[MetricsRow]) -> str:
     return ", ".join(filter(None, told))
 
 
-def log_of(folder: Path, rank: int, plan: Plan | Pipelines | None = None) -> Html:
+def log_of(folder: Path, rank: int, plan: Plan | None = None) -> Html:
     """The end of a rank's log as HTML; a sentence where there is none yet. `plan`: of a run of several pipelines."""
     path = folder / "logs" / f"rank{rank}.log"
-    if isinstance(plan, Pipelines):
-        for k in range(len(plan.pipelines)):
-            if rank in (own := plan.ranks_of(k)):
-                path = folder / "pipelines" / str(k) / "logs" / f"rank{own.index(rank)}.log"
+    for k in range(len(plan.members) if plan else 0):
+        if rank in (own := plan.ranks_of(k)):
+            path = folder / "pipelines" / str(k) / "logs" / f"rank{own.index(rank)}.log"
     if not path.exists():
         return Html("<i>rank {} has written no log yet</i>").format(rank)
     lines = _tail(path).decode(errors="replace").splitlines()[-_LOG_LINES:]

@@ -14,7 +14,6 @@ from ..display.markup import Html
 from ..display.words import OF_PIPELINES, OF_PLANS
 from ..errors import InputError
 from ..io.paths import expanded
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import PLANNERS, Problem
 from ..planners.scale import Scale
@@ -121,7 +120,7 @@ class PartitionExplorer(Shown):
         self._changed()
 
     @property
-    def plan(self) -> Plan | Pipelines | None:
+    def plan(self) -> Plan | None:
         """The plan for what the controls say; None while it cannot be planned, or is being planned."""
         return self.shown.plan if self.shown is not None and not (self.refused or self._pending) else None
 

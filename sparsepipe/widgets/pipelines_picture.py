@@ -6,12 +6,12 @@ from typing import Any
 from .. import plots
 from ..display.counting import number_of
 from ..display.numbers import duration, gap_text, rate_text
-from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..planners import Problem
 from ..plots.table import noted
 from ..profile import Profile
 from ..provenance import Provenance
 from ..replication import rule_text
+from ..simulator import PipelinePace, PipelinesForecast
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .explorer_export import in_lines
@@ -36,7 +36,7 @@ def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
         "layers": drawn[0],
         "pipelines": [{"name": _name(answer, k), "layers": layers} for k, layers in enumerate(drawn)],
         "stages": with_words(row for k in range(len(plans)) for row in _stages(answer, k)),
-        "period": pipelines.period_seconds,
+        "period": pipelines.estimate.period_seconds if pipelines.estimate else None,
         "bound": None,  # of all together: no line among the stages of one
         "before": None,
         "cuts": {"at": [], "movable": False, "blocked": [], "reasons": []},
@@ -103,16 +103,17 @@ def _tiles(answer: PipelinesAnswer) -> list[list[str]]:
 def _promised(answer: PipelinesAnswer) -> list[list[str]]:
     """What the planner expects of all together, and how far from the best split that can be."""
     pipelines, found = answer.plan, []
-    if rate := pipelines.minibatches_per_second:
+    expected, rate = pipelines.estimate, pipelines.minibatches_per_second
+    if expected and rate:
         what = f"by the default cost model, nobody slow and none waiting: {duration(1 / rate)} per minibatch of all"
         found.append(["as predicted", rate_text(rate * (pipelines.samples or 1.0), pipelines.counted), what])
-        if seconds := pipelines.data_parallel_seconds:
+        if seconds := expected.data_parallel_seconds:
             what = "both as predicted, nobody slow; data parallelism has all layers on every device, equal shares: "
             what += f"{duration(seconds)} per minibatch"
             found.append(["as predicted, over data parallelism", f"{seconds * rate:.2f} ×", what])
-    if pipelines.gap is not None:
+    if expected and expected.gap is not None:
         told = "of what is predicted; 0%: no split of the devices into so many pipelines, and no plan of any, is better"
-        found.append(["gap to the bound", gap_text(pipelines.gap), told])
+        found.append(["gap to the bound", gap_text(expected.gap), told])
     return found
 
 

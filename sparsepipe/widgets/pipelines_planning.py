@@ -7,8 +7,6 @@ from ..cluster import Cluster
 from ..derived.remembered import Kept, remembered
 from ..display.counting import number_of
 from ..errors import InputError
-from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import Problem, partition_pipelines, planners_with
 from ..planners.estimate import data_parallel_period
@@ -16,6 +14,7 @@ from ..planners.run_estimate import judged
 from ..planners.scale import Scaled
 from ..replication import parse_rule
 from ..replication.base import Rule
+from ..simulator import PipelinesForecast, simulate_pipelines
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .as_code import pipelines_code
@@ -44,7 +43,7 @@ class PipelinesAnswer:
 
     settings: Settings
     problem: Problem
-    plan: Pipelines
+    plan: Plan
     planned_with: dict[str, Any]  # what `partition_pipelines` was given, besides profile, devices and rule
     stragglers: Stragglers
     sizes: tuple[float, ...]  # of the minibatches that were simulated
@@ -145,13 +144,15 @@ def _given(asked: Asked) -> dict[str, Any]:
     return found | {"most_plans": MOST_PLANS}
 
 
-def _planned(asked: Asked, given: dict[str, Any]) -> Pipelines:
+def _planned(asked: Asked, given: dict[str, Any]) -> Plan:
     problem, settings = asked.problem, asked.settings
     found = partition_pipelines(problem.profile, problem.cluster, asked.several.count, **given)
     plans = tuple(_as_asked(plan, problem, settings) for plan in found.pipelines)
     samples = found.samples if settings.batch_size is None else float(settings.batch_size)
     # The plans are judged by the default cost model, and so is what they are beside.
-    return replace(found, pipelines=plans, samples=samples, data_parallel_seconds=data_parallel_period(problem))
+    assert found.estimate is not None
+    beside = replace(found.estimate, data_parallel_seconds=data_parallel_period(problem))
+    return replace(found, members=plans, samples=samples, estimate=beside)
 
 
 def _as_asked(plan: Plan, problem: Problem, settings: Settings) -> Plan:

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from ..display.markup import Html
 from ..errors import InputError
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from . import looks
@@ -30,7 +29,7 @@ _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 class Board(Protocol):
     """Where a plan is launched: a LaunchBoard."""
 
-    def add(self, plan: Plan | Pipelines, name: str, *, made_for: MadeFor | None) -> Any: ...
+    def add(self, plan: Plan, name: str, *, made_for: MadeFor | None) -> Any: ...
 
     def replan(self, name: str | None, plan: Plan, *, called: str) -> Any: ...
 
@@ -120,11 +119,9 @@ class PlanSaver:
         batch_size = size if settings.compression == 1 else 0
         return MadeFor(batch_size, settings.voxel_size, self.profile, answer.cluster)
 
-    def _write(self, plan: Plan | Pipelines) -> Path:
-        if isinstance(plan, Pipelines):
-            parts = f"{len(plan.pipelines)}-pipelines"
-        else:
-            parts = f"{len(plan.stages)}-stage{'s' if len(plan.stages) > 1 else ''}"
+    def _write(self, plan: Plan) -> Path:
+        count, what = (len(plan.members), "pipeline") if plan.members else (len(plan.stages), "stage")
+        parts = f"{count}-{what}{'s' if count > 1 else ''}"
         stem = f"{plan.planner.replace(' ', '-')}-{parts}"
         try:
             return plan.save(_free(self.folder, stem))

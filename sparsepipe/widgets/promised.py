@@ -6,7 +6,6 @@ from typing import Any
 from ..cluster import Cluster
 from ..errors import DamagedRecord, InputError
 from ..io.fields import json_object
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners.run_estimate import estimated_for_run
 from ..profile import Profile
@@ -28,7 +27,7 @@ class MadeFor:
         """Whether a run under `config` has such minibatches."""
         return self.batch_size == config.batch_size and self.voxel_size in (None, config.voxel_size)
 
-    def held_against(self, plan: Plan | Pipelines) -> dict[str, Any]:
+    def held_against(self, plan: Plan) -> dict[str, Any]:
         """The profile and the cluster that a run of the plan is held against; none of another network or devices."""
         if self.profile is None or self.cluster is None:
             return {}
@@ -44,7 +43,7 @@ _WORK: tuple[str, ...] = ("model", "model_args", "data", "data_args", "loss", "l
 _WORK += ("num_points", "task", "features", "augmentation", "balance", "engine", "precision", "compression", "device")
 
 
-def differences(record: RunRecord, plan: Plan | Pipelines, config: RunConfig) -> list[str]:
+def differences(record: RunRecord, plan: Plan, config: RunConfig) -> list[str]:
     """Return in what a run differs from one of `plan` under `config`: "plan", "batch size", …; [] if in nothing.
 
     How long and how fast it learned, or with which seed, is no difference of the work.
@@ -64,14 +63,12 @@ def _setting(config: RunConfig, name: str) -> Any:
     return json_object(value, name) if name.endswith("_args") else value
 
 
-def promised(plan: Plan | Pipelines, config: RunConfig, made_for: MadeFor) -> Plan | Pipelines:
+def promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
     """Return the plan, or the plans of several pipelines, with the estimate that holds for `config`."""
-    if isinstance(plan, Plan):
-        return _promised(plan, config, made_for)
     own = tuple(_promised(one, config, made_for) for one in plan.pipelines)
     if own != plan.pipelines:  # what is proven of others, and the baseline, are of other minibatches
-        plan = replace(plan, pipelines=own, lower_bound_seconds=None, data_parallel_seconds=None)
-    return replace(plan, samples=float(config.batch_size))
+        plan = plan.with_pipelines(own)
+    return replace(plan, samples=float(config.batch_size)) if plan.members else plan
 
 
 def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
@@ -92,9 +89,7 @@ def _promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
     return plan if made_for.holds(config) else replace(plan, estimate=None)
 
 
-def samples_per_second(plan: Plan | Pipelines, batch_size: int) -> float | None:
+def samples_per_second(plan: Plan, batch_size: int) -> float | None:
     """One minibatch a period, of several pipelines where none waits; None where a plan holds no estimate."""
-    if isinstance(plan, Pipelines):
-        rate = plan.minibatches_per_second
-        return None if rate is None else batch_size * rate
-    return batch_size / plan.estimate.period_seconds if plan.estimate and plan.estimate.period_seconds else None
+    rate = plan.minibatches_per_second
+    return None if rate is None else batch_size * rate

@@ -8,7 +8,6 @@ import ipywidgets
 
 from ..display.counting import number_of
 from ..errors import InputError
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..runtime.config import RunConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
@@ -65,18 +64,15 @@ class RunSettings:
                 f"the run ends after {number_of(config.minibatches, 'minibatch')}, whatever its epochs"
             )
 
-    def scheduled(self, plan: Plan | Pipelines) -> Plan | Pipelines:
+    def scheduled(self, plan: Plan) -> Plan:
         """The plan under the schedule chosen, without the estimate of another one; steps of pipelines stay alike."""
         name = self.schedule.value
         if not name or name == plan.schedule:
             return plan
-        plans = plan.pipelines if isinstance(plan, Pipelines) else (plan,)
         steps = WEIGHT_RULES[WEIGHT_POLICIES[name][0]].updates_by_step
-        count = max(max(one.num_microbatches, 2 * len(one.stages)) for one in plans) if steps else 1
-        changed = [replace(one.with_schedule(name, num_microbatches=count), estimate=None) for one in plans]
-        if isinstance(plan, Plan):
-            return changed[0]
-        return replace(plan, pipelines=tuple(changed), lower_bound_seconds=None, data_parallel_seconds=None)
+        count = max(max(one.num_microbatches, 2 * len(one.stages)) for one in plan.pipelines) if steps else 1
+        changed = [replace(one.with_schedule(name, num_microbatches=count), estimate=None) for one in plan.pipelines]
+        return plan.with_pipelines(changed)
 
 
 def _as_called(text: str) -> str:

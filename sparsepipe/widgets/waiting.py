@@ -13,13 +13,12 @@ from ..cluster import Cluster, Link
 from ..display.counting import number_of
 from ..io.fields import integer
 from ..io.paths import expanded
-from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
-from ..pipelines import Pipelines
 from ..plan import Plan
 from ..planners import partition
 from ..profile import Profile
 from ..provenance import Provenance
 from ..replication import RULES, parse_rule
+from ..simulator import PipelinesForecast, simulate_pipelines
 from ..stragglers import Stragglers
 from . import looks
 from .controls import bandwidth_slider, count_slider, dropdown
@@ -134,7 +133,7 @@ class WaitingExplorer(Shown):
         last = "" if self.compared is None else f": {self.compared.note}, by {self.compared.rule}"
         self.waiting.mark(f"the last that could be simulated{last}" if reason else "")
 
-    def _outcomes(self, cluster: Cluster, planned: Pipelines, stragglers: Stragglers) -> tuple[plots.Outcome, ...]:
+    def _outcomes(self, cluster: Cluster, planned: Plan, stragglers: Stragglers) -> tuple[plots.Outcome, ...]:
         """What every rule makes of it."""
         found = []
         for rule in self.rule.options:
@@ -142,15 +141,15 @@ class WaitingExplorer(Shown):
             found.append(plots.Outcome.of(told, rule=rule, stragglers=stragglers))
         return tuple(found)
 
-    def _plan(self) -> tuple[Cluster, Pipelines]:
+    def _plan(self) -> tuple[Cluster, Plan]:
         count, stages = self.pipelines.value, self.stages.value
         kind, link = self.profile.device_types[0], replace(self.link, bandwidth=self.link_bandwidth.value)
         one, cluster = (Cluster.uniform(number, device_type=kind, link=link) for number in (stages, count * stages))
         plan = partition(self.profile, one, planner="model-parallel")
         samples = self.profile.batch_size
-        return cluster, Pipelines.alike(plan, count, parse_rule(self.rule.value), samples=samples)
+        return cluster, Plan.alike(plan, count, parse_rule(self.rule.value), samples=samples)
 
-    def _simulate(self, cluster: Cluster, planned: Pipelines, rule: str, stragglers: Stragglers) -> PipelinesForecast:
+    def _simulate(self, cluster: Cluster, planned: Plan, rule: str, stragglers: Stragglers) -> PipelinesForecast:
         key = (cluster, rule, str(stragglers), len(planned.pipelines))
         if key not in self._simulated:
             if len(self._simulated) >= _KEPT:

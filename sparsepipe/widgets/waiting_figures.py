@@ -7,8 +7,8 @@ from .. import plots
 from ..display.counting import number_of
 from ..display.markup import Html, joined
 from ..display.numbers import as_measured, rate_text
-from ..pipeline_simulator import PipelinePace, PipelinesForecast
 from ..replication import rule_text
+from ..simulator import PipelinePace, PipelinesForecast
 from . import looks
 from .exporter import Figures
 from .html_view import HtmlView, scrolled

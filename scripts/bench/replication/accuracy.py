@@ -119,7 +119,7 @@ def _started(place: Path, setting: Setting, plan: Plan, rule: str, stragglers: s
         learning_rate_schedule=setting.schedule,
         seed=seed,
     )
-    several = sp.Pipelines.alike(plan, setting.pipelines, parse_rule(rule), samples=BATCH)
+    several = sp.Plan.alike(plan, setting.pipelines, parse_rule(rule), samples=BATCH)
     return sp.launch(several, config, run_dir=place, stragglers=stragglers or None)
 
 

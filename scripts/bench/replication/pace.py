@@ -10,11 +10,11 @@ from typing import Any
 import sparsepipe as sp
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.io.files import read_rows
-from sparsepipe.pipeline_simulator import PipelinesForecast
 from sparsepipe.profile import Profile
 from sparsepipe.record import RunRecord
 from sparsepipe.replication import parse_rule
 from sparsepipe.reproduce.replays import replay
+from sparsepipe.simulator import PipelinesForecast
 from sparsepipe.stragglers import Stragglers
 from sparsepipe.trace import WORK, Trace
 
@@ -54,7 +54,7 @@ def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dic
     profile = sleeping_profile(_LAYERS, setting.seconds, parameter_bytes=_PARAMETER_BYTES, output_bytes=_OUTPUT_BYTES)
     cluster = Cluster.uniform(setting.pipelines, device_type=DEVICE, link=Link(1e9, 1e-4))
     alone = sp.partition(profile, Cluster.uniform(1, device_type=DEVICE, link=Link(1e9, 1e-4)))
-    plan = sp.Pipelines.alike(alone, setting.pipelines, parse_rule(rule), samples=1)
+    plan = sp.Plan.alike(alone, setting.pipelines, parse_rule(rule), samples=1)
     minibatches = setting.each * setting.pipelines
     held_up = Stragglers.parse(f"{spec};seed={seed}")
     expected = sp.simulate_pipelines(plan, profile, cluster, [1.0] * minibatches, stragglers=held_up, seed=seed)
@@ -85,7 +85,7 @@ def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dic
 
 def _as_uneven(
     record: RunRecord,
-    plan: sp.Pipelines,
+    plan: sp.Plan,
     profile: Profile,
     cluster: Cluster,
     minibatches: int,

@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import suppress
 
+from ...host.forked import show_command
 from ...host.python_path import python_command
 from ..supervisor import ROOM
 
@@ -17,7 +18,8 @@ def main() -> int:
     from .template import fork_template
 
     options = [word for word in sys.argv[1:] if word != ROOM]
-    fork_template(launch, python_command("sparsepipe.launchers.local", *options))
+    fork_template(launch)
+    show_command(python_command("sparsepipe.launchers.local", *options))  # without its room for those of what is forked
     return launch(options)
 
 

@@ -5,6 +5,14 @@
 Workers are forked from it, since it has imported torch and the runtime: they start at once. So it has no thread, and
 leaves CUDA alone. They find each other through a file or, where a port is asked for, through a store bound to the
 loopback interface, in a process of its own since torch serves it by a thread.
+
+Of several pipelines it is their parent, with their coordination and a launcher for each, forked as workers are:
+
+    supervisor ── parent ─┬─ coordinator
+                          ├─ launcher of pipeline 0 ── workers
+                          └─ launcher of pipeline 1 ── workers
+
+A pipeline whose worker dies is restarted by its launcher while the others go on.
 """
 
 import argparse
@@ -14,8 +22,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +34,7 @@ from ...display.counting import number_of
 from ...errors import InputError
 from ...host.forked import Forked, fork
 from ...host.memory_kills import MemoryKills
+from ...host.python_path import python_command
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
@@ -35,7 +45,9 @@ from ...runtime.processes.lifeline import Lifeline, watch
 from ...runtime.processes.run_folder import RunFolder, RunFolderGone
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ..failure_cause import LOST, FailureCause, clear, find_cause
+from ..pipelines_parent import Parent
 from ..supervisor import say_status, tell_status
+from .coordination import Coordination
 from .workers import LOOPBACK, Workers
 
 _LOOK_SECONDS = 0.05  # between two looks at the workers
@@ -59,7 +71,10 @@ def main(options: Sequence[str]) -> int:
         return 1
     listener = Listener()
     try:
-        cause = _launch(arguments, listener, lifeline)
+        record = RunRecord.load(arguments.run_dir)
+        if record.plan.members:
+            return _run_pipelines(record, arguments, lifeline, closing=listener.descriptors)
+        cause = _launch(record, arguments, listener, lifeline)
     except Exception as error:
         traceback.print_exc()
         told = described(error, run_dir=arguments.run_dir, rank=-1, stage=None)
@@ -75,12 +90,13 @@ def _ranks(told: str) -> tuple[int, ...]:
     return tuple(map(int, told.split(",")))
 
 
-def _launch(arguments: argparse.Namespace, listener: Listener, lifeline: Lifeline) -> FailureCause | None:
+def _launch(
+    record: RunRecord, arguments: argparse.Namespace, listener: Listener, lifeline: Lifeline
+) -> FailureCause | None:
     """Run the workers to their end. Returns why they failed, None where they did not."""
-    record = RunRecord.load(arguments.run_dir)
     clear(record.folder, 0)
     os.environ["SPARSEPIPE_LAUNCH"] = f"{os.getpid()}-{time.time_ns()}"
-    closing = (*listener.descriptors, *([lifeline.descriptor] if lifeline.descriptor >= 0 else []))
+    closing = (*listener.descriptors, *_own(lifeline))
     store = _serve_store(arguments.port, closing=closing) if arguments.port is not None else None
     attempt, allowed = 0, 0 if arguments.ranks else record.config["max_restarts"]
     try:
@@ -107,9 +123,7 @@ def _attempt(
     closing: tuple[int, ...],
 ) -> FailureCause | None:
     """Start the workers once and wait for their end; where one fails the others are ended at once. Returns why."""
-    plan = record.plan  # which may have changed while the last attempt ran
-    if not isinstance(plan, Plan):
-        raise InputError(f"{record.folder}: has several pipelines, each of which has a launcher of its own")
+    plan = record.plan.one()  # which may have changed while the last attempt ran
     kills = MemoryKills.now()
     count = num_processes(record.folder, plan)
     workers = Workers(
@@ -189,3 +203,56 @@ def _serve_store(port: int, *, closing: tuple[int, ...]) -> Forked:
 
     with listener:  # the child's alone
         return fork(serve, closing=closing, session=False)
+
+
+def _own(lifeline: Lifeline) -> list[int]:
+    """The descriptor of a lifeline, where there is one."""
+    return [lifeline.descriptor] if lifeline.descriptor >= 0 else []
+
+
+class LocalLaunchers:
+    """Forks the local launcher of each of several pipelines from this process, which has imported what they need."""
+
+    def __init__(self, folder: Path, plan: Plan, *, resume: bool, closing: Sequence[int]) -> None:
+        self.folder, self.plan, self.resume, self._closing = folder, plan, resume, closing
+
+    def start(self, k: int, *, first_attempt: int) -> Forked:
+        """Start that of pipeline `k`, whose workers count their attempts from `first_attempt`."""
+        folder, ranks = self.folder / "pipelines" / str(k), self.plan.ranks_of(k)
+        more = {
+            "SPARSEPIPE_PIPELINE": str(k),
+            "SPARSEPIPE_RANKS": ",".join(map(str, ranks)),
+            "SPARSEPIPE_NUM_RANKS": str(len(self.plan.ranks)),
+            "SPARSEPIPE_FIRST_RANK": str(self.plan.first_rank(k)),
+            "SPARSEPIPE_FIRST_ATTEMPT": str(first_attempt),
+        }
+        options = ["--run-dir", str(folder), *(["--resume"] if self.resume or first_attempt else [])]
+        begin = partial(_launch_pipeline, options, folder / "logs" / "launcher.log", more)
+        command = python_command("sparsepipe.launchers.local", *options)
+        # Without a session of its own it ends with this process's group.
+        return fork(begin, command=command, closing=self._closing, session=False)
+
+
+def _launch_pipeline(options: Sequence[str], log: Path, more: Mapping[str, str]) -> int:
+    os.environ |= more
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for descriptor in (1, 2):
+        os.dup2(stream, descriptor)
+    os.close(stream)
+    return main(options)
+
+
+def _run_pipelines(
+    record: RunRecord, arguments: argparse.Namespace, lifeline: Lifeline, *, closing: Sequence[int]
+) -> int:
+    """Be the parent of several pipelines, which have their coordination and a launcher each; return the exit code."""
+    folder, plan = record.folder, record.plan
+    coordination = Coordination(
+        folder,
+        plan,
+        seed=record.config["seed"],
+        timeout=record.config["timeout_seconds"],
+        launch=f"{os.getpid()}-{time.time_ns()}",
+    )
+    launchers = LocalLaunchers(folder, plan, resume=arguments.resume, closing=[*closing, *_own(lifeline)])
+    return Parent(record, plan, coordination, launchers).wait(lifeline.look)

@@ -16,14 +16,14 @@ from typing import Any
 
 from ...errors import InputError
 from ...host.python_path import python_command
-from ...pipelines import Pipelines
+from ...plan import Plan
 from ...replication import Arithmetic, rule_to_json
 from ...runtime.failures import DeadlinePassed
 from ...runtime.pipelines.client import connect
 from ...runtime.pipelines.journal import complete_record
+from ...runtime.pipelines.resuming import RESUME
 from ...runtime.wire.address import COORDINATOR, ListenerAddress
 from ...runtime.wire.encryption import Encryption
-from ..prepare_pipelines import RESUME
 
 LOG_FILES = ("logs/coordinator.log", "logs/server.log")
 _BEYOND_ALL = 10**6  # an attempt that is none: after all there can be
@@ -39,7 +39,7 @@ class Coordination:
     def __init__(
         self,
         folder: Path,
-        plan: Pipelines,
+        plan: Plan,
         *,
         seed: int,
         timeout: float,
@@ -86,7 +86,7 @@ class Coordination:
         if self._coordinators > _MOST_STARTS:
             raise RuntimeError(f"the coordinator ended {_MOST_STARTS} times; its log is logs/coordinator.log")
         options = ["--run-dir", str(self.folder), "--pipelines", str(len(self.plan.pipelines))]
-        options += ["--replication", json.dumps(rule_to_json(self.plan.replication))]
+        options += ["--replication", json.dumps(rule_to_json(self.plan.rule))]
         options += ["--seed", str(self._seed), "--launch", self.launch]
         options += ["--host", self._host] if self._host else []
         options += ["--encrypt"] if self.encrypts else []
@@ -99,7 +99,7 @@ class Coordination:
 
     def _start_server(self) -> subprocess.Popen[bytes] | None:
         """Start the parameter server, where the rule has one."""
-        if self.plan.replication.arithmetic is not Arithmetic.SERVER:
+        if self.plan.rule.arithmetic is not Arithmetic.SERVER:
             return None
         options = ["--run-dir", str(self.folder), "--attempt", str(self._servers), "--timeout", str(self._timeout)]
         options += ["--encrypt"] if self.encrypts else []

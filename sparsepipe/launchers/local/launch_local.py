@@ -8,7 +8,6 @@ from typing import Any, Unpack
 from ...errors import InputError
 from ...host.openmp import check_threads
 from ...host.python_path import check_current_folder, python_command
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
@@ -17,7 +16,6 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..handle import AttachedProcess
 from ..prepare import prepare
-from ..prepare_pipelines import prepare_pipelines
 from ..supervisor import ROOM
 from .started import check_workers, environment_of, followed, supervised
 from .warm_start import SentProcess, Starter
@@ -26,7 +24,7 @@ _STARTER = Starter()
 
 
 def launch(
-    plan: Plan | Pipelines,
+    plan: Plan,
     config: RunConfig,
     *,
     port: int | None = None,
@@ -34,7 +32,8 @@ def launch(
     forward_only: Path | str | None = None,
     **asked: Unpack[Asked],
 ) -> FollowedJob:
-    """Start the workers of `plan` on this machine, over the loopback interface alone.
+    """Start the workers of `plan` on this machine, over the loopback interface alone; of several pipelines with their
+    coordinator.
 
     `port`: rendezvous through a TCPStore at this port; without one it is a FileStore, and every port in use is chosen
     by the system. The store at a port asks for no secret: leave it out where others have accounts on this
@@ -43,26 +42,27 @@ def launch(
     Raises InputError for a port that cannot be had, more threads than there are cores, more workers than there is
     memory for, and a plan that needs more memory, by the run's profile, than its devices or this machine have.
     """
-    if isinstance(plan, Pipelines):
-        assert forward_only is None, "launchers.launch gives the first of several"
-        if port is not None:
-            raise InputError("a port goes with one pipeline: several choose theirs by themselves; leave it out")
-        return launch_pipelines(plan, config, detach=detach, **asked)
+    if plan.members and port is not None:
+        raise InputError("a port goes with one pipeline: several choose theirs by themselves; leave it out")
     _check_port(port)
     check_threads(config.threads)
     folder, resume = Path(asked["run_dir"]).resolve(), asked.get("resume", False)
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     check_workers(processes)
     check_current_folder()
-    record, lock = prepare(plan, config, forward_only=forward_only, **asked)
+    record, locks = prepare(plan, config, forward_only=forward_only, **asked)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
     environment = environment_of(config, processes)
 
     def begin(lifeline: int) -> subprocess.Popen[bytes] | SentProcess:
-        return _STARTER.start(record.folder, options, environment=environment, lock=lock, lifeline=lifeline)
+        return _STARTER.start(record.folder, options, environment=environment, lock=locks[0], lifeline=lifeline)
 
-    return followed(record, [lock], begin, resume=resume, detach=detach)
+    if plan.members:  # under a parent, with their coordinator
+        command = [*python_command("sparsepipe.launchers.local", *options), ROOM]
+        parent = supervised(record, locks, command, environment, detach=detach)
+        return followed(record, locks, parent, resume=resume, detach=detach)
+    return followed(record, locks, begin, resume=resume, detach=detach)
 
 
 def attach(run_dir: Path | str) -> FollowedJob:
@@ -83,22 +83,3 @@ def _check_port(port: Any) -> None:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise InputError(f"port {port} of 127.0.0.1 cannot be had ({error.strerror}); give another, or none") from None
-
-
-def launch_pipelines(
-    plan: Pipelines,
-    config: RunConfig,
-    *,
-    detach: bool = False,
-    **asked: Unpack[Asked],
-) -> FollowedJob:
-    """Start the workers of all pipelines and their coordinator on this machine, over the loopback interface alone."""
-    check_threads(config.threads)
-    check_workers(len(plan.ranks))
-    check_current_folder()
-    record, locks = prepare_pipelines(plan, config, **asked)
-    resume = asked.get("resume", False)
-    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
-    command = [*python_command("sparsepipe.launchers.local.pipelines", *options), ROOM]
-    begin = supervised(record, locks, command, environment_of(config, len(plan.ranks)), detach=detach)
-    return followed(record, locks, begin, resume=resume, detach=detach)

@@ -46,13 +46,12 @@ def answer(word: str, request: Request) -> bytes:
     return f"{word} {request.number}".encode()
 
 
-def fork_template(launch: Launch, command: Sequence[str]) -> None:
-    """Fork the template where this launcher was given the end of a socket for it, and go on as `command`."""
+def fork_template(launch: Launch) -> None:
+    """Fork the template where this launcher was given the end of a socket for it."""
     if not (named := os.environ.pop(supervisor.TEMPLATE, None)):
         return
     with socket.socket(fileno=int(named)) as end, suppress(OSError):  # without it the next job starts as this one did
         fork(lambda: _serve(end, launch), command=python_command("sparsepipe.launchers.local.template"))
-    show_command(command)  # without the room that it has for those of supervisors
 
 
 def _serve(end: socket.socket, launch: Launch) -> int:

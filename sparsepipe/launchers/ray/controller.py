@@ -1,7 +1,7 @@
 """The Ray launcher's own process: a driver of Ray that has an agent on each host, and brings all together.
 
 `python -m sparsepipe.launchers.ray --run-dir DIR [--resume] [--address ADDRESS]`, under the supervisor, or under the
-parent of several pipelines (pipelines.py):
+parent of several pipelines (ssh/hosted_parent.py), which is such a driver too:
 
     supervisor ── controller ─┬─ Ray ─ actor ── agent ── workers 0, 1        the rest is as over ssh (ssh/controller.py)
                               └─ Ray ─ actor ── agent ── workers 2, 3
@@ -10,11 +10,12 @@ Whichever of them ends, those to its right do: Ray ends a driver's actors with i
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...cluster import Cluster
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
@@ -25,6 +26,9 @@ from ..ssh.controller import controlled, of_several, parser_of
 from ..ssh.restarting import Restarting
 from .connected import connected
 from .device_types import read_types
+
+if TYPE_CHECKING:  # it brings Ray
+    from .nodes import BundlesOfAll
 
 _CPU = DEVICES[0]
 _LEAST_TO_PLACE = 60.0  # seconds for Ray to find another node for the ranks of one that was lost
@@ -39,7 +43,7 @@ def main(options: Sequence[str]) -> int:
     arguments = parser.parse_args(options)
     watch()
     launch = _launch if arguments.pipeline is None else _launch_one_of_several
-    return controlled(arguments.run_dir, lambda record, plan: launch(record, plan, arguments))
+    return controlled(arguments, launch, _place_of_all)
 
 
 def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> FailureCause | None:
@@ -59,12 +63,31 @@ def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> Fai
 
 
 def _launch_one_of_several(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> FailureCause | None:
-    all_of_them, gpus = Pipelines.load(record.folder.parents[1] / "plan.json"), record.config["device"] != _CPU
+    all_of_them, gpus = Plan.load(record.folder.parents[1] / "plan.json"), record.config["device"] != _CPU
     with connected(arguments.address, num_ranks=len(plan.ranks), gpus=gpus):
-        from .nodes_of_pipelines import NodesOfPipeline  # these bring Ray, which reads its settings then
+        from .nodes import NodesOfPipeline  # these bring Ray, which reads its settings then
         from .placed_ranks import group_of
 
         to_place = max(_LEAST_TO_PLACE, float(record.config["timeout_seconds"]))
         where = (all_of_them, arguments.pipeline, group_of(arguments.group))
         place = NodesOfPipeline(*where, gpus=gpus, folder=arguments.folder, to_place=to_place)
         return of_several(record, plan, place, arguments)
+
+
+@contextmanager
+def _place_of_all(record: RunRecord, arguments: argparse.Namespace) -> "Iterator[BundlesOfAll]":
+    """Have a bundle for each rank to the end of the block. Raises InputError where Ray has no room for them."""
+    address, gpus = arguments.address, record.config["device"] != _CPU
+    types, here = read_types(record.folder, len(record.plan.ranks)), address is None
+    with connected(address, num_ranks=len(types), gpus=gpus):
+        from .bundles import check_room, labels  # these bring Ray, which reads its settings then
+        from .nodes import BundlesOfAll
+        from .placed_ranks import address_of_ray, all_nodes, reserved
+
+        types = (None,) * len(types) if here else types  # this one machine is all there is
+        check_room(types, all_nodes(), gpus=gpus)
+        now = reserved(labels(types), gpus=gpus)
+        try:
+            yield BundlesOfAll(now.group, address=address_of_ray(), folder=str(Path.cwd()) if here else None)
+        finally:
+            now.free()

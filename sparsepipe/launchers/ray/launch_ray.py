@@ -5,11 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Unpack
 
-from ...display.counting import number_of
 from ...errors import InputError
 from ...host.openmp import check_threads
 from ...host.python_path import check_current_folder, python_command, python_environment
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...runtime import RunConfig
 from ...runtime.wire.encryption import check_openssl
@@ -17,16 +15,15 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import check_workers, followed, supervised
-from ..prepare import check_for_hosts, for_hosts, prepare
-from ..prepare_pipelines import prepare_pipelines
-from ..ssh.placement import check_ranks
+from ..prepare import for_hosts, prepare
+from ..ssh.placement import all_ranks, check_ranks
 from .device_types import write_types
 
 __all__ = ["attach", "launch"]
 
 
 def launch(
-    plan: Plan | Pipelines,
+    plan: Plan,
     config: RunConfig,
     *,
     port: int | None = None,
@@ -54,29 +51,17 @@ def launch(
         raise InputError('launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"')
     resume, cluster = asked.get("resume", False), asked.get("cluster")
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
-    if isinstance(plan, Pipelines):
-        assert forward_only is None, "launchers.launch gives the first of several"
-        check_for_hosts(port=port)
-        check_ranks(plan, len(cluster.devices) if cluster else 1 + max(plan.ranks))
-        _check_here(config, len(plan.ranks), address)
-        record, locks = prepare_pipelines(plan, config, elsewhere=True, **asked)
-        write_types(record.folder, sorted(plan.ranks), cluster)
-        module = "sparsepipe.launchers.ray.pipelines"
-    else:
-        count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
-        if cluster is not None and count > len(cluster.devices):
-            raise InputError(
-                f"the plan has {number_of(count, 'rank')}, the cluster {number_of(len(cluster.devices), 'device')}; "
-                "plan for this cluster, or name more hosts in its file"
-            )
-        _check_here(config, count, address)
-        record, lock = prepare(plan, config, forward_only=forward_only, elsewhere=address is not None, **asked)
-        locks = [lock]
-        write_types(record.folder, range(count), cluster)
-        module = "sparsepipe.launchers.ray"
+    count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
+    ranks = all_ranks(plan) if plan.members else range(count)
+    check_ranks(ranks, len(cluster.devices) if cluster else 1 + ranks[-1])
+    _check_here(config, count, address)
+    elsewhere = address is not None or bool(plan.members)
+    record, locks = prepare(plan, config, forward_only=forward_only, elsewhere=elsewhere, **asked)
+    write_types(record.folder, ranks, cluster)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--address", address] if address else []
-    begin = supervised(record, locks, python_command(module, *options), python_environment(), detach=detach)
+    command = python_command("sparsepipe.launchers.ray", *options)
+    begin = supervised(record, locks, command, python_environment(), detach=detach)
     return followed(record, locks, begin, resume=resume, detach=detach)
 
 

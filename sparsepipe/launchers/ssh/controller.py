@@ -5,36 +5,31 @@
     supervisor ── controller ─┬─ ssh host1 ── agent ── workers 0, 1        the run's record is here, and is written
                               └─ ssh host2 ── agent ── workers 2, 3        from what the agents say
 
-It ends with the supervisor; with its `ssh` processes end the agents, and with them what they started.
+It ends with the supervisor; with its `ssh` processes end the agents, and with them what they started. Of several
+pipelines it is their parent (hosted_parent.py), which starts a controller for each.
 """
 
 import argparse
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...cluster import Cluster
-from ...display.counting import number_of
 from ...errors import InputError
 from ...host.ssh import ssh_command
 from ...io.files import write_atomic
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
-from ...runtime import commands
 from ...runtime.processes.lifeline import watch
-from ...runtime.training_state.checkpoint_folders import remove_partial
 from ..failure_cause import FailureCause, cause_of
-from ..going_on import went_on
-from ..supervisor import tell_status
 from .connection import OverSsh
-from .placement import HOSTS, HostedPipeline, HostedRanks, hosted_pipelines, hosted_ranks
-from .restarting import OneOfSeveral, Place, Restarting, Taken, clear_what_is_torn
-from .rows import METRICS
+from .hosted_parent import HostedParent, PlaceOfAll
+from .placement import HOSTS, HostedPipeline, HostedRanks, hosted_pipelines, hosted_ranks, hosts_of_all
+from .restarting import OneOfSeveral, Place, Restarting, Taken, clear_what_is_torn, finish
+from .session import HostLost
 
 if TYPE_CHECKING:  # it brings planners
     from ...planners.hosts_left import Continuation
@@ -85,6 +80,28 @@ class HostsOfPipeline(OneOfSeveral):
         return back_over_ssh(lost)
 
 
+class HostsOfAll:
+    """The hosts of a cluster, reached by `ssh`: a place of all pipelines (hosted_parent.py)."""
+
+    controller: Sequence[str] = ("sparsepipe.launchers.ssh",)
+    reach = OverSsh()
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        """Raises InputError where the cluster has no hosts for the plan."""
+        self._hosts = hosts_of_all(plan, cluster)
+
+    def hosts(self) -> tuple[HostedRanks, ...]:
+        return self._hosts
+
+    def back(self, lost: Sequence[HostedRanks]) -> str | None:
+        return back_over_ssh(lost)
+
+
+@contextmanager
+def _place_of_all(record: RunRecord, _: argparse.Namespace) -> Iterator[HostsOfAll]:
+    yield HostsOfAll(record.plan, Cluster.load(record.folder / HOSTS))
+
+
 def back_over_ssh(lost: Sequence[HostedRanks]) -> str | None:
     """Return in a few words that `ssh` gets to all of these hosts; None while it does not."""
     nodes = [hosted.node for hosted in lost]
@@ -99,7 +116,7 @@ def main(options: Sequence[str]) -> int:
     parser = parser_of("sparsepipe.launchers.ssh", __doc__)
     arguments = parser.parse_args(options)
     watch()
-    return controlled(arguments.run_dir, lambda record, plan: _launch(record, plan, arguments))
+    return controlled(arguments, _launch, _place_of_all)
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -119,15 +136,25 @@ def of_several(record: RunRecord, plan: Plan, place: Place, arguments: argparse.
     return Restarting(record, plan, place, resume=arguments.resume, begun=arguments.begun, **numbers).run()
 
 
-def controlled(folder: Path, launch: Callable[[RunRecord, Plan], FailureCause | None]) -> int:
-    """Have `launch` run a record's plan to the end, and write how it ended; return the exit code."""
-    refused = False
+def controlled(
+    arguments: argparse.Namespace,
+    launch: Callable[[RunRecord, Plan, argparse.Namespace], FailureCause | None],
+    place_of_all: Callable[[RunRecord, argparse.Namespace], AbstractContextManager[PlaceOfAll]],
+) -> int:
+    """Run a record's plan to the end, and write how it ended; return the exit code.
+
+    `launch` runs one pipeline, and `place_of_all` has the hosts of several.
+    """
+    folder, refused = arguments.run_dir, False
     try:
         record = RunRecord.load(folder)
+        if record.plan.members:
+            with place_of_all(record, arguments) as place:
+                return HostedParent(record, record.plan, place, resume=arguments.resume).run()
         clear_what_is_torn(folder, 0)
-        plan = record.plan
-        assert isinstance(plan, Plan), "looked at before it was launched"
-        cause = launch(record, plan)
+        cause = launch(record, record.plan, arguments)
+    except HostLost as lost:
+        cause = lost.cause
     except Exception as error:
         cause, refused = cause_of(error, folder), isinstance(error, InputError)
     return finish(folder, cause, refused=refused)
@@ -138,25 +165,5 @@ def _launch(record: RunRecord, plan: Plan, arguments: argparse.Namespace) -> Fai
         place = HostsOfFile(record.folder, Cluster.load(record.folder / HOSTS))
         return Restarting(record, plan, place, resume=arguments.resume).run()
     run = record.folder.parents[1]
-    all_of_them = hosted_pipelines(Pipelines.load(run / "plan.json"), Cluster.load(run / HOSTS))
+    all_of_them = hosted_pipelines(Plan.load(run / "plan.json"), Cluster.load(run / HOSTS))
     return of_several(record, plan, HostsOfPipeline(all_of_them[arguments.pipeline]), arguments)
-
-
-def finish(folder: Path, cause: FailureCause | None, *, refused: bool = False) -> int:
-    """Write the final status; return the exit code. `refused`: hosts could not begin with what the user gave."""
-    remove_partial(folder)
-    lost = {"went_on": told} if (told := went_on(folder)) else {}
-    if cause is not None:
-        print(cause.reason, file=sys.stderr, flush=True)
-        metrics = folder / METRICS
-        trained = metrics.exists() and metrics.stat().st_size > 0
-        tell_status(folder, state="refused" if refused and not trained else "failed", **cause.to_json(), **lost)
-        return cause.exit_code
-    found = commands.taken(folder)
-    commands.drop_request(folder)
-    if found is None or found[0] != commands.STOP:
-        tell_status(folder, state="finished", **lost)
-    else:
-        after = f"stopped after {number_of(found[1], 'minibatch')}, as asked; resume it to go on"
-        tell_status(folder, state="stopped", reason=after, **lost)
-    return 0

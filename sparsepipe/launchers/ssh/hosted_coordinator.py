@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...host.python_path import python_command, python_environment
-from ...pipelines import Pipelines
+from ...plan import Plan
 from ...runtime.processes.lifeline import watch
 from ..local.coordination import LOG_FILES, Coordination, GoneAttempts, address_of
 from ..supervisor import read_status
@@ -86,7 +86,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     coordination = Coordination(
         arguments.run_dir,
-        Pipelines.load(arguments.run_dir / "plan.json"),
+        Plan.load(arguments.run_dir / "plan.json"),
         seed=arguments.seed,
         timeout=arguments.timeout,
         launch=arguments.launch,

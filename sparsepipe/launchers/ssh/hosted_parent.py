@@ -14,32 +14,29 @@ The coordinator of several pipelines on one of their hosts, as their parent has 
 parent ──ssh── agent ── coordinator      what it writes of the record comes here as it grows
 """
 
-import argparse
 import os
 import queue
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
 from typing import Any, Protocol
 
-from ...errors import InputError
 from ...io.files import cut_torn_row, write_atomic
-from ...pipelines import Pipelines
+from ...plan import Plan
 from ...record import RunRecord
 from ...runtime import commands
+from ...runtime.pipelines.resuming import RESUME
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...runtime.wire.address import COORDINATOR, ListenerAddress
 from ...runtime.wire.encryption import CERTIFICATE, new_certificate
-from ..failure_cause import cause_of
 from ..going_on import tell_going_on
 from ..local.coordination import start
 from ..pipelines_parent import Parent, awaiting
-from ..prepare_pipelines import RESUME, go_on_from_checkpoint
+from ..resuming import go_on_from_checkpoint
 from .connection import Connection, Event, Reach
-from .controller import finish
 from .facts import check_alike, facts_here
 from .hosted_coordinator import RECORD_FILES
 from .pieces import send_content, send_file
@@ -95,7 +92,7 @@ class Controllers:
 class HostedParent:
     """Runs all pipelines of a record, again where the host of their coordinator was lost and that is allowed."""
 
-    def __init__(self, record: RunRecord, plan: Pipelines, place: PlaceOfAll, *, resume: bool) -> None:
+    def __init__(self, record: RunRecord, plan: Plan, place: PlaceOfAll, *, resume: bool) -> None:
         self.record, self.plan, self.place, self.resume = record, plan, place, resume
         self._waits = record.config.get("on_lost_host") == "wait"
         self._begun = False
@@ -169,30 +166,6 @@ class HostedParent:
                 raise HostLost(f"{reason}; it was waited for until the run was asked to stop")
             time.sleep(_LOOK_AGAIN_SECONDS)
         _say(told)
-
-
-def parser_of_parent(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the options that every parent has."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--resume", action="store_true")
-    return parser
-
-
-def run_all(
-    folder: Path, place: Callable[[RunRecord, Pipelines], AbstractContextManager[PlaceOfAll]], *, resume: bool
-) -> int:
-    """Run the pipelines of a record on hosts where `place` has them, and write how that ended; return the exit code."""
-    refused = False
-    try:
-        record, plan = RunRecord.load(folder), Pipelines.load(folder / "plan.json")
-        with place(record, plan) as there:
-            return HostedParent(record, plan, there, resume=resume).run()
-    except HostLost as lost:
-        cause = lost.cause
-    except Exception as error:
-        cause, refused = cause_of(error, folder), isinstance(error, InputError)
-    return finish(folder, cause, refused=refused)
 
 
 def _say(text: str) -> None:

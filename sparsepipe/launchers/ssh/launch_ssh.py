@@ -8,7 +8,6 @@ from ...cluster_probes.check import unlike_networks
 from ...errors import InputError
 from ...host.python_path import check_current_folder, python_command, python_environment
 from ...io.files import write_atomic
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...runtime import RunConfig
 from ...runtime.wire.encryption import check_openssl
@@ -16,15 +15,14 @@ from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
-from ..prepare import check_for_hosts, for_hosts, prepare
-from ..prepare_pipelines import prepare_pipelines
-from .placement import HOSTS, hosted_pipelines, hosted_ranks
+from ..prepare import for_hosts, prepare
+from .placement import HOSTS, hosted_ranks, hosts_of_all
 
 __all__ = ["attach", "launch"]
 
 
 def launch(
-    plan: Plan | Pipelines,
+    plan: Plan,
     config: RunConfig,
     *,
     port: int | None = None,
@@ -39,50 +37,27 @@ def launch(
     have: the same on all of them. A host that has none gets those that are here, for the time of the run, and files of
     the user's own code. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: as on one
     machine; the weights are brought to the hosts.
+
+    The coordinator of several pipelines is on the host of the first one's rank 0. A pipeline that loses a host does not
+    stop the others, whatever `on_lost_host` says: where restarts are left it waits for its host, and joins them again;
+    else the run goes on without it, and says so. Where the coordinator's host is lost and restarts are left, all go on
+    from the last checkpoint, with a coordinator on another host; with on_lost_host "wait" once that one is back.
     Raises InputError for a plan or settings that cannot run there, before anything is started.
     """
     cluster = asked.get("cluster")
     if cluster is None:
         raise InputError("launcher 'ssh' needs the hosts: give cluster=…")
     check_tools(config)
-    if isinstance(plan, Pipelines):
-        assert forward_only is None, "launchers.launch gives the first of several"
-        check_for_hosts(port=port)
-        return launch_pipelines(plan, config, detach=detach, **asked)
     resume = asked.get("resume", False)
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
-    if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(count, cluster)]):
+    hosts = hosts_of_all(plan, cluster) if plan.members else hosted_ranks(count, cluster)
+    if wrong := unlike_networks([hosted.node for hosted in hosts]):
         raise InputError(wrong[0])
     check_current_folder()
-    record, lock = prepare(plan, config, forward_only=forward_only, elsewhere=True, **asked)
+    record, locks = prepare(plan, config, forward_only=forward_only, elsewhere=True, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     command = python_command("sparsepipe.launchers.ssh", *options)
-    begin = supervised(record, [lock], command, python_environment(), detach=detach)
-    return followed(record, [lock], begin, resume=resume, detach=detach)
-
-
-def launch_pipelines(
-    plan: Pipelines, config: RunConfig, *, detach: bool = False, **asked: Unpack[Asked]
-) -> FollowedJob:
-    """Start the workers of all pipelines, each rank at its place among the devices, and their coordinator.
-
-    The coordinator is on the host of the first pipeline's rank 0. A pipeline that loses a host does not stop the
-    others, whatever `on_lost_host` says: where restarts are left it waits for its host, and joins them again; else the
-    run goes on without it, and says so. Where the coordinator's host is lost and restarts are left, all go on from the
-    last checkpoint, with a coordinator on another host; with on_lost_host "wait" once that one is back.
-    """
-    cluster = asked.get("cluster")
-    assert cluster is not None, "looked at before"
-    nodes = {hosted.node.name: hosted.node for own in hosted_pipelines(plan, cluster) for hosted in own.hosts}
-    if wrong := unlike_networks(list(nodes.values())):
-        raise InputError(wrong[0])
-    check_current_folder()
-    record, locks = prepare_pipelines(plan, config, elsewhere=True, **asked)
-    write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
-    resume = asked.get("resume", False)
-    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
-    command = python_command("sparsepipe.launchers.ssh.pipelines", *options)
     begin = supervised(record, locks, command, python_environment(), detach=detach)
     return followed(record, locks, begin, resume=resume, detach=detach)
 

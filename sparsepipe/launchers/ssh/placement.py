@@ -1,13 +1,13 @@
 """Which ranks of a plan run on which host: a device's place among all devices of the cluster is its rank."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...cluster import Cluster, Node, check_addresses
 from ...display.counting import number_of
 from ...errors import InputError
-from ...pipelines import Pipelines
+from ...plan import Plan
 
 HOSTS = "hosts.toml"  # in the run's folder: the cluster that it was launched on
 
@@ -56,28 +56,27 @@ class HostedPipeline:
     of_all: Mapping[str, int]  # by host: ranks of all pipelines there
 
 
-def hosted_pipelines(plan: Pipelines, cluster: Cluster) -> tuple[HostedPipeline, ...]:
+def hosted_pipelines(plan: Plan, cluster: Cluster) -> tuple[HostedPipeline, ...]:
     """Return where the ranks of each pipeline run, of which several may share a host.
 
     Raises InputError for ranks that the cluster has no device for, or that two pipelines have, and for hosts of one
     address.
     """
-    check_ranks(plan, len(cluster.devices))
+    check_ranks(all_ranks(plan), len(cluster.devices))
     node_of = {rank: cluster.devices[rank].node for rank in plan.ranks}
     _on_hosts(sorted(plan.ranks), node_of)  # all addresses
     return pipelines_on(plan, node_of)
 
 
-def hosts_of_all(plan: Pipelines, cluster: Cluster) -> tuple[HostedRanks, ...]:
+def hosts_of_all(plan: Plan, cluster: Cluster) -> tuple[HostedRanks, ...]:
     """Return the hosts of all ranks, that of the first pipeline's rank 0 first. Raises as `hosted_pipelines`."""
-    check_ranks(plan, len(cluster.devices))
+    check_ranks(all_ranks(plan), len(cluster.devices))
     ordered = [rank for k in range(len(plan.pipelines)) for rank in plan.ranks_of(k)]
     return _on_hosts(ordered, {rank: cluster.devices[rank].node for rank in ordered})
 
 
-def check_ranks(plan: Pipelines, num_devices: int) -> None:
-    """Raise InputError for ranks that there is no device for, or that two pipelines have."""
-    ranks = sorted(plan.ranks)
+def check_ranks(ranks: Sequence[int], num_devices: int) -> None:
+    """Raise InputError for `ranks`, in order, that there is no device for, or that two pipelines have."""
     if ranks[-1] >= num_devices:
         raise InputError(
             f"the plan uses rank {ranks[-1]}, the cluster has {number_of(num_devices, 'device')}; plan for this "
@@ -87,7 +86,12 @@ def check_ranks(plan: Pipelines, num_devices: int) -> None:
         raise InputError(f"rank {twice[0]} is in more than one pipeline: give each devices of its own")
 
 
-def pipelines_on(plan: Pipelines, node_of: Mapping[int, Node]) -> tuple[HostedPipeline, ...]:
+def all_ranks(plan: Plan) -> list[int]:
+    """The ranks of all pipelines in order, each as often as a pipeline has it."""
+    return sorted(rank for own in plan.pipelines for rank in own.ranks)
+
+
+def pipelines_on(plan: Plan, node_of: Mapping[int, Node]) -> tuple[HostedPipeline, ...]:
     """Return where the ranks of each pipeline run, given the node of each rank of all."""
     of_all = Counter(node_of[rank].name for rank in plan.ranks)
     found, before = list[HostedPipeline](), Counter[str]()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ...display.counting import number_of
 from ...errors import InputError
 from ...io.files import cut_torn_row, write_atomic
 from ...plan import Plan
@@ -24,10 +25,12 @@ from ...runtime import RunConfig, commands
 from ...runtime.training_state.checkpoint_folders import remove_partial
 from ...workload_facts import workload_facts
 from ..failure_cause import KILLED, FailureCause, clear
-from ..going_on import tell_going_on
+from ..going_on import tell_going_on, went_on
 from ..pipelines_parent import awaiting
+from ..supervisor import tell_status
 from .connection import Reach
 from .placement import HostedPipeline, HostedRanks
+from .rows import METRICS
 from .session import HostLost, HostUnreached, Session
 
 if TYPE_CHECKING:  # it brings planners, for which no launch waits
@@ -206,3 +209,23 @@ def clear_what_is_torn(folder: Path, attempt: int) -> None:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def finish(folder: Path, cause: FailureCause | None, *, refused: bool = False) -> int:
+    """Write the final status; return the exit code. `refused`: hosts could not begin with what the user gave."""
+    remove_partial(folder)
+    lost = {"went_on": told} if (told := went_on(folder)) else {}
+    if cause is not None:
+        print(cause.reason, file=sys.stderr, flush=True)
+        metrics = folder / METRICS
+        trained = metrics.exists() and metrics.stat().st_size > 0
+        tell_status(folder, state="refused" if refused and not trained else "failed", **cause.to_json(), **lost)
+        return cause.exit_code
+    found = commands.taken(folder)
+    commands.drop_request(folder)
+    if found is None or found[0] != commands.STOP:
+        tell_status(folder, state="finished", **lost)
+    else:
+        after = f"stopped after {number_of(found[1], 'minibatch')}, as asked; resume it to go on"
+        tell_status(folder, state="stopped", reason=after, **lost)
+    return 0

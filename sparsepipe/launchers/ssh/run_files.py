@@ -17,6 +17,7 @@ from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import PROCESSES
 from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
+from ...runtime.pipelines.resuming import RESUME
 from ...runtime.processes.rank_readings import PATTERN
 from ...runtime.training_state.checkpoint_folders import (
     FOLDER,
@@ -30,7 +31,6 @@ from ...runtime.training_state.checkpoint_folders import (
 from ...runtime.wire.address import COORDINATOR
 from ...runtime.wire.frames import Frame
 from ...workload_facts import workload_facts
-from ..prepare_pipelines import RESUME
 from .brought_data import files_of, name_of
 from .connection import Connection
 from .mirror import Copy, Growth

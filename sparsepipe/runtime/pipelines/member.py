@@ -108,7 +108,7 @@ class Member:
     def facts(self, *, waited: float, for_others: float) -> dict[str, Any]:
         """Return its part of a run's summary. Its own pace leaves out the seconds that it `waited`, some `for_others`.
 
-        Seconds are lost to the same causes as in a simulation (pipeline_simulator/outcome.py). Deaths are no cause
+        Seconds are lost to the same causes as in a simulation (simulator/outcome.py). Deaths are no cause
         there; its own pace leaves them out too.
         """
         busy = self.busy_seconds + self.busy_until - self.busy_since

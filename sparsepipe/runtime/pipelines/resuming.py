@@ -10,6 +10,8 @@ from ...record.record_files import read_metrics
 from .changes import MERGES, METRICS, MINIBATCHES
 from .tallies import Sums
 
+RESUME = Path("logs", "resume.json")  # of the whole run: the checkpoint that it goes on from, for workers (member.py)
+
 
 def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
     """Take from the metrics what will be done again, and say in each file of the record that the run goes on from here.

@@ -1,18 +1,26 @@
-"""One epoch of one stage on one rank, from an empty pipeline to an empty one: each action of the list, done."""
+"""One epoch of one stage on one rank, from an empty pipeline to an empty one: each action of the list, done.
+
+And what the ranks know together of it: its losses, its pace, how busy its stages were, and what they held.
+"""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...losses import Outcome
+from ...losses.base import mean_of
 from ...schedule import Action, Op, Program, round_length, together
+from ...trace import SPAN_KINDS
 from ..failures import LossNotFinite
+from ..reporting import metrics
 from ..stages.base import InFlight, Output
 from ..transport.base import PacketSource
 from ..transport.packet import BACKWARD, Packet
@@ -24,6 +32,7 @@ from .stage_replica import StageReplica
 from .targets import Targets
 from .weight_update import WeightUpdate
 
+_WHAT = "end of an epoch"
 _LOOK_INSIDE_EVERY = 8  # rounds: to ask how much is held takes some 5 us, and a stage has many weights
 
 
@@ -288,3 +297,84 @@ class EpochExecutor:
 def _round_of(program: Program, stage: int, m: int) -> range:
     """The minibatches whose gradients make the same update of a stage as those of `m`."""
     return program.members(stage, m // round_length(program.plan, stage))
+
+
+@dataclass(frozen=True)
+class EpochSoFar:
+    """What the minibatches of an epoch add up to that are trained: under plans before, and before the run resumed."""
+
+    minibatches: int = 0
+    loss: float = 0.0  # means times what they are over
+    counted: float = 0.0  # samples, or what else the loss is a mean over
+    correct: float = 0.0  # of these
+    samples: float = 0.0
+    sent_bytes: float = 0.0  # by this rank, and of what came before the run resumed by all, on rank 0
+
+    def with_part(self, table: Tensor, sent_bytes: float) -> "EpochSoFar":
+        """Add what comes next: `table` of all ranks, as EpochExecutor.table.
+
+        Minibatch by minibatch, so that the sums have the same bits wherever the run was stopped between.
+        """
+        _, of_samples, losses, of_counted, of_correct = table.numpy().T
+        start = np.array([[self.loss, self.counted, self.correct, self.samples]])
+        rows = np.concatenate([start, np.stack([losses * of_counted, of_counted, of_correct, of_samples], axis=1)])
+        loss, counted, correct, samples = np.add.accumulate(rows, axis=0)[-1].tolist()
+        minibatches, sent = self.minibatches + len(table), self.sent_bytes + sent_bytes
+        return EpochSoFar(minibatches, loss, counted, correct, samples, sent)
+
+    def train(self, *, counts_correct: bool) -> dict[str, float | None]:
+        """Return the mean loss, the share that was right if that is counted, and over how many they are."""
+        scores = {"loss": mean_of(self.loss, self.counted)}
+        if counts_correct:
+            scores["accuracy"] = mean_of(self.correct, self.counted)
+        return scores | {
+            "samples": int(self.samples),
+            "counted": int(self.counted),
+            "minibatches": self.minibatches,
+        }
+
+
+def summed(tables: Mapping[int, Tensor], context: WorkerContext, num_minibatches: int) -> Tensor:
+    """Return what all ranks measured of each minibatch: as EpochExecutor.table, of which each rank has some rows, or
+    none where the plan leaves it out.
+    """
+    own = torch.zeros(num_minibatches, 5, dtype=torch.float64)
+    for table in tables.values():
+        own += table
+    return context.process.sum(own, what=_WHAT)
+
+
+def epoch_row(
+    context: WorkerContext, table: Tensor, started: float, *, stages: Sequence[int], so_far: EpochSoFar
+) -> dict[str, Any]:
+    """Bring together what the ranks know of an epoch, whose last part is `table`, begun at `started`.
+
+    `stages`: this rank's. `so_far`: all of the epoch, `table` included, which losses and bytes are of; pace, shares and
+    memory are of its last part. Every rank comes here.
+    """
+    process, plan = context.process, context.plan
+    times, samples, *_ = table.unbind(dim=1)
+    window = metrics.steady_window(times.tolist(), plan)
+    start, end = (float(times[k]) for k in window) if window else (started, float(times.max()))
+    spans = context.recorder.restart()
+    seconds = torch.zeros(len(plan.stages), len(SPAN_KINDS), dtype=torch.float64)
+    for k in stages:
+        busy = metrics.busy_seconds([span[1:] for span in spans if span[0] == k], start, end)
+        seconds[k] = torch.tensor([busy[kind] for kind in SPAN_KINDS], dtype=torch.float64)
+    process.sum(seconds, what=_WHAT)
+    summaries = metrics.stage_summaries(
+        plan, [dict(zip(SPAN_KINDS, row, strict=True)) for row in seconds.tolist()], end - start
+    )
+    memory = torch.zeros(process.world_size, 2, dtype=torch.float64)
+    memory[context.rank] = torch.tensor([context.memory.bytes(), context.memory.held_bytes], dtype=torch.float64)
+    process.sum(memory, what=_WHAT)
+    for entry in summaries:
+        most = memory[entry["ranks"]].amax(dim=0).tolist()
+        entry |= dict(zip(metrics.MEMORY, map(int, most), strict=True))
+    sent = torch.tensor([so_far.sent_bytes], dtype=torch.float64)
+    return {
+        "train": so_far.train(counts_correct=context.workload.tally().counts_correct),
+        "samples_per_second": metrics.pace(times.tolist(), samples.tolist(), window, started),
+        "sent_bytes": int(process.sum(sent, what=_WHAT)),
+        "stages": summaries,
+    }

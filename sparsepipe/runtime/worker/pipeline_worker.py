@@ -4,24 +4,35 @@ begin ──► TRAIN … TRAIN ──► CLOSE_EPOCH ──► TRAIN … ──
           each from an      checkpoint and               average     last checkpoint
           empty pipeline    validation, by one           with all    and validation, by one
           to an empty one   pipeline for all
+
+RUN/                     plan.json (all pipelines and their rule), metrics.jsonl, checkpoints/
+RUN/pipelines/K/         the run of pipeline K, as a run of one pipeline has it
+RUN/logs/resume.json     the checkpoint that the run goes on from, where it does
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...io.files import read_json
 from ...plan import Plan
 from ...replication.base import Rule
 from ...schedule import check_runs
 from ..config import RunConfig
 from ..pipelines.base import Coordinator, Kind, Task
+from ..pipelines.client import connect
+from ..pipelines.resuming import RESUME
+from ..processes.identity import Identity
 from ..replication.between_pipelines.opening import open_averagers
 from ..replication.between_pipelines.state import fetch_state
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
+from ..training_state.checkpoint_folders import FOLDER
+from ..wire.encryption import Encryption
 from ..workloads.base import Workload
 from .connections import Connections
 from .control import Horizon
@@ -39,6 +50,39 @@ class NoWeightsLeft(RuntimeError):
     """Every pipeline ended at about the same time: none has the weights that a restarted one would go on from."""
 
 
+@dataclass(frozen=True)
+class Member:
+    """A process's pipeline among the others: where the whole run is, and who coordinates it."""
+
+    run_of_all: Path
+    identity: Identity
+    rule: Rule
+    coordinator: Coordinator
+    first_stage: int  # of this pipeline, among those of all
+
+    @classmethod
+    def of(cls, identity: Identity, run_dir: Path, *, timeout: float, encryption: Encryption | None = None) -> "Member":
+        """Find the run that `run_dir` is a pipeline of, and its coordinator. Raises DeadlinePassed where none comes."""
+        assert identity.pipeline is not None, "it is one of several"
+        folder = run_dir.parent.parent
+        plan = Plan.load(folder / "plan.json")
+        place = {"pipeline": identity.pipeline, "rank": identity.rank, "attempt": identity.attempt}
+        coordinator = connect(folder, **place, timeout=timeout, encryption=encryption)
+        return cls(folder, identity, plan.rule, coordinator, plan.first_stage(identity.pipeline))
+
+    def checkpoint(self) -> checkpoint.Checkpoint | None:
+        """Return what the whole run goes on from; None where it began anew.
+
+        None, too, where this pipeline was started again and newer checkpoints have taken that one's place: a live
+        pipeline has weights to give then.
+        """
+        path = self.run_of_all / RESUME
+        if not path.exists():
+            return None
+        folder = self.run_of_all / FOLDER / read_json(path)["checkpoint"]
+        return None if self.identity.attempt and not folder.exists() else checkpoint.load(folder)
+
+
 class PipelineWorker(Worker):
     """One rank of one of several pipelines."""
 
@@ -52,16 +96,8 @@ class PipelineWorker(Worker):
         workload: Workload,
         recorder: Recorder,
         straggler: Straggler | None,
-        run_of_all: Path,
-        rule: Rule,
-        coordinator: Coordinator,
-        attempt: int,
-        ranks: Sequence[int],
-        first_stage: int,
+        member: Member,
     ) -> None:
-        """`run_of_all`: the folder of the whole run. `attempt`: how often this pipeline was started again. `ranks`: the
-        numbers of this pipeline's ranks among those of all. `first_stage`: that of its first stage.
-        """
         super().__init__(
             run_dir,
             plan,
@@ -70,10 +106,9 @@ class PipelineWorker(Worker):
             workload=workload,
             recorder=recorder,
             straggler=straggler,
-            checkpoints_in=run_of_all,
+            checkpoints_in=member.run_of_all,
         )
-        self.run_of_all, self.rule, self.coordinator = run_of_all, rule, coordinator
-        self.attempt, self.ranks, self.first_stage = attempt, tuple(ranks), first_stage
+        self.member, self.coordinator = member, member.coordinator
         self.whole = Horizon.of(connections.program).whole
         self.trained = 0  # minibatches, by this attempt of this pipeline
         self.progress: Mapping[str, Any] | None = None  # of all pipelines, for a checkpoint's manifest
@@ -85,8 +120,11 @@ class PipelineWorker(Worker):
             Kind.CLOSE_RUN: self._close_run,
         }
 
-    def run(self, resume_from: checkpoint.Checkpoint | None = None) -> None:
-        """Do one task after the other, from the weights of a live pipeline where this one was started again."""
+    def run(self, resume_from: checkpoint.Checkpoint | None) -> Connections:
+        """Do one task after the other, from the weights of a live pipeline where this one was started again.
+
+        Returns the connections, which are open.
+        """
         coordinator, workload = self.coordinator, self.workload
         coordinator.begin(
             whole=self.whole,
@@ -97,11 +135,11 @@ class PipelineWorker(Worker):
         )
         if resume_from:
             self._resume(resume_from)
-        joins = self.attempt > 0 and self._joins(resume_from)
+        joins = self.member.identity.attempt > 0 and self._joins(resume_from)
         found = {k: self._fetched(k) if joins else None for k in self.replicas}
         replicas = list(self.replicas.values())
         options: dict[str, Any] = {"timeout": self.config.timeout_seconds, "encryption": self.process.encryption}
-        opened = open_averagers(coordinator, self.rule, replicas, **options)
+        opened = open_averagers(coordinator, self.member.rule, replicas, **options)
         for (k, replica), averager in zip(self.replicas.items(), opened, strict=True):
             replica.averager = averager
             if resume_from and not found[k]:
@@ -122,6 +160,7 @@ class PipelineWorker(Worker):
             for replica in self.replicas.values():
                 if replica.averager:
                     replica.averager.close()
+        return self.connections
 
     def _joins(self, resumed_from: checkpoint.Checkpoint | None) -> bool:
         """Whether weights are to be taken from a live pipeline: all ranks of this one agree.
@@ -161,13 +200,8 @@ class PipelineWorker(Worker):
 
     def _start(self) -> None:
         if self.context.writes_metrics:
-            facts = {
-                "epoch_minibatches": self.workload.epoch_minibatches,
-                "minibatches": self.workload.total_minibatches,
-                "shares_memory_with": self.connections.memory_peers,
-            }
-            self.recorder.metric("start", **facts)
-            if self.attempt == 0:
+            facts = self._tell_start()
+            if self.member.identity.attempt == 0:
                 self.coordinator.tell("start", {key: facts[key] for key in ("epoch_minibatches", "minibatches")})
 
     def _train_task(self, task: Task) -> None:
@@ -244,7 +278,7 @@ class PipelineWorker(Worker):
     def _record_of_all(self) -> str:
         """What the folder of the whole run is called, where this pipeline's has another name, there."""
         record = self.process.record
-        return str(Path(record).parent.parent if record else self.run_of_all)
+        return str(Path(record).parent.parent if record else self.member.run_of_all)
 
     def _take_progress(self) -> int:
         """Ask what is done and left of the run, for a checkpoint. Returns the minibatches done, in all ranks."""
@@ -263,9 +297,9 @@ class PipelineWorker(Worker):
 
     def _among_all(self, stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Stages with their numbers, and their ranks', among those of all pipelines, as in the plan's file."""
+        first, ranks = self.member.first_stage, self.member.identity.ranks
         return [
-            {**one, "stage": self.first_stage + one["stage"], "ranks": [self.ranks[rank] for rank in one["ranks"]]}
-            for one in stages
+            {**one, "stage": first + one["stage"], "ranks": [ranks[rank] for rank in one["ranks"]]} for one in stages
         ]
 
     def _facts(self) -> dict[str, Any]:

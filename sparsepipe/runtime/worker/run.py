@@ -33,7 +33,7 @@ from .straggler import Straggler
 from .worker import Worker
 
 if TYPE_CHECKING:
-    from .member import Member
+    from .pipeline_worker import Member
 
 
 def run(
@@ -66,7 +66,7 @@ def run(
             return
         member = None
         if identity.pipeline is not None:
-            from .member import Member  # a run of one pipeline needs none of it
+            from .pipeline_worker import Member  # a run of one pipeline needs none of it
 
             member = Member.of(identity, run_dir, timeout=timeout, encryption=process.encryption)
         straggler = Straggler.of(config, identity)
@@ -120,19 +120,12 @@ def train(
         if member is not None:
             from .pipeline_worker import PipelineWorker
 
-            pipeline = PipelineWorker(run_dir, plan, config, **parts, **member.parts())
-            _leave_out_of_searches()
-            pipeline.run(found)
+            worker: Worker = PipelineWorker(run_dir, plan, config, **parts, member=member)
         else:
             worker = Worker(run_dir, plan, config, **parts)
             worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
-            _leave_out_of_searches()
-            done, following = worker.train(worker.begin(found))
-            while following:
-                worker = following
-                done, following = worker.train(done)
-            worker.end(done)
-            connections = worker.connections
+        _leave_out_of_searches()
+        connections = worker.run(found)
     finally:
         recorder.close()
         gc.unfreeze()  # they go with the plan

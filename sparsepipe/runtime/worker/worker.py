@@ -32,15 +32,12 @@ from ..workloads.base import Workload
 from .connections import Connections, check_ranks
 from .context import WorkerContext
 from .control import Control, Horizon
-from .epoch_executor import EpochExecutor
+from .epoch_executor import EpochExecutor, EpochSoFar, epoch_row, summed
 from .epoch_parts import EpochPart, RunLength, Units
-from .epoch_row import EpochSoFar, epoch_row, summed
 from .feed import Feed, GivenFeed
-from .left_out import meet, rejoin
+from .left_out import Probe, meet, rejoin
 from .packet_exchange import PacketExchange
-from .pause import Pause, last_end, usual_gap
-from .probe import Probe
-from .replanning import Moment
+from .replanning import Moment, Pause, last_end, usual_gap
 from .run_summary import run_summary
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
@@ -113,6 +110,29 @@ class Worker:
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
+    def run(self, resume_from: checkpoint.Checkpoint | None) -> Connections:
+        """Train to the end, under the plans that come after this one too.
+
+        Returns the connections of the last of them, which are open.
+        """
+        worker = self
+        done, following = worker.train(worker.begin(resume_from))
+        while following:
+            worker = following
+            done, following = worker.train(done)
+        worker.end(done)
+        return worker.connections
+
+    def _tell_start(self) -> dict[str, Any]:
+        """Write down what the run is, and return it."""
+        facts = {
+            "epoch_minibatches": self.workload.epoch_minibatches,
+            "minibatches": self.workload.total_minibatches,
+            "shares_memory_with": self.connections.memory_peers,  # the other ranks: over sockets or NCCL
+        }
+        self.recorder.metric("start", **facts)
+        return facts
+
     def begin(self, resume_from: checkpoint.Checkpoint | None = None) -> int:
         """Begin the run; return how many minibatches were trained before.
 
@@ -121,12 +141,7 @@ class Worker:
         done = self._resume(resume_from) if resume_from else 0
         self.compile_from(done)
         if self.context.writes_metrics:
-            facts = {
-                "epoch_minibatches": self.workload.epoch_minibatches,
-                "minibatches": self.workload.total_minibatches,
-                "shares_memory_with": self.connections.memory_peers,  # the other ranks: over sockets or NCCL
-            }
-            self.recorder.metric("start", **facts)
+            self._tell_start()
         if resume_from:
             if self.context.writes_metrics:
                 self.earlier = [*read_metrics(self.run_dir / "metrics.jsonl", "epoch")]

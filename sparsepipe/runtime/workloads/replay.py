@@ -33,7 +33,6 @@ from ...costs import Array, LayerTable, MergeCosts, averaging_time, network_time
 from ...engines.batch_norm import Group
 from ...host.file_locks import lock_file
 from ...losses import CrossEntropy, Loss, Outcome, Tally
-from ...pipelines import Pipelines
 from ...plan import Plan
 from ...profile import Profile
 from ...replication import sent_share
@@ -146,15 +145,15 @@ class OtherPipelines:
     costs: MergeCosts
 
     @classmethod
-    def of(cls, plan: Pipelines, pipeline: int, profile: Profile, cluster: Cluster) -> "OtherPipelines":
+    def of(cls, plan: Plan, pipeline: int, profile: Profile, cluster: Cluster) -> "OtherPipelines":
         """The weights of a layer are as many bytes as the profile says, fewer where the rule encodes them."""
-        share = sent_share(plan.replication)
+        share = sent_share(plan.rule)
         return cls(pipeline, MergeCosts(plan.pipelines, cluster, profile.graph, share=share))
 
     def seconds(self, merge: Merge, stage: int) -> float:
         """Seconds from when the parts of all are there until a stage of this pipeline has the result of a merge.
 
-        As they are simulated (pipeline_simulator/exchange.py), but for a parameter server's port, which is free here.
+        As they are simulated (simulator/exchange.py), but for a parameter server's port, which is free here.
         """
         place = self.pipeline, stage
         if merge.partner == SERVER:
@@ -198,7 +197,7 @@ class Replay:
         profile, cluster = Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml")
         identity, others = Identity.from_environment(), None
         if identity.pipeline is not None:
-            plan = Pipelines.load(run_dir.parent.parent / "plan.json")
+            plan = Plan.load(run_dir.parent.parent / "plan.json")
             others = OtherPipelines.of(plan, identity.pipeline, profile, cluster)
         return cls(run_dir, config, profile, cluster, ranks=identity.ranks, others=others)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ....errors import InputError
-from ....pipelines import Pipelines
+from ....plan import Plan
 from ....replication.base import SERVER
 from ...failures import DeadlinePassed, PeerLost
 from ...pipelines.base import Holder
@@ -51,7 +51,7 @@ def _serve(run_dir: Path, attempt: int, *, timeout: float, encryption: Encryptio
         signal.signal(number, lambda *_: ended.set())
     RunFolder(run_dir).watch(lambda error: os._exit(1))
     torch.set_num_threads(1)
-    plan = Pipelines.load(run_dir / "plan.json").pipelines[0]
+    plan = Plan.load(run_dir / "plan.json").pipelines[0]
     layers = tuple(layer for stage in plan.stages for layer in stage.layers)
     options: dict[str, Any] = {"timeout": timeout, "encryption": encryption}
     server = Server(Identity.from_environment().address, {}, {"push": Store()}, **options)

@@ -1,37 +1,108 @@
-"""Simulate several pipelines that average by a replication rule, from the same programs and decisions as a real run.
+"""Simulate a plan, of one pipeline or of several, from the same programs and decisions as a real run.
 
-together.py   the loop over all pipelines: who takes which minibatch, which merges there are, who waits
-member.py     one pipeline: the simulator of one plan, with minibatches by pace
-loader.py     what a pipeline takes ahead of what it trains, as a run's does
-exchange.py   how long the weights of a merge are on their way
-outcome.py    what it all comes to
+simulation.py  one pipeline: what every rank does and when
+member.py      one of several: the same, with minibatches by pace, read ahead as a run's are
+together.py    the loop over several: who takes which minibatch, which merges there are, who waits
+exchange.py    how long the weights of a merge are on their way
+outcome.py     what several come to
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..cluster import Cluster
 from ..display.counting import number_of
 from ..errors import InputError
-from ..io.fields import number
+from ..io.fields import MOST, given_integer, given_number, number, shown
 from ..io.keywords import knows_its_keywords
-from ..pipelines import Pipelines
+from ..plan import Plan
 from ..profile import Profile
 from ..replication.paces import pace
-from ..schedule import check_rule
-from ..simulator import check_sizes, collector_paused
+from ..schedule import check_rule, compile
 from ..stragglers import Stragglers, held_up_fact
-from ..stragglers.restarts import RESTART_SECONDS
+from ..stragglers.restarts import RESTART_SECONDS, with_restart
 from ..trace import WORK, Span, Trace
 from .member import Member
 from .outcome import CAUSES, PipelinePace, PipelinesForecast
+from .simulation import Simulation, collector_paused
 from .together import HANDED_OUT, TIME, Together
 
-__all__ = ["CAUSES", "RESTART_SECONDS", "PipelinePace", "PipelinesForecast", "simulate_pipelines"]
+__all__ = [
+    "CAUSES",
+    "RESTART_SECONDS",
+    "PipelinePace",
+    "PipelinesForecast",
+    "check_sizes",
+    "simulate",
+    "simulate_pipelines",
+]
+
+
+def check_sizes(sizes: Any) -> None:
+    """Raise InputError where a caller's `sizes` are not numbers of 0 or more, one a minibatch."""
+    if isinstance(sizes, str | bytes) or not hasattr(sizes, "__len__"):
+        raise InputError(f"sizes {shown(sizes)} given, expected a number for each minibatch, such as [4096] * 32")
+    for size in sizes:
+        given_number(size, "a minibatch's size of")
+        if not 0 <= size <= MOST:
+            raise InputError(f"a minibatch's size of {size} given, expected 0 or more")
+
+
+@knows_its_keywords
+def simulate(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    *,
+    stragglers: Stragglers | str | None = None,
+    restart_seconds: float = RESTART_SECONDS,
+    epoch_minibatches: int | None = None,
+) -> Trace:
+    """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
+
+    Several pipelines share them: `simulate_pipelines` tells what became of each, and this returns the trace alone.
+
+    The optimizer's step takes no time where the profile has no rate for it. `stragglers`, a value or its text, make
+    passes longer; the trace says in its fact "held_up" what they are. Where one kills a rank all ranks train again
+    `restart_seconds` later, from the last checkpoint on: the pipeline runs empty and leaves one after each
+    `epoch_minibatches`, without them at the end alone. The fact "restart" says what that cost
+    (`stragglers.restarts.Restart`). Raises InputError for a plan that cannot run, for stragglers of ranks that are not
+    there, and for seconds below 0.
+    """
+    if plan.members:
+        if epoch_minibatches is not None:
+            raise InputError("epoch_minibatches goes with a plan of one pipeline, this one has several; leave it out")
+        return simulate_pipelines(
+            plan, profile, cluster, sizes, stragglers=stragglers, restart_seconds=restart_seconds
+        ).trace
+    check_sizes(sizes)
+    plan.check(profile.graph, cluster)
+    held_up = Stragglers.of(stragglers)
+    held_up.check(max(plan.ranks) + 1)
+    number(restart_seconds, "restart_seconds")
+    if epoch_minibatches is not None:
+        given_integer(epoch_minibatches, "minibatches of an epoch:", least=1)
+
+    def simulated(first: int, end: int) -> list[Span]:
+        simulation = Simulation(compile(plan, end - first), profile, cluster, sizes[first:end])
+        if held_up.parts:
+            simulation.hold_up(held_up.later(first) if first else held_up)
+        return simulation.run()
+
+    with collector_paused():
+        facts: dict[str, Any] = {**held_up_fact(held_up)}
+        if epoch_minibatches is None and not held_up.end_ranks:
+            return Trace(tuple(simulated(0, len(sizes))), "simulated", facts)
+        spans, restart = with_restart(
+            simulated, held_up, len(sizes), restart_seconds=restart_seconds, epoch_minibatches=epoch_minibatches
+        )
+        return Trace(tuple(spans), "simulated", facts | ({"restart": restart} if restart else {}))
 
 
 @knows_its_keywords
 def simulate_pipelines(
-    pipelines: Pipelines,
+    pipelines: Plan,
     profile: Profile,
     cluster: Cluster,
     sizes: Sequence[float],
@@ -72,7 +143,7 @@ def simulate_pipelines(
             profile,
             cluster,
             sizes,
-            rule=pipelines.replication,
+            rule=pipelines.rule,
             stragglers=held_up if held_up.parts else None,
             seed=seed,
             restart_seconds=restart_seconds,
@@ -86,7 +157,7 @@ def simulate_pipelines(
         spans = [span for own in lives for life in own for span in _numbered(life)]
     return PipelinesForecast(
         Trace(tuple(spans), "simulated", pipelines.trace_facts | held_up_fact(held_up)),
-        pipelines.replication,
+        pipelines.rule,
         paces,
         dict(found.group_sizes),
         dict(found.staleness),

@@ -12,21 +12,16 @@ import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
-from .cluster import Cluster
-from .costs import LayerTable, averaging_time, network_time, ports
-from .errors import InputError
-from .io.fields import MOST, given_integer, given_number, number, shown
-from .io.keywords import knows_its_keywords
-from .plan import Plan
-from .profile import Profile
-from .schedule import Action, Op, Program, compile, compile_until_steady, refuse_stuck, weights_share
-from .stragglers import Stragglers, held_up_fact
-from .stragglers.restarts import RESTART_SECONDS, with_restart
-from .trace import Span, Trace
+from ..cluster import Cluster
+from ..costs import LayerTable, averaging_time, network_time, ports
+from ..plan import Plan
+from ..profile import Profile
+from ..schedule import Action, Op, Program, compile_until_steady, refuse_stuck, weights_share
+from ..stragglers import Stragglers
+from ..trace import Span
 
 FORWARD, BACKWARD, INPUT, WEIGHT, UPDATE = range(5)  # operations as numbers: they index what is kept for each
 CODES = {
@@ -39,60 +34,6 @@ CODES = {
 Passes = tuple[list[float], ...]  # of each operation, seconds of each minibatch
 SPAN_KIND_OF = ("forward", "backward", "backward", "weights", "update")
 LETTERS = "".join(CODES)
-
-
-def check_sizes(sizes: Any) -> None:
-    """Raise InputError where a caller's `sizes` are not numbers of 0 or more, one a minibatch."""
-    if isinstance(sizes, str | bytes) or not hasattr(sizes, "__len__"):
-        raise InputError(f"sizes {shown(sizes)} given, expected a number for each minibatch, such as [4096] * 32")
-    for size in sizes:
-        given_number(size, "a minibatch's size of")
-        if not 0 <= size <= MOST:
-            raise InputError(f"a minibatch's size of {size} given, expected 0 or more")
-
-
-@knows_its_keywords
-def simulate(
-    plan: Plan,
-    profile: Profile,
-    cluster: Cluster,
-    sizes: Sequence[float],
-    *,
-    stragglers: Stragglers | str | None = None,
-    restart_seconds: float = RESTART_SECONDS,
-    epoch_minibatches: int | None = None,
-) -> Trace:
-    """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
-
-    The optimizer's step takes no time where the profile has no rate for it. `stragglers`, a value or its text, make
-    passes longer; the trace says in its fact "held_up" what they are. Where one kills a rank all ranks train again
-    `restart_seconds` later, from the last checkpoint on: the pipeline runs empty and leaves one after each
-    `epoch_minibatches`, without them at the end alone. The fact "restart" says what that cost
-    (`stragglers.restarts.Restart`). Raises InputError for a plan that cannot run, for stragglers of ranks that are not
-    there, and for seconds below 0.
-    """
-    check_sizes(sizes)
-    plan.check(profile.graph, cluster)
-    held_up = Stragglers.of(stragglers)
-    held_up.check(max(plan.ranks) + 1)
-    number(restart_seconds, "restart_seconds")
-    if epoch_minibatches is not None:
-        given_integer(epoch_minibatches, "minibatches of an epoch:", least=1)
-
-    def simulated(first: int, end: int) -> list[Span]:
-        simulation = Simulation(compile(plan, end - first), profile, cluster, sizes[first:end])
-        if held_up.parts:
-            simulation.hold_up(held_up.later(first) if first else held_up)
-        return simulation.run()
-
-    with collector_paused():
-        facts: dict[str, Any] = {**held_up_fact(held_up)}
-        if epoch_minibatches is None and not held_up.end_ranks:
-            return Trace(tuple(simulated(0, len(sizes))), "simulated", facts)
-        spans, restart = with_restart(
-            simulated, held_up, len(sizes), restart_seconds=restart_seconds, epoch_minibatches=epoch_minibatches
-        )
-        return Trace(tuple(spans), "simulated", facts | ({"restart": restart} if restart else {}))
 
 
 @contextmanager

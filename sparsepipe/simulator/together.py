@@ -14,11 +14,10 @@ from ..plan import Plan
 from ..profile import Profile
 from ..replication import sent_share
 from ..replication.base import SERVER, Arithmetic, Groups, Merge, Rule
-from ..simulator import Port
 from ..stragglers import Stragglers
 from .exchange import Exchange, Push, Routes, ServerPorts, members_of
-from .loader import Loader
-from .member import Member, Update
+from .member import Loader, Member, Update
+from .simulation import Port
 
 FIRST, LAST = 0, 2  # of what happens at one time: results come before updates, and time runs out after them
 TIME, HANDED_OUT = -1, -2  # what a pipeline waits for that is no pipeline: time to be up, no minibatch to be left
