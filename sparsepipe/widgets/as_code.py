@@ -75,7 +75,7 @@ def pipelines_code(
     lines += [_SCALE] if scaled is not None else []
     lines += [_cluster(cluster), *_profile(scaled, compression)]
     given = "".join(f", {name}={value!r}" for name, value in planned_with.items())
-    count, rule = len(pipelines.pipelines), rule_text(pipelines.replication)
+    count, rule = len(pipelines.pipelines), rule_text(pipelines.rule)
     lines.append(f"rule = parse_rule({rule!r})")
     lines.append(f"plan = partition_pipelines(profile, cluster, {count}, replication=rule{given})")
     weights = pipelines.pipelines[0].weights

@@ -159,8 +159,9 @@ def learned(rows: Sequence[MetricsRow]) -> str:
 def log_of(folder: Path, rank: int, plan: Plan | None = None) -> Html:
     """The end of a rank's log as HTML; a sentence where there is none yet. `plan`: of a run of several pipelines."""
     path = folder / "logs" / f"rank{rank}.log"
-    for k in range(len(plan.members) if plan else 0):
-        if rank in (own := plan.ranks_of(k)):
+    if plan is not None:
+        for k in (k for k in range(len(plan.members)) if rank in plan.ranks_of(k)):
+            own = plan.ranks_of(k)
             path = folder / "pipelines" / str(k) / "logs" / f"rank{own.index(rank)}.log"
     if not path.exists():
         return Html("<i>rank {} has written no log yet</i>").format(rank)

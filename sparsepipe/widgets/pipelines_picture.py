@@ -51,7 +51,7 @@ def pipelines_picture(answer: PipelinesAnswer, *, note: str) -> dict[str, Any]:
 
 def compared(answer: PipelinesAnswer, *, note: str) -> Compared:
     """Return the outcome of the rule with the straggler and without, to be drawn."""
-    rule = rule_text(answer.plan.replication)
+    rule = rule_text(answer.plan.rule)
     whole = " · ".join(filter(None, [note, f"{number_of(len(answer.plan.pipelines), 'pipeline')}, simulated"]))
     free = (_outcome(answer.undisturbed, rule, Stragglers()),) if answer.stragglers.parts else ()
     return Compared(free, (_outcome(answer.forecast, rule, answer.stragglers),), rule, answer.forecast, whole)
