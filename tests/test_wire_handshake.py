@@ -69,7 +69,9 @@ def test_a_secret_of_another_job_and_a_recorded_reply_are_refused():
         assert taken.empty()
 
 
-@pytest.mark.parametrize("opening", [handshake.opening(), b"spw0" + bytes(16), b"HTTP/1.1 400 Bad Request\r\n"])
+@pytest.mark.parametrize(
+    "opening", [handshake.opening(), b"spw0" + bytes(16), b"HTTP/1.1 400 Bad Request\r\n"], ids=["own", "older", "HTTP"]
+)
 def test_who_took_a_listeners_port_without_the_secret_is_not_spoken_to(opening):
     heard = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as server:
