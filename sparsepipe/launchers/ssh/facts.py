@@ -1,10 +1,8 @@
 """What a host says of itself before anything is started there, so that unlike hosts are told apart and refused."""
 
-import fcntl
 import hashlib
 import platform
 import socket
-import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -12,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
+from ...host.addresses import interface_address
 
-_INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 _ANY_PORT = 9
 _ALIKE = {  # what all hosts must have alike → what to do where they do not
     "python": "run the same Python on all hosts (interpreter in the cluster file)",
@@ -57,11 +55,10 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
         raise InputError(f"its address {address!r} is its loopback {numbers} there; give the one of the network")
     names = []
     for _, name in socket.if_nameindex():
-        asked = struct.pack("256s", name.encode()[:15])
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # it has an IPv4 address
-            found = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, asked)[20:24])
-            if found == numbers:
-                return name, numbers
+        found = interface_address(name)
+        if found == numbers:
+            return name, numbers
+        if found:
             names.append(f"{name} {found}")
     raise InputError(f"no network interface there has its address {address} (there are {', '.join(names) or 'none'})")
 

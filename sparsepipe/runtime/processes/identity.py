@@ -1,16 +1,13 @@
 """Who a process is among those of its job, as its launcher says it in the environment: read here and nowhere else."""
 
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ...errors import InputError
+from ...host.addresses import interface_address
 
-_INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 _LOOPBACK = "127.0.0.1"
 
 
@@ -69,10 +66,8 @@ class Identity:
     @property
     def address(self) -> str:
         """Where the other ranks reach this host: at its interface, else as seen on the way to the launcher's store."""
-        if self.interface:
-            asked = struct.pack("256s", self.interface.encode()[:15])
-            with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # it has an IPv4 address
-                return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, asked)[20:24])
+        if self.interface and (found := interface_address(self.interface)):
+            return found
         master = self.store[0] if self.store else _LOOPBACK
         family, kind, protocol, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
