@@ -8,7 +8,7 @@ from scripts.house import House, counts
 
 AT_MOST = {
     "files": 799,
-    "lines": 102_595,
+    "lines": 102_594,
     "modules at the root": 20,
     "folders at the root": 28,
     "modules that serve one other of their folder": 143,
@@ -17,8 +17,8 @@ AT_MOST = {
     "most arguments of a function": 17,
     "calls through bundles of arguments": 111,
     "questions for the kind of a plan": 54,
-    "Any": 1_611,
-    "exceptions from strict types": 47,
+    "Any": 1_594,
+    "exceptions from strict types": 70,
     "lines whose types are ignored": 52,
     "tests that pin a sentence": 571,
     "dependencies": 11,
@@ -53,6 +53,7 @@ def test_what_is_counted_is_found(tmp_path):
         '[project]\ndependencies = ["torch>=2", "numpy==2.1"]\n'
         "[tool.mypy]\nstrict = true\nwarn_return_any = false\n"
         '[[tool.mypy.overrides]]\nmodule = ["torch.*", "sparsepipe.room.a"]\n'
+        '[tool.ruff.lint.per-file-ignores]\n"!sparsepipe/**" = ["ANN401"]\n"sparsepipe/{room,c}/**" = ["ANN401"]\n'
     )
     house = House(tmp_path)
     assert house.serving_one() == [("sparsepipe.room.a", "sparsepipe.room.b"), ("sparsepipe.room.b", "sparsepipe.room")]
@@ -60,5 +61,6 @@ def test_what_is_counted_is_found(tmp_path):
     assert house.bundles() == ["sparsepipe.room.b:10"] and house.kinds_of_plan() == ["sparsepipe.room.b:11"]
     assert house.tests_of_sentences() == ["test_a.py:test_a"] and house.rooms() == (0, 1) and house.anys() == 1
     assert house.dependencies() == ["torch>=2", "numpy==2.1"]
-    assert house.less_than_strict() == ["warn_return_any", "sparsepipe.room.a"] and house.ignored_types() == 0
+    assert house.less_than_strict() == ["warn_return_any", "sparsepipe.room.a", "room", "c"]
+    assert house.ignored_types() == 0
     assert all(isinstance(nodes[0], ast.Module) for nodes in house.nodes.values())

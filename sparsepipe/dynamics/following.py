@@ -29,7 +29,7 @@ _SECONDS = 0.1  # between two looks
 _STEPS = 20  # the newest so many tell how long a minibatch takes now
 
 
-def check_replan(name: str | None, record_or_plan: Any, profile: Profile | None, cluster: Cluster | None) -> None:
+def check_replan(name: str | None, record_or_plan: object, profile: Profile | None, cluster: Cluster | None) -> None:
     """Raise InputError where a run could not change its plan by itself, before it is launched."""
     if name is None:
         return
