@@ -124,11 +124,13 @@ class House:
         return list(self.settings["project"]["dependencies"])
 
     def less_than_strict(self) -> list[str]:
-        """Flags of mypy's strict mode that are off everywhere, and our modules in which some are."""
-        mypy = self.settings["tool"]["mypy"]
+        """Flags of mypy's strict mode that are off, our modules where some are, and places that ANN401 leaves out."""
+        mypy, ignores = self.settings["tool"]["mypy"], self.settings["tool"]["ruff"]["lint"]["per-file-ignores"]
         modules = [name for override in mypy["overrides"] for name in override["module"]]
         off = [flag for flag, value in mypy.items() if value is False]
-        return [*off, *(name for name in modules if name.startswith("sparsepipe"))]
+        lists = [re.findall(r"{(.*)}", pattern) for pattern, rules in ignores.items() if "ANN401" in rules]
+        places = [place for found in lists for names in found for place in names.split(",")]
+        return [*off, *(name for name in modules if name.startswith("sparsepipe")), *places]
 
     def ignored_types(self) -> int:
         """How often a line is left out of type checking."""

@@ -27,10 +27,10 @@ class OutputLost(Exception):
 
 
 def standard_streams() -> bool:
-    """Make the three standard streams usable whatever the shell gave; return whether standard output was open.
+    r"""Make the three standard streams usable whatever the shell gave; return whether standard output was open.
 
     In the place of a closed one comes /dev/null: else the next file that is opened would get what is printed. Letters
-    that the terminal's encoding lacks, or bytes of a file's name that are no letters, are written as \\xNN.
+    that the terminal's encoding lacks, or bytes of a file's name that are no letters, are written as \xNN.
     """
     is_open = []
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # there, they stand before this program
@@ -299,7 +300,7 @@ def compute(asked: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": [layer_seconds(torch, place) for place in places]}
 
 
-def layer_seconds(torch: Any, place: str) -> float:
+def layer_seconds(torch: ModuleType, place: str) -> float:
     torch.manual_seed(0)
     layer = torch.nn.Linear(WIDTH, WIDTH, device=place)
     rows = torch.randn(ROWS, WIDTH, device=place, requires_grad=True)

@@ -64,4 +64,5 @@ def _refined(values: np.ndarray, axis: int) -> np.ndarray:
     fine = np.arange((values.shape[axis] - 1) * _FACTOR + 1) / _FACTOR
     low = np.minimum(fine.astype(int), values.shape[axis] - 2)
     share = (fine - low).reshape([-1 if place == axis else 1 for place in range(values.ndim)])
-    return values.take(low, axis) * (1 - share) + values.take(low + 1, axis) * share
+    between: np.ndarray = values.take(low, axis) * (1 - share) + values.take(low + 1, axis) * share
+    return between

@@ -90,7 +90,8 @@ def _nearest(points: np.ndarray, arrays: Mapping[str, np.ndarray], sample: int) 
 
     own = np.flatnonzero(arrays["sample"] == sample)
     middles = arrays["origin"][sample] + (arrays["coordinates"][own] + 0.5) * arrays["edge"][sample]
-    return own[cKDTree(middles).query(points)[1]]
+    nearest: np.ndarray = own[cKDTree(middles).query(points)[1]]
+    return nearest
 
 
 def _loaded(predictions: Path | str | Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

@@ -31,7 +31,8 @@ def unit_cube(points: np.ndarray) -> np.ndarray:
     """
     points = _checked(points)
     low, extent = cube_of(points)
-    return (points - low) / extent
+    moved: np.ndarray = (points - low) / extent
+    return moved
 
 
 def cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:

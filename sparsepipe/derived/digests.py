@@ -11,7 +11,7 @@ from typing import Any
 _DIGITS = 12  # hexadecimal ones: two of a million values share a name with a chance of 1 in 500
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """The first digits of the SHA-256 of the value's canonical JSON: keys sorted, 1.0 as 1, infinity as a word."""
     return _digest_of(canonical_text(value))
 
@@ -26,7 +26,7 @@ def object_text(texts: Mapping[str, str]) -> str:
     return "{" + ",".join(f"{json.dumps(key)}:{texts[key]}" for key in sorted(texts)) + "}"
 
 
-def canonical_text(value: Any) -> str:
+def canonical_text(value: object) -> str:
     """The value's canonical JSON."""
     return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -41,7 +41,7 @@ def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
 
 
-def canonical(value: Any) -> Any:
+def canonical(value: object) -> Any:  # noqa: ANN401 - a value of JSON
     """The value as JSON can hold it. What `to_json` or a dataclass's fields give stands for an object."""
     if value is None or isinstance(value, str | bool | int):
         return value

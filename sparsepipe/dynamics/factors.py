@@ -103,7 +103,7 @@ class Factors:
         }
 
     @classmethod
-    def from_json(cls, document: Any) -> "Factors":
+    def from_json(cls, document: object) -> "Factors":
         """Read what `to_json` wrote. Raises InputError in one line for anything else."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise InputError(f"factors are {shown(document)}: expected an object with format {FORMAT!r}")

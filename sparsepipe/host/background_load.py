@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from ..display.numbers import as_given
 
@@ -45,7 +44,7 @@ class BackgroundLoad:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, document: Any) -> "BackgroundLoad":
+    def from_json(cls, document: object) -> "BackgroundLoad":
         """Read what `to_json` gives. Shares that are not numbers become None, all of them if it is not an object."""
         told = document if isinstance(document, Mapping) else {}
         found = {item.name: told.get(item.name) for item in fields(cls)}

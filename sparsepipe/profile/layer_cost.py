@@ -69,7 +69,7 @@ _COUNTS = tuple(name for name in COST_FIELDS if name.endswith(("bytes", "pairs")
 _DRIVERS = ("output_bytes", "kernel_map_pairs")  # of seconds: voxels of the output, and what a convolution multiplies
 
 
-def checked_size(size: Any) -> float:
+def checked_size(size: float) -> float:
     """Return a minibatch's size. Raises InputError for one that is no number of 0 or more."""
     given_number(size, "a minibatch's size of")
     if not 0 <= size <= MOST:

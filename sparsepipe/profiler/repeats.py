@@ -65,7 +65,7 @@ class Repeater:
     most: int
     crowded: bool = False
 
-    def repeat(self, batch: Any, *, whole: bool) -> Repeats:
+    def repeat(self, batch: object, *, whole: bool) -> Repeats:
         """Take rounds on one minibatch, `whole` steps among them if asked.
 
         Rounds whose threads waited for a processor are taken again: as often as the least that counts, or for two
@@ -78,7 +78,7 @@ class Repeater:
             (again if self._held_up(one) and self._may_drop(again) else kept).append(one)
         return Repeats(tuple(kept), len(again))
 
-    def _round(self, batch: Any, *, whole: bool) -> Round:
+    def _round(self, batch: object, *, whole: bool) -> Round:
         # In turns, so that what else the machine does meets both, and each after an update, as in training: what it
         # wrote takes the place of much that a small network would find in the caches.
         before = thread_times()

@@ -51,7 +51,7 @@ def rule_to_json(given: Rule) -> dict[str, Any]:
     return {"rule": given.name, "options": option_values(given)}
 
 
-def rule_from_json(document: Any, what: str = "replication") -> Rule:
+def rule_from_json(document: object, what: str = "replication") -> Rule:
     """Return the rule of a plan or record; options that it lacks are by default. Raises InputError in one line."""
     if not isinstance(document, Mapping) or not isinstance(document.get("options", {}), Mapping):
         raise InputError(f'{what} = {shown(document)}: expected {{"rule": NAME, "options": {{…}}}}')

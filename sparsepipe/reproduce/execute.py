@@ -203,7 +203,7 @@ class _Teller:
         self._number, self._of = 0, sum(cell.cell_type == "code" for cell in cells)
         self._heading = ""
 
-    def __call__(self, cell: Any, cell_index: int) -> None:
+    def __call__(self, cell: Any, cell_index: int) -> None:  # noqa: ANN401 - nbformat has no types
         if cell.cell_type == "markdown":
             heads = [line.lstrip("# ") for line in cell.source.splitlines() if line.startswith("## ")]
             self._heading = heads[-1] if heads else self._heading

@@ -128,7 +128,8 @@ def _finite(data: bytes, width: int) -> np.ndarray:
     if len(data) % (4 * width):
         return np.empty((0, width), dtype=np.float32)
     rows = _rows(data, width)
-    return rows[np.isfinite(rows).all(axis=1)]
+    finite: np.ndarray = rows[np.isfinite(rows).all(axis=1)]
+    return finite
 
 
 def _is_kitti(rows: np.ndarray) -> bool:

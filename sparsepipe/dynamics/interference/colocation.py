@@ -89,7 +89,7 @@ def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
     return found
 
 
-def _rate(value: Any, where: str) -> float:
+def _rate(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
         raise InputError(f"{where}: a rate is {shown(value)}, expected steps per second")
     return float(value)

@@ -7,7 +7,6 @@ A metric is the newest sample of Nsight Systems after the intruders have run for
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...errors import InputError
 from ...io.fields import shown, shown_key
@@ -41,7 +40,7 @@ def read_rows(path: Path | str, *, alone: bool = False) -> list[Row]:
     return found
 
 
-def _number(value: Any, key: str, where: str) -> float:
+def _number(value: object, key: str, where: str) -> float:
     """A metric is written as text, a fact of the victim as a number."""
     try:
         number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan

@@ -76,7 +76,7 @@ class Forest:
         return {"format": FORMAT, "names": list(self.names), **arrays}
 
     @classmethod
-    def from_json(cls, document: Any, what: str = "forest") -> "Forest":
+    def from_json(cls, document: object, what: str = "forest") -> "Forest":
         """Read what `to_json` gives. Raises InputError in one line that begins with `what` for anything else."""
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError(f"{what}: expected an object whose format is {FORMAT!r}")
@@ -119,7 +119,7 @@ def read_bounded_json(path: Path | str, *, what: str) -> Any:
     return read_json(path, what=what)
 
 
-def _array(value: Any, name: str, kind: type, what: str) -> Any:
+def _array(value: object, name: str, kind: type, what: str) -> Any:
     """Turn a list of numbers into an array, and refuse all else."""
     allowed = (int,) if kind is np.int64 else (int, float)
     if not isinstance(value, list) or len(value) > MOST_NODES:

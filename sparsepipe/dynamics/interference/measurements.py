@@ -60,7 +60,7 @@ def _checked(row: Mapping[str, Any], where: str) -> Measurement:
     return Measurement(intruders=tuple(found["intruders"]), metrics=dict(found["metrics"]), kinds=kinds, **given)
 
 
-def _ordinary(value: Any, what: str) -> Any:
+def _ordinary(value: object, what: str) -> Any:
     """A field of a row beside the metrics and the kinds: a name, a number, or a list of names."""
     if isinstance(value, list):
         return each(text)(value, what)

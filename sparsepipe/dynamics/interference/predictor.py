@@ -73,7 +73,7 @@ class Predictor:
         }
 
     @classmethod
-    def from_json(cls, document: Any, what: str = "predictor") -> "Predictor":
+    def from_json(cls, document: object, what: str = "predictor") -> "Predictor":
         """Read what `to_json` gives. Raises InputError in one line for anything else."""
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError(f"{what}: expected an object whose format is {FORMAT!r}")

@@ -132,10 +132,7 @@ class Convolution(nn.Module):
         return found, out_stride
 
     def _convolve(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
-        if self.kernel.dim() == 2:
-            output = features @ self.kernel
-        else:
-            output = convolve(features, self.kernel, kernel_map)
+        output = features @ self.kernel if self.kernel.dim() == 2 else convolve(features, self.kernel, kernel_map)
         return output if self.bias is None else output + self.bias
 
 

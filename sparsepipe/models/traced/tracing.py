@@ -84,10 +84,7 @@ class Examples:
     @classmethod
     def of(cls, module: nn.Module, inputs: Inputs, another: Any, phases: Collection[bool]) -> "Examples":
         """Raises InputError where what the module gives is no network's output."""
-        if another is not None:
-            second = inputs.another(inputs.bind(another))
-        else:
-            second = inputs.larger()
+        second = inputs.larger() if another is None else inputs.another(inputs.bind(another))
         try:
             runs = _runs(module, (inputs, second, second), phases)
         except InputError:

@@ -70,7 +70,8 @@ class IdxPictures:
         return self.images_file
 
     def picture(self, index: int, least_side: int) -> np.ndarray:
-        return self._images[index][..., None]
+        picture: np.ndarray = self._images[index][..., None]
+        return picture
 
 
 def found(root: Path) -> bool:

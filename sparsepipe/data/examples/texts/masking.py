@@ -68,7 +68,8 @@ class Chunks:
     @property
     def lengths(self) -> np.ndarray:
         """The length of each sequence with its special tokens; shorter where another's piece is: int64 [chunks]."""
-        return self.bounds[:, 1] - self.bounds[:, 0] + ROOM
+        lengths: np.ndarray = self.bounds[:, 1] - self.bounds[:, 0] + ROOM
+        return lengths
 
     def pieces(self, index: int, draw: Generator) -> tuple[np.ndarray, np.ndarray, int]:
         """Cut a chunk in two; every other time the second piece is replaced by as much of another document."""
