@@ -34,14 +34,22 @@ from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
-from .argument_types import known_cluster
-from .drift import drift_answer
-from .follow_run import Forgiving
-from .forward_only import check_forward_only, checkpoint_or_run, trained_by
-from .launches import check_launcher, follower_of, load_any_plan, new_run_dir, waited
+from .follow_run import Forgiving, drift_answer
+from .launches import (
+    RUNS,
+    check_forward_only,
+    check_launcher,
+    checkpoint_or_run,
+    follower_of,
+    load_any_plan,
+    new_run_dir,
+    run_folder,
+    trained_by,
+    waited,
+)
+from .options import known_cluster
 from .output import Answer, cell, column_cells, progress_line, table, warn
 from .profile_and_cluster import check_machines, profile_and_cluster
-from .run_folders import RUNS, run_folder
 from .run_text import column_name, latency_text, run_cell, run_lines, summary_text
 from .without_effect import without_effect
 

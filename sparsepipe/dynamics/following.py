@@ -38,8 +38,9 @@ def check_replan(name: str | None, record_or_plan: Any, profile: Profile | None,
         raise InputError("replan: several pipelines keep their plans; leave it out")
     if profile is None or cluster is None:
         raise InputError(
-            f"replan {name}: needs the profile that the plan was made for, and the devices; give profile=…, and "
-            "cluster=… where they are not alike"
+            f"replan {name}: needs the profile that the plan was made for, and the devices; give {{profile}}, and "
+            "{cluster} where they are not alike",
+            setting={"profile": ..., "cluster": ...},
         )
     record_or_plan.check(profile.graph, cluster)
 

@@ -43,7 +43,7 @@ def launch(
     """
     cluster = asked.get("cluster")
     if cluster is None:
-        raise InputError("launcher 'ssh' needs the hosts: give cluster=…")
+        raise InputError("launcher 'ssh' needs the hosts: give {cluster}", setting={"cluster": ...})
     check_tools(config)
     if isinstance(plan, Pipelines):
         assert forward_only is None, "launchers.launch gives the first of several"
