@@ -5,6 +5,7 @@ from dataclasses import MISSING
 from pathlib import Path
 
 from sparsepipe.io.settings import rows
+from sparsepipe.pipeline_simulator import SimulationSettings
 from sparsepipe.planners import PLANNERS, PlanSettings
 from sparsepipe.runtime.config import PARTS, ProfileConfig
 
@@ -20,6 +21,7 @@ def page() -> str:
     """Return the page as Markdown."""
     groups = {f"Training: {name} (`sparsepipe run`)": part for name, part in PARTS.items()}
     groups |= {"Profiling (`sparsepipe profile`)": ProfileConfig, "Planning (`sparsepipe plan`)": PlanSettings}
+    groups |= {"Simulation (`sparsepipe simulate`)": SimulationSettings}
     groups |= {f"Planner `{name}`": planner for name, planner in PLANNERS.items() if rows(planner)}
     return "\n".join([_HEAD, *(line for title, group in groups.items() for line in _section(title, group))])
 

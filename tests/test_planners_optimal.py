@@ -478,7 +478,7 @@ def test_clusters_too_large_to_search_are_planned_with_a_gap(schedule):
         ({"schedule": "zigzag"}, "schedule is 'zigzag', expected one of"),
         ({"num_microbatches": 0}, "num_microbatches is 0"),
         ({"rescore": 0}, "rescore is 0"),
-        ({"planner": "pipedream", "activation_compression_ratio": 0.0}, "ratio is 0, expected a number above 0"),
+        ({"planner": "pipedream", "activation_compression_ratio": 0.0}, "ratio is 0.0, expected a number above 0"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

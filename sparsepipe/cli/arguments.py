@@ -11,7 +11,7 @@ from ..io.fields import MOST_MINIBATCHES
 from ..io.paths import expanded
 from ..io.settings import Setting, rows
 from ..launchers import LAUNCHERS, LOCAL, SLURM
-from ..pipeline_simulator import RESTART_SECONDS
+from ..pipeline_simulator import SimulationSettings
 from ..planners import PLANNERS, PlanSettings, planners_with
 from ..runtime.config import DEVICES, PARTS, ProfileConfig, RunConfig
 from ..sweeps import RATIOS
@@ -23,7 +23,6 @@ from .options import (
     count,
     log_option,
     machine_options,
-    minibatches_option,
     plan_argument,
     positive,
     ray_address_option,
@@ -118,24 +117,11 @@ def of_planners() -> Iterator[Setting]:
 def _simulate(verb: Parser) -> None:
     plan_argument(verb)
     machine_options(verb)
-    minibatches_option(verb, "to simulate")
     replication_option(verb)
     stragglers_option(verb)
     replan_option(verb)
-    verb.add_argument(
-        "--epoch-minibatches",
-        type=count,
-        metavar="N",
-        help="of an epoch: for --replan epoch (default: a tenth); beside a kill, to go on from the end "
-        "of the last one (default: all are one)",
-    )
-    verb.add_argument("--seed", type=whole(0, 2**64), help="of what a rule of several pipelines draws (default: 0)")
-    verb.add_argument(
-        "--restart-seconds",
-        type=positive,
-        metavar="S",
-        help=f"from a kill until its pipeline trains again (default: {RESTART_SECONDS:g})",
-    )
+    setting_options(verb, rows(SimulationSettings).values())
+    verb.set_defaults(minibatches=SimulationSettings.minibatches)
     verb.add_argument("--trace", type=chrome_file, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
 
@@ -235,7 +221,8 @@ def _replay(verb: Parser) -> None:
         help="local (the default): on this machine, whatever hosts the cluster has; ssh: on them; ray: on nodes of Ray",
     )
     ray_address_option(verb)
-    minibatches_option(verb, "to replay")
+    setting_options(verb, [rows(SimulationSettings)["minibatches"]])
+    verb.set_defaults(minibatches=SimulationSettings.minibatches)
     replication_option(verb)
     stragglers_option(verb)
     replan_option(verb)

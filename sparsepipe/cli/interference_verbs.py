@@ -11,22 +11,15 @@ from ..dynamics.interference.measurements import Measurement
 from ..engines import ENGINES
 from ..errors import InputError
 from ..host.background_load import RUN_QUEUE_WAIT
+from ..io.fields import MOST
 from ..io.paths import expanded
+from ..io.settings import Number
 from ..runtime.config import DEVICES
-from .options import Parser, count, names_in, positive, whole
+from .options import Parser, count, number, positive, several, whole
 from .output import Answer, Progress, cell, progress_line, table
 
 _VICTIMS = ("minkvgg11bn-narrow", "minkresnet14-narrow")
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Read the numbers of processors or GPUs with commas between them."""
-    return tuple(whole(0, 10**6)(part) for part in names_in(text))
-
-
-def _seconds(text: str) -> float:
-    """Read seconds, 0 or more."""
-    return 0.0 if text.strip() in ("0", "0.0") else positive(text)
+_numbers = several(whole(0, 10**6))  # of processors or GPUs
 
 
 def _run_options(verb: Parser) -> None:
@@ -34,7 +27,8 @@ def _run_options(verb: Parser) -> None:
     where = verb.add_mutually_exclusive_group(required=True)
     where.add_argument("--cores", type=_numbers, metavar="K[,K]", help="processors to disturb, such as 0,1")
     where.add_argument("--gpus", type=_numbers, metavar="K[,K]", help="or NVIDIA GPUs, as torch counts them")
-    verb.add_argument("--after", type=_seconds, default=0.0, metavar="S", help="seconds to wait first (default: 0)")
+    after = number(Number(0, MOST))
+    verb.add_argument("--after", type=after, default=0.0, metavar="S", help="seconds to wait first (default: 0)")
     verb.add_argument("--seconds", type=positive, default=60.0, metavar="S", help="how long it computes (default: 60)")
     share = "of the processor's or GPU's time, at most (default: 1, all that it gets)"
     verb.add_argument("--share", type=positive, default=1.0, metavar="S", help=share)

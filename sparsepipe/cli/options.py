@@ -15,7 +15,7 @@ from ..data.manifests import shipped
 from ..dynamics.variants import LIVE, VARIANTS
 from ..errors import InputError
 from ..formats.clusters import IN_SLURM
-from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES, shown
+from ..io.fields import MOST, MOST_LIKE_DEVICES, shown
 from ..io.paths import expanded
 from ..io.quantities import BANDWIDTH, SIZE, Quantity
 from ..io.settings import (
@@ -104,30 +104,27 @@ def known_cluster(path: Path) -> Path:
     return path if str(path) == IN_SLURM else shipped(str(path), "clusters", ".toml")
 
 
-def names_in(text: str) -> tuple[str, ...]:
-    """Read names with commas between them."""
-    return tuple(name.strip() for name in text.split(","))
+def several(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return what reads values with commas between them."""
+    return lambda text: tuple(read(part.strip()) for part in text.split(","))
 
 
-def counts(text: str) -> tuple[int, ...]:
-    """Read whole numbers, 1 or more, with commas between them."""
-    return tuple(count(part.strip()) for part in text.split(","))
+def number(kind: Number) -> Callable[[str], float]:
+    """Return what reads a number that a setting of this kind may be."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{shown(text)} is not a number") from None
+        if fault := kind.fault(value):
+            raise ArgumentTypeError(fault)
+        return value
+
+    return read
 
 
-def number(text: str) -> float:
-    """Read a number; the setting's own check says which ones may be."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{shown(text)} is not a number") from None
-
-
-def positive(text: str) -> float:
-    """Read a number that is finite and above 0."""
-    value = number(text)
-    if not 0 < value < float("inf"):
-        raise ArgumentTypeError(f"{text[:60]}: expected more than 0 and finite")
-    return value
+positive = number(Number(0, MOST, above=True))
 
 
 def value(text: str) -> Any:
@@ -174,9 +171,9 @@ def _reading(row: Setting) -> dict[str, Any]:
             read = whole(least, most)
             return {"type": read if word is None else lambda text: text if text == word else read(text), **metavar}
         case Number():
-            return {"type": number, **metavar}
+            return {"type": number(kind), **metavar}
         case Several(item):
-            return {"type": counts if isinstance(item, WholeNumber) else names_in, **metavar}
+            return {"type": several(count if isinstance(item, WholeNumber) else str), **metavar}
     return metavar
 
 
@@ -214,11 +211,6 @@ def plan_argument(verb: Parser) -> None:
     verb.add_argument(
         "plan", type=expanded, metavar="PLAN", help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it"
     )
-
-
-def minibatches_option(verb: Parser, told: str) -> None:
-    least = whole(1, MOST_MINIBATCHES)
-    verb.add_argument("--minibatches", type=least, default=32, metavar="N", help=f"{told} (default: 32)")
 
 
 def replication_option(verb: Parser) -> None:

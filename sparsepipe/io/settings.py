@@ -124,11 +124,11 @@ class Number:
     above: bool = False
 
     def fault(self, value: object) -> str:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not self.least <= value <= self.most:
-            return f"{_written(value)}, expected a number from {self.least:g} to {self.most:g}"
-        if self.above and value == self.least:
-            return f"{value:g}, expected a number above {self.least:g}, at most {self.most:g}"
-        return ""
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and self.least <= value <= self.most:
+            if not (self.above and value == self.least):
+                return ""
+        bounds = f"above {self.least:g}, at most" if self.above else f"from {self.least:g} to"
+        return f"{_written(value)}, expected a number {bounds} {self.most:g}"
 
     def __str__(self) -> str:
         least = f"above {self.least:g}" if self.above else f"{self.least:g} or more"
