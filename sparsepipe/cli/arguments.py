@@ -13,7 +13,7 @@ from ..io.settings import Setting, rows
 from ..launchers import LAUNCHERS, LOCAL, SLURM
 from ..pipeline_simulator import SimulationSettings
 from ..planners import PLANNERS, PlanSettings, planners_with
-from ..runtime.config import DEVICES, PARTS, ProfileConfig, RunConfig
+from ..runtime.config import DEVICES, PARTS, ProfileConfig
 from ..sweeps import RATIOS
 from . import interference_verbs
 from .options import (
@@ -23,6 +23,7 @@ from .options import (
     count,
     log_option,
     machine_options,
+    of_run,
     plan_argument,
     positive,
     ray_address_option,
@@ -56,21 +57,14 @@ def _data_make(verb: Parser) -> None:
 
 def _data_info(verb: Parser) -> None:
     verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
-    setting_options(verb, _of_run("data_args", "voxel_size"), defaults={"voxel_size": "0.05"})
+    setting_options(verb, of_run("data_args", "voxel_size"), defaults={"voxel_size": "0.05"})
 
 
 def _data_check(verb: Parser) -> None:
     verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
-    settings = _of_run("data_args", "voxel_size", "num_points", "task", "features")
+    settings = of_run("data_args", "voxel_size", "num_points", "task", "features")
     setting_options(verb, settings, defaults={"voxel_size": "0.05", "task": "all that can be"})
     verb.add_argument("--engine", choices=("native", "minkowski"), help="that is to hold the voxels (default: native)")
-
-
-def _of_run(*names: str) -> list[Setting]:
-    return [rows(RunConfig)[name] for name in names]
-
-
-# --- models -------------------------------------------------------------------------------------------------------
 
 
 def _models(verb: Parser) -> None:
@@ -84,7 +78,7 @@ def _models(verb: Parser) -> None:
 
 def _profile(verb: Parser) -> None:
     shared = ("model", "model_args", "data", "data_args", "loss", "loss_args", "voxel_size", "batch_size", "num_points")
-    settings = [*_of_run(*shared, "engine", "device", "threads", "seed"), *rows(ProfileConfig).values()]
+    settings = [*of_run(*shared, "engine", "device", "threads", "seed"), *rows(ProfileConfig).values()]
     setting_options(verb, settings, defaults={"voxel_size": "", "batch_size": "", "threads": "1"})
     verb.add_argument(
         "--out",
@@ -226,7 +220,7 @@ def _replay(verb: Parser) -> None:
     replication_option(verb)
     stragglers_option(verb)
     replan_option(verb)
-    setting_options(verb, _of_run("encrypt", "max_restarts", "timeout_seconds"))
+    setting_options(verb, of_run("encrypt", "max_restarts", "timeout_seconds"))
     run_dir_option(verb)
 
 
@@ -298,9 +292,6 @@ def _cluster_measure(verb: Parser) -> None:
 def _runs_drift(verb: Parser) -> None:
     _one_run(verb)
     machine_options(verb)
-
-
-# --- traces -------------------------------------------------------------------------------------------------------
 
 
 def _one_trace(verb: Parser) -> None:

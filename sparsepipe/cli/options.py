@@ -28,8 +28,10 @@ from ..io.settings import (
     Several,
     Text,
     WholeNumber,
+    rows,
 )
 from ..replication import RULES
+from ..runtime.config import RunConfig
 from ..sinks import SINKS
 from ..stragglers import KINDS
 
@@ -157,6 +159,16 @@ def setting_options(
                 help=f"{told} (default: {default})" if default else told,
                 **_reading(row) | ({"action": "append"} if repeated else {}),
             )
+
+
+def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named settings that the command line gives."""
+    return {name: value for name in names if (value := getattr(options, name, None)) is not None}
+
+
+def of_run(*names: str) -> list[Setting]:
+    """Return some of the settings of a run."""
+    return [rows(RunConfig)[name] for name in names]
 
 
 def _reading(row: Setting) -> dict[str, Any]:

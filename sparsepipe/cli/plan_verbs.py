@@ -46,6 +46,7 @@ from ..sizes import Certainty
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .arguments import of_planners
+from .options import given
 from .output import Answer, progress_line, warn
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
@@ -71,7 +72,6 @@ def profile(options: argparse.Namespace) -> Answer:
     from ..profiler import profile_model
 
     names = ("voxel_size", "num_points", "loss", "engine", "device", "threads", "seed", *rows(ProfileConfig))
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     found = profile_model(
         options.model,
         options.data,
@@ -80,7 +80,7 @@ def profile(options: argparse.Namespace) -> Answer:
         loss_args=json_object(options.loss_args, "--loss-args"),
         batch_size=options.batch_size,
         progress=progress_line,
-        **given,
+        **given(options, names),
     )
     found.save(options.out)
     warn_of(found)
@@ -112,8 +112,7 @@ def profile(options: argparse.Namespace) -> Answer:
 def plan(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options, warn=options.json)  # else the first plan's own text does
     schedule = options.schedule or PlanSettings.schedule
-    names = ("schedule", "num_microbatches", "recompute")
-    settings = {name: value for name in names if (value := getattr(options, name)) is not None}
+    settings = given(options, ("schedule", "num_microbatches", "recompute"))
     if options.num_microbatches is not None and not _takes_steps(schedule):
         known = ", ".join(name for name in SCHEDULE_RULES if _takes_steps(name))
         raise InputError(
@@ -132,8 +131,8 @@ def plan(options: argparse.Namespace) -> Answer:
             f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal"
         )
     plans = [
-        partition(found, cluster, planner=name, **settings, **given)
-        for name, given in _planner_options(options, _planners(options, schedule))
+        partition(found, cluster, planner=name, **settings, **own)
+        for name, own in _planner_options(options, _planners(options, schedule))
     ]
     if options.out:
         plans[0].save(options.out)
@@ -158,11 +157,9 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
     names = _planners(options, options.schedule or PlanSettings.schedule)
     if len(names) > 1:
         raise InputError(f"--pipelines with {len(names)} planners: expected one; plan with each by itself to compare")
-    ((name, given),) = _planner_options(options, names)
+    ((name, own),) = _planner_options(options, names)
     rule = parse_rule(options.replication) if options.replication else None
-    several = partition_pipelines(
-        found, cluster, options.pipelines, replication=rule, planner=name, **settings, **given
-    )
+    several = partition_pipelines(found, cluster, options.pipelines, replication=rule, planner=name, **settings, **own)
     if options.out:
         several.save(options.out)
     if options.json:
@@ -193,16 +190,16 @@ def _own_period(plan: Plan) -> str:
 
 def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """Give each planner those of the options that it knows. Raises InputError for one that none of them knows."""
-    given = {row.name: value for row in of_planners() if (value := getattr(options, row.name)) is not None}
+    asked = given(options, (row.name for row in of_planners()))
     known = {name: rows(PLANNERS[name]) for name in names}
-    for key in given:
+    for key in asked:
         if not any(key in fields_ for fields_ in known.values()):
             having = " or ".join(planners_with(key))
             raise InputError(
                 f"--{key.replace('_', '-')} means nothing to planner {', '.join(names)}: leave it out, or give "
                 f"--planner {having}"
             )
-    return [(name, {key: value for key, value in given.items() if key in known[name]}) for name in names]
+    return [(name, {key: value for key, value in asked.items() if key in known[name]}) for name in names]
 
 
 def simulate(options: argparse.Namespace) -> Answer:

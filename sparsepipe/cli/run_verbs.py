@@ -18,6 +18,7 @@ from ..formats.clusters import load_cluster
 from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
 from ..io.files import write_json
+from ..io.settings import rows
 from ..launchers import SLURM, attach, default_launcher
 from ..launchers.going_on import went_on
 from ..launchers.replan import check_running, replanned, request_replan
@@ -47,7 +48,7 @@ from .launches import (
     trained_by,
     waited,
 )
-from .options import known_cluster
+from .options import given, known_cluster
 from .output import Answer, cell, column_cells, progress_line, table, warn
 from .profile_and_cluster import check_machines, profile_and_cluster
 from .run_text import column_name, latency_text, run_cell, run_lines, summary_text
@@ -183,15 +184,14 @@ def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None
 
     Raises InputError for a setting outside its range.
     """
-    named = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
-    given = {name: value for name, value in named.items() if value is not None}
+    asked = given(options, rows(RunConfig))
     if options.straggler:
-        given["stragglers"] = ";".join(options.straggler)
+        asked["stragglers"] = ";".join(options.straggler)
     if before is None:
-        return RunConfig(**given)
-    if "epochs" in given:  # minibatches of before would end the run whatever is asked for now
-        given = {"minibatches": None} | given
-    return RunConfig.from_json({**before, **given})
+        return RunConfig(**asked)
+    if "epochs" in asked:  # minibatches of before would end the run whatever is asked for now
+        asked = {"minibatches": None} | asked
+    return RunConfig.from_json({**before, **asked})
 
 
 def runs_list(options: argparse.Namespace) -> Answer:
