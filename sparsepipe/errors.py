@@ -1,5 +1,7 @@
 """Exceptions for users: one line that says what was given, what was expected, and what to do."""
 
+from collections.abc import Callable, Mapping
+
 from .display.markup import one_line
 
 # The modules of each extra in pyproject.toml.
@@ -28,7 +30,32 @@ class _OneLine(Exception):
 
 
 class InputError(_OneLine, ValueError):
-    """Bad input, which the user can mend. The command line prints its one line and exits with 2."""
+    """Bad input, which the user can mend. The command line prints its one line and exits with 2.
+
+    A setting stands in the sentence as its name in braces, and is given by name, or by name and the value to give it:
+
+        InputError("clouds need {voxel_size}", setting="voxel_size")        # voxel_size, --voxel-size
+        InputError("use {planner}", setting={"planner": "optimal"})         # planner='optimal', --planner optimal
+    """
+
+    def __init__(self, sentence: object = "", *, setting: str | Mapping[str, object] | None = None) -> None:
+        super().__init__(sentence)
+        self.settings = {setting: None} if isinstance(setting, str) else dict(setting or {})
+
+    def __str__(self) -> str:
+        return self.written(in_python)
+
+    def written(self, write: Callable[[str, object], str]) -> str:
+        """Return the message as one line, with each setting as `write` writes its name and value (None: no value)."""
+        text = str(self.args[0])
+        for name, value in self.settings.items():
+            text = text.replace(f"{{{name}}}", write(name, value))
+        return one_line(text)
+
+
+def in_python(name: str, value: object) -> str:
+    """Return a setting as Python writes it, with the value to give it where there is one (...: any)."""
+    return name if value is None else f"{name}={'…' if value is ... else repr(value)}"
 
 
 class DamagedRecord(InputError):

@@ -1,15 +1,17 @@
 """Help by task, examples that parse, and what a mistyped word may have meant."""
 
 import os
+import pickle
 import shlex
 import subprocess
 import sys
 
 import pytest
 
+from sparsepipe import InputError
 from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
-from sparsepipe.cli.command import EXAMPLES, FIRST_STEPS, TASKS, WORDS, as_options, parser
+from sparsepipe.cli.command import EXAMPLES, FIRST_STEPS, TASKS, WORDS, as_option, parser
 
 
 def said(*words, capsys):
@@ -83,29 +85,29 @@ def test_a_shell_completes_verbs_options_and_choices(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("verb", "text", "told"),
+    ("verb", "name", "value", "told"),
     [
-        ("profile", "shapes: give voxel_size, such as 0.05", "shapes: give --voxel-size, such as 0.05"),
-        ("plan", "use planner='optimal'; or use_fewer_machines=True", "use --planner optimal; or --use-fewer-machines"),
-        ("run", "x is 2 (give profile=… and cluster=…)", "x is 2 (give --profile [TYPE=]FILE and --cluster FILE)"),
-        ("run", "choose a multiple for num_microbatches", "choose a multiple for plan --num-microbatches"),
-        ("run", "slow:rank=1, or seed=NUMBER; outer_learning_rate", "slow:rank=1, or seed=NUMBER; outer_learning_rate"),
-        ("run", "momentum is 2.0, expected a number", "--momentum is 2.0, expected a number"),
-        ("run", "rank is 2, expected a number", "rank is 2, expected a number"),
-        ("reproduce", "expected one of voxel_size, batch_size", "expected one of voxel_size, batch_size"),
-        ("run", "`make voxel_size` of my_voxel_size/run_dir", "`make voxel_size` of my_voxel_size/run_dir"),
-        ("runs show", "planner='optimal'", "planner='optimal'"),
+        ("profile", "voxel_size", None, "--voxel-size"),
+        ("plan", "planner", "optimal", "--planner optimal"),
+        ("plan", "use_fewer_machines", True, "--use-fewer-machines"),
+        ("run", "profile", ..., "--profile [TYPE=]FILE"),
+        ("run", "num_microbatches", None, "plan --num-microbatches"),
+        ("run", "stragglers", None, "--straggler"),
+        ("runs show", "planner", "optimal", "planner='optimal'"),
+        ("reproduce", "voxel_size", None, "voxel_size"),
     ],
 )
-def test_parameters_are_told_as_options_of_the_verb(verb, text, told):
+def test_settings_are_told_as_options_of_the_verb(verb, name, value, told):
     """`plan` said period_at_most, `profile` to give voxel_size: names of Python, which no command line takes."""
-    assert as_options(text, verb, parser().verbs) == told
+    assert as_option(name, value, verb, parser().verbs) == told
 
 
-def test_what_is_said_of_a_files_content_keeps_its_names(tmp_path):
-    path = tmp_path / "conf.json"
-    path.write_text("{}")
-    assert as_options(f"{path}: batch_size is 0", "run", parser().verbs) == f"{path}: batch_size is 0"
+def test_an_error_writes_its_settings_alone():
+    """Whatever else looks like one: a path of the user's, the name in a file."""
+    error = InputError("my_voxel_size/{x}: {voxel_size}", setting="voxel_size")
+    assert str(error) == "my_voxel_size/{x}: voxel_size"
+    assert error.written(lambda name, _: f"--{name}") == "my_voxel_size/{x}: --voxel_size"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_the_number_of_points_may_be_all() -> None:

@@ -3,22 +3,16 @@
 from dataclasses import fields
 from inspect import getdoc, signature
 
+from scripts.settings import PAGE, page
 from sparsepipe import SCHEDULES, Cluster, DeviceType, Link, Node, RunConfig, launch, partition, profile_model
-from sparsepipe.data.minibatch_sizes import LAST_MINIBATCH
 from sparsepipe.dynamics.variants import VARIANTS
 from sparsepipe.engines import ENGINES
+from sparsepipe.io.settings import rows
 from sparsepipe.launchers import LAUNCHERS
 from sparsepipe.launchers import launch as launch_alone
 from sparsepipe.planners import PLANNERS
 from sparsepipe.replication import RULES
-from sparsepipe.runtime.config import (
-    BALANCES,
-    COMPRESSIONS,
-    DEVICES,
-    LEARNING_RATE_SCHEDULES,
-    OPTIMIZERS,
-    PRECISIONS,
-)
+from sparsepipe.runtime.config import DEVICES
 from sparsepipe.stragglers import KINDS
 
 
@@ -48,12 +42,16 @@ def test_launch_lists_every_keyword_of_every_launcher_and_its_choices():
 
 def test_settings_and_profiles_say_units_and_choices():
     told = getdoc(RunConfig)
-    for choices in (OPTIMIZERS, LEARNING_RATE_SCHEDULES, PRECISIONS, COMPRESSIONS, BALANCES, DEVICES, LAST_MINIBATCH):
-        assert all(f'"{name}"' in told for name in choices), choices
-    assert "longest side" in told and "samples per minibatch" in told and "`timeout_seconds` seconds" in told
+    for name, row in rows(RunConfig).items():
+        assert f"- `{name}`: " in told and f"; {row.kind}" in " ".join(told.split()), name
+    assert "longest side" in told and "samples per minibatch" in told and "in seconds" in told
     of_profiles = getdoc(profile_model)
     assert "longest side" in of_profiles
     for text in (told, of_profiles):
         assert all(f'"{name}"' in text for name in (*ENGINES, *DEVICES))
     for name in signature(profile_model).parameters:
         assert f"`{name}" in of_profiles or name in ("seed", "loss_args", "progress"), name
+
+
+def test_the_page_of_settings_is_that_of_their_tables():
+    assert PAGE.read_text() == page(), "python scripts/settings.py"

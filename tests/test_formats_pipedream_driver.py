@@ -14,7 +14,6 @@ from test_parsers_fuzzed import damaged, edits, read_or_refused, write
 from sparsepipe import InputError, RunConfig, RunRecord
 from sparsepipe.data import make_shapes
 from sparsepipe.formats.pipedream_driver import DriverFile
-from sparsepipe.runtime.training_state.learning_rate import LearningRate
 
 DRIVER = """\
 'log_directory': 'output'
@@ -102,7 +101,7 @@ def test_learning_rates_are_pipedreams_at_the_beginning_of_each_epoch(tmp_path, 
         "exponential_decay": lambda epoch: 0.02 * 0.97 ** (epoch / 60),
     }[policy]
     for epoch in (0, 1, 29, 30, 59):
-        ours = LearningRate.of(config).at(10 * epoch, epoch_minibatches=10, total_minibatches=600)
+        ours = config.rate.at(10 * epoch, epoch_minibatches=10, total_minibatches=600)
         assert ours == pytest.approx(theirs(epoch))
 
 

@@ -1,11 +1,14 @@
 """Options as they are typed: split, understood, made a value of, written again."""
 
+from argparse import ArgumentParser
 from dataclasses import dataclass
 
 import pytest
 
+from sparsepipe.cli.options import setting_options
 from sparsepipe.errors import InputError
 from sparsepipe.io.options import option_values, split_options, typed, with_options, written_options
+from sparsepipe.io.settings import Choice, Flag, Number, Settings, WholeNumber, listed, rows, setting
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,25 @@ def test_what_is_no_option_is_refused_in_one_line(given, complaint):
     with pytest.raises(InputError) as caught:
         read(given)
     assert complaint in str(caught.value) and "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True, repr=False)
+class Warmup(Settings):
+    minibatches: int = setting(0, WholeNumber(0), "minibatches of the warm-up")
+    scale: float | None = setting(None, Number(0, 1), "first factor", unit="F")
+    shape: str = setting("linear", Choice(("linear", "cosine")), "curve")
+    restart: bool = setting(True, Flag(), "warm-up after a restart")
+
+
+def test_a_row_is_all_that_a_new_setting_needs():
+    parser = ArgumentParser()
+    setting_options(parser, rows(Warmup).values())
+    told = parser.format_help()
+    assert "--scale F" in told and "--shape {linear,cosine}" in told and "--no-restart" in told
+    given = parser.parse_args(["--scale", "0.5", "--minibatches", "1e2", "--no-restart"])
+    asked = Warmup(**{name: value for name, value in vars(given).items() if value is not None})
+    assert asked == Warmup(100, 0.5, restart=False)
+    with pytest.raises(InputError) as caught:
+        Warmup(shape="square")
+    assert caught.value.settings == {"shape": None}
+    assert listed(Warmup).count("    - `") == 4

@@ -138,9 +138,9 @@ def test_stages_of_one_layer_leave_nothing_to_choose():
 @pytest.mark.parametrize(
     ("count", "given", "told"),
     [
-        (2, {"top_k": 0}, "top_k 0"),
+        (2, {"top_k": 0}, "top_k is 0"),
         (2, {"sizes": (8, 29)}, r"sizes \[8, 29\]: expected layers of each stage"),
-        (2, {"sizes": (38, 0)}, "1 or more each"),
+        (2, {"sizes": (38, 0)}, "a whole number of at least 1"),
         (2, {"sizes": (8, 10, 20)}, "in 2 stages at most"),
         (11, {}, "dynpipe: 11 stages"),
     ],

@@ -287,7 +287,7 @@ def test_the_plan_file_keeps_the_latency(tmp_path):
     [
         ({"objective": "speed"}, "expected one of period, latency"),
         ({"period_at_most": 1.0}, "goes with objective 'latency'"),
-        ({"objective": "latency", "period_at_most": 0.0}, "expected seconds above 0"),
+        ({"objective": "latency", "period_at_most": 0.0}, "expected a number above 0"),
         ({"objective": "latency", "rescore": 3}, "rescore means nothing"),
         ({"objective": "latency", "recompute": True}, "leave it out"),
         ({"objective": "latency", "planner": "pipedream"}, "optimal has"),

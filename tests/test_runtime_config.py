@@ -12,7 +12,6 @@ from sparsepipe.data.augmentation import AUGMENTATIONS
 from sparsepipe.data.examples.images import dataset as images
 from sparsepipe.data.recipe import FEATURES
 from sparsepipe.runtime import DataConfig, OptimizerConfig, ProcessConfig, RunConfig
-from sparsepipe.runtime import config as known
 from sparsepipe.runtime.config import PARTS
 
 
@@ -30,9 +29,9 @@ def test_settings_are_read_as_they_were_written() -> None:
         ({"learning_rate": float("nan")}, "learning_rate is nan, expected a number"),
         ({"momentum": 1.5}, "momentum is 1.5, expected a number from 0 to 1"),
         ({"voxel_size": 0}, "voxel_size is 0, expected a number above 0"),
-        ({"optimizer": "sdg"}, "optimizer is 'sdg', expected one of sgd, adam, adamw, lamb"),
+        ({"optimizer": "sdg"}, r"optimizer is 'sdg': did you mean 'sgd'\?"),
         ({"device": "tpu"}, "device 'tpu' given, expected cpu or cuda"),
-        ({"balance": "size"}, "balance is 'size', expected one of None, voxels, classes"),
+        ({"balance": "size"}, "balance is 'size', expected one of voxels, classes"),
         ({"balance": "voxels", "shuffle": False}, "balanced by voxels are shuffled: leave out balance, or shuffle"),
         ({"seed": True}, "seed is True"),
         ({"seed": 2**65}, "seed is 36893488147419103232, expected a whole number from 0 to 18446744073709551616"),
@@ -50,20 +49,20 @@ def test_settings_are_read_as_they_were_written() -> None:
         ({"engine": None}, "engine is None, expected text such as 'auto'"),
         ({"device": 3}, "device is 3, expected text such as 'cpu'"),
         ({"optimizer": []}, r"optimizer is \[\], expected one of sgd"),
-        ({"features": 5}, "features are 5, expected a tuple of names"),
-        ({"features": [1]}, r"features are \(1,\), expected a tuple of names"),
-        ({"features": ["ocupancy"]}, r"features are ocupancy: no 'ocupancy', did you mean 'occupancy'\?"),
-        ({"loss_args": "{"}, "loss_args '{': no JSON .*expected such as '{\"label_smoothing\": 0.1}'"),
-        ({"model_args": "3"}, "model_args '3': expected a JSON object, such as '{\"width\": 64}'"),
-        ({"data_args": 3}, "data_args is 3, expected text such as '{\"image_size\": 64}', a JSON object"),
+        ({"features": 5}, "features is 5, expected a tuple such as"),
+        ({"features": [1]}, "features is 1, expected one of occupancy"),
+        ({"features": ["ocupancy"]}, r"features is 'ocupancy': did you mean 'occupancy'\?"),
+        ({"loss_args": "{"}, "loss_args is '{': no JSON .*expected such as '{\"label_smoothing\": 0.1}'"),
+        ({"model_args": "3"}, "model_args is '3': expected a JSON object, such as '{\"width\": 64}'"),
+        ({"data_args": 3}, "data_args is 3, expected a JSON object such as '{\"image_size\": 64}'"),
         ({"loss": "tokens_"}, r"loss is 'tokens_': did you mean 'tokens'\?, or one's own as path/loss.py:function"),
         (
             {"loss": "xyzzy"},
-            "loss is 'xyzzy': expected some of classes, masked-words, output, tokens, voxels, or one's",
+            "loss is 'xyzzy', expected one of classes, voxels, tokens, masked-words, output, or one's",
         ),
-        ({"loss": 3}, "loss is 3, expected text such as 'classes'"),
+        ({"loss": 3}, "loss is 3, expected one of classes"),
         ({"augmentation": "shape"}, r"augmentation is 'shape': did you mean 'shapes'\?"),
-        ({"augmentation": "net.py:f"}, "augmentation is 'net.py:f': expected some of resized-crop"),
+        ({"augmentation": "net.py:f"}, "augmentation is 'net.py:f', expected one of shapes"),
         ({"learning_rte": 1}, r"unknown setting 'learning_rte' of a run: did you mean 'learning_rate'\?"),
         ({"xyzzy": 1}, "unknown setting 'xyzzy' of a run: expected some of asynchronous_checkpoints, augmentation, "),
     ],
@@ -163,9 +162,11 @@ def test_a_part_is_checked_on_its_own(part: type, setting: dict, message: str) -
 
 
 def test_settings_know_every_loss_augmentation_and_feature() -> None:
-    assert set(known.LOSSES) == set(losses.LOSSES)
-    assert set(known.AUGMENTATIONS) == {*AUGMENTATIONS, *images.AUGMENTATIONS}
-    assert set(known.FEATURES) == set(FEATURES)
+    for name in losses.LOSSES:
+        assert RunConfig("minkvgg11bn", "x", loss=name).loss == name
+    for name in (*AUGMENTATIONS, *images.AUGMENTATIONS):
+        assert RunConfig("minkvgg11bn", "x", augmentation=name).augmentation == name
+    assert RunConfig("minkvgg11bn", "x", features=tuple(FEATURES)).features == tuple(FEATURES)
     own = RunConfig("minkvgg11bn", "x", loss="path/loss.py:function", augmentation=None)
     assert own.loss == "path/loss.py:function" and RunConfig("minkvgg11bn", "x").loss is None
 

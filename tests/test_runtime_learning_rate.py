@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe.runtime.config import LEARNING_RATE_SCHEDULES
+from sparsepipe.runtime.config import OptimizerConfig
 from sparsepipe.runtime.training_state.learning_rate import LR_SCHEDULES, LearningRate
 
 
@@ -26,5 +26,7 @@ def test_rates_are_their_formulas(rate: LearningRate, expected: dict[int, float]
     assert {m: _at(rate, m) for m in expected} == pytest.approx(expected)
 
 
-def test_settings_know_every_schedule() -> None:
-    assert set(LEARNING_RATE_SCHEDULES) == set(LR_SCHEDULES)
+def test_settings_take_every_schedule() -> None:
+    for name in LR_SCHEDULES:
+        rate = OptimizerConfig(learning_rate=2.0, learning_rate_schedule=name, warmup_minibatches=4).rate
+        assert rate == LearningRate(2.0, name, 4)

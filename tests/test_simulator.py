@@ -26,7 +26,7 @@ from sparsepipe import (
     partition,
     simulate,
 )
-from sparsepipe.cli.plan_table import side_by_side
+from sparsepipe.cli.plan_verbs import side_by_side
 from sparsepipe.forecast import forecast
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.planners import Problem, estimate

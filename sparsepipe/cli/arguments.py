@@ -3,31 +3,36 @@
 Choices are read from the library's own tables, none of which brings torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from ..data.labels import TASKS
-from ..io.fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
+from ..io.fields import MOST_MINIBATCHES
 from ..io.paths import expanded
-from ..planners import PLANNERS
-from ..planners.exact.optimal import COST_MODELS, OBJECTIVES
-from ..runtime.config import DEVICES
-from ..schedule_rules import SCHEDULE_RULES
-from ..simulator import RESTART_SECONDS
+from ..io.settings import Setting, rows
+from ..launchers import LAUNCHERS, LOCAL, SLURM
+from ..planners import PLANNERS, PlanSettings, planners_with
+from ..runtime.config import DEVICES, PARTS, ProfileConfig
+from ..simulator import SimulationSettings
 from ..sweeps import RATIOS
-from . import interference_arguments, run_options
-from .argument_types import chrome_file, cluster_file, count, counts, names, positive, whole
-from .shared_options import (
+from . import interference_verbs
+from .options import (
     Parser,
+    chrome_file,
+    cluster_file,
+    count,
     log_option,
     machine_options,
-    minibatches_option,
-    model_options,
-    num_points_option,
+    of_run,
     plan_argument,
+    positive,
+    ray_address_option,
     replan_option,
     replication_option,
+    run_dir_option,
+    setting_options,
     stragglers_option,
+    whole,
 )
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -52,25 +57,14 @@ def _data_make(verb: Parser) -> None:
 
 def _data_info(verb: Parser) -> None:
     verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
-    _options_of_examples(verb)
-    verb.add_argument("--voxel-size", type=positive, metavar="S", help="edge of the voxels counted (default: 0.05)")
+    setting_options(verb, of_run("data_args", "voxel_size"), defaults={"voxel_size": "0.05"})
 
 
 def _data_check(verb: Parser) -> None:
     verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
-    _options_of_examples(verb)
-    verb.add_argument("--voxel-size", type=positive, metavar="S", help="edge of the voxels counted (default: 0.05)")
-    num_points_option(verb)
-    verb.add_argument("--task", choices=TASKS, help="what would be learned (default: all that can be)")
-    verb.add_argument("--features", type=names, metavar="F,…", help="of each voxel, as in `run` (default: occupancy)")
+    settings = of_run("data_args", "voxel_size", "num_points", "task", "features")
+    setting_options(verb, settings, defaults={"voxel_size": "0.05", "task": "all that can be"})
     verb.add_argument("--engine", choices=("native", "minkowski"), help="that is to hold the voxels (default: native)")
-
-
-def _options_of_examples(verb: Parser) -> None:
-    verb.add_argument("--data-args", metavar="JSON", help="options of a data set of images or texts, or of a function")
-
-
-# --- models -------------------------------------------------------------------------------------------------------
 
 
 def _models(verb: Parser) -> None:
@@ -83,16 +77,9 @@ def _models(verb: Parser) -> None:
 
 
 def _profile(verb: Parser) -> None:
-    model_options(verb)
-    verb.add_argument("--device-type", default=None, metavar="NAME", help="name of the device type measured")
-    verb.add_argument(
-        "--repeats",
-        type=whole(1, 1000),
-        help="timed passes (default: 5; up to 30 of short steps, or until the layers add up to a step)",
-    )
-    verb.add_argument(
-        "--beside", type=count, metavar="N", help="with N processes at the same work, as other workers will be"
-    )
+    shared = ("model", "model_args", "data", "data_args", "loss", "loss_args", "voxel_size", "batch_size", "num_points")
+    settings = [*of_run(*shared, "engine", "device", "threads", "seed"), *rows(ProfileConfig).values()]
+    setting_options(verb, settings, defaults={"voxel_size": "", "batch_size": "", "threads": "1"})
     verb.add_argument(
         "--out",
         type=expanded,
@@ -104,58 +91,40 @@ def _profile(verb: Parser) -> None:
 
 def _plan(verb: Parser) -> None:
     machine_options(verb)
-    verb.add_argument(
-        "--planner",
-        action="append",
-        choices=tuple(PLANNERS),
-        help="repeat it to compare (default: optimal; model-parallel where a schedule needs several stages a device)",
-    )
-    verb.add_argument(
-        "--schedule",
-        choices=tuple(SCHEDULE_RULES),
-        help="the order of forwards and backwards (default: 1f1b)",
-    )
-    verb.add_argument(
-        "--num-microbatches", type=whole(1, 4 * MOST_LIKE_DEVICES), help="minibatches of one step of a flush schedule"
-    )
-    verb.add_argument("--recompute", action="store_true", help="run forwards again before backwards, to save memory")
+    planner, *others = rows(PlanSettings).values()
+    setting_options(verb, [planner], repeated=True)
+    setting_options(verb, others)
     verb.add_argument(
         "--pipelines", type=count, metavar="P", help="split the devices into P pipelines that train most together"
     )
     replication_option(verb)
-    planner_options(verb)
+    setting_options(verb.add_argument_group("settings of planners"), of_planners())
     verb.add_argument("--out", type=expanded, metavar="PLAN.json", help="where to write the (first) plan")
+
+
+def of_planners() -> Iterator[Setting]:
+    """Yield the settings of all planners once, each with the planners that have it."""
+    for name, row in {name: row for kind in PLANNERS.values() for name, row in rows(kind).items()}.items():
+        yield replace(row, help=f"{', '.join(planners_with(name))}: {row.help}")
 
 
 def _simulate(verb: Parser) -> None:
     plan_argument(verb)
     machine_options(verb)
-    minibatches_option(verb, "to simulate")
     replication_option(verb)
     stragglers_option(verb)
     replan_option(verb)
-    verb.add_argument(
-        "--epoch-minibatches",
-        type=count,
-        metavar="N",
-        help="of an epoch: for --replan epoch (default: a tenth); beside a kill, to go on from the end "
-        "of the last one (default: all are one)",
-    )
-    verb.add_argument("--seed", type=whole(0, 2**64), help="of what a rule of several pipelines draws (default: 0)")
-    verb.add_argument(
-        "--restart-seconds",
-        type=positive,
-        metavar="S",
-        help=f"from a kill until its pipeline trains again (default: {RESTART_SECONDS:g})",
-    )
+    setting_options(verb, rows(SimulationSettings).values())
+    verb.set_defaults(minibatches=SimulationSettings.minibatches)
     verb.add_argument("--trace", type=chrome_file, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
 
 def _sweep(verb: Parser) -> None:
     machine_options(verb)
-    for name, known in (("planner", PLANNERS), ("schedule", SCHEDULE_RULES), ("compression", RATIOS)):
-        told = "repeatable (default: none)" if known is RATIOS else "repeatable (default: three)"
-        verb.add_argument(f"--{name}", action="append", choices=tuple(known), metavar="NAME", help=told)
+    swept = [rows(PlanSettings)[name] for name in ("planner", "schedule")]
+    setting_options(verb, swept, repeated=True, defaults=dict.fromkeys(("planner", "schedule"), "three"))
+    told = "encoding of what crosses boundaries; repeatable (default: none)"
+    verb.add_argument("--compression", action="append", choices=tuple(RATIOS), help=told)
     verb.add_argument(
         "--variant",
         action="append",
@@ -168,6 +137,91 @@ def _sweep(verb: Parser) -> None:
 
 
 # --- run, replay --------------------------------------------------------------------------------------------------
+
+
+def _run(verb: Parser) -> None:
+    verb.add_argument(
+        "plan",
+        type=expanded,
+        nargs="?",
+        metavar="PLAN",
+        help="a plan; a hybrid_conf.json with its gpus=N.txt beside it or a module for each layer of the model; or the "
+        "driver yml of PipeDream or SparsePipe, which names all else too",
+    )
+    verb.add_argument(
+        "--launcher",
+        choices=(*LAUNCHERS, SLURM),
+        help="ssh where --cluster has hosts beyond this one, else local; ray: nodes of Ray; slurm prints a script for "
+        "sbatch",
+    )
+    ray_address_option(verb)
+    verb.add_argument("--submit", action="store_true", help="with --launcher slurm: give the script to sbatch")
+    verb.add_argument(
+        "--cluster", type=cluster_file, metavar="FILE", help="the hosts to run on, in the order of the ranks"
+    )
+    verb.add_argument(
+        "--profile",
+        action="append",
+        metavar="[TYPE=]FILE",
+        help="of the model: the run says while it goes on which rank or link takes longer than that",
+    )
+    verb.add_argument(
+        "--port",
+        type=int,
+        help="meet on this loopback port instead of through a file; what listens there asks for no secret: any user of "
+        "this machine can reach it while the run is at work, so leave it out where others have accounts",
+    )
+    verb.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
+    log_option(verb)
+    replication_option(verb)
+    stragglers_option(verb)
+    replan_option(verb)
+    verb.add_argument(
+        "--predictor",
+        type=expanded,
+        metavar="FILE",
+        help="for --replan predicted (or epoch): of this machine, as interference measure --predictor writes it",
+    )
+    run_dir_option(verb)
+    verb.add_argument(
+        "--forward-only",
+        type=expanded,
+        metavar="CHECKPOINT",
+        help="train nothing: compute the outputs for the validation split with the weights of a checkpoint, or of the "
+        "newest of a run (its folder, or its name in runs/), and write predictions.npz; what is not given is as in "
+        "that run; of several pipelines the first computes them. Imports the Python files that the run's config.json "
+        "names as model, data or loss: of a run that somebody sent read them first",
+    )
+    verb.add_argument(
+        "--resume",
+        type=expanded,
+        metavar="RUN",
+        help="go on from the last checkpoint of this run: its folder, or its name in runs/. Imports the Python files "
+        "that its config.json names as model, data or loss, and connects to the hosts that its hosts.toml names: of a "
+        "run that somebody sent read these first",
+    )
+    for name, group in PARTS.items():
+        summary = (group.__doc__ or "").partition("\n")[0]
+        setting_options(verb.add_argument_group(f"settings of {name}", summary), rows(group).values())
+
+
+def _replay(verb: Parser) -> None:
+    plan_argument(verb)
+    machine_options(verb)
+    verb.add_argument(
+        "--launcher",
+        choices=tuple(LAUNCHERS),
+        default=LOCAL,
+        help="local (the default): on this machine, whatever hosts the cluster has; ssh: on them; ray: on nodes of Ray",
+    )
+    ray_address_option(verb)
+    setting_options(verb, [rows(SimulationSettings)["minibatches"]])
+    verb.set_defaults(minibatches=SimulationSettings.minibatches)
+    replication_option(verb)
+    stragglers_option(verb)
+    replan_option(verb)
+    setting_options(verb, of_run("encrypt", "max_restarts", "timeout_seconds"))
+    run_dir_option(verb)
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -238,9 +292,6 @@ def _cluster_measure(verb: Parser) -> None:
 def _runs_drift(verb: Parser) -> None:
     _one_run(verb)
     machine_options(verb)
-
-
-# --- traces -------------------------------------------------------------------------------------------------------
 
 
 def _one_trace(verb: Parser) -> None:
@@ -317,7 +368,7 @@ GROUPS = {
     "cluster": "show a cluster's file, check its hosts, measure its links and devices",
     "data": "list, fetch, make, inspect and check data sets",
     "runs": "list, show, compare, follow and end runs",
-    "interference": interference_arguments.SUMMARY,
+    "interference": interference_verbs.SUMMARY,
     "trace": "look at, replay and explain the trace of a run, or of a job that others ran",
 }
 # verb: (its summary, what adds its options); in the order of --help
@@ -332,8 +383,8 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "plan": ("choose stages, replicas and schedule", _plan),
     "simulate": ("predict the timeline of a plan", _simulate),
     "sweep": ("plan and simulate many combinations: throughput against memory, and the best edge", _sweep),
-    "run": ("train with a plan", run_options.run),
-    "replay": ("sleep through a plan with the real runtime, on a cluster that need not be here", run_options.replay),
+    "run": ("train with a plan", _run),
+    "replay": ("sleep through a plan with the real runtime, on a cluster that need not be here", _replay),
     "runs list": ("the runs in a folder", _runs_list),
     "runs show": ("one run", _one_run),
     "runs compare": ("runs side by side", _runs_compare),
@@ -356,55 +407,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "trace replay": ("simulate every step from its own durations and orders", _one_trace),
     "trace whatif": ("what a step would take without what is slow, and the culprit", _one_trace),
     "trace export": ("write a trace for Perfetto and Chrome, or as a page", _trace_export),
-    **interference_arguments.OPTIONS,
+    **interference_verbs.OPTIONS,
     "export": ("write a plan as PipeDream's files and as readable stage modules", _export),
     "reproduce": ("run the notebooks and export their figures", _reproduce),
 }
-
-
-def planner_options(verb: Parser) -> None:
-    """What `plan` takes for the planners that have it."""
-    verb.add_argument("--quick", action="store_true", help="optimal: a tenth of a second for any network, wider gaps")
-    verb.add_argument("--rescore", type=count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
-    verb.add_argument(
-        "--cost-model",
-        choices=COST_MODELS,
-        default="default",
-        help="optimal: published is SparsePipe's, without its faults; dnn-partitioning its graphs' (default: default)",
-    )
-    verb.add_argument(
-        "--objective",
-        choices=OBJECTIVES,
-        help="optimal: what is to be least: period (time per minibatch) or latency (of inference; default: period)",
-    )
-    verb.add_argument(
-        "--period-at-most", type=positive, metavar="S", help="with --objective latency: seconds from input to input"
-    )
-    verb.add_argument("--all-devices", action="store_true", help="leave no device unused")
-    verb.add_argument(
-        "--activation-compression-ratio",
-        type=positive,
-        metavar="R",
-        help="plan as if outputs crossed boundaries in 1/R of their bytes",
-    )
-    verb.add_argument(
-        "--stages-per-device",
-        type=count,
-        metavar="V",
-        help="model-parallel: interleave V stages on each device (default: as few as the schedule takes)",
-    )
-    verb.add_argument("--straight-pipeline", action="store_true", help="no replication")
-    verb.add_argument(
-        "--use-memory-constraint", action="store_true", help="the published planners: each device's memory is a limit"
-    )
-    verb.add_argument(
-        "--factor", type=float, choices=[2.0, 4.0], help="pipedream: of gradient averaging, 2 in SparsePipe's copy"
-    )
-    verb.add_argument(
-        "--sizes",
-        type=counts,
-        metavar="N,…",
-        help="dynpipe: layers of each stage now (default: as model-parallel cuts)",
-    )
-    verb.add_argument("--top-k", type=count, metavar="K", help="dynpipe: cuts looked at in each stage (default: 2)")
-    verb.add_argument("--use-fewer-machines", action="store_true", help="pipedream: machines may stay unused")

@@ -16,7 +16,7 @@ from ..display.numbers import as_measured, duration
 from ..formats.clusters import load_cluster, load_cluster_file
 from ..host.addresses import is_loopback
 from ..io.files import write_atomic
-from .argument_types import known_cluster
+from .options import known_cluster
 from .output import Answer, table
 
 

@@ -1,6 +1,6 @@
 """The entry point `main`: parse the arguments, run one verb, print its answer, and report errors in one line.
 
-The parser has verbs in groups. What the library says of its parameters is said of the command's options:
+The parser has verbs in groups. A setting that an error names is written as the option that has it:
 
 voxel_size                --voxel-size
 profile=…                 --profile [TYPE=]FILE
@@ -11,19 +11,17 @@ num_microbatches, in run  plan --num-microbatches: what the plan was made with
 import argparse
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from ..display.markup import one_line, visible
 from ..display.words import OF_PLANS, OF_RUNS
-from ..errors import DamagedRecord, InputError, RunFailed, missing_extra
+from ..errors import InputError, RunFailed, in_python, missing_extra
 from ..host.limits import limit_met
 from ..host.python_path import check_current_folder
 from ..io.keywords import meant
@@ -38,8 +36,8 @@ from . import (
     sweep_verb,
     trace_verbs,
 )
-from .argument_types import value
 from .arguments import GROUPS, OPTIONS
+from .options import value
 from .output import Answer, OutputLost, print_answer, progress_line, standard_streams
 
 # What one wants to do: the verbs for it. Those that are named nowhere come last, under "more".
@@ -237,53 +235,26 @@ def _examples(lines: Sequence[str]) -> str:
 
 
 _OF_PLANS, _PLAN = ("run", "replay", "simulate"), "plan"  # verbs that take a plan, and the one that makes it
-# Parameters that are options of another name.
+# Settings that are options of another name.
 _CALLED = {"stragglers": "straggler", "num_pipelines": "pipelines"}
-_VALUE = r"=(?P<value>'[^']*'|…|True|False)"
-_COMMAND = r"`[^`]*`"  # is one already
-_NAMED = re.compile(
-    rf"{_COMMAND}|(?<![\w./,:;'\"`-])(?:(?P<set>[a-z]\w*){_VALUE}|(?P<name>[a-z]+(?:_[a-z]+)+))(?![\w/'\"`(])"
-)
-_SETTING = re.compile(r"[a-z_]+(?= (?:is|are) )")  # what a message begins with that is of a setting
 
 Verbs = Mapping[str, argparse.ArgumentParser]
 
 
-def as_options(text: str, verb: str, verbs: Verbs) -> str:
-    """Return a message with the parameters that are options of the verb, or of `plan`, written as these.
+def as_option(name: str, value: Any, verb: str, verbs: Verbs) -> str:
+    """Return a setting as it is typed on the command line, with the value to give it where there is one.
 
-    What is said of a file's content has the file's own names: such a message begins with its path, and stays.
+    It is an option of the verb, or of `plan` where a plan has it; where neither has, it is written as in Python.
     """
-    if _is_of_a_file(text):
-        return text
-
-    def written(found: re.Match[str]) -> str:
-        name = found["set"] or found["name"]
-        return (_option(name, found["value"], verb, verbs) if name else None) or found[0]
-
-    if (found := _SETTING.match(text)) and (option := _option(found[0], None, verb, verbs)):
-        text = option + text[found.end() :]
-    return _NAMED.sub(written, text)
-
-
-def _is_of_a_file(text: str) -> bool:
-    with suppress(OSError, ValueError):  # no path at all
-        return Path(text.partition(": ")[0]).is_file()
-    return False
-
-
-def _option(name: str, value: str | None, verb: str, verbs: Verbs) -> str | None:
-    """An option as it is typed, with its value where one is said; None where the verb has none of that name."""
     flag = f"--{_CALLED.get(name, name).replace('_', '-')}"
-    asked = (verb, *([_PLAN] if verb in _OF_PLANS and "_" in name else []))
-    where = next((one for one in asked if flag in verbs[one]._option_string_actions), None)
-    if where is None:
-        return None
+    where = next((one for one in (verb, _PLAN) if flag in verbs[one]._option_string_actions), None)
+    if where is None or (where != verb and verb not in _OF_PLANS):
+        return in_python(name, value)
     action = verbs[where]._option_string_actions[flag]
     typed = flag if where == verb else f"{where} {flag}"
     if value is None or action.nargs == 0:
         return typed
-    return f"{typed} {(action.metavar or action.dest.upper()) if value == '…' else value.strip(chr(39))}"
+    return f"{typed} {action.metavar or action.dest.upper() if value is ... else value}"
 
 
 if TYPE_CHECKING:
@@ -318,9 +289,10 @@ def _run_verb(options: argparse.Namespace, verbs: Verbs, *, has_output: bool) ->
         print_answer(json.dumps(answer.document, indent=2) if options.json else visible(answer.text))
         if answer.fault:
             return _failed(one_line(answer.fault), 2)
-    except (InputError, RunFailed) as error:
-        text = str(error) if isinstance(error, DamagedRecord) else as_options(str(error), options.verb, verbs)
-        return _failed(text, 1 if isinstance(error, RunFailed) else 2)
+    except InputError as error:
+        return _failed(error.written(lambda name, value: as_option(name, value, options.verb, verbs)), 2)
+    except RunFailed as error:
+        return _failed(str(error), 1)
     except OutputLost as error:
         return _failed(f"{options.verb} is done, but its answer could not be written to standard output ({error})", 1)
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from ..display.markup import one_line
 from ..display.size_histogram import sizes_spread, spread_text
 from ..errors import InputError
 from ..io.fields import json_object
+from .options import given
 from .output import Answer, Progress, progress_line, table, warn
 from .without_effect import of_other_data
 
@@ -127,13 +128,13 @@ def _options_of_examples(options: argparse.Namespace) -> dict[str, Any]:
 
 def data_check(options: argparse.Namespace) -> Answer:
     progress = Progress()
-    given = _options_of_examples(options)
-    settings = {name: getattr(options, name) for name in ("task", "features", "num_points", "voxel_size", "engine")}
+    asked = _options_of_examples(options)
+    settings = given(options, ("task", "features", "num_points", "voxel_size", "engine"))
     warn(of_other_data(settings, options.path))
     if not is_examples(options.path):
-        given = {"voxel_size": _VOXEL_SIZE} | {name: value for name, value in settings.items() if value is not None}
+        asked = {"voxel_size": _VOXEL_SIZE} | settings
     try:
-        report = data.check(options.path, progress=progress.tell, **given)
+        report = data.check(options.path, progress=progress.tell, **asked)
     finally:
         progress.end()
     document = report.to_json()

@@ -1,4 +1,4 @@
-"""The verbs about interference: run, measure."""
+"""The verbs about interference, run and measure: what intrudes, where and for how long, and what is measured."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -6,10 +6,58 @@ from collections.abc import Callable, Mapping, Sequence
 from ..display.counting import number_of
 from ..display.markup import one_line
 from ..dynamics.interference.intruding import run_intruders
+from ..dynamics.interference.kinds import KINDS
 from ..dynamics.interference.measurements import Measurement
+from ..engines import ENGINES
 from ..errors import InputError
 from ..host.background_load import RUN_QUEUE_WAIT
+from ..io.fields import MOST
+from ..io.paths import expanded
+from ..io.settings import Number
+from ..runtime.config import DEVICES
+from .options import Parser, count, number, positive, several, whole
 from .output import Answer, Progress, cell, progress_line, table
+
+_VICTIMS = ("minkvgg11bn-narrow", "minkresnet14-narrow")
+_numbers = several(whole(0, 10**6))  # of processors or GPUs
+
+
+def _run_options(verb: Parser) -> None:
+    verb.add_argument("kind", choices=tuple(KINDS), metavar="KIND", help=", ".join(KINDS))
+    where = verb.add_mutually_exclusive_group(required=True)
+    where.add_argument("--cores", type=_numbers, metavar="K[,K]", help="processors to disturb, such as 0,1")
+    where.add_argument("--gpus", type=_numbers, metavar="K[,K]", help="or NVIDIA GPUs, as torch counts them")
+    after = number(Number(0, MOST))
+    verb.add_argument("--after", type=after, default=0.0, metavar="S", help="seconds to wait first (default: 0)")
+    verb.add_argument("--seconds", type=positive, default=60.0, metavar="S", help="how long it computes (default: 60)")
+    share = "of the processor's or GPU's time, at most (default: 1, all that it gets)"
+    verb.add_argument("--share", type=positive, default=1.0, metavar="S", help=share)
+
+
+def _measure_options(verb: Parser) -> None:
+    verb.add_argument(
+        "--out", type=expanded, required=True, metavar="ROWS.jsonl", help="one that is there is gone on with"
+    )
+    verb.add_argument(
+        "--predictor", type=expanded, metavar="FILE.json", help="learn from all of it, and write that here"
+    )
+    verb.add_argument(
+        "--victim", action="append", metavar="M", help=f"networks that are timed (default: {', '.join(_VICTIMS)})"
+    )
+    verb.add_argument("--data", default="digits", metavar="D", help="what they train on (default: digits)")
+    verb.add_argument("--batch-size", type=count, action="append", metavar="N", help="repeat it (default: 8 and 32)")
+    verb.add_argument("--voxel-size", type=positive, default=0.1, metavar="S", help="of a cloud (default: 0.1)")
+    verb.add_argument("--engine", choices=tuple(ENGINES), default="native", help="of sparse layers (default: native)")
+    verb.add_argument("--device", choices=DEVICES, help="of both (default: GPUs where torch sees any, else the CPU)")
+    verb.add_argument(
+        "--intruder", action="append", choices=tuple(KINDS), metavar="KIND", help=f"{', '.join(KINDS)} (default: all)"
+    )
+    verb.add_argument(
+        "--together", type=whole(1, len(KINDS)), default=3, metavar="N", help="intruders at once, at most (default: 3)"
+    )
+    verb.add_argument("--seconds", type=positive, default=2.0, metavar="S", help="of each measurement (default: 2)")
+    verb.add_argument("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of all of it (default: 0)")
+    verb.set_defaults(victims=_VICTIMS, batch_sizes=(8, 32))
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -25,7 +73,6 @@ def run(options: argparse.Namespace) -> Answer:
 
 def measure(options: argparse.Namespace) -> Answer:
     """Measure what is not in the file yet; with --predictor learn from all of it."""
-    from ..dynamics.interference.kinds import KINDS
     from ..dynamics.interference.measuring import machine_name
     from ..dynamics.interference.measuring import measure as measure_all
     from ..dynamics.interference.places import CPU, device_here
@@ -100,4 +147,9 @@ def _mean(values: Sequence[float]) -> float | None:
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "interference run": run,
     "interference measure": measure,
+}
+SUMMARY = "disturb a machine on purpose, and learn what that costs"
+OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
+    "interference run": ("compute on processors that others use, for demonstrations", _run_options),
+    "interference measure": ("time networks beside intruders, and learn to predict the slow-down", _measure_options),
 }

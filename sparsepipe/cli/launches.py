@@ -1,8 +1,9 @@
-"""What `run` and `replay` have in common: the plan's file, the launcher's options, a new folder, and the wait."""
+"""What verbs about runs have in common: the folder, the plan's file, launcher and checkpoint asked for, the wait."""
 
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,25 @@ from ..host.background_load import BackgroundLoad
 from ..io.paths import expanded
 from ..launchers import LOCAL, RAY
 from ..launchers.going_on import went_on
+from ..launchers.inference import run_of
 from ..record import RunRecord, load_warnings
+from ..runtime.config import CheckpointConfig, OptimizerConfig
 from ..sinks import Sink
 from ..workload_facts import workload_facts
-from .drift import DriftLines
-from .follow_run import RunFollower
+from .follow_run import DriftLines, RunFollower
 from .output import progress_line
-from .run_folders import RUNS
+
+RUNS = Path("runs")  # where runs are looked for by name
+
+
+def run_folder(given: Path) -> Path:
+    """Return the folder of a run that is named by it, or by its name in runs/; as it was given where there is none."""
+    named = RUNS / given  # of an absolute path that itself
+    return given if _is_run(given) or not _is_run(named) else named
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "plan.json").exists()
 
 
 def new_run_dir(model: str, parent: Path = RUNS) -> Path:
@@ -77,3 +90,38 @@ def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict
     for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
         progress_line(f"warning: {text}")
     return summary
+
+
+def check_forward_only(options: argparse.Namespace) -> None:
+    """Raise InputError for what the command line says of training beside --forward-only."""
+    names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation"]
+    names += ["balance", "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
+    names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
+    if given := [name for name in names if getattr(options, name) is not None]:
+        raise InputError(f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}")
+    if options.validate is False:
+        raise InputError("--forward-only computes outputs for the validation split: leave out --no-validation")
+
+
+def checkpoint_or_run(given: Path) -> Path:
+    """Return the folder that --forward-only names: of a checkpoint, or of a run, which its name in runs/ says, too."""
+    return given if _is_checkpoint(given) else run_folder(given)
+
+
+def trained_by(options: argparse.Namespace) -> RunRecord | None:
+    """Open the run whose checkpoint --forward-only names, None where that stands alone.
+
+    Raises InputError where there is none.
+    """
+    if not options.forward_only.exists():
+        told = "no such folder, expected a checkpoint's or a run's; `sparsepipe runs list` names the runs there are"
+        raise InputError(f"--forward-only {options.forward_only}: {told}")
+    folder = run_of(options.forward_only)
+    if not folder and not _is_checkpoint(options.forward_only):
+        told = "neither a run (no plan.json) nor a checkpoint (no manifest.json)"
+        raise InputError(f"--forward-only {one_line(options.forward_only)}: {told}")
+    return RunRecord.load(folder) if folder else None
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / "manifest.json").exists()

@@ -5,14 +5,14 @@ torch is imported only by `profile`, which computes with it, so that planning an
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..cluster import Cluster
 from ..data.describing import unread_files
 from ..display.counting import number_of
-from ..display.numbers import as_measured, duration, rate_text, scaled_bytes
+from ..display.numbers import as_measured, duration, duration_or_none, gap_text, rate_text, scaled_bytes
 from ..display.size_histogram import spread_text
 from ..errors import InputError
 from ..forecast import beyond_memory, forecast, peak_bytes
@@ -22,24 +22,35 @@ from ..formats.stage_modules import write_stage_modules
 from ..host.openmp import waiting
 from ..io.fields import json_object
 from ..io.files import write_json
+from ..io.settings import rows
 from ..models import is_table, network
-from ..plan import Plan
-from ..planners import DEFAULT, PLANNERS, comparable, partition, partition_pipelines, planner_for, planners_with
+from ..plan import Estimate, Plan
+from ..planners import (
+    DEFAULT,
+    PLANNERS,
+    PlanSettings,
+    comparable,
+    partition,
+    partition_pipelines,
+    planner_for,
+    planners_with,
+)
 from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
 from ..replication import parse_rule, rule_text
+from ..runtime.config import ProfileConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
 from ..sizes import Certainty
 from ..stragglers import Stragglers
 from ..trace import Trace
+from .arguments import of_planners
+from .options import given
 from .output import Answer, progress_line, warn
-from .plan_table import side_by_side, throughput
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
 from .without_effect import OF_MODULES, no_effect, of_other_data
 
-_SCHEDULE = "1f1b"  # where nobody says
 _CLASSES = 10  # of a network whose stages are written, where nobody says
 
 
@@ -59,11 +70,7 @@ def profile(options: argparse.Namespace) -> Answer:
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
     from ..profiler import profile_model
 
-    names = (
-        *("voxel_size", "num_points", "loss", "engine", "device", "device_type", "repeats"),
-        *("threads", "seed", "beside"),
-    )
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    names = ("voxel_size", "num_points", "loss", "engine", "device", "threads", "seed", *rows(ProfileConfig))
     found = profile_model(
         options.model,
         options.data,
@@ -72,7 +79,7 @@ def profile(options: argparse.Namespace) -> Answer:
         loss_args=json_object(options.loss_args, "--loss-args"),
         batch_size=options.batch_size,
         progress=progress_line,
-        **given,
+        **given(options, names),
     )
     found.save(options.out)
     warn_of(found)
@@ -103,12 +110,8 @@ def profile(options: argparse.Namespace) -> Answer:
 
 def plan(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options, warn=options.json)  # else the first plan's own text does
-    schedule = options.schedule or _SCHEDULE
-    settings = {
-        "schedule": schedule,
-        "num_microbatches": options.num_microbatches,
-        "recompute": options.recompute,
-    }
+    schedule = options.schedule or PlanSettings.schedule
+    settings = given(options, ("schedule", "num_microbatches", "recompute"))
     if options.num_microbatches is not None and not _takes_steps(schedule):
         known = ", ".join(name for name in SCHEDULE_RULES if _takes_steps(name))
         raise InputError(
@@ -127,8 +130,8 @@ def plan(options: argparse.Namespace) -> Answer:
             f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal"
         )
     plans = [
-        partition(found, cluster, planner=name, **settings, **given)
-        for name, given in _planner_options(options, _planners(options, schedule))
+        partition(found, cluster, planner=name, **settings, **own)
+        for name, own in _planner_options(options, _planners(options, schedule))
     ]
     if options.out:
         plans[0].save(options.out)
@@ -150,14 +153,12 @@ def plan(options: argparse.Namespace) -> Answer:
 
 
 def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:
-    names = _planners(options, settings["schedule"])
+    names = _planners(options, options.schedule or PlanSettings.schedule)
     if len(names) > 1:
         raise InputError(f"--pipelines with {len(names)} planners: expected one; plan with each by itself to compare")
-    ((name, given),) = _planner_options(options, names)
+    ((name, own),) = _planner_options(options, names)
     rule = parse_rule(options.replication) if options.replication else None
-    several = partition_pipelines(
-        found, cluster, options.pipelines, replication=rule, planner=name, **settings, **given
-    )
+    several = partition_pipelines(found, cluster, options.pipelines, replication=rule, planner=name, **settings, **own)
     if options.out:
         several.save(options.out)
     if options.json:
@@ -188,32 +189,16 @@ def _own_period(plan: Plan) -> str:
 
 def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """Give each planner those of the options that it knows. Raises InputError for one that none of them knows."""
-    given = {
-        "objective": options.objective,
-        "period_at_most": options.period_at_most,
-        "cost_model": None if options.cost_model == "default" else options.cost_model,
-        "all_devices": options.all_devices or None,
-        "activation_compression_ratio": options.activation_compression_ratio,
-        "straight_pipeline": options.straight_pipeline or None,
-        "use_fewer_machines": options.use_fewer_machines or None,
-        "rescore": options.rescore,
-        "quick": options.quick or None,
-        "factor": options.factor,
-        "stages_per_device": options.stages_per_device,
-        "use_memory_constraint": options.use_memory_constraint or None,
-        "sizes": options.sizes,
-        "top_k": options.top_k,
-    }
-    given = {key: value for key, value in given.items() if value is not None}
-    known = {name: {field.name for field in fields(PLANNERS[name])} for name in names}
-    for key in given:
+    asked = given(options, (row.name for row in of_planners()))
+    known = {name: rows(PLANNERS[name]) for name in names}
+    for key in asked:
         if not any(key in fields_ for fields_ in known.values()):
             having = " or ".join(planners_with(key))
             raise InputError(
                 f"--{key.replace('_', '-')} means nothing to planner {', '.join(names)}: leave it out, or give "
                 f"--planner {having}"
             )
-    return [(name, {key: value for key, value in given.items() if key in known[name]}) for name in names]
+    return [(name, {key: value for key, value in asked.items() if key in known[name]}) for name in names]
 
 
 def simulate(options: argparse.Namespace) -> Answer:
@@ -375,3 +360,66 @@ def _line(k: int, one: PipelinePace, counted: str) -> str:
 
 def _share(rate: float, whole: float) -> str:
     return f"{rate / whole:.1%}" if whole else "–"
+
+
+def _slowest(plan: Plan, estimate: Estimate) -> str:
+    """Which stage takes longest and with what; interleaved, the stages of the device that takes longest."""
+    found = [
+        (position, sum(estimate.stages[k].transfer_seconds for k in position.stages))
+        for position in plan.position_estimates
+    ]
+    slowest, transfers = max(found, key=lambda pair: max(pair[0].busy_seconds, pair[1]))
+    name = ", ".join(map(str, slowest.stages))
+    if transfers > slowest.busy_seconds:
+        return f"{name}: transfers"
+    return f"{name}: {'averaging' if slowest.averaging_seconds > slowest.compute_seconds else 'compute'}"
+
+
+Cell = Callable[[Plan, Estimate], str]
+ROWS: tuple[tuple[str, Cell], ...] = (
+    ("time per minibatch", lambda plan, e: duration_or_none(e.period_seconds)),
+    ("over one device", lambda plan, e: _times(e.single_device_seconds, e.period_seconds)),
+    ("over data parallelism", lambda plan, e: _times(e.data_parallel_seconds, e.period_seconds)),
+    ("lower bound", lambda plan, e: duration_or_none(e.lower_bound_seconds)),
+    ("gap to the bound", lambda plan, e: "–" if e.gap is None else gap_text(e.gap)),
+    ("stages", lambda plan, e: str(len(plan.stages))),
+    ("devices", lambda plan, e: str(len(plan.ranks))),
+    ("slowest stage", _slowest),
+    (
+        "fullest device",
+        lambda plan, e: scaled_bytes(max(position.memory_bytes for position in plan.position_estimates)),
+    ),
+    ("sent per minibatch", lambda plan, e: scaled_bytes(sum(stage.sent_bytes for stage in e.stages))),
+    ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
+    ("planning time", lambda plan, e: duration_or_none(e.plan_seconds)),
+)
+
+
+def throughput(rate: float, profile: Profile) -> str:
+    """Return a rate of minibatches in samples/s; as it is where the profile does not say how many samples one has."""
+    if profile.batch_size:
+        return rate_text(profile.batch_size * rate)
+    return rate_text(rate, "minibatches")
+
+
+def side_by_side(plans: Sequence[Plan], profile: Profile) -> str:
+    """Compare plans that have estimates of one cost model, as `planners.comparable` gives them."""
+
+    def pace(plan: Plan, estimate: Estimate) -> str:
+        return throughput(1 / estimate.period_seconds, profile) if estimate.period_seconds else "–"
+
+    rows: list[tuple[str, Cell]] = [ROWS[0], ("throughput", pace), *ROWS[1:]]
+    columns = [["", *(name for name, _ in rows)]]
+    for plan in plans:
+        assert plan.estimate is not None
+        columns.append([plan.planner, *(cell(plan, plan.estimate) for _, cell in rows)])
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))])
+        for cells in zip(*columns, strict=True)
+    ]
+    return "\n\n".join(["\n".join(lines), str(plans[0]), *(str(plans[0].diff(other)) for other in plans[1:])])
+
+
+def _times(before: float | None, after: float) -> str:
+    return f"{before / after:.2f} ×" if before and after else "–"

@@ -15,7 +15,7 @@ from ..io.fields import MOST_LIKE_DEVICES
 from ..io.files import read_json
 from ..plan import Plan
 from ..profile import Profile
-from .argument_types import known_cluster
+from .options import known_cluster
 from .output import progress_line, warn
 
 

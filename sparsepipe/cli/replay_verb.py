@@ -18,6 +18,7 @@ from ..runtime import RunConfig
 from ..simulator import simulate_pipelines
 from ..stragglers import Stragglers
 from .launches import check_launcher, new_run_dir, waited
+from .options import given
 from .output import Answer, progress_line
 from .profile_and_cluster import profile_and_cluster
 from .replanning import without_predictor
@@ -40,15 +41,13 @@ def replay(options: argparse.Namespace) -> Answer:
         engine="replay",
         batch_size=profile.batch_size or 1,
         minibatches=options.minibatches,
-        timeout_seconds=options.timeout_seconds or 300.0,
         stragglers=";".join(options.straggler) if options.straggler else None,
-        max_restarts=options.max_restarts or 0,
-        encrypt=bool(options.encrypt),
+        **given(options, ("timeout_seconds", "max_restarts", "encrypt")),
     )
     folder = options.run_dir or new_run_dir("replay")
-    given: dict[str, Any] = {"profile": profile, "cluster": cluster, "replication": options.replication}
-    given |= {"replan": options.replan, "tell": progress_line, "launcher": options.launcher}
-    given |= {"ray_address": options.ray_address} if options.ray_address else {}
+    where: dict[str, Any] = {"profile": profile, "cluster": cluster, "replication": options.replication}
+    where |= {"replan": options.replan, "tell": progress_line, "launcher": options.launcher}
+    where |= {"ray_address": options.ray_address} if options.ray_address else {}
     counts = profile.typical_sizes
     sizes = [counts[m % len(counts)] for m in range(options.minibatches)]
     stragglers = Stragglers.parse(config.stragglers or "")
@@ -56,14 +55,14 @@ def replay(options: argparse.Namespace) -> Answer:
         if options.replication:
             plan = replace(plan, replication=parse_rule(options.replication))
         together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)
-        summary = waited(launch(plan, config, run_dir=folder, **given))
+        summary = waited(launch(plan, config, run_dir=folder, **where))
         return _replayed(summary, config, expected=together.minibatches_per_second)
     if options.replan and (text := without_predictor(options.replan, "a replay")):
         progress_line(text)
     told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)
     if text := told.beyond_memory(cluster):
         progress_line(f"warning: {text}")
-    summary = waited(launch(plan, config, run_dir=folder, **given))
+    summary = waited(launch(plan, config, run_dir=folder, **where))
     return _replayed(summary, config, expected=told.minibatches_per_second)
 
 

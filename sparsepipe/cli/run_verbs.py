@@ -18,6 +18,7 @@ from ..formats.clusters import load_cluster
 from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
 from ..io.files import write_json
+from ..io.settings import rows
 from ..launchers import SLURM, attach, default_launcher
 from ..launchers.going_on import went_on
 from ..launchers.replan import check_running, replanned, request_replan
@@ -33,14 +34,21 @@ from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
-from .argument_types import known_cluster
-from .drift import drift_answer
-from .follow_run import Forgiving
-from .forward_only import check_forward_only, checkpoint_or_run, trained_by
-from .launches import check_launcher, follower_of, new_run_dir, waited
+from .follow_run import Forgiving, drift_answer
+from .launches import (
+    RUNS,
+    check_forward_only,
+    check_launcher,
+    checkpoint_or_run,
+    follower_of,
+    new_run_dir,
+    run_folder,
+    trained_by,
+    waited,
+)
+from .options import given, known_cluster
 from .output import Answer, cell, column_cells, progress_line, table, warn
 from .profile_and_cluster import check_machines, profile_and_cluster
-from .run_folders import RUNS, run_folder
 from .run_text import column_name, latency_text, run_cell, run_lines, summary_text
 from .without_effect import without_effect
 
@@ -173,15 +181,14 @@ def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None
 
     Raises InputError for a setting outside its range.
     """
-    named = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
-    given = {name: value for name, value in named.items() if value is not None}
+    asked = given(options, rows(RunConfig))
     if options.straggler:
-        given["stragglers"] = ";".join(options.straggler)
+        asked["stragglers"] = ";".join(options.straggler)
     if before is None:
-        return RunConfig(**given)
-    if "epochs" in given:  # minibatches of before would end the run whatever is asked for now
-        given = {"minibatches": None} | given
-    return RunConfig.from_json({**before, **given})
+        return RunConfig(**asked)
+    if "epochs" in asked:  # minibatches of before would end the run whatever is asked for now
+        asked = {"minibatches": None} | asked
+    return RunConfig.from_json({**before, **asked})
 
 
 def runs_list(options: argparse.Namespace) -> Answer:

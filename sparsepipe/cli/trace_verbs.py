@@ -12,8 +12,8 @@ from ..record import RunRecord, load_trace
 from ..replaying import replay, what_if
 from ..replaying.words import first_rows
 from ..trace import Trace
+from .launches import run_folder
 from .output import Answer, cell
-from .run_folders import run_folder
 
 _ALL_IN = "--json has all"
 

@@ -159,6 +159,7 @@ def _as_tuple(value: object) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, (list, tuple)) else value
 
 
+OF_IMAGES = ("resized-crop", "shift", "shift-flip")  # examples/images/dataset.py has what they do
 AUGMENTATIONS = {  # by name: what is usual for objects and for scans, and for objects on a dense grid
     "shapes": Augmentation(rotation=180, scale=(0.8, 1.25), jitter=0.005, dropout=0.3),
     "scans": Augmentation(rotation=180, tilt=3, scale=(0.9, 1.1), dropout=0.2, elastic=((0.2, 0.4), (0.8, 1.6))),

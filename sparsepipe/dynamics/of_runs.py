@@ -118,7 +118,8 @@ def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | No
     if profile is None and not kept[0].exists() or cluster is None and not kept[1].exists():
         raise InputError(
             f"{record.folder}: does not say which profile and cluster it is held against, as a run launched without "
-            "them; give profile=… and cluster=…"
+            "them; give {profile} and {cluster}",
+            setting={"profile": ..., "cluster": ...},
         )
     return profile or Profile.load(kept[0]), cluster or Cluster.load(kept[1])
 

@@ -32,7 +32,8 @@ def check_predictor(
         if asked.needs_predictor and needed:
             raise InputError(
                 f"replan {replan}: needs a predictor of this machine; make one with `sparsepipe interference measure "
-                "--predictor FILE`, and give predictor=…"
+                "--predictor FILE`, and give {predictor}",
+                setting={"predictor": ...},
             )
         return
     if not asked.asks_predictor:

@@ -14,7 +14,8 @@ from ..workload_facts import workload_facts
 def inference_config(config: RunConfig) -> RunConfig:
     """Return the settings of a run of forwards alone. Raises InputError for an engine that computes no outputs."""
     if not workload_facts(config.engine).trains:
-        raise InputError(f"engine {config.engine!r} computes nothing, so there are no outputs; leave out forward_only")
+        text = f"engine {config.engine!r} computes nothing, so there are no outputs; leave out {{forward_only}}"
+        raise InputError(text, setting="forward_only")
     return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None)
 
 

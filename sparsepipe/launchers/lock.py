@@ -16,7 +16,7 @@ from ..host.file_locks import lock_file
 
 LOCK = Path("logs", ".lock")
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a folder of others may have a link or a pipe in its place
-_REMEDY = "choose a run_dir on another disk"
+_REMEDY = "choose a run folder on another disk"
 _TO_LOOK = 0.5  # seconds that whoever looks whether it is held may have it, on a busy machine
 
 
@@ -30,7 +30,8 @@ def hold(folder: Path) -> int:
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
     except OSError as error:
-        raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir") from None
+        text = f"{folder}: cannot hold a run ({error.strerror}); choose another {{run_dir}}"
+        raise InputError(text, setting="run_dir") from None
     path = folder / LOCK
     try:
         locked = _locks(lock, path) or (guard_of(folder) is None and _locks(lock, path, seconds=_TO_LOOK))
@@ -43,8 +44,9 @@ def hold(folder: Path) -> int:
         return lock
     os.close(lock)
     if guard_of(folder) is None and (who := held_by(folder)):
-        raise InputError(f"{folder}: {who}; end that process, or choose another run_dir")
-    raise InputError(f"{folder}: this run is still running; cancel it first, or choose another run_dir")
+        raise InputError(f"{folder}: {who}; end that process, or choose another {{run_dir}}", setting="run_dir")
+    text = f"{folder}: this run is still running; cancel it first, or choose another {{run_dir}}"
+    raise InputError(text, setting="run_dir")
 
 
 def is_held(folder: Path) -> bool:

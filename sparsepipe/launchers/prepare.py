@@ -52,7 +52,8 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
     Raises InputError for what one machine alone takes.
     """
     if port is not None:
-        raise InputError("a port goes with launcher='local': hosts choose theirs by themselves; leave it out")
+        text = "a port goes with {launcher}: hosts choose theirs by themselves; leave it out"
+        raise InputError(text, setting={"launcher": "local"})
     count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not plan.members and not set(plan.ranks) <= set(range(count)):
         raise InputError(
@@ -83,7 +84,8 @@ def prepare(
     """
     if forward_only is not None:
         if resume:
-            raise InputError("forward_only computes outputs anew: leave out resume, or forward_only")
+            text = "{forward_only} computes outputs anew: leave out {resume}, or {forward_only}"
+            raise InputError(text, setting={"forward_only": None, "resume": None})
         config = inference_config(config)
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
@@ -312,7 +314,8 @@ def check_name(folder: Path) -> None:
     try:
         os.fsencode(folder).decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"{ascii(str(folder))}: a name that is not UTF-8; choose another run_dir") from None
+        text = f"{ascii(str(folder))}: a name that is not UTF-8; choose another {{run_dir}}"
+        raise InputError(text, setting="run_dir") from None
 
 
 def _keep_old(folder: Path, name: str) -> None:

@@ -12,7 +12,6 @@ from ..io.files import write_json
 from ..runtime.config import RunConfig
 from ..runtime.pipelines.resuming import RESUME, has_rows_of, keep_nothing
 from ..runtime.training_state.checkpoint import Checkpoint, latest, newest_first
-from ..runtime.training_state.learning_rate import LearningRate
 
 
 def check_end(found: Checkpoint, config: RunConfig) -> None:
@@ -100,7 +99,7 @@ def epoch_minibatches(found: Checkpoint) -> int | None:
 def _rate_told(done: int, per_epoch: int, before: RunConfig, config: RunConfig) -> Iterator[str]:
     """Yield a line where the new settings give another learning rate for the next minibatch than the old ones."""
     totals = [own.total_minibatches(per_epoch) for own in (before, config)]
-    rates = [LearningRate.of(own) for own in (before, config)]
+    rates = [own.rate for own in (before, config)]
     expected, next_rate = (
         rate.at(done, epoch_minibatches=per_epoch, total_minibatches=total)
         for rate, total in zip(rates, totals, strict=True)

@@ -1,34 +1,40 @@
 """Losses: what a network's output costs against its target, and what is reported of it. One family of losses a file.
 
-A new loss is a file here with a member of `Loss` (base.py) and a row in LOSSES.
+A new loss is a file here with a member of `Loss` (base.py), and a row in LOSSES and _HOMES. Names are known without
+torch: classes are imported when first asked for.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..functions import UserFunction, is_function
-from .base import Loss, Outcome, Tally
-from .classes import CrossEntropy, Segmentation
-from .masked_words import MaskedWords
-from .of_output import OutputLoss
-from .of_users import UserLoss
-from .tokens import TokenCrossEntropy
+from ..lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from .base import Loss, Outcome, Tally
+    from .classes import CrossEntropy, Segmentation
+
+_HOMES = {
+    **dict.fromkeys(("Loss", "Outcome", "Tally"), "base"),
+    **dict.fromkeys(("CrossEntropy", "Segmentation"), "classes"),
+}
 
 __all__ = ["LOSSES", "CrossEntropy", "Loss", "Outcome", "Segmentation", "Tally", "open_loss"]
 
-# name -> builder, called with settings of the user's and facts of the data that its parameters have the names of
-LOSSES: dict[str, Callable[..., Loss]] = {
-    "classes": CrossEntropy,
-    "voxels": Segmentation,
-    "tokens": TokenCrossEntropy,
-    "masked-words": MaskedWords,
-    "output": OutputLoss,
+# name -> (file, builder), called with settings of the user's and the facts of the data that its parameters are named as
+LOSSES: Mapping[str, tuple[str, str]] = {
+    "classes": ("classes", "CrossEntropy"),
+    "voxels": ("classes", "Segmentation"),
+    "tokens": ("tokens", "TokenCrossEntropy"),
+    "masked-words": ("masked_words", "MaskedWords"),
+    "output": ("of_output", "OutputLoss"),
 }
 
 
-def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> Loss:
+def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> "Loss":
     """Return a loss by name, or one of the user's own: `package.module:function` or `path/file.py:function`.
 
     `facts` are what the data set tells of itself (num_classes, ...); `args` are settings, which come last. Raises
@@ -36,12 +42,16 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
     """
     args = args or {}
     if is_function(name):
+        from .of_users import UserLoss
+
         return UserLoss(UserFunction.parse(name), args)
     if name not in LOSSES:
         raise InputError(
             f"unknown loss {name!r}, expected {', '.join(LOSSES)}, or one's own as package.module:function"
         )
-    parameters = inspect.signature(LOSSES[name]).parameters
+    home, builder_name = LOSSES[name]
+    builder: Callable[..., Loss] = getattr(import_module(f".{home}", __name__), builder_name)
+    parameters = inspect.signature(builder).parameters
     for setting in args:
         if setting not in parameters:
             has = f"it has {', '.join(parameters)}" if parameters else "it has none"
@@ -50,4 +60,7 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
     lacking = [p for p, parameter in parameters.items() if parameter.default is parameter.empty and p not in given]
     if lacking:
         raise InputError(f"loss {name} needs {', '.join(lacking)}, which these data do not tell; choose another loss")
-    return LOSSES[name](**given)
+    return builder(**given)
+
+
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)

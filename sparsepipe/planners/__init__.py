@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..io.fields import given_integer
+from ..io.fields import MOST_LIKE_DEVICES, given_integer
 from ..io.keywords import keywords_of, meant
+from ..io.settings import Choice, Flag, Settings, WholeNumber, listed, setting
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
@@ -37,9 +38,33 @@ PLANNERS: Mapping[str, type[Any]] = {
 
 DEFAULT = Optimal.name
 
+
+@dataclass(frozen=True, repr=False)
+class PlanSettings(Settings):
+    """How a plan is chosen, whichever planner chooses it."""
+
+    planner: str = setting(
+        DEFAULT,
+        Choice(tuple(PLANNERS)),
+        "planning algorithm, which chooses the stages",
+        words="optimal; model-parallel if the schedule needs several stages per device",
+    )
+    schedule: str = setting("1f1b", Choice(tuple(SCHEDULE_RULES)), "order of forwards and backwards")
+    num_microbatches: int | None = setting(
+        None,
+        WholeNumber(1, 4 * MOST_LIKE_DEVICES),
+        "microbatches per step of a synchronous schedule",
+        words="twice the devices",
+    )
+    recompute: bool = setting(
+        False, Flag(), "run forwards again before backwards (recomputation): slower, with less memory"
+    )
+
+
 __all__ = [
     "DEFAULT",
     "PLANNERS",
+    "PlanSettings",
     "Planner",
     "Problem",
     "bound_of",
@@ -57,38 +82,20 @@ def partition(
     profile: Profile,
     cluster: Cluster,
     *,
-    planner: str = "optimal",
-    schedule: str = "1f1b",
+    planner: str = PlanSettings.planner,
+    schedule: str = PlanSettings.schedule,
     num_microbatches: int | None = None,
     recompute: bool = False,
     **options: Any,
 ) -> Plan:
     """Choose a plan for the devices of `cluster`: which layers each stage has, on which devices, with which shares.
 
-    `planner` and its `options`, the fields of its class (`sparsepipe.planners.PLANNERS` has all):
-
-    - "optimal": the shortest period, with a lower bound and a gap; `quick=True` (a tenth of a second), `rescore=K`
-      (simulate the K best), `all_devices=True`, `activation_compression_ratio=R`, `cost_model`; for inference
-      `objective="latency"`, with `period_at_most=S` seconds for the pace that inputs come at
-    - "pipedream" (PipeDream's): `use_memory_constraint=True`, `straight_pipeline=True`, `use_fewer_machines=True`,
-      `factor`, `activation_compression_ratio=R`
-    - "sparsepipe" (SparsePipe's, for servers that differ): `use_memory_constraint`, `straight_pipeline`,
-      `activation_compression_ratio`
-    - "dynpipe" (DynPipe's): cut anew from `sizes=(…)`, the layers of each stage now, with `top_k` candidates of each
-    - "data-parallel": every device has all layers
-    - "model-parallel": one stage per device, in their order; `stages_per_device=V`
-
-    `schedule` is "1f1b" (asynchronous), "2bw", "1f1b-flush", "zero-bubble", "interleaved-zero-bubble", "zbv",
-    "dualpipe-v", "gpipe", "looped-bfs" or "sequential": `sparsepipe.SCHEDULES` says what each is.
-    `num_microbatches` are the minibatches of one step: 1 for asynchronous schedules and twice the devices for those
-    that flush, unless given. `recompute` runs forwards again before backwards, to save memory.
-
+    `options` are the settings of the `planner`. `sparsepipe.SCHEDULES` says what each schedule is.
     The plan's `estimate` has `period_seconds` (seconds per minibatch), bound and bytes; `simulate` plays it through.
     Raises InputError for an unknown planner or option, a device type without profile, and where nothing fits into
     memory.
     """
-    if num_microbatches is not None:
-        given_integer(num_microbatches, "microbatches:")
+    asked = PlanSettings(planner, schedule, num_microbatches, recompute)
     known = _options_of(planner, options, takes=keywords_of(partition))
     if num_microbatches is None:
         num_microbatches = _microbatches(schedule, len(cluster.devices))
@@ -101,13 +108,7 @@ def partition(
     seconds, cost_model = time.perf_counter() - start, options.get("cost_model")
     plan = with_doubts(with_seconds(plan, seconds), cluster, cost_model=cost_model)
     plan = plan if planned_for == schedule else _for_another(plan, schedule)
-    settings = {
-        "planner": planner,
-        "schedule": schedule,
-        "num_microbatches": num_microbatches,
-        "recompute": recompute,
-        **options,
-    }
+    settings = asked.replace(num_microbatches=num_microbatches).to_json() | options
     return replace(plan, provenance=Provenance.of(profile, cluster, settings=settings).to_json())
 
 
@@ -117,8 +118,8 @@ def partition_pipelines(
     num_pipelines: int,
     *,
     replication: Rule | str | None = None,
-    planner: str = "optimal",
-    schedule: str = "1f1b",
+    planner: str = PlanSettings.planner,
+    schedule: str = PlanSettings.schedule,
     num_microbatches: int | None = None,
     recompute: bool = False,
     most_plans: int = MOST_PLANS,
@@ -135,19 +136,14 @@ def partition_pipelines(
     """
     given_integer(num_pipelines, "pipelines:", least=2)
     chosen = parse_rule(replication) if isinstance(replication, str) else replication or rule("partial-reduce")
+    asked = PlanSettings(planner, schedule, num_microbatches, recompute)
     _options_of(planner, options, takes=keywords_of(partition_pipelines))
     chosen.groups(num_pipelines)  # raises where its options do not fit so many pipelines
     start = time.perf_counter()
     of_one = _microbatches(schedule, len(cluster.devices)) if num_microbatches is None else num_microbatches
-    if num_microbatches is None and schedule in SCHEDULE_RULES:
+    if num_microbatches is None:
         num_microbatches = _microbatches(schedule, -(-len(cluster.devices) // num_pipelines))
-    settings = {
-        "planner": planner,
-        "schedule": schedule,
-        "num_microbatches": num_microbatches,
-        "recompute": recompute,
-        **options,
-    }
+    settings = asked.replace(num_microbatches=num_microbatches).to_json() | options
 
     def plan_of(part: Cluster) -> Plan:
         return partition(profile, part, **settings)
@@ -174,11 +170,9 @@ def partition_pipelines(
 
 
 def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> list[str]:
-    """Return the options of a planner. Raises InputError for an unknown planner, and where one that is `given` is none
-    of them; the call itself `takes` others, of which one may have been meant.
+    """Return the options of a planner. Raises InputError where one that is `given` is none of them; the call itself
+    `takes` others, of which one may have been meant.
     """
-    if planner not in PLANNERS:
-        raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
     known = [field.name for field in fields(PLANNERS[planner])]
     if unknown := [name for name in given if name not in known]:
         others = " and ".join(planners_with(unknown[0]))
@@ -266,3 +260,10 @@ def _for_another(plan: Plan, schedule: str) -> Plan:
     estimate = replace(plan.estimate, lower_bound_seconds=None)
     told = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
     return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, told))
+
+
+_OF_PLANNERS = (
+    f'    - "{name}": {str(kind.__doc__).splitlines()[0]}\n{listed(kind, indent="      ")}'
+    for name, kind in PLANNERS.items()
+)
+partition.__doc__ = "\n".join([f"{partition.__doc__}\n{listed(PlanSettings)}\n", *_OF_PLANNERS])

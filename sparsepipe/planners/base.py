@@ -10,10 +10,15 @@ from ..costs import Array, LayerTable
 from ..display.counting import number_of
 from ..errors import InputError
 from ..graph import LayerGraph
-from ..io.fields import MOST_MINIBATCHES, shown
+from ..io.fields import MOST, MOST_MINIBATCHES, shown
+from ..io.settings import Number, row
 from ..plan import Plan, Stage
 from ..profile import MEMORY_QUANTILE, Profile
 from ..schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_RULES, ScheduleRules
+
+COMPRESSION_RATIO = row(
+    Number(0, MOST, above=True), "plan as if outputs crossed boundaries in 1/R of their bytes", unit="R"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,9 @@ class Problem:
             raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
         if not 1 <= self.num_microbatches <= MOST_MINIBATCHES:
             raise InputError(
-                f"num_microbatches is {shown(self.num_microbatches)}, expected 1 or more, at most {MOST_MINIBATCHES}"
+                f"{{num_microbatches}} is {shown(self.num_microbatches)}, expected 1 or more, at most "
+                f"{MOST_MINIBATCHES}",
+                setting="num_microbatches",
             )
         for kind in self.cluster.device_types:
             self.profile.measured_sizes(kind.name)  # refuses a type that was not profiled

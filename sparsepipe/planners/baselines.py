@@ -10,6 +10,7 @@ import numpy as np
 from ..costs import Array
 from ..display.counting import number_of
 from ..errors import InputError
+from ..io.settings import Settings, WholeNumber, setting
 from ..plan import Plan
 from .base import Problem, check_interleaves
 from .cuts import Cuts, Index
@@ -84,8 +85,8 @@ class DataParallel:
         return replace(plan, estimate=estimate(plan, problem))
 
 
-@dataclass(frozen=True)
-class ModelParallel:
+@dataclass(frozen=True, repr=False)
+class ModelParallel(Settings):
     """One device a stage, in rank order, cut where the slowest stage is least slow; transfers are not looked at.
 
     `stages_per_device`: so many on each, interleaved (Narayanan et al., SC 2021), placed as the schedule says; as few
@@ -95,12 +96,10 @@ class ModelParallel:
     refused.
     """
 
-    stages_per_device: int | None = None
+    stages_per_device: int | None = setting(
+        None, WholeNumber(1), "interleave V stages on each device", unit="V", words="as few as the schedule takes"
+    )
     name = "model-parallel"
-
-    def __post_init__(self) -> None:
-        if self.stages_per_device is not None and self.stages_per_device < 1:
-            raise InputError(f"stages_per_device is {self.stages_per_device}, expected 1 or more")
 
     def plan(self, problem: Problem) -> Plan:
         rules = problem.rules

@@ -31,7 +31,7 @@ from ..io.fields import given_integer
 from ..io.keywords import knows_its_keywords
 from ..profile import Profile, voxels_by_stride
 from ..runtime.cloud_checks import check_clouds
-from ..runtime.config import DataConfig
+from ..runtime.config import DataConfig, ProfileConfig
 from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, open_task
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile
@@ -43,7 +43,6 @@ _STEP = 2.0  # most between two sizes of whole minibatches
 _APART = 1.1  # least between any two sizes: closer ones tell nothing new
 _LEAST_VOXELS = 100  # of a cropped minibatch: with fewer, coarse layers may be left with one, which batch norm refuses
 
-_MOST_BESIDE = 64  # further processes: more would only fill the memory
 # Minibatches that are read for their sizes: so many at least, and more for a few seconds.
 _LEAST_READ, _MOST_READ, _READ_SECONDS = 6, 64, 5.0
 _STRIDES = 8  # whose voxels are counted: up to 128
@@ -87,15 +86,9 @@ def profile_model(
     workers of the machine will be. Raises InputError for unknown names and bad data.
     """
     usable(device)
-    given_integer(beside, "processes beside:")
-    given_integer(batch_size, "batch size")
     given_integer(threads, "threads:")
     check_threads(threads)
-    if not 0 <= beside <= _MOST_BESIDE:
-        raise InputError(
-            f"{number_of(beside, 'process')} beside the one that is measured, expected 0 or more, at most "
-            f"{_MOST_BESIDE}"
-        )
+    ProfileConfig(device_type, repeats, beside)  # checks them
     config = DataConfig(
         model=model if isinstance(model, str) else type(model).__name__,
         data=str(source),
@@ -232,7 +225,8 @@ def opened(
     """
     task = open_task(config, engine_name=engine, seed=seed, module=module)
     if task.training.size_unit == "voxels" and not voxel_size_given:
-        raise InputError(f"{config.data}: point clouds are profiled with a voxel size; give voxel_size, such as 0.05")
+        text = f"{config.data}: point clouds are profiled with a voxel size; give {{voxel_size}}, such as 0.05"
+        raise InputError(text, setting="voxel_size")
     count = len(task.training)
     return task, data.minibatches(count, batch_size=config.batch_size, seed=seed, epoch=0, shuffle=True)
 

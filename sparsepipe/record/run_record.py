@@ -143,12 +143,14 @@ class RunRecord:
         """Start a record. Raises InputError when the folder holds another run already, or cannot be made."""
         folder = expanded(folder)
         if (folder / "plan.json").exists():
-            raise InputError(f"{folder}: holds a run already; choose another run_dir, or resume it")
+            text = f"{folder}: holds a run already; choose another {{run_dir}}, or resume it"
+            raise InputError(text, setting="run_dir")
         try:
             for name in ("checkpoints", "logs"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir") from None
+            text = f"{folder}: cannot hold a run ({error.strerror}); choose another {{run_dir}}"
+            raise InputError(text, setting="run_dir") from None
         write_json(folder / "config.json", dict(config))
         write_json(folder / "origin.json", origin.to_json())
         begin_plan(folder, plan, 0)

@@ -13,8 +13,9 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     """
     if config.clip_norm is not None and not plan.flushes:
         raise InputError(
-            f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
-            "times, and there is no norm of all gradients together"
+            f"{{clip_norm}} goes with schedules that flush: with weights {plan.weights!r} the stages update at "
+            "different times, and there is no norm of all gradients together",
+            setting="clip_norm",
         )
     if config.precision == "float16" and not plan.flushes:
         raise InputError(
@@ -39,7 +40,9 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
         if plan.updates_by_step and round_length(plan, k) % count:
             raise InputError(
                 f"synchronised batch norm needs steps of whole rounds: {number_of(round_length(plan, k), 'minibatch')} "
-                f"of a step over {number_of(count, 'replica')} of stage {k}; choose a multiple for num_microbatches"
+                f"of a step over {number_of(count, 'replica')} of stage {k}; choose a multiple for "
+                "{num_microbatches}",
+                setting="num_microbatches",
             )
     try:
         check_runs(compile(plan, num_minibatches), synchronised=True)

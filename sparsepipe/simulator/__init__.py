@@ -8,13 +8,15 @@ outcome.py     what several come to
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..cluster import Cluster
 from ..display.counting import number_of
 from ..errors import InputError
-from ..io.fields import MOST, given_integer, given_number, number, shown
+from ..io.fields import MOST, MOST_MINIBATCHES, given_integer, given_number, number, shown
 from ..io.keywords import knows_its_keywords
+from ..io.settings import Number, Settings, WholeNumber, setting
 from ..plan import Plan
 from ..profile import Profile
 from ..replication.paces import pace
@@ -32,10 +34,28 @@ __all__ = [
     "RESTART_SECONDS",
     "PipelinePace",
     "PipelinesForecast",
+    "SimulationSettings",
     "check_sizes",
     "simulate",
     "simulate_pipelines",
 ]
+
+
+@dataclass(frozen=True, repr=False)
+class SimulationSettings(Settings):
+    """How a plan is simulated."""
+
+    minibatches: int = setting(32, WholeNumber(1, MOST_MINIBATCHES), "minibatches that go through the pipeline")
+    epoch_minibatches: int | None = setting(
+        None,
+        WholeNumber(1),
+        "minibatches per epoch, after which --replan epoch changes the plan and a killed run resumes",
+        words="a tenth of all with --replan, else all",
+    )
+    seed: int = setting(0, WholeNumber(0, 2**64), "seed of the random groups of a replication rule")
+    restart_seconds: float = setting(
+        RESTART_SECONDS, Number(0, MOST, above=True), "time from a kill until its pipeline trains again", unit="S"
+    )
 
 
 def check_sizes(sizes: Any) -> None:

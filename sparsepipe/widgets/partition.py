@@ -14,10 +14,12 @@ from ..display.markup import Html
 from ..display.words import OF_PIPELINES, OF_PLANS
 from ..errors import InputError
 from ..io.paths import expanded
+from ..io.settings import rows
 from ..plan import Plan
-from ..planners import PLANNERS, Problem
+from ..planners import PLANNERS, PlanSettings, Problem
 from ..planners.scale import Scale
 from ..profile import Profile
+from ..runtime.config import RunConfig
 from ..schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..trace import Trace
 from . import looks
@@ -58,6 +60,7 @@ _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be type
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
 _VOXEL_SIZES = (0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2)
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
+_OF_RUNS, _OF_PLANS = rows(RunConfig), rows(PlanSettings)
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _PIN_CUTS = "keep the cuts: drag them, or move them with the arrow keys"
 _PIN_DEVICES = "keep the devices of each stage: change them below"
@@ -167,15 +170,17 @@ class PartitionExplorer(Shown):
         batches = sorted({*(2**k for k in range(11)), self.scale.batch_size}) if self.scale else [1]
         law = f"voxels {self.scale.law}" if self.scale else ""
         batch_size = self.scale.batch_size if self.scale else 1
-        self.batch_size = choice_slider("batch size", batch_size, batches, most=_MOST_SAMPLES, tip="of a minibatch")
-        self.voxel_size = number_slider("voxel size", self.scale.voxel_size if self.scale else 1.0, sizes, law)
+        own, tip = _OF_RUNS["batch_size"].label, _OF_RUNS["batch_size"].help
+        self.batch_size = choice_slider(own, batch_size, batches, most=_MOST_SAMPLES, tip=tip)
+        own = _OF_RUNS["voxel_size"].label
+        self.voxel_size = number_slider(own, self.scale.voxel_size if self.scale else 1.0, sizes, law)
         self.compression = dropdown("compression", _COMPRESSIONS, "of the features that cross a boundary")
-        self.planner = dropdown("planner", list(PLANNERS), "who chooses the stages")
-        self.schedule = dropdown("schedule", list(WEIGHT_POLICIES), "the order of forwards and backwards")
+        self.planner = dropdown("planner", list(PLANNERS), _OF_PLANS["planner"].help)
+        self.schedule = dropdown("schedule", list(WEIGHT_POLICIES), _OF_PLANS["schedule"].help)
         self.weights = dropdown("weights", WEIGHT_POLICIES["1f1b"], "which version a minibatch meets")
         count = 2 * len(names)
-        tip = "of one step of a schedule that flushes"
-        self.recompute = toggle("recompute", "run forwards again before backwards: slower, with less memory")
+        tip = _OF_PLANS["num_microbatches"].help
+        self.recompute = toggle("recompute", _OF_PLANS["recompute"].help)
         self.microbatches = count_slider(
             "microbatches", count, low=1, high=max(64, count), most=max(_MOST_MICROBATCHES, count), tip=tip
         )

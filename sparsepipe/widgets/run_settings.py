@@ -8,12 +8,15 @@ import ipywidgets
 
 from ..display.counting import number_of
 from ..errors import InputError
+from ..io.settings import rows
 from ..plan import Plan
+from ..planners import PlanSettings
 from ..runtime.config import RunConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from . import looks
 
 _MOST = 10**6
+_OF_RUNS, _SCHEDULE = rows(RunConfig), rows(PlanSettings)["schedule"]
 _AS_PLANNED = ("as planned", "")  # not None, which a page shows as an empty box
 
 
@@ -21,13 +24,13 @@ class RunSettings:
     """Four controls over a configuration. `changed` is called when one of them was moved; `widget` shows them."""
 
     def __init__(self, config: RunConfig, changed: Callable[[], Any]) -> None:
-        self.epochs = _number(looks.BoundedIntText, "epochs", "how often the run reads all its data", min=1)
-        self.learning_rate = _number(looks.FloatText, "learning rate", "at first, before its schedule lowers it")
-        self.batch_size = _number(looks.BoundedIntText, "batch size", "samples of a minibatch", min=1)
+        self.epochs = _number(looks.BoundedIntText, "epochs", min=1, max=_MOST)
+        self.learning_rate = _number(looks.FloatText, "learning_rate")
+        self.batch_size = _number(looks.BoundedIntText, "batch_size", min=1, max=_MOST)
         self.schedule = looks.Dropdown(
             options=[_AS_PLANNED, *((name, name) for name in WEIGHT_POLICIES)],
-            description="schedule",
-            tooltip="the order of forwards and backwards; " + "; ".join(_told(name) for name in WEIGHT_POLICIES),
+            description=_SCHEDULE.label,
+            tooltip="; ".join([_SCHEDULE.help, *(_told(name) for name in WEIGHT_POLICIES)]),
             layout={"width": "210px"},
             style=looks.OWN_WIDTH,
         )
@@ -51,7 +54,7 @@ class RunSettings:
         try:
             return self._given.replace(**changes) if changes else self._given
         except InputError as error:
-            raise InputError(_as_called(str(error))) from None
+            raise InputError(error.written(_as_called)) from None
 
     @config.setter
     def config(self, config: RunConfig) -> None:
@@ -75,15 +78,16 @@ class RunSettings:
         return plan.with_pipelines(changed)
 
 
-def _as_called(text: str) -> str:
-    """A refusal with the names that the controls have on screen."""
-    return text.replace("learning_rate", "learning rate").replace("batch_size", "batch size")
+def _as_called(name: str, _: Any) -> str:
+    """A setting by the name that its control has on screen."""
+    return _OF_RUNS[name].label
 
 
 def _told(name: str) -> str:
     return f"{name}: {SCHEDULE_RULES[name].summary}"
 
 
-def _number(kind: Any, name: str, tip: str, **limits: Any) -> Any:
-    most = {"max": _MOST} if limits else {}
-    return kind(description=name, tooltip=tip, layout={"width": "170px"}, style=looks.OWN_WIDTH, **limits, **most)
+def _number(kind: Any, name: str, **limits: Any) -> Any:
+    row = _OF_RUNS[name]
+    look: Any = {"layout": {"width": "170px"}, "style": looks.OWN_WIDTH}
+    return kind(description=row.label, tooltip=row.help, **look, **limits)

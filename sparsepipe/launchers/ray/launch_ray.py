@@ -72,7 +72,8 @@ def _check_here(config: RunConfig, count: int, address: str | None) -> None:
         if address is not None and os.environ.get("RAY_USE_TLS") != "1":
             raise InputError(
                 "encrypt: what Ray's own processes send to each other is in clear unless its cluster is started with "
-                "RAY_USE_TLS=1, and so is the job's secret; start it so and set RAY_USE_TLS here, or use launcher='ssh'"
+                "RAY_USE_TLS=1, and so is the job's secret; start it so and set RAY_USE_TLS here, or use {launcher}",
+                setting={"launcher": "ssh"},
             )
     if address is None:
         check_threads(config.threads)

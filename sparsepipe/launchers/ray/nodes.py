@@ -183,7 +183,8 @@ class NodesOfPipeline(OneOfSeveral):
                 raise InputError(
                     f"Ray has no node for {number_of(len(self._plan.ranks) - len(found), 'rank')} any more, and made "
                     f"no room within {self._to_place:g} s (`ray status`); add a node, or give it longer: "
-                    "timeout_seconds"
+                    "{timeout_seconds}",
+                    setting="timeout_seconds",
                 )
             time.sleep(_LOOK_SECONDS)
         node_of = {rank: found[bundle] for bundle, rank in enumerate(sorted(self._plan.ranks))}

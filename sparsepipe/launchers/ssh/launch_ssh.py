@@ -46,7 +46,7 @@ def launch(
     """
     cluster = asked.get("cluster")
     if cluster is None:
-        raise InputError("launcher 'ssh' needs the hosts: give cluster=…")
+        raise InputError("launcher 'ssh' needs the hosts: give {cluster}", setting={"cluster": ...})
     check_tools(config)
     resume = asked.get("resume", False)
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)

@@ -65,4 +65,5 @@ def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[st
             inspect.signature(function).bind(**given)
     except TypeError as error:
         takes = ", ".join(map(str, parameters.values()))
-        raise InputError(f"model {model}: {error}; it takes ({takes}): give them with model_args") from None
+        text = f"model {model}: {error}; it takes ({takes}): give them with {{model_args}}"
+        raise InputError(text, setting="model_args") from None

@@ -111,7 +111,7 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
         if proven or best and is_close(bound, best.latency):
             break
     if best is None:
-        raise InputError(_too_slow(first, pace) if first else refused or _TOO_LARGE)
+        raise InputError(_too_slow(first, pace) if first else refused or _TOO_LARGE, setting="period_at_most")
     return _plan(problem, best, bound, planner)
 
 
@@ -208,7 +208,7 @@ def _too_slow(space: Space, pace: float) -> str:
     shortest = min(space.model.period(path) for path in paths)
     return (
         f"no plan found has a period of {pace * 1e3:g} ms or less, forwards alone: the shortest found is "
-        f"{shortest * 1e3:.6g} ms on these devices; allow a longer one (period_at_most), or use more devices"
+        f"{shortest * 1e3:.6g} ms on these devices; allow a longer one ({{period_at_most}}), or use more devices"
     )
 
 

@@ -1,15 +1,16 @@
 """The optimal planner: exact search over cuts, device groups, orders and shares, with a proven lower bound."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from ...errors import InputError
 from ...forecast import steady_rate
-from ...io.fields import shown
+from ...io.fields import MOST
+from ...io.settings import Choice, Flag, Number, Settings, WholeNumber, setting
 from ...plan import Estimate, Plan, StageEstimate
 from ...simulator import simulate
-from ..base import Problem
+from ..base import COMPRESSION_RATIO, Problem
 from ..cuts import Cuts
 from ..device_groups import device_classes
 from ..estimate import baseline_data_parallel, estimate
@@ -66,8 +67,8 @@ _GUIDED_GAP = 0.003  # between a period that was found and one that was not, whi
 COST_MODELS = ("default", "published", CONTIGUOUS)
 
 
-@dataclass(frozen=True)
-class Optimal:
+@dataclass(frozen=True, repr=False)
+class Optimal(Settings):
     """Minimise the period (asynchronous schedules) or the step time (those that flush), or the latency of inference.
 
     Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in
@@ -75,56 +76,60 @@ class Optimal:
     device's memory. Where that is too much, parts of it are searched, and the gap says how much better a plan could be
     at most.
 
-    `cost_model="published"` minimises the period by SparsePipe's cost model without its faults (`published_model`),
-    "dnn-partitioning" by that of published/contiguous.py: no replicas, transfers added to a stage's load.
-    `quick`: where cuts or devices are too many to search, look at those along an order of the layers, and of the
-    devices, alone, which takes a tenth of a second, not some; the plan may be slower, and the gap wider.
-    `objective="latency"` plans for inference, forwards alone: the least time from an input to its output whose period
-    is at most `period_at_most` seconds, any where it is not given (min_latency.py). Its estimate is that of inference,
-    and the gap that of the latency.
-    `rescore`: simulate so many of the best plans found and take the fastest; the gap then counts from the best period.
+    `cost_model="published"` is `published_model`, "dnn-partitioning" that of published/contiguous.py: no replicas,
+    transfers added to a stage's load. `quick`: where cuts or devices are too many to search, look at those along an
+    order of the layers, and of the devices, alone. `objective="latency"` plans forwards alone (min_latency.py): its
+    estimate is that of inference, and the gap that of the latency. With `rescore` the gap counts from the best period.
     """
 
-    cost_model: str = "default"
-    all_devices: bool = False
-    activation_compression_ratio: float | None = None  # of the published cost model; None: transfers are free
-    rescore: int = 1
-    quick: bool = False
-    objective: str = PERIOD
-    period_at_most: float | None = None
+    cost_model: str = setting(
+        "default",
+        Choice(COST_MODELS),
+        "cost model; published is SparsePipe's (2020), without its faults; dnn-partitioning its graphs'",
+    )
+    all_devices: bool = setting(False, Flag(), "leave no device unused")
+    activation_compression_ratio: float | None = field(
+        default=None, metadata=COMPRESSION_RATIO
+    )  # of the published cost model; None: transfers are free
+    rescore: int = setting(1, WholeNumber(1), "simulate the K best plans and take the fastest", unit="K")
+    quick: bool = setting(False, Flag(), "plan any network in a tenth of a second, with a wider optimality gap")
+    objective: str = setting(
+        PERIOD, Choice(OBJECTIVES), "what is minimised: period, the time per minibatch, or latency of inference"
+    )
+    period_at_most: float | None = setting(
+        None,
+        Number(0, MOST, above=True),
+        "with --objective latency: longest time from input to input, in seconds",
+        unit="S",
+    )
     name = "optimal"
 
     def __post_init__(self) -> None:
-        if self.cost_model not in COST_MODELS:
-            raise InputError(f"cost model {self.cost_model!r} is unknown, expected one of {', '.join(COST_MODELS)}")
-        if self.rescore < 1:
-            raise InputError(f"rescore {self.rescore}: expected how many plans to simulate, 1 or more")
+        super().__post_init__()
         self._check_cost_model()
         self._check_objective()
 
     def _check_cost_model(self) -> None:
         """Raise InputError where an option means nothing to the cost model."""
         if self.activation_compression_ratio is not None and self.cost_model != "published":
-            raise InputError("activation_compression_ratio is of the published cost model: give cost_model='published'")
+            raise InputError(
+                "{activation_compression_ratio} is of the published cost model: give {cost_model}",
+                setting={"activation_compression_ratio": None, "cost_model": "published"},
+            )
         for name in ("all_devices", "rescore", "quick"):
             if self.cost_model == CONTIGUOUS and getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"{name} means nothing to cost model {CONTIGUOUS!r}: leave it out")
+                raise InputError(f"{{{name}}} means nothing to cost model {CONTIGUOUS!r}: leave it out", setting=name)
 
     def _check_objective(self) -> None:
-        """Raise InputError for an unknown objective, and where another option does not go with it."""
-        if self.objective not in OBJECTIVES:
-            raise InputError(f"objective {self.objective!r} is unknown, expected one of {', '.join(OBJECTIVES)}")
+        """Raise InputError where another option does not go with the objective."""
         if self.objective == PERIOD:
             if self.period_at_most is not None:
-                raise InputError(f"period_at_most goes with objective {LATENCY!r}: the period is as short as can be")
+                text = f"{{period_at_most}} goes with objective {LATENCY!r}: the period is as short as can be"
+                raise InputError(text, setting="period_at_most")
             return
-        if self.period_at_most is not None and not (
-            isinstance(self.period_at_most, (int, float)) and 0 < self.period_at_most < inf
-        ):
-            raise InputError(f"period_at_most is {shown(self.period_at_most)}, expected seconds above 0")
         for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore"):
             if getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"{name} means nothing to objective {LATENCY!r}: leave it out")
+                raise InputError(f"{{{name}}} means nothing to objective {LATENCY!r}: leave it out", setting=name)
 
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError where no plan fits into memory."""

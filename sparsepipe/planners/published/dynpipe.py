@@ -35,6 +35,7 @@ import numpy as np
 from ...costs import Array, boundary_link
 from ...display.counting import number_of
 from ...errors import InputError
+from ...io.settings import Settings, Several, WholeNumber, setting
 from ...plan import Plan, Stage
 from ..base import Problem
 from ..baselines import ModelParallel
@@ -47,20 +48,18 @@ MOST_STAGES = 10  # 92,378 choices
 _AT_ONCE = 4096  # choices simulated together
 
 
-@dataclass(frozen=True)
-class DynPipe:
+@dataclass(frozen=True, repr=False)
+class DynPipe(Settings):
     """One device a stage, in rank order, cut anew from `sizes`: how many layers each stage has now.
 
     Without `sizes` from the cuts that `ModelParallel` makes. `top_k`: candidates of each stage.
     """
 
-    top_k: int = 2
-    sizes: tuple[int, ...] = ()
+    top_k: int = setting(2, WholeNumber(1), "candidate cuts of each stage", unit="K")
+    sizes: tuple[int, ...] = setting(
+        (), Several(WholeNumber(1), "(8, 30)"), "layers of each stage now", unit="N,…", words="as model-parallel cuts"
+    )
     name = "dynpipe"
-
-    def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise InputError(f"top_k {self.top_k}: expected how many cuts to look at in each stage, 1 or more")
 
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError for more than 10 devices, and for `sizes` that are not those of all layers."""
@@ -69,9 +68,9 @@ class DynPipe:
 
     def _given(self, problem: Problem) -> Plan:
         sizes, layers, num_devices = self.sizes, problem.layers, len(problem.cluster.devices)
-        if min(sizes) < 1 or sum(sizes) != len(layers) or len(sizes) > num_devices:
+        if sum(sizes) != len(layers) or len(sizes) > num_devices:
             raise InputError(
-                f"sizes {list(sizes)}: expected layers of each stage, 1 or more each, {len(layers)} together, in "
+                f"sizes {list(sizes)}: expected layers of each stage, {len(layers)} together, in "
                 f"{number_of(num_devices, 'stage')} at most"
             )
         bounds = np.cumsum([0, *sizes]).tolist()

@@ -11,7 +11,7 @@ its faults, so that its answers can be compared:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -21,27 +21,24 @@ from ...costs import Array
 from ...display.counting import number_of
 from ...errors import InputError
 from ...io.fields import shown
+from ...io.settings import Choice, Flag, Settings, row, setting
 from ...plan import Estimate, Plan, StageEstimate
-from ..base import Problem
+from ..base import COMPRESSION_RATIO, Problem
 from ..estimate import with_sizes
 from .pipedream_states import States
 
+STRAIGHT_PIPELINE = row(Flag(), "no replication")
+USE_MEMORY_CONSTRAINT = row(Flag(), "the memory of each device is a limit", words="where a device type has a limit")
+
 
 @dataclass(frozen=True)
-class Settings:
+class PublishedOptions:
     """The options of the published planner."""
 
     activation_compression_ratio: float | None = None
     memory_bytes: float | None = None  # limit of one device; None: not looked at
     straight_pipeline: bool = False  # no replication
     use_fewer_machines: bool = False
-
-    def __post_init__(self) -> None:
-        ratio = self.activation_compression_ratio
-        if ratio is not None and not 0 < ratio < float("inf"):
-            raise InputError(
-                f"activation compression ratio {ratio}: expected more than 0 (1 charges transfers in full)"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +53,7 @@ class Level:
     bandwidth: float
     below: int  # devices of the level below in each of this one
     factor: float  # 4 in PipeDream, 2 in SparsePipe's copy
-    settings: Settings
+    settings: PublishedOptions
 
     def replicated(self, count: int, *, share: int = 1) -> Array:
         """Seconds per minibatch of one stage on `count` devices, [i, j]; `share` divides its averaging."""
@@ -155,18 +152,18 @@ class Level:
         return k, last + 1
 
 
-@dataclass(frozen=True)
-class PipeDream:
+@dataclass(frozen=True, repr=False)
+class PipeDream(Settings):
     """PipeDream's hierarchical planner. All devices must be alike and every node have the same number of them.
 
     On a mixed cluster it is as blind as the original: it plans for the slowest type, and the plan says so.
     """
 
-    activation_compression_ratio: float | None = None
-    use_memory_constraint: bool | None = None  # None: where a device type has a limit
-    straight_pipeline: bool = False
-    use_fewer_machines: bool = False
-    factor: float = 4
+    activation_compression_ratio: float | None = field(default=None, metadata=COMPRESSION_RATIO)
+    use_memory_constraint: bool | None = field(default=None, metadata=USE_MEMORY_CONSTRAINT)
+    straight_pipeline: bool = field(default=False, metadata=STRAIGHT_PIPELINE)
+    use_fewer_machines: bool = setting(False, Flag(), "machines may stay unused")
+    factor: float = setting(4.0, Choice((2.0, 4.0)), "factor of gradient averaging, 2 in SparsePipe's copy")
     name = "pipedream"
 
     def plan(self, problem: Problem) -> Plan:
@@ -176,7 +173,8 @@ class PipeDream:
         if len(counts) > 1:
             unequal = ", ".join(f"{shown(node.name)} has {len(node.device_types)}" for node in problem.cluster.nodes)
             raise InputError(
-                f"pipedream needs the same number of devices on every node, but {unequal}; use planner='optimal'"
+                f"pipedream needs the same number of devices on every node, but {unequal}; use {{planner}}",
+                setting={"planner": "optimal"},
             )
         nodes = problem.cluster.nodes
         sizes = [(len(nodes[0].device_types), min(node.link.bandwidth for node in nodes))]
@@ -189,7 +187,9 @@ class PipeDream:
     ) -> Plan:
         """Plan for levels of (devices, bandwidth), innermost first; rank = position in the innermost-fastest order."""
         memory = memory_limit(problem, self.use_memory_constraint)
-        settings = Settings(self.activation_compression_ratio, memory, self.straight_pipeline, self.use_fewer_machines)
+        settings = PublishedOptions(
+            self.activation_compression_ratio, memory, self.straight_pipeline, self.use_fewer_machines
+        )
         states = States.of(problem, kind)
         levels = build_levels(states, kind, sizes, self.factor, settings)
         top = levels[-1]
@@ -202,7 +202,8 @@ class PipeDream:
                     if memory is not None
                     else f"{number_of(top.num_devices, 'device')} cannot all be used"
                 )
-                + "; allow more memory, replication or use_fewer_machines=True"
+                + "; allow more memory, replication or {use_fewer_machines}",
+                setting={"use_fewer_machines": True},
             )
         ranges = _expand(levels, len(levels) - 1, 0, len(states) - 1, [0])
         layers = states.stages([last for _, last, _ in ranges])
@@ -231,7 +232,7 @@ def total_seconds_between(states: States, kind: str) -> Array:
 
 
 def build_levels(
-    states: States, kind: str, sizes: Sequence[tuple[int, float]], factor: float, settings: Settings
+    states: States, kind: str, sizes: Sequence[tuple[int, float]], factor: float, settings: PublishedOptions
 ) -> list[Level]:
     """Chain the levels: one level's best plan on all its devices is one device of the next."""
     problem = states.problem

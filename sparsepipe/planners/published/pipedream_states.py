@@ -112,7 +112,8 @@ def _enumerate(source: int, inputs: list[list[int]], consumers: list[list[int]],
         if len(following) > MAX_STATES:
             raise InputError(
                 f"this network has more than {MAX_STATES} places to cut: the published planners would take minutes "
-                "to hours; use planner='optimal'"
+                "to hours; use {planner}",
+                setting={"planner": "optimal"},
             )
     order: list[int] = []
     seen: set[int] = set()

@@ -15,7 +15,7 @@ faults:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -24,10 +24,18 @@ from numpy.typing import NDArray
 from ...costs import Array
 from ...display.numbers import duration
 from ...errors import InputError
+from ...io.settings import Settings
 from ...plan import Estimate, Plan, StageEstimate
-from ..base import Problem
+from ..base import COMPRESSION_RATIO, Problem
 from ..estimate import with_sizes
-from .pipedream import Settings, _times, memory_limit, total_seconds_between
+from .pipedream import (
+    STRAIGHT_PIPELINE,
+    USE_MEMORY_CONSTRAINT,
+    PublishedOptions,
+    _times,
+    memory_limit,
+    total_seconds_between,
+)
 from .pipedream_states import States
 
 Assignment = list[tuple[int, int, list[str]]]  # (first state, last state, names of the devices)
@@ -44,7 +52,7 @@ class Slices:
     parameters: Array
     activations: Array
     bandwidth: float
-    settings: Settings
+    settings: PublishedOptions
 
     @cached_property
     def slow_to_fast(self) -> list[str]:
@@ -146,13 +154,13 @@ def exchange_gpu(stages: list[list[str]]) -> list[list[str]]:
     return stages
 
 
-@dataclass(frozen=True)
-class SparsePipe:
+@dataclass(frozen=True, repr=False)
+class SparsePipe(Settings):
     """SparsePipe's planner for servers that hold different devices. A node is a server."""
 
-    activation_compression_ratio: float | None = None
-    use_memory_constraint: bool | None = None  # None: where a device type has a limit
-    straight_pipeline: bool = False
+    activation_compression_ratio: float | None = field(default=None, metadata=COMPRESSION_RATIO)
+    use_memory_constraint: bool | None = field(default=None, metadata=USE_MEMORY_CONSTRAINT)
+    straight_pipeline: bool = field(default=False, metadata=STRAIGHT_PIPELINE)
     name = "sparsepipe"
 
     def plan(self, problem: Problem) -> Plan:
@@ -160,7 +168,7 @@ class SparsePipe:
         cluster = problem.cluster
         first = cluster.devices[0].type.name
         memory = memory_limit(problem, self.use_memory_constraint)
-        settings = Settings(self.activation_compression_ratio, memory, self.straight_pipeline)
+        settings = PublishedOptions(self.activation_compression_ratio, memory, self.straight_pipeline)
         states = States.of(problem, first)
         parameters = states.between(states.total(lambda k: problem.graph.layers[k].parameter_bytes))
         activations = states.between(states.total(lambda k: problem.profile.cost(k, first, problem.size).output_bytes))
@@ -236,7 +244,7 @@ def _upper_level(
     parameters: Array,
     activations: Array,
     bandwidth: float,
-    settings: Settings,
+    settings: PublishedOptions,
 ) -> Slices:
     """Servers as devices, the fastest first."""
     seconds = {name: level.best[:, :, -1] for name, level in servers.items()}

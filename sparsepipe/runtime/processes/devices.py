@@ -12,7 +12,8 @@ def check_device(name: str) -> None:
         return
     count = torch.cuda.device_count()  # leaves CUDA alone, which a process that has begun with it cannot fork any more
     if not count:
-        raise InputError(f"device {name!r} given, but this machine has no CUDA device; use device='cpu'")
+        text = f"device {name!r} given, but this machine has no CUDA device; use {{device}}"
+        raise InputError(text, setting={"device": "cpu"})
     _, _, number = name.partition(":")
     if number and not (number.isdecimal() and int(number) < count):
         raise InputError(

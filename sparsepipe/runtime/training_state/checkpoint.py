@@ -95,8 +95,9 @@ class Checkpoint:
             if name in self.manifest and name in order and order[name] != self.manifest[name]:
                 place = f", {number_of(within, 'minibatch')} into an epoch" if name in drawn else ""
                 raise InputError(
-                    f"{name} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
-                    "resume with that, or train anew in another folder"
+                    f"{{{name}}} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
+                    "resume with that, or train anew in another folder",
+                    setting=name,
                 )
 
     def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:
@@ -108,9 +109,9 @@ class Checkpoint:
         here, there = (len(sizes(samples, batch_size, last=how)) for how in (last, before))
         if here != there:
             raise InputError(
-                f"last_minibatch is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
-                f"{number_of(here, 'minibatch')}, not {there}; resume with last_minibatch={before!r}, or train "
-                "anew elsewhere"
+                f"{{last_minibatch}} is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
+                f"{number_of(here, 'minibatch')}, not {there}; resume with {before}, or train anew elsewhere",
+                setting="last_minibatch",
             )
 
     def check_shapes(self, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..config import OptimizerConfig
-
 # name -> factor on the learning rate, from (epochs done, share of the run done, decay, decay_epochs)
 LR_SCHEDULES: dict[str, Callable[[float, float, float, float], float]] = {
     "constant": lambda epochs, share, decay, every: 1.0,
@@ -28,17 +26,6 @@ class LearningRate:
     warmup: int = 0  # minibatches
     decay: float = 0.1
     decay_epochs: float = 30.0
-
-    @classmethod
-    def of(cls, config: OptimizerConfig) -> "LearningRate":
-        """The rate that the settings of a run ask for."""
-        return cls(
-            config.learning_rate,
-            config.learning_rate_schedule,
-            config.warmup_minibatches,
-            config.learning_rate_decay,
-            config.decay_epochs,
-        )
 
     def at(self, minibatch: int, *, epoch_minibatches: int, total_minibatches: int) -> float:
         """Return the rate of the update whose first minibatch is `minibatch` of the whole run."""

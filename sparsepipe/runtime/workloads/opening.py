@@ -87,7 +87,8 @@ def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
         augmentation = config.augmentation if split == "train" else None
         options = json_object(config.data_args, "data_args")
         if taken := sorted(options.keys() & {"split", "seed", "cache", "augmentation"}):
-            raise InputError(f"data_args has {taken[0]!r}, which a run gives by itself; call it otherwise")
+            text = f"{{data_args}} has {taken[0]!r}, which a run gives by itself; call it otherwise"
+            raise InputError(text, setting="data_args")
         return open_examples(
             config.data, split=split, seed=seed, cache=config.cache, augmentation=augmentation, **options
         )

@@ -87,7 +87,7 @@ class LinksOfHost:
         both = [self._place[port] for port in ports(self._cluster, device, peer, forward=forward)]
         seconds = self._cluster.link(device, peer).transfer_time(num_bytes)
         with self._path.open("rb") as file:
-            lock_file(file.fileno(), fcntl.LOCK_EX, path=self._path, remedy="choose a run_dir on another disk")
+            lock_file(file.fileno(), fcntl.LOCK_EX, path=self._path, remedy="choose a run folder on another disk")
             end = max(time.monotonic(), *self._free[both]) + seconds
             self._free[both] = end
         return float(end)

@@ -15,6 +15,7 @@ from ....derived.seeds import sample_seed
 from ....errors import InputError
 from ....io.fields import given_integer
 from ....io.paths import name_text
+from ...augmentation import OF_IMAGES
 from ...presence import look_at
 from ..base import ExampleBatch
 from ..files import check_indices, named_digest
@@ -174,7 +175,7 @@ def shift_flip(picture: np.ndarray, side: int, draw: Generator) -> np.ndarray:
     return _mirrored(shift(picture, side, draw), draw)
 
 
-AUGMENTATIONS: Mapping[str, Change] = {"resized-crop": resized_crop, "shift": shift, "shift-flip": shift_flip}
+AUGMENTATIONS: Mapping[str, Change] = dict(zip(OF_IMAGES, (resized_crop, shift, shift_flip), strict=True))
 
 
 def named_augmentation(name: str | None) -> Change | None:
