@@ -347,8 +347,8 @@ board.change.offer(["pipeline"], ["pipeline", "other"])  # as while a job runs
 explorer = PartitionExplorer(profile, cluster, plans="plans", board=board)
 """
 SHOW = """
-explorer.pin_devices.value = True
-explorer.pin_cuts.value = True
+explorer.controls.stages.pin_devices.value = True
+explorer.controls.stages.pin_cuts.value = True
 explorer.current()
 explorer
 """

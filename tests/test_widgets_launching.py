@@ -61,14 +61,14 @@ def ran(folder, plan, *, speed, state="finished"):
 def test_a_saved_plan_is_the_one_on_screen_and_none_is_overwritten(profile, cluster, tmp_path):
     explorer = PartitionExplorer(profile, cluster, plans=tmp_path / "plans")
     assert explorer.saver.launch_button not in explorer.saver.widget.children[0].children, "there is no board"
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     explorer.saver.save_button.click()
     path = tmp_path / "plans" / "model-parallel-2-stages-001.json"
     assert Plan.load(path) == explorer.plan and explorer.messages.value == ""
     assert f"sparsepipe run {path} --model net --data DATA" in explorer.saver.told.value
     explorer.saver.save_button.click()
     assert len(list((tmp_path / "plans").iterdir())) == 2
-    explorer.memory.value = 1e7
+    explorer.controls.devices.memory.value = 1e7
     assert explorer.saver.save_button.disabled and "cannot be planned" in explorer.saver.save_button.tooltip
     explorer.saver.save_button.click()  # a click in a cell
     assert len(list((tmp_path / "plans").iterdir())) == 2 and "No plan fits" in explorer.messages.value
@@ -84,7 +84,7 @@ def test_a_plan_that_cannot_be_written_is_told_in_one_line(profile, cluster, tmp
 def test_launch_this_opens_the_plan_on_the_board(profile, cluster, tmp_path):
     board = LaunchBoard({}, CONFIG, runs=tmp_path / "runs")
     explorer = PartitionExplorer(profile, cluster, plans=tmp_path / "plans", board=board)
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     explorer.saver.launch_button.click()
     name = "model-parallel-2-stages-001"
     line = board._lines[name]
@@ -93,7 +93,7 @@ def test_launch_this_opens_the_plan_on_the_board(profile, cluster, tmp_path):
     speed = BATCH_SIZE / explorer.plan.estimate.period_seconds
     assert f"{as_measured(speed)} samples/s" in line.promise.value
     assert "stage 0: conv0 … conv3 (4 layers) on fast" in line.promise.value
-    explorer.batch_size.value = 2 * BATCH_SIZE
+    explorer.controls.workload.batch_size.value = 2 * BATCH_SIZE
     explorer.saver.launch_button.click()
     told = board._lines["model-parallel-2-stages-002"].promise.value
     assert f"{as_measured(speed)} samples/s" in told, "at the run's own batch size, not at the explorer's"
@@ -343,11 +343,11 @@ def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, a
         PartitionExplorer(profile, Cluster.uniform(n, device_type="fast"), plans=tmp_path / str(n), board=board)
         for n in (2, 3)
     )
-    many.planner.value = "model-parallel"
+    many.controls.plan.planner.value = "model-parallel"
     many.saver.apply_button.click()
     for messages in (many.messages, board.messages):
         assert "The plan uses ranks [0, 1, 2], this job has [0, 1]" in messages.value
-    few.planner.value = "data-parallel"
+    few.controls.plan.planner.value = "data-parallel"
     few.saver.apply_button.click()
     assert few.messages.value == "" and "is asked to go on under data-parallel-1-stage-001" in few.saver.told.value
     assert commands.request(at_work).reason == "data-parallel-1-stage-001, from the launch board"
