@@ -368,9 +368,9 @@ board
 """
 RUNS = """
 table = RunsTable("shown")
-table.marks.value = table.marks.options
+table.listing.marks.value = table.listing.marks.options
 table.compare.click()
-table.delete.click()
+table.deletion.button.click()
 table.link.show("<p>a page</p>", label="timeline of a run")
 table
 """

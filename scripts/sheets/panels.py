@@ -45,7 +45,7 @@ several
 """
 _RUNS = """
 table = RunsTable(root + "/runs")
-table.marks.value = table.marks.options[:3]
+table.listing.marks.value = table.listing.marks.options[:3]
 table.compare.click()
 table.widget
 """

@@ -30,7 +30,7 @@ from . import looks
 from .html_view import HtmlView
 from .job_details import JobDetails
 from .job_line import JobLine
-from .messages import Messages
+from .messages import Messages, Question
 from .plot_view import PlotView
 from .promised import MadeFor, promised
 from .run_settings import RunSettings
@@ -79,7 +79,11 @@ class LaunchBoard(Shown):
             indent=False,
             tooltip="detach: found again by this board, or by attach()",
         )
-        self.question = _Question(self.messages)
+        self.question = Question(
+            self.messages,
+            looks.Button(description="go on beside it", icon="play", tooltip="launch it all the same"),
+            looks.Button(description="wait", icon="times", tooltip="launch nothing now"),
+        )
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._following = False  # whether that looks at the jobs again
@@ -298,29 +302,6 @@ class LaunchBoard(Shown):
 
     def _called(self, name: str) -> str:
         return f"{self.config.model}-{name}"
-
-
-class _Question:
-    """A sentence with two buttons: go on, or leave it. Hidden until it is asked."""
-
-    def __init__(self, messages: Messages) -> None:
-        self.told = HtmlView()
-        self.yes = looks.Button(description="go on beside it", icon="play", tooltip="launch it all the same")
-        self.no = looks.Button(description="wait", icon="times", tooltip="launch nothing now")
-        self.widget = looks.HBox([self.told, self.yes, self.no], layout={"display": "none", "flex_flow": "row wrap"})
-        self._act: Callable[[], None] | None = None
-        self.yes.on_click(messages.shown(lambda _: self._answered(go_on=True)))
-        self.no.on_click(messages.shown(lambda _: self._answered(go_on=False)))
-
-    def ask(self, text: str, act: Callable[[], None]) -> None:
-        self.told.value, self._act = text, act
-        looks.show(self.widget, on=True)
-
-    def _answered(self, *, go_on: bool) -> None:
-        act, self._act = self._act, None
-        looks.show(self.widget, on=False)
-        if go_on and act is not None:
-            act()
 
 
 def _rated(job: Job) -> Sequence[Mapping[str, Any]]:
