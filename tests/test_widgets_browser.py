@@ -342,7 +342,7 @@ for k in range(2):
         (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
         record.write_status("failed" if k else "cancelled", **({"reason": "rank 1 was killed"} if k else {}))
 board = LaunchBoard({"pipeline": plan}, config, runs="shown", profile=profile, cluster=cluster)
-board._thread.join(200)  # it has shown the runs that ended
+board.watch.thread.join(200)  # it has shown the runs that ended
 board.change.offer(["pipeline"], ["pipeline", "other"])  # as while a job runs
 explorer = PartitionExplorer(profile, cluster, plans="plans", board=board)
 """
