@@ -12,8 +12,8 @@ from sparsepipe.forecast import forecast
 from sparsepipe.planners import Problem, estimate, partition
 from sparsepipe.planners.scale import Scale
 from sparsepipe.widgets import PartitionExplorer
+from sparsepipe.widgets.explorer_controls import StagesPerDevice
 from sparsepipe.widgets.planning import compressed
-from sparsepipe.widgets.stages_per_device import StagesPerDevice
 from sparsepipe.widgets.view_model import bottleneck, changes
 
 NUM_LAYERS = 12

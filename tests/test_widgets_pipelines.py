@@ -17,7 +17,7 @@ from sparsepipe.pipelines import Pipelines
 from sparsepipe.replication import RULES
 from sparsepipe.widgets import LaunchBoard, PartitionExplorer, WaitingExplorer
 from sparsepipe.widgets import pipelines_planning as planning_module
-from sparsepipe.widgets.later import Later
+from sparsepipe.widgets.partition import Later
 from sparsepipe.widgets.several import JITTER, NOBODY, PIPELINE, SLOW, TYPED
 
 NUM_LAYERS, BATCH_SIZE = 8, 16
@@ -300,8 +300,8 @@ def test_pipelines_are_saved_opened_on_the_board_and_exported(profile, cluster, 
     path = tmp_path / "plans" / "optimal-2-pipelines-001.json"
     assert Pipelines.load(path) == shown.plan and f"sparsepipe run {path} --model net" in explorer.saver.told.value
     explorer.saver.launch_button.click()
-    line = board._lines["optimal-2-pipelines-002"]
-    assert board.prepared(line.name) == (shown.plan, config) and line.widget in board._list.children
+    line = board.offered.lines["optimal-2-pipelines-002"]
+    assert board.prepared(line.name) == (shown.plan, config) and line.widget in board.offered.widget.children
     assert f"{as_measured(shown.plan.minibatches_per_second * BATCH_SIZE)} samples/s" in line.promise.value
     assert "pipeline 1: " in line.promise.value and "they average by partial-reduce" in line.promise.value
     board.settings.schedule.value = "1f1b-flush"

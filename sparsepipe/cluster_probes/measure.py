@@ -41,10 +41,9 @@ def measure_network_time(
     if len(begun) < 2:
         return {}
     loops = [{"devices": len(probe.node.device_types), "seconds": seconds} for probe in begun]
-    next_ones = [*begun[1:], begun[0]], [*ports[1:], ports[0]]
     sending = [
         {**own, "address": peer.node.address, "port": port, "secret": secret}
-        for own, peer, port in zip(loops, *next_ones, strict=True)
+        for own, peer, port in zip(loops, [*begun[1:], begun[0]], [*ports[1:], ports[0]], strict=True)
     ]
 
     def ask(probe: Probe, facts: dict[str, Any]) -> dict[str, Any]:
@@ -140,8 +139,15 @@ def measure_cluster(
 
         def link(a: str, b: str) -> MeasuredLink:
             probe, (other, port) = where[a][0], where[b]
-            facts = {"address": other.node.address, "port": port, "secret": secret}
-            said = probe.ask("link", **facts, sizes=list(sizes), seconds=seconds, timeout=_MOST_SECONDS)
+            said = probe.ask(
+                "link",
+                address=other.node.address,
+                port=port,
+                secret=secret,
+                sizes=list(sizes),
+                seconds=seconds,
+                timeout=_MOST_SECONDS,
+            )
             return MeasuredLink((a, b), {int(size): float(took) for size, took in said["times"].items()})
 
         links = [one for pairs in rounds(list(where)) for one in for_each(link, *zip(*pairs, strict=True))]

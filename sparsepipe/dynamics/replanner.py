@@ -132,8 +132,9 @@ class Replanner:
     def begin(self, decision: Decision, first_minibatch: int) -> None:
         """The change was made: `first_minibatch` is the first under the new plan."""
         decided = self.decisions[-1][0]
-        told = {"predicted": decision.simulated, "expected": decision.share}
-        self.outcomes.begin(decision.plan, first_minibatch=first_minibatch, **told)
+        self.outcomes.begin(
+            decision.plan, first_minibatch=first_minibatch, predicted=decision.simulated, expected=decision.share
+        )
         self._made_for = self._decided
         self.plan, self._pending, self._lead = decision.plan, False, first_minibatch - decided
         self.watcher.follow(decision.plan, first_minibatch=first_minibatch)

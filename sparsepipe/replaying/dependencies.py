@@ -229,9 +229,20 @@ class _Builder:
     def _node(self, place: int, step: Step, span: Span) -> int:
         operation = operation_of(span)
         operation = self.own_names.get(operation, operation)
-        times = span.start - step.begin, span.end - step.begin
-        facts = (span.stage, span.minibatch, operation, span.kind, span.name, span.peer)
-        return self._add(Node(place, span.rank, *facts, *times))
+        return self._add(
+            Node(
+                place,
+                span.rank,
+                span.stage,
+                span.minibatch,
+                operation,
+                span.kind,
+                span.name,
+                span.peer,
+                span.start - step.begin,
+                span.end - step.begin,
+            )
+        )
 
     def _add(self, node: Node) -> int:
         self.nodes.append(node)
@@ -283,8 +294,20 @@ class _Builder:
         done = next((sent[name, maker.rank] for name in names if (name, maker.rank) in sent), source)
         inputs, begin, end = self._carried(span, source, done, send, wait, step, before.get(node))
         own_name = TRANSFERS[span.kind]
-        facts = (span.minibatch, self.own_names.get(own_name, own_name), "transfer", span.name, maker.rank)
-        transfer = self._add(Node(maker.step, span.rank, span.stage, *facts, begin, max(begin, end)))
+        transfer = self._add(
+            Node(
+                maker.step,
+                span.rank,
+                span.stage,
+                span.minibatch,
+                self.own_names.get(own_name, own_name),
+                "transfer",
+                span.name,
+                maker.rank,
+                begin,
+                max(begin, end),
+            )
+        )
         self.edges += [*((one, transfer) for one in inputs), (transfer, node)]
 
     def _carried(

@@ -48,9 +48,16 @@ class Task:
 
     def config(self, *, seed: int, **settings: Any) -> RunConfig:
         """The settings of a run, one thread a process: a core is a device here."""
-        args = {"model_args": _json(self.model_args), "data_args": _json(self.data_args)}
         return RunConfig(
-            self.model, self.data, batch_size=self.batch_size, threads=1, seed=seed, **args, **self.learning, **settings
+            self.model,
+            self.data,
+            batch_size=self.batch_size,
+            threads=1,
+            seed=seed,
+            model_args=_json(self.model_args),
+            data_args=_json(self.data_args),
+            **self.learning,
+            **settings,
         )
 
     def profile_path(self, root: Path, *, seed: int, beside: int) -> Path:

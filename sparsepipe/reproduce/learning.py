@@ -82,8 +82,14 @@ def nearest_neighbour_accuracy(train: VoxelDataset, test: VoxelDataset, cells: i
 
 def commonest_share(config: RunConfig) -> float:
     """The `most_frequent_share` of the classes of the voxels that a run validates on."""
-    sizes = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed}
-    dataset = load(config.data, split=config.validation_split, task=config.task, **sizes)
+    dataset = load(
+        config.data,
+        split=config.validation_split,
+        task=config.task,
+        voxel_size=config.voxel_size,
+        num_points=config.num_points,
+        seed=config.seed,
+    )
     return most_frequent_share([dataset.batch(range(len(dataset))).labels])
 
 

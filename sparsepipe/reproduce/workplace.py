@@ -175,9 +175,9 @@ class Workplace:
 
         `timed=False`: of a figure without times and speeds, which are all that a busy machine makes doubtful.
         """
-        made = {"voxel_size": voxel_size, "num_points": num_points, "seed": seed}
-        facts = data.load(self.source, split="train", **made).origin
-        return Provenance.of(profile, cluster, plans, made | settings, runs, data=facts, timed=timed)
+        made = data.load(self.source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
+        settings |= {"voxel_size": voxel_size, "num_points": num_points, "seed": seed}
+        return Provenance.of(profile, cluster, plans, settings, runs, data=made.origin, timed=timed)
 
     def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: Any) -> go.Figure:
         """Write a figure and all that belongs to it below `figures`; returns it as a cell shows it.

@@ -5,16 +5,14 @@ from ..errors import InputError
 from ..profile import Profile
 from . import looks
 from .exporter import Export
-from .html_view import HtmlView
+from .html_view import HtmlView, explained
 from .messages import Messages
-from .partition_view import PartitionView, graph_text
+from .partition_view import PartitionView, SettledButton, graph_text
 from .picture import explorer_export, picture
 from .pipelines_picture import compared, pipelines_export, pipelines_picture
 from .pipelines_planning import PipelinesAnswer
 from .planning import Answer
-from .settled_button import SettledButton
 from .waiting_figures import WaitingFigures
-from .words import explained
 
 OF_ONE = "this goes with one pipeline: move pipelines to 1"
 

@@ -27,16 +27,14 @@ from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from . import looks
-from .html_view import HtmlView
+from .html_view import HtmlView, explained
 from .job_details import JobDetails
 from .job_line import Board, JobLine
 from .messages import Messages, Question
 from .plot_view import PlotView
 from .promised import MadeFor, promised
 from .run_settings import RunSettings
-from .shown import Shown
-from .tips import with_tips
-from .words import explained
+from .tips import Shown, with_tips
 
 _ASKED = Html("{} is asked to go on under {}: its ranks prepare it while they train")
 

@@ -1,6 +1,7 @@
 """The partition explorer: sliders for devices, links, workload, planner, schedule, cuts and pipelines, and the plan."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,16 +23,52 @@ from . import looks
 from .explorer_controls import ExplorerControls
 from .explorer_view import OF_ONE, ExplorerView
 from .exporter import Exporter
-from .later import Later
 from .messages import Messages
-from .partition_view import NO_PLAN
+from .partition_view import NO_PLAN, SettledButton
 from .pipelines_planning import Asked, PipelinesAnswer, PipelinesPlanning
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
 from .settings import Settings
-from .settled_button import SettledButton
-from .shown import Shown
-from .tips import with_tips
+from .tips import Shown, with_tips
+
+
+class Later:
+    """Calls `act` with what was asked last, `pause` seconds after it was, in one thread that ends when nothing is left.
+
+    What is asked while `act` is at work comes after it; what was asked before that, and not begun, is dropped. `act`
+    must raise nothing.
+    """
+
+    def __init__(self, act: Callable[[Asked], None], *, pause: float, name: str) -> None:
+        self._act, self._pause, self._name = act, pause, name
+        self._turn = threading.Condition()
+        self._asked: list[Asked] = []  # one or none
+        self._due = 0.0
+        self._thread: threading.Thread | None = None
+
+    def ask(self, what: Asked) -> None:
+        with self._turn:
+            self._asked, self._due = [what], time.monotonic() + self._pause
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def drop(self) -> None:
+        """Forget what was asked and is not begun."""
+        with self._turn:
+            self._asked = []
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                while self._asked and (left := self._due - time.monotonic()) > 0:
+                    self._turn.wait(left)
+                if not self._asked:
+                    self._thread = None
+                    return
+                (what,), self._asked = self._asked, []
+            self._act(what)
+
 
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _PAUSE, _PATIENCE = 0.25, 300.0  # seconds: from the last move until pipelines are planned; for which a click waits
@@ -136,7 +173,7 @@ class PartitionExplorer(Shown):
         self.together = PipelinesPlanning(self.planning)
         self.messages = Messages()
         self.state = PlanOnScreen()
-        self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
+        self.later: Later = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
         self.controls = ExplorerControls(profile, cluster, scale, self.messages, self.changed)
         self.view = ExplorerView(profile, self.messages, note=note)
         drawing, shown = self.view.drawing, self.messages.shown

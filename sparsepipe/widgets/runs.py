@@ -29,8 +29,7 @@ from .exporter import Export, Exporter
 from .messages import Messages, Question
 from .plot_view import PlotView
 from .runs_rows import RunsListing
-from .shown import Shown
-from .tips import with_tips
+from .tips import Shown, with_tips
 
 _TRACE = Html(
     "<div>The link below opens the timeline, which is kept as <code>{}</code>. To look at it in Perfetto instead, open "

@@ -25,9 +25,8 @@ from .controls import bandwidth_slider, count_slider, dropdown
 from .exporter import Export, Exporter
 from .messages import Messages
 from .several import MINIBATCHES
-from .shown import Shown
 from .straggler_picker import StragglerPicker
-from .tips import with_tips
+from .tips import Shown, with_tips
 from .waiting_figures import Compared, WaitingFigures
 
 _MOST_PIPELINES, _MOST_STAGES = 8, 8

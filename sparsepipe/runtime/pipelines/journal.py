@@ -208,13 +208,15 @@ def _rows_of(run_dir: Path, launch: str) -> list[dict[str, Any]]:
 def _run_of(head: Mapping[str, Any]) -> RunOfPipelines:
     rule = rule_from_json(head["rule"]) if head["rule"] else None
     sums = {int(epoch): Sums(**told) for epoch, told in head.get("sums", {}).items()}
-    resumed = {
-        "progress": head["progress"],
-        "closed": tuple(head["closed"]),
-        "sums": sums,
-        "pace": head.get("pace", 0.0),
-    }
-    return RunOfPipelines(head["pipelines"], rule, head["seed"], **resumed)
+    return RunOfPipelines(
+        head["pipelines"],
+        rule,
+        head["seed"],
+        progress=head["progress"],
+        closed=tuple(head["closed"]),
+        sums=sums,
+        pace=head.get("pace", 0.0),
+    )
 
 
 def _path(run_dir: Path) -> Path:

@@ -121,17 +121,17 @@ class RunState:
 
     def _begin(self, member: Member, request: Request) -> None:
         given = request.given
-        length = (given["epoch_minibatches"], given["total_minibatches"])
+        epoch, total = given["epoch_minibatches"], given["total_minibatches"]
         if self.work is None:
-            queue = MinibatchQueue(*length, progress=self.run.progress)
+            queue = MinibatchQueue(epoch, total, progress=self.run.progress)
             arithmetic = self.run.rule.arithmetic if self.run.rule else None
             closed, sums = self.run.closed, self.run.sums
             self.work = Work(self.changes, queue, self.merges, arithmetic=arithmetic, closed=closed, sums=sums)
             self.changes.note()
         known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
-        if known != length:
+        if known != (epoch, total):
             raise InputError(
-                f"pipeline {member.number} has {number_of(length[0], 'minibatch')} per epoch and {length[1]} in all, "
+                f"pipeline {member.number} has {number_of(epoch, 'minibatch')} per epoch and {total} in all, "
                 f"others have {known[0]} and {known[1]}; give all the same data, batch size and epochs"
             )
         data = given.get("data", "")

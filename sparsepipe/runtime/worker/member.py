@@ -38,8 +38,14 @@ class Member:
         assert identity.pipeline is not None, "it is one of several"
         folder = run_dir.parent.parent
         plan = Pipelines.load(folder / "plan.json")
-        place = {"pipeline": identity.pipeline, "rank": identity.rank, "attempt": identity.attempt}
-        coordinator = connect(folder, **place, timeout=timeout, encryption=encryption)
+        coordinator = connect(
+            folder,
+            pipeline=identity.pipeline,
+            rank=identity.rank,
+            attempt=identity.attempt,
+            timeout=timeout,
+            encryption=encryption,
+        )
         return cls(folder, identity, plan.replication, coordinator, plan.first_stage(identity.pipeline))
 
     def checkpoint(self) -> checkpoint.Checkpoint | None:

@@ -120,12 +120,12 @@ class Worker:
         done = self._resume(resume_from) if resume_from else 0
         self.compile_from(done)
         if self.context.writes_metrics:
-            facts = {
-                "epoch_minibatches": self.workload.epoch_minibatches,
-                "minibatches": self.workload.total_minibatches,
-                "shares_memory_with": self.connections.memory_peers,  # the other ranks: over sockets or NCCL
-            }
-            self.recorder.metric("start", **facts)
+            self.recorder.metric(
+                "start",
+                epoch_minibatches=self.workload.epoch_minibatches,
+                minibatches=self.workload.total_minibatches,
+                shares_memory_with=self.connections.memory_peers,  # the other ranks: over sockets or NCCL
+            )
         if resume_from:
             if self.context.writes_metrics:
                 self.earlier = [*read_metrics(self.run_dir / "metrics.jsonl", "epoch")]
@@ -347,8 +347,13 @@ class Worker:
 
     def connect_next(self, plan: Plan, opening: int) -> Connections:
         """Open the connections of the plan after this one, beside those that are at work. All ranks come here."""
-        options = {"synchronise": self.config.synchronised_batch_norm, "share_memory": self.config.shared_memory}
-        return Connections.open(compile_until_steady(plan), self.process, opening=opening, **options)
+        return Connections.open(
+            compile_until_steady(plan),
+            self.process,
+            opening=opening,
+            synchronise=self.config.synchronised_batch_norm,
+            share_memory=self.config.shared_memory,
+        )
 
     def next_worker(self, plan: Plan, connections: Connections) -> "Worker":
         """Build the worker of the plan after this one, while this one trains."""
