@@ -173,18 +173,18 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     assert len(drawn(board.curves.plot)["data"]) == 3
     details = board.details
     assert "rank 0, stage 0" in details.ranks.value and "rank 1, stage 1" in details.ranks.value
-    assert details.rank.options == (0, 1) and details.end.layout.display == ""
-    assert {trace["name"] for trace in drawn(details.anatomy)["data"]} >= {"work", "other"}
-    assert "measured" in drawn(details.timeline)["layout"]["title"]["text"]
-    assert details.culprit.value.startswith("Held up by: ")
+    assert details.rank.options == (0, 1) and details.end.widget.layout.display == ""
+    assert {trace["name"] for trace in drawn(details.end.anatomy)["data"]} >= {"work", "other"}
+    assert "measured" in drawn(details.end.timeline)["layout"]["title"]["text"]
+    assert details.end.culprit.value.startswith("Held up by: ")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["minkvgg11bn-narrow-pipeline-001"]
     disturbed = board.jobs["pipeline"].record
     path = disturbed.folder / "metrics.jsonl"
     rows = [json.loads(row) for row in path.read_text().splitlines()]
     rows[-1]["load"] |= {"other_cpu_share": 0.9}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    details._compare(disturbed)
-    for view in (details.timeline, details.anatomy):
+    details.end.compare("pipeline", disturbed)
+    for view in (details.end.timeline, details.end.anatomy):
         assert "other processes used 90%" in drawn(view)["layout"]["title"]["text"]
 
 

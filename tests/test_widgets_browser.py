@@ -362,8 +362,8 @@ several
 DOUBTFUL_BOARD = """
 told = "other processes used 90% of the cores while layers were measured, and again while the run was at work"
 timeline = plots.timeline(simulate(plan, profile, cluster, [1000.0] * 12), note="net-pipeline-000, last epoch")
-board.details.timeline.show(doubted(timeline, [told]))
-show(board.details.end, on=True)
+board.details.end.timeline.show(doubted(timeline, [told]))
+show(board.details.end.widget, on=True)
 board
 """
 RUNS = """

@@ -277,16 +277,16 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")
     assert details.rank.options == (0, 1, 2) and "rank 2, stage 0" in details.ranks.value
     assert "has nothing to report" in details.log.value or "<pre" in details.log.value
-    assert details.end.layout.display == ""
-    title = json.loads(details.timeline.figure)["layout"]["title"]["text"]
+    assert details.end.widget.layout.display == ""
+    title = json.loads(details.end.timeline.figure)["layout"]["title"]["text"]
     assert "What waiting costs" in title
     for name in ("pipeline 0, rank 0", "pipeline 0, link 0-1", "pipeline 1, rank 2"):
         assert name in details.drifts.value, "held against the profile while it ran"
     shown = speeds_table(board.jobs["two"].record)
-    assert shown == details.speeds.value and "not predicted" not in shown
+    assert shown == details.end.speeds.value and "not predicted" not in shown
     for name in ("pipeline 0, stage 0 computes", "pipeline 0, stage 1 computes", "pipeline 1, stage 2 computes"):
         assert name in shown
-    assert details.culprit.value.startswith("Held up by: ")
+    assert details.end.culprit.value.startswith("Held up by: ")
 
 
 @pytest.fixture

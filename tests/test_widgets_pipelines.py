@@ -166,7 +166,7 @@ def test_a_straggler_costs_what_the_waiting_explorer_says(profile):
     explorer.controls.plan.planner.value, explorer.controls.pipelines.rule.value = "model-parallel", rule
     explorer.controls.pipelines.slider.value = 2
     for kind, number in ((PIPELINE, 1), (JITTER, 0)):
-        for picker in (explorer.controls.pipelines.straggler, other.straggler):
+        for picker in (explorer.controls.pipelines.straggler, other.controls.straggler):
             picker.kind.value, picker.pipeline.value, picker.rank.value = kind, number, number
         shown = explorer.current()
         assert str(shown.stragglers) == str(other.stragglers())
