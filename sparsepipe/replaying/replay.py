@@ -119,17 +119,7 @@ def _as_trace(known: Dependencies, trace: Trace) -> Trace:
         if node.operation:
             begin = known.steps[node.step].begin
             kind = "wait" if node.kind == "transfer" else node.kind
-            spans.append(
-                Span(
-                    node.rank,
-                    node.name,
-                    begin + end - seconds,
-                    begin + end,
-                    kind,
-                    node.stage,
-                    node.minibatch,
-                    node.peer,
-                )
-            )
+            start, stop = begin + end - seconds, begin + end
+            spans.append(Span(node.rank, node.name, start, stop, kind, node.stage, node.minibatch, node.peer))
     spans.sort(key=lambda span: (span.start, span.rank))
     return Trace(tuple(spans), "replayed", trace.facts)

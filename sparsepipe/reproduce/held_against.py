@@ -162,11 +162,8 @@ def known_optima(folder: str = "") -> list[HeldAgainst]:
         file = PartitioningFile.load(place / f"{name}.json")
         plan = partition(file.profile, file.cluster, cost_model="dnn-partitioning")
         assert plan.estimate is not None
-        found.append(
-            HeldAgainst(
-                "known optimum", name, optimum, plan.estimate.period_seconds, unit=_UNNAMED, known_as="known optimum"
-            )
-        )
+        period = plan.estimate.period_seconds
+        found.append(HeldAgainst("known optimum", name, optimum, period, unit=_UNNAMED, known_as="known optimum"))
     return found
 
 
@@ -179,16 +176,10 @@ def measured_plans(folder: str = "") -> list[HeldAgainst]:
     for one in SailorFiles.load(place).plans():
         ours, theirs = predict(one), published_prediction(one)
         what = "unlike GPUs" if one.unlike else "like GPUs"
+        known, ours_gb, theirs_gb = (b / 1e9 for b in (one.peak_bytes, ours.peak_bytes, theirs.peak_bytes))
         found += [
             HeldAgainst(f"step, {what}", one.name, one.seconds, ours.seconds, "s", theirs.seconds, one.time_doubt),
-            HeldAgainst(
-                f"peak memory, {what}",
-                one.name,
-                *(b / 1e9 for b in (one.peak_bytes, ours.peak_bytes)),
-                "GB",
-                theirs.peak_bytes / 1e9,
-                one.memory_doubt,
-            ),
+            HeldAgainst(f"peak memory, {what}", one.name, known, ours_gb, "GB", theirs_gb, one.memory_doubt),
         ]
     return sorted(found, key=lambda one: one.kind, reverse=True)
 
