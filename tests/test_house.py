@@ -13,7 +13,7 @@ AT_MOST = {
     "folders at the root": 28,
     "modules that serve one other of their folder": 142,
     "most attributes of a class": 28,
-    "classes of more than 12 attributes": 30,
+    "classes of more than 12 attributes": 29,
     "most arguments of a function": 17,
     "calls through bundles of arguments": 40,
     "private members used from outside their class": 0,
@@ -37,7 +37,7 @@ RECORDS = {
 }
 
 
-MOST_LARGE = 23  # others: each is split where somebody works on it, and none is added
+MOST_LARGE = 22  # others: each is split where somebody works on it, and none is added
 
 
 def test_large_records_are_frozen_values():
