@@ -16,6 +16,13 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_ATTRIBUTES = 12  # of a class
+_OF_LIBRARIES = {
+    "_exit",
+    "_buffers",
+    "_modules",
+    "_parameters",
+    "_version",
+}  # of os and torch
 _SENTENCE = re.compile(r"[A-Za-z'`]+( [\w'`,:.%-]+){3,}")  # four words and more
 
 
@@ -76,6 +83,25 @@ class House:
     def bundles(self) -> list[str]:
         """Places of calls through a dict or a tuple that the calling function has written itself."""
         return [f"{name}:{line}" for name, node in self._functions() for line in _bundles(node)]
+
+    def privates(self) -> list[str]:
+        """Places that use a private member which another class of the package has, and their own class has not."""
+        members = {node: _members(node) for _, node in self._classes()}
+        known = set().union(*members.values())
+        own: dict[int, set[str]] = defaultdict(set)  # of the nodes in a class
+        for node, names in members.items():
+            for part in ast.walk(node):
+                own[id(part)] |= names
+        return [
+            f"{name}:{part.lineno} {ast.unparse(part)}"
+            for name, nodes in self.nodes.items()
+            for part in nodes
+            if isinstance(part, ast.Attribute)
+            and part.attr.startswith("_")
+            and not part.attr.startswith("__")
+            and part.attr in known - own[id(part)] - _OF_LIBRARIES
+            and not (isinstance(part.value, ast.Name) and part.value.id in ("self", "cls"))
+        ]
 
     def kinds_of_plan(self) -> list[str]:
         """Places that ask for the type of a plan."""
@@ -194,6 +220,10 @@ def _attributes(node: ast.ClassDef) -> set[str]:
     return fields | assigned
 
 
+def _members(node: ast.ClassDef) -> set[str]:
+    return _attributes(node) | {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+
+
 def _arguments(node: ast.FunctionDef) -> list[str]:
     every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     return [argument.arg for argument in every if argument.arg not in ("self", "cls")]
@@ -242,6 +272,7 @@ def counts(house: House) -> dict[str, float]:
         f"classes of more than {MOST_ATTRIBUTES} attributes": sum(n > MOST_ATTRIBUTES for n in attributes.values()),
         "most arguments of a function": max(arguments.values()),
         "calls through bundles of arguments": len(house.bundles()),
+        "private members used from outside their class": len(house.privates()),
         "questions for the kind of a plan": len(house.kinds_of_plan()),
         "branches on plans of several pipelines": len(house.branches_on_several()),
         "Any": house.anys(),

@@ -34,7 +34,8 @@ class Certainty:
     def __str__(self) -> str:
         """ "extrapolated 4 ×: ± 20%", or "± 3%" within the measured range."""
         share = f"± {100 * self.share:.0f}%"
-        return f"extrapolated {self.factor:.3g} ×: {share}" if self.extrapolated else share
+        factor = f"{self.factor:,.0f}" if self.factor >= 100 else f"{self.factor:.3g}"  # no exponent: 2,050 ×
+        return f"extrapolated {factor} ×: {share}" if self.extrapolated else share
 
     def to_json(self) -> dict[str, float]:
         """What a plan's file and answers have of it."""

@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from scripts.house import imported_names
+from scripts.house import House, imported_names
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
@@ -202,6 +202,10 @@ def reachable(node, graph):
 
 def test_every_module_has_its_level():
     assert {parts[0] for _, parts in sources()} <= LEVEL.keys() | VIEWS
+
+
+def test_private_members_are_used_by_their_class_alone():
+    assert House().privates() == []
 
 
 def test_a_file_gives_each_name_once():

@@ -139,12 +139,12 @@ def html_values(root: ipywidgets.Widget) -> Iterator[str]:
 
 def test_widgets(record, tmp_path):
     runs = RunsTable(record.folder.parent, figures=tmp_path / NAME)
-    runs.marks.value = (NAME,)
-    runs.delete.click()
-    rows = json.loads(runs.marks.document)["rows"]
+    runs.listing.marks.value = (NAME,)
+    runs.deletion.button.click()
+    rows = json.loads(runs.listing.marks.document)["rows"]
     assert rows[0][0] == NAME, "as it is: the page makes text of every cell, and puts no HTML together"
     assert (PACKAGE / "widgets" / "runs_list.js").read_text().count("innerHTML") == 1
-    assert_harmless(runs.question.value)
+    assert_harmless(runs.deletion.question.told.value)
     runs.trace.click()
     assert_harmless(runs.messages.value)
     board = LaunchBoard(PLANS, RunConfig("net", "d"), runs=tmp_path / "none")

@@ -4,18 +4,19 @@ import ast
 
 import pytest
 
-from scripts.house import House, counts
+from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
     "files": 799,
-    "lines": 102_595,
+    "lines": 102_599,
     "modules at the root": 18,
     "folders at the root": 28,
-    "modules that serve one other of their folder": 143,
-    "most attributes of a class": 48,
-    "classes of more than 12 attributes": 37,
+    "modules that serve one other of their folder": 142,
+    "most attributes of a class": 28,
+    "classes of more than 12 attributes": 29,
     "most arguments of a function": 17,
-    "calls through bundles of arguments": 111,
+    "calls through bundles of arguments": 40,
+    "private members used from outside their class": 0,
     "questions for the kind of a plan": 2,
     "branches on plans of several pipelines": 35,
     "Any": 1_611,
@@ -25,6 +26,35 @@ AT_MOST = {
     "dependencies": 11,
     "pinned dependencies": 0,
 }
+
+
+# Frozen values of more than 12 fields, each reviewed: why its fields stay flat.
+RECORDS = {
+    "sparsepipe.cluster_probes.check:HostFacts": "what a host answers to one question, compared field by field",
+    "sparsepipe.costs:LayerTable": "columns of one table, a row for each layer",
+    "sparsepipe.data.manifests:Manifest": "fields of a data set's manifest file",
+    "sparsepipe.profile.layer_cost:CostSample": "columns of a profile's file",
+    "sparsepipe.runtime.config:DataConfig": "settings of a run, flat in run.json and on the command line",
+    "sparsepipe.runtime.processes.identity:Identity": "what a rank is told in its environment",
+    "sparsepipe.widgets.settings:Settings": "values of the partition explorer's controls, flat in provenance files",
+}
+
+
+MOST_LARGE = 22  # others: each is split where somebody works on it, and none is added
+
+
+def test_large_records_are_frozen_values():
+    house = House()
+    decorators = {
+        f"{name}:{node.name}": [ast.unparse(one) for one in node.decorator_list]
+        for name, nodes in house.nodes.items()
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+    }
+    assert all("frozen=True" in decorators[name][0] for name in RECORDS)
+    large = {name for name, count in house.attributes().items() if count > MOST_ATTRIBUTES}
+    assert RECORDS.keys() <= large, "a smaller one needs no exception"
+    assert len(large - RECORDS.keys()) <= MOST_LARGE
 
 
 @pytest.mark.slow

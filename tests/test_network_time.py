@@ -102,7 +102,7 @@ def test_a_replay_sleeps_as_long_as_the_simulator_says(tmp_path):
     for s, stage in enumerate(plan.stages):
         (rank,) = stage.ranks
         slept = SleptStage(workload, plan, s, rank, workload.links)
-        assert [slept._forward.tolist(), slept._backward.tolist()] == list(seconds[rank][s][:2])
+        assert [slept.seconds.forward.tolist(), slept.seconds.backward.tolist()] == list(seconds[rank][s][:2])
 
 
 @pytest.mark.parametrize("seed", range(5))

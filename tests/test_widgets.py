@@ -159,7 +159,7 @@ def board(tmp_path):
 
 @pytest.mark.slow
 def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
-    line = board._lines["pipeline"]
+    line = board.offered.lines["pipeline"]
     line.start.click()
     assert board.messages.value == "" and line.start.disabled and not line.stop.disabled
     with pytest.raises(InputError, match="running already"):
@@ -167,24 +167,24 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     line.start.click()  # refused as well: the job that runs can still be cancelled
     assert "running already" in board.messages.value and line.start.disabled and not line.stop.disabled
     board.jobs["pipeline"].wait(timeout=ENOUGH)
-    board._thread.join(timeout=ENOUGH)
+    board.watch.thread.join(timeout=ENOUGH)
     assert "finished:" in line.state.value and not line.start.disabled and line.stop.disabled
     assert line.progress.value == line.progress.max == 6
-    assert len(drawn(board.curves)["data"]) == 3
+    assert len(drawn(board.curves.plot)["data"]) == 3
     details = board.details
     assert "rank 0, stage 0" in details.ranks.value and "rank 1, stage 1" in details.ranks.value
-    assert details.rank.options == (0, 1) and details.end.layout.display == ""
-    assert {trace["name"] for trace in drawn(details.anatomy)["data"]} >= {"work", "other"}
-    assert "measured" in drawn(details.timeline)["layout"]["title"]["text"]
-    assert details.culprit.value.startswith("Held up by: ")
+    assert details.rank.options == (0, 1) and details.end.widget.layout.display == ""
+    assert {trace["name"] for trace in drawn(details.end.anatomy)["data"]} >= {"work", "other"}
+    assert "measured" in drawn(details.end.timeline)["layout"]["title"]["text"]
+    assert details.end.culprit.value.startswith("Held up by: ")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["minkvgg11bn-narrow-pipeline-001"]
     disturbed = board.jobs["pipeline"].record
     path = disturbed.folder / "metrics.jsonl"
     rows = [json.loads(row) for row in path.read_text().splitlines()]
     rows[-1]["load"] |= {"other_cpu_share": 0.9}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    details._compare(disturbed)
-    for view in (details.timeline, details.anatomy):
+    details.end.compare("pipeline", disturbed)
+    for view in (details.end.timeline, details.end.anatomy):
         assert "other processes used 90%" in drawn(view)["layout"]["title"]["text"]
 
 
@@ -192,31 +192,31 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
 def test_a_new_board_finds_a_job_that_runs_and_cancels_it(board):
     board.config = replace(board.config, epochs=10_000, validate=False)
     board.detach.value = True
-    board._lines["pipeline"].start.click()
+    board.offered.lines["pipeline"].start.click()
     assert board.messages.value == ""
     until(lambda: any(row["event"] == "step" for row in board.jobs["pipeline"].rows), "a minibatch")
     ids = board.plans["pipeline"].layers
     changed = Plan((Stage(ids[:4], (0,)), Stage(ids[4:], (1,))))  # planned anew under the same name
     again = LaunchBoard({"pipeline": changed}, board.config, runs=board.runs)
     again.update()
-    assert "a run of an earlier plan of this name" in again._lines["pipeline"].state.value
+    assert "a run of an earlier plan of this name" in again.offered.lines["pipeline"].state.value
     other = LaunchBoard(board.plans, board.config, runs=board.runs)
     other.update()
-    line = other._lines["pipeline"]
+    line = other.offered.lines["pipeline"]
     assert "earlier plan" not in line.state.value
     assert other.jobs["pipeline"].running and line.start.disabled and not line.stop.disabled
     line.stop.click()
-    other._thread.join(timeout=ENOUGH)
+    other.watch.thread.join(timeout=ENOUGH)
     assert "cancelled" in line.state.value and other.messages.value == ""
-    again._thread.join(timeout=ENOUGH)
-    board._thread.join(timeout=ENOUGH)
-    assert "cancelled" in board._lines["pipeline"].state.value
+    again.watch.thread.join(timeout=ENOUGH)
+    board.watch.thread.join(timeout=ENOUGH)
+    assert "cancelled" in board.offered.lines["pipeline"].state.value
 
 
 @pytest.mark.slow
 def test_board_shows_why_a_run_failed(board):
     (board.runs.parent / "shapes" / "box" / "train" / "box_0001.off").write_text("OFF\n1 1 1\n")
-    line = board._lines["pipeline"]
+    line = board.offered.lines["pipeline"]
     line.start.click()  # data is read before anything begins
-    assert board._thread is None and not line.start.disabled
+    assert board.watch.thread is None and not line.start.disabled
     assert "box_0001.off" in board.messages.value and "Traceback" not in board.messages.value

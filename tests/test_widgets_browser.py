@@ -342,13 +342,13 @@ for k in range(2):
         (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
         record.write_status("failed" if k else "cancelled", **({"reason": "rank 1 was killed"} if k else {}))
 board = LaunchBoard({"pipeline": plan}, config, runs="shown", profile=profile, cluster=cluster)
-board._thread.join(200)  # it has shown the runs that ended
+board.watch.thread.join(200)  # it has shown the runs that ended
 board.change.offer(["pipeline"], ["pipeline", "other"])  # as while a job runs
 explorer = PartitionExplorer(profile, cluster, plans="plans", board=board)
 """
 SHOW = """
-explorer.pin_devices.value = True
-explorer.pin_cuts.value = True
+explorer.controls.stages.pin_devices.value = True
+explorer.controls.stages.pin_cuts.value = True
 explorer.current()
 explorer
 """
@@ -362,15 +362,15 @@ several
 DOUBTFUL_BOARD = """
 told = "other processes used 90% of the cores while layers were measured, and again while the run was at work"
 timeline = plots.timeline(simulate(plan, profile, cluster, [1000.0] * 12), note="net-pipeline-000, last epoch")
-board.details.timeline.show(doubted(timeline, [told]))
-show(board.details.end, on=True)
+board.details.end.timeline.show(doubted(timeline, [told]))
+show(board.details.end.widget, on=True)
 board
 """
 RUNS = """
 table = RunsTable("shown")
-table.marks.value = table.marks.options
+table.listing.marks.value = table.listing.marks.options
 table.compare.click()
-table.delete.click()
+table.deletion.button.click()
 table.link.show("<p>a page</p>", label="timeline of a run")
 table
 """

@@ -75,13 +75,13 @@ def test_the_plan_shown_first_is_that_of_the_cluster_given(cluster):
     try:
         best = partition(PROFILE, cluster)
     except InputError as refused:
-        assert explorer.plan is None and explorer.shown is None and str(refused) == explorer.refused
+        assert explorer.plan is None and explorer.shown is None and str(refused) == explorer.state.refused
         return
     assert explorer.shown_cluster == cluster
     assert timeless(explorer.plan) == timeless(best)
     plan, again = made_by(explorer.as_code(), PROFILE)
     assert again == cluster and timeless(plan) == timeless(best)
-    assert "Devices and links as given" in explorer.placed.value
+    assert "Devices and links as given" in explorer.controls.devices.placed.value
 
 
 @pytest.mark.slow
@@ -89,14 +89,16 @@ def test_the_plan_shown_first_is_that_of_the_cluster_given(cluster):
 @given(clusters(), st.data())
 def test_the_code_makes_what_is_shown_whatever_was_moved(cluster, data):
     explorer = PartitionExplorer(PROFILE, cluster)
-    for slider in explorer.counts.values():
+    for slider in explorer.controls.devices.counts.values():
         slider.value = data.draw(st.integers(0, 4))
     if data.draw(st.booleans()):
-        explorer.placement.value = BY_TYPE
-    explorer.inside.value = data.draw(st.sampled_from([explorer.inside.value, 3e9, 12e9]))
-    explorer.between_latency.value = data.draw(st.sampled_from([0.0, 2e-4]))
-    explorer.batch_size.value = data.draw(st.sampled_from([16, 48]))
-    explorer.memory.value = data.draw(st.sampled_from([0.0, 2e8]))
+        explorer.controls.devices.placement.value = BY_TYPE
+    explorer.controls.devices.inside.value = data.draw(
+        st.sampled_from([explorer.controls.devices.inside.value, 3e9, 12e9])
+    )
+    explorer.controls.devices.between_latency.value = data.draw(st.sampled_from([0.0, 2e-4]))
+    explorer.controls.workload.batch_size.value = data.draw(st.sampled_from([16, 48]))
+    explorer.controls.devices.memory.value = data.draw(st.sampled_from([0.0, 2e8]))
     if explorer.plan is None:
         return
     plan, again = made_by(explorer.as_code(), PROFILE)
@@ -112,11 +114,14 @@ def test_a_mixed_node_is_not_split_by_type():
     assert explorer.shown_cluster == cluster
     before = explorer.plan.estimate.period_seconds
     assert before == partition(PROFILE, cluster).estimate.period_seconds
-    explorer.placement.value = BY_TYPE
+    explorer.controls.devices.placement.value = BY_TYPE
     assert [node.name for node in explorer.shown_cluster.nodes] == ["node of tv", "node of txp"]
     assert explorer.plan.estimate.period_seconds > before
-    assert "Placed anew, one node per device type: node of tv: 2 × tv; node of txp: 2 × txp" in explorer.placed.value
-    assert "given: mixed: 2 × tv + 2 × txp" in explorer.placed.value
+    assert (
+        "Placed anew, one node per device type: node of tv: 2 × tv; node of txp: 2 × txp"
+        in explorer.controls.devices.placed.value
+    )
+    assert "given: mixed: 2 × tv + 2 × txp" in explorer.controls.devices.placed.value
 
 
 def test_counts_keep_devices_on_their_nodes_and_it_is_said():
@@ -125,37 +130,39 @@ def test_counts_keep_devices_on_their_nodes_and_it_is_said():
         Node("b", (DeviceType("txp"), DeviceType("tv")), Link(2e9)),
     )
     explorer = PartitionExplorer(PROFILE, Cluster(nodes, Link(1e8)))
-    explorer.counts["tv"].value = 1
+    explorer.controls.devices.counts["tv"].value = 1
     placed = explorer.shown_cluster.nodes
     assert [[kind.name for kind in node.device_types] for node in placed] == [["tv", "txp"], ["txp"]]
     assert [node.link.bandwidth for node in placed] == [1e9, 2e9]
-    assert "Placed on the nodes given: a: tv + txp; b: txp" in explorer.placed.value
-    assert "Fewer are taken from the last nodes first" in explorer.placed.value
-    explorer.counts["tv"].value = 4
+    assert "Placed on the nodes given: a: tv + txp; b: txp" in explorer.controls.devices.placed.value
+    assert "Fewer are taken from the last nodes first" in explorer.controls.devices.placed.value
+    explorer.controls.devices.counts["tv"].value = 4
     assert [len(node.device_types) for node in explorer.shown_cluster.nodes] == [2, 4]
-    explorer.counts["tv"].value, explorer.counts["txp"].value = 2, 0
+    explorer.controls.devices.counts["tv"].value, explorer.controls.devices.counts["txp"].value = 2, 0
     assert [node.name for node in explorer.shown_cluster.nodes] == ["a", "b"]
-    explorer.counts["txp"].value = 2
-    assert explorer.shown_cluster.nodes == nodes and "Devices and links as given" in explorer.placed.value
+    explorer.controls.devices.counts["txp"].value = 2
+    assert (
+        explorer.shown_cluster.nodes == nodes and "Devices and links as given" in explorer.controls.devices.placed.value
+    )
 
 
 def test_links_of_each_node_stay_until_the_slider_is_moved():
     nodes = (Node("a", (DeviceType("tv"),) * 2, Link(12e9, 1e-5)), Node("b", (DeviceType("tv"),) * 2, Link(1e9, 1e-5)))
     explorer = PartitionExplorer(PROFILE, Cluster(nodes, Link(1.25e9)))
-    assert explorer.inside.value is None and explorer.inside.text == "as given"
-    assert explorer.between.value == 1.25e9 and explorer.between.text == "1.25 GB/s"
-    explorer.inside.value = 5e9
+    assert explorer.controls.devices.inside.value is None and explorer.controls.devices.inside.text == "as given"
+    assert explorer.controls.devices.between.value == 1.25e9 and explorer.controls.devices.between.text == "1.25 GB/s"
+    explorer.controls.devices.inside.value = 5e9
     assert [node.link for node in explorer.shown_cluster.nodes] == [Link(5e9, 1e-5)] * 2
-    assert "Devices as given, links changed" in explorer.placed.value
+    assert "Devices as given, links changed" in explorer.controls.devices.placed.value
 
 
 def test_a_limit_for_all_and_back_to_each_type_its_own():
     types = (DeviceType("tv", 12e9), DeviceType("txp", 24e9))
     cluster = Cluster((Node("a", types, Link(1e9)),))
     explorer = PartitionExplorer(PROFILE, cluster)
-    explorer.memory.value = 3e9
+    explorer.controls.devices.memory.value = 3e9
     assert {kind.memory_bytes for kind in explorer.shown_cluster.device_types} == {3e9}
-    explorer.memory.value = 0.0
+    explorer.controls.devices.memory.value = 0.0
     assert explorer.shown_cluster == cluster
 
 
@@ -173,7 +180,7 @@ def test_a_profile_without_sizes_is_planned_as_it_is():
     cluster = Cluster.uniform(3, device_type="tv", link=Link(12e9))
     explorer = PartitionExplorer(profile, cluster)
     assert timeless(explorer.plan) == timeless(partition(profile, cluster))
-    explorer.batch_size.value = 40
+    explorer.controls.workload.batch_size.value = 40
     plan, _ = made_by(explorer.as_code(), profile)
     assert timeless(plan) == timeless(explorer.plan)
 
@@ -181,7 +188,7 @@ def test_a_profile_without_sizes_is_planned_as_it_is():
 def test_what_is_said_of_many_nodes_is_short():
     nodes = tuple(Node(f"n{k}", (DeviceType("tv"),) * 2, Link(12e9)) for k in range(8))
     explorer = PartitionExplorer(PROFILE, Cluster(nodes, Link(1e9)))
-    assert "n0 … n7 (8 nodes): 2 × tv each" in explorer.placed.value
+    assert "n0 … n7 (8 nodes): 2 × tv each" in explorer.controls.devices.placed.value
 
 
 def test_the_settings_are_told_in_one_line_and_kept_as_json():
@@ -192,7 +199,7 @@ def test_the_settings_are_told_in_one_line_and_kept_as_json():
         "tv + txp · links 12 GB/s, 50 µs · memory tv 12 GB, txp 24 GB · batch size 16 · voxel size 0.04 · "
         "planner optimal, schedule 1f1b (stash)"
     )
-    kept = json.loads(json.dumps(explorer.settings().to_json(), allow_nan=False))
+    kept = json.loads(json.dumps(explorer.controls.settings().to_json(), allow_nan=False))
     assert kept["devices"] == {"tv": 1, "txp": 1} and kept["memory_bytes"] == "as given"
     assert kept["bandwidth"] == 12e9 and kept["placement"] == "as given"
 
@@ -203,8 +210,8 @@ def test_figures_carry_the_settings_and_what_they_rest_on(tmp_path, monkeypatch)
     profile = profile_of({"batch_size": 16, "voxel_size": 0.04, "synthetic": True})
     cluster = Cluster((Node("a", (DeviceType("tv", 12e9),) * 3, Link(12e9, 5e-5)),), Link(1e9))
     explorer = PartitionExplorer(profile, cluster, figures=tmp_path, note="net16 on shapes")
-    explorer.pin.click()
-    explorer.inside.value, explorer.memory.value = 1e8, 24e9
+    explorer.view.pin.click()
+    explorer.controls.devices.inside.value, explorer.controls.devices.memory.value = 1e8, 24e9
     explorer.exporter.button.click()
     kept = json.loads((tmp_path / "explorer_stages.json").read_text())
     title = kept["title"]
@@ -217,7 +224,7 @@ def test_figures_carry_the_settings_and_what_they_rest_on(tmp_path, monkeypatch)
     assert [one["digest"] for one in rests_on["profiles"]] == [profile.digest]
     assert [one["digest"] for one in rests_on["clusters"]] == [cluster.digest, explorer.shown_cluster.digest]
     assert len(rests_on["plans"]) == 2
-    title = explorer._figures().figures["explorer_timeline"][0].layout.title.text
+    title = explorer.exporter.make().figures["explorer_timeline"][0].layout.title.text
     assert "12 GB/s" not in title and "100 MB/s" in title, "the timeline is of B alone"
 
 
@@ -225,12 +232,12 @@ def test_recomputation_is_a_setting_that_the_code_knows():
     """A message recommended recomputation, for which there was no switch."""
     explorer = PartitionExplorer(PROFILE, Cluster.uniform(2, device_type="tv", link=Link(12e9)))
     most = max(part.memory_bytes for part in explorer.plan.estimate.stages)
-    explorer.recompute.value = True
+    explorer.controls.plan.recompute.value = True
     assert all(stage.recompute for stage in explorer.plan.stages)
     assert max(part.memory_bytes for part in explorer.plan.estimate.stages) <= most
     plan, _ = made_by(explorer.as_code(), PROFILE)
     assert timeless(plan) == timeless(explorer.plan)
-    explorer.pin_cuts.value = True
+    explorer.controls.stages.pin_cuts.value = True
     plan, _ = made_by(explorer.as_code(), PROFILE)
     assert plan.stages == explorer.plan.stages and "recomputation" in explorer.shown.told()
 
@@ -238,7 +245,7 @@ def test_recomputation_is_a_setting_that_the_code_knows():
 def test_a_long_note_makes_a_figure_higher_and_ends_its_lines_between_settings(tmp_path):
     """The settings' lines ran into the plot below them."""
     explorer = PartitionExplorer(PROFILE, Cluster.uniform(2, device_type="tv", link=Link(12e9)), note="net16")
-    figure = explorer._figures().figures["explorer_stages"][0]
+    figure = explorer.exporter.make().figures["explorer_stages"][0]
     plain = stages(explorer.plan)
     further = figure.layout.title.text.count("<br>") - 1
     assert further >= 2 and figure.layout.title.text.count("<br>") * 20 < figure.layout.margin.t

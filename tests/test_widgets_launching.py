@@ -60,14 +60,14 @@ def ran(folder, plan, *, speed, state="finished"):
 def test_a_saved_plan_is_the_one_on_screen_and_none_is_overwritten(profile, cluster, tmp_path):
     explorer = PartitionExplorer(profile, cluster, plans=tmp_path / "plans")
     assert explorer.saver.launch_button not in explorer.saver.widget.children[0].children, "there is no board"
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     explorer.saver.save_button.click()
     path = tmp_path / "plans" / "model-parallel-2-stages-001.json"
     assert Plan.load(path) == explorer.plan and explorer.messages.value == ""
     assert f"sparsepipe run {path} --model net --data DATA" in explorer.saver.told.value
     explorer.saver.save_button.click()
     assert len(list((tmp_path / "plans").iterdir())) == 2
-    explorer.memory.value = 1e7
+    explorer.controls.devices.memory.value = 1e7
     assert explorer.saver.save_button.disabled and "cannot be planned" in explorer.saver.save_button.tooltip
     explorer.saver.save_button.click()  # a click in a cell
     assert len(list((tmp_path / "plans").iterdir())) == 2 and "No plan fits" in explorer.messages.value
@@ -83,23 +83,23 @@ def test_a_plan_that_cannot_be_written_is_told_in_one_line(profile, cluster, tmp
 def test_launch_this_opens_the_plan_on_the_board(profile, cluster, tmp_path):
     board = LaunchBoard({}, CONFIG, runs=tmp_path / "runs")
     explorer = PartitionExplorer(profile, cluster, plans=tmp_path / "plans", board=board)
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     explorer.saver.launch_button.click()
     name = "model-parallel-2-stages-001"
-    line = board._lines[name]
-    assert board.prepared(name)[0] == explorer.plan and line.widget in board._list.children
+    line = board.offered.lines[name]
+    assert board.prepared(name)[0] == explorer.plan and line.widget in board.offered.widget.children
     assert board.jobs == {} and not line.start.disabled, "its settings can be changed before it is launched"
     speed = BATCH_SIZE / explorer.plan.estimate.period_seconds
     assert f"{as_measured(speed)} samples/s" in line.promise.value
     assert "stage 0: conv0 … conv3 (4 layers) on fast" in line.promise.value
-    explorer.batch_size.value = 2 * BATCH_SIZE
+    explorer.controls.workload.batch_size.value = 2 * BATCH_SIZE
     explorer.saver.launch_button.click()
-    told = board._lines["model-parallel-2-stages-002"].promise.value
+    told = board.offered.lines["model-parallel-2-stages-002"].promise.value
     assert f"{as_measured(speed)} samples/s" in told, "at the run's own batch size, not at the explorer's"
 
 
 def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
-    line, settings = board._lines["pipeline"], board.settings
+    line, settings = board.offered.lines["pipeline"], board.settings
     assert board.prepared("pipeline") == (plans["pipeline"], CONFIG), "untouched, they are what was given"
     settings.epochs.value, settings.learning_rate.value, settings.batch_size.value = 5, 0.5, 2 * BATCH_SIZE
     plan, config = board.prepared("pipeline")
@@ -126,9 +126,9 @@ def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
 
 def test_a_speed_is_not_promised_where_nothing_was_measured(tmp_path, plans):
     board = LaunchBoard(plans, CONFIG, runs=tmp_path / "runs")
-    assert "samples/s" in board._lines["pipeline"].promise.value
+    assert "samples/s" in board.offered.lines["pipeline"].promise.value
     board.settings.batch_size.value = 2
-    assert "no throughput predicted" in board._lines["pipeline"].promise.value
+    assert "no throughput predicted" in board.offered.lines["pipeline"].promise.value
 
 
 def test_a_click_asks_before_it_launches_beside_another_job(board, plans, monkeypatch):
@@ -137,27 +137,27 @@ def test_a_click_asks_before_it_launches_beside_another_job(board, plans, monkey
     monkeypatch.setattr(board, "launch", launched.append)
     lock = hold(other.folder)
     try:
-        board._lines["pipeline"].start.click()
+        board.offered.lines["pipeline"].start.click()
         assert "other-001 is at work on the same" in board.question.told.value and launched == []
         board.question.no.click()
         assert board.question.widget.layout.display == "none" and launched == []
-        board._lines["pipeline"].start.click()
+        board.offered.lines["pipeline"].start.click()
         board.question.yes.click()
         assert launched == ["pipeline"] and board.question.widget.layout.display == "none"
         board.question.yes.click()  # a click that was under way
         assert launched == ["pipeline"]
     finally:
         os.close(lock)
-    board._lines["pipeline"].start.click()
+    board.offered.lines["pipeline"].start.click()
     assert launched == ["pipeline"] * 2, "nobody is at work any more"
 
 
 def test_runs_that_ended_before_the_board_was_made_are_there_with_predicted_beside_measured(board, plans):
     predicted = BATCH_SIZE / plans["pipeline"].estimate.period_seconds
     ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=predicted / 2)
-    again = LaunchBoard(plans, CONFIG, runs=board.runs, profile=board.profile, cluster=board.cluster)
-    again._thread.join(timeout=ENOUGH)
-    line = again._lines["pipeline"]
+    again = LaunchBoard(plans, CONFIG, runs=board.runs, profile=board.offered.profile, cluster=board.offered.cluster)
+    again.watch.thread.join(timeout=ENOUGH)
+    line = again.offered.lines["pipeline"]
     assert (
         f"finished: predicted {as_measured(predicted)}, measured {as_measured(predicted / 2)} samples/s (50%)"
         in line.state.value
@@ -175,24 +175,26 @@ def test_a_speed_that_was_measured_is_shown_under_the_very_plan_that_had_it(boar
     ran(board.runs / "net-pipeline-002", other, speed=5678.0)
 
     def shown(plan):
-        made = LaunchBoard({"pipeline": plan}, CONFIG, runs=board.runs, profile=board.profile, cluster=board.cluster)
-        return made, made._lines["pipeline"]
+        made = LaunchBoard(
+            {"pipeline": plan}, CONFIG, runs=board.runs, profile=board.offered.profile, cluster=board.offered.cluster
+        )
+        return made, made.offered.lines["pipeline"]
 
     again, line = shown(replace(first, estimate=None, planner="by hand"))
-    again._thread.join(timeout=ENOUGH)
+    again.watch.thread.join(timeout=ENOUGH)
     assert "1,234 samples/s" in line.state.value, "of the very plan, whoever made it and whatever is expected of it"
     again.settings.schedule.value = "gpipe"
     assert "samples/s" not in line.state.value and "is of another plan" in line.state.value
     again.settings.schedule.value = ""
     assert "1,234 samples/s" in line.state.value
     again.add(other, "pipeline")
-    again._thread.join(timeout=ENOUGH)
-    assert "5,678 samples/s" in again._lines["pipeline"].state.value
+    again.watch.thread.join(timeout=ENOUGH)
+    assert "5,678 samples/s" in again.offered.lines["pipeline"].state.value
     third = replace(first, stages=(replace(first.stages[0], layers=ids[:1]), replace(first.stages[1], layers=ids[1:])))
     again.add(third, "pipeline")
-    told = again._lines["pipeline"].state.value
+    told = again.offered.lines["pipeline"].state.value
     assert told.startswith("not launched: net-pipeline-002, the newest") and "samples/s" not in told
-    assert again.jobs == {} and again._training.layout.display == "none"
+    assert again.jobs == {} and again.curves.widget.layout.display == "none"
     assert shown(third)[1].state.value == told
 
 
@@ -216,14 +218,14 @@ def test_a_run_on_other_data_or_minibatches_is_not_this_plans(board, plans, chan
 
     def shown(config):
         made = LaunchBoard({"pipeline": plans["pipeline"]}, config, runs=board.runs)
-        return made, made._lines["pipeline"].state.value
+        return made, made.offered.lines["pipeline"].state.value
 
     made, state = shown(CONFIG.replace(**change))
     assert state.startswith("not launched: net-pipeline-001") and told in state and "1,234" not in state
     assert made.jobs == {}
     same, state = shown(CONFIG.replace(epochs=9, learning_rate=0.5, seed=3, checkpoint_every=0))
-    same._thread.join(timeout=ENOUGH)
-    assert "1,234 samples/s" in same._lines["pipeline"].state.value, "how long it learns is no other work"
+    same.watch.thread.join(timeout=ENOUGH)
+    assert "1,234 samples/s" in same.offered.lines["pipeline"].state.value, "how long it learns is no other work"
 
 
 def test_arguments_are_the_same_in_any_order(board, plans):
@@ -263,27 +265,27 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.02)
     config = config.replace(minibatches=500)  # some seconds, in which a busy machine looks how far it is
     board = LaunchBoard({"two": plan}, config, runs=tmp_path / "runs", profile=profile, cluster=cluster)
-    line, details = board._lines["two"], board.details
+    line, details = board.offered.lines["two"], board.details
     assert "pipeline 0: 2 stages on 2 × device" in line.promise.value and "samples/s" in line.promise.value
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")
     with pytest.raises(InputError, match="2 pipelines, expected that of one"):
         board.replan("two", plan.local(0))
-    board._thread.join(timeout=ENOUGH)
+    board.watch.thread.join(timeout=ENOUGH)
     assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")
     assert details.rank.options == (0, 1, 2) and "rank 2, stage 0" in details.ranks.value
     assert "has nothing to report" in details.log.value or "<pre" in details.log.value
-    assert details.end.layout.display == ""
-    title = json.loads(details.timeline.figure)["layout"]["title"]["text"]
+    assert details.end.widget.layout.display == ""
+    title = json.loads(details.end.timeline.figure)["layout"]["title"]["text"]
     assert "What waiting costs" in title
     for name in ("pipeline 0, rank 0", "pipeline 0, link 0-1", "pipeline 1, rank 2"):
         assert name in details.drifts.value, "held against the profile while it ran"
     shown = speeds_table(board.jobs["two"].record)
-    assert shown == details.speeds.value and "not predicted" not in shown
+    assert shown == details.end.speeds.value and "not predicted" not in shown
     for name in ("pipeline 0, stage 0 computes", "pipeline 0, stage 1 computes", "pipeline 1, stage 2 computes"):
         assert name in shown
-    assert details.culprit.value.startswith("Held up by: ")
+    assert details.end.culprit.value.startswith("Held up by: ")
 
 
 @pytest.fixture
@@ -299,11 +301,11 @@ def at_work(board, plans, profile, cluster):
     board.update()
     yield record.folder
     os.close(lock)
-    board._thread.join(timeout=ENOUGH)
+    board.watch.thread.join(timeout=ENOUGH)
 
 
 def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
-    change, line = board.change, board._lines["pipeline"]
+    change, line = board.change, board.offered.lines["pipeline"]
     assert change.widget.layout.display == "" and change.job.options == ("pipeline",)
     change.plan.value = "other"
     change.button.click()
@@ -334,7 +336,7 @@ def test_a_refusal_stays_in_the_message_line_while_jobs_go_on(board, at_work, tm
     untold = "memory for the plan could not be told beforehand: it has no estimate, and the run was launched without"
     assert untold in board.change.told.value
     commands.take(at_work, commands.REPLAN, 30, plan=asked.plan)
-    until(lambda: untold in board._lines["pipeline"].state.value, "its line says so")
+    until(lambda: untold in board.offered.lines["pipeline"].state.value, "its line says so")
 
 
 def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, at_work, profile, tmp_path):
@@ -342,11 +344,11 @@ def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, a
         PartitionExplorer(profile, Cluster.uniform(n, device_type="fast"), plans=tmp_path / str(n), board=board)
         for n in (2, 3)
     )
-    many.planner.value = "model-parallel"
+    many.controls.plan.planner.value = "model-parallel"
     many.saver.apply_button.click()
     for messages in (many.messages, board.messages):
         assert "The plan uses ranks [0, 1, 2], this job has [0, 1]" in messages.value
-    few.planner.value = "data-parallel"
+    few.controls.plan.planner.value = "data-parallel"
     few.saver.apply_button.click()
     assert few.messages.value == "" and "is asked to go on under data-parallel-1-stage-001" in few.saver.told.value
     assert commands.request(at_work).reason == "data-parallel-1-stage-001, from the launch board"
@@ -369,11 +371,11 @@ def test_a_damaged_record_is_told_in_its_line_and_the_others_go_on(tmp_path, pla
     ran(tmp_path / "runs" / "net-other-001", plans["other"], speed=80.0)
     (tmp_path / "runs" / "net-broken-001" / "config.json").write_text("[]")
     board = LaunchBoard(plans, CONFIG, runs=tmp_path / "runs", profile=profile, cluster=cluster)
-    board._thread.join(ENOUGH)
-    states = {name: line.state.value for name, line in board._lines.items()}
+    board.watch.thread.join(ENOUGH)
+    states = {name: line.state.value for name, line in board.offered.lines.items()}
     assert "config.json: expected a run" in states["broken"] and "measured 80.0 samples/s" in states["other"]
-    assert not board._lines["broken"].start.disabled and "Traceback" not in board.messages.value
+    assert not board.offered.lines["broken"].start.disabled and "Traceback" not in board.messages.value
     (tmp_path / "runs" / "net-other-001" / "plan.json").unlink()  # while the board shows it
     board.details.job.value = ""
     board.update()
-    assert "plan.json" in board._lines["other"].state.value and "Traceback" not in board.messages.value
+    assert "plan.json" in board.offered.lines["other"].state.value and "Traceback" not in board.messages.value

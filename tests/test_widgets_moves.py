@@ -34,18 +34,18 @@ def explorers(draw):
 
 def move(data, explorer):
     """One move that a page could make: a control that is shown, to one of its ends or between; or a button."""
-    several, editor = explorer.several, explorer.editor
+    several, editor = explorer.controls.pipelines, explorer.controls.stages.editor
     resize = [editor.more, editor.less] if editor.widget.layout.display == "" else []
-    buttons = [explorer.pin, explorer.unpin, *resize]
+    buttons = [explorer.view.pin, explorer.view.unpin, *resize]
     boxes = [box for row in editor.rows.children for box in row.children[1:]]
     hidden = [] if several.picked else several.controls[1:]
-    every = [*explorer._controls(), *several.controls, *buttons, *boxes]
+    every = [*explorer.controls.every, *buttons, *boxes]
     shown = [one for one in every if one not in hidden and one.layout.display != "none"]
     control = data.draw(st.sampled_from([one for one in shown if not getattr(one, "disabled", False)]), "control")
     if isinstance(control, ipywidgets.Button):
         control.click()
         return
-    if control in explorer.counts.values():
+    if control in explorer.controls.devices.counts.values():
         values = [0, 1, 3]
     elif control is several.slider:
         values = [1, 2]
@@ -78,14 +78,20 @@ def test_whatever_is_moved_the_picture_is_of_it_or_says_that_it_is_old(explorer,
         try:
             shown = explorer.current()
         except InputError:
-            assert explorer.plan is None and explorer.view.stale and explorer.messages.value
-            assert explorer.exporter.button.disabled and explorer.saver.save_button.disabled and explorer.pin.disabled
+            assert explorer.plan is None and explorer.view.drawing.stale and explorer.messages.value
+            assert (
+                explorer.exporter.button.disabled and explorer.saver.save_button.disabled and explorer.view.pin.disabled
+            )
         else:
-            assert shown.settings == explorer.settings() and shown.plan is explorer.plan and not explorer.view.stale
+            assert (
+                shown.settings == explorer.controls.settings()
+                and shown.plan is explorer.plan
+                and not explorer.view.drawing.stale
+            )
             assert not explorer.exporter.button.disabled and not explorer.saver.save_button.disabled
         told = re.sub("<[^>]*>", "", explorer.messages.value)
-        scene = json.loads(explorer.view.scene)
-        words = [told, explorer.view.stale, scene.get("why", ""), *scene.get("notes", [])]
+        scene = json.loads(explorer.view.drawing.scene)
+        words = [told, explorer.view.drawing.stale, scene.get("why", ""), *scene.get("notes", [])]
         words += [word for tile in scene.get("tiles", []) for word in tile]
         assert "Traceback" not in told
         assert not [text for text in words if re.search(r"\d{8}|\binf\b|\bnan\b|None|\de\+", text)]

@@ -12,8 +12,8 @@ from sparsepipe.forecast import forecast
 from sparsepipe.planners import Problem, estimate, partition
 from sparsepipe.planners.scale import Scale
 from sparsepipe.widgets import PartitionExplorer
+from sparsepipe.widgets.explorer_controls import StagesPerDevice
 from sparsepipe.widgets.planning import compressed
-from sparsepipe.widgets.stages_per_device import StagesPerDevice
 from sparsepipe.widgets.view_model import bottleneck, changes
 
 NUM_LAYERS = 12
@@ -47,7 +47,7 @@ def explorer(profile, cluster):
 
 
 def scene(explorer):
-    return json.loads(explorer.view.scene)
+    return json.loads(explorer.view.drawing.scene)
 
 
 def tile(explorer, name):
@@ -69,43 +69,43 @@ def test_it_shows_the_plan_that_the_planner_makes(explorer, profile):
 
 
 def test_the_fullest_device_is_that_of_the_stage_that_needs_most_where_nothing_is_limited(explorer):
-    explorer.planner.value = "model-parallel"
-    explorer.pin_cuts.value = True
-    explorer._cut_moved(0, 1)
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.stages.pin_cuts.value = True
+    explorer.controls.stages.move_cut(0, 1)
     most = max(part.memory_bytes for part in explorer.plan.estimate.stages)
     assert explorer.plan.estimate.stages[0].memory_bytes < most
     assert tile(explorer, "fullest device") == scaled_bytes(most)
 
 
 def test_every_control_changes_the_plan_on_screen(explorer):
-    explorer.counts["slow"].value = 0
+    explorer.controls.devices.counts["slow"].value = 0
     assert {device.type.name for device in explorer.shown_cluster.devices} == {"fast"}
-    explorer.schedule.value = "gpipe"
-    assert explorer.plan.schedule == "gpipe" and not explorer.microbatches.disabled
-    assert explorer.weights.options == ("flush",) and explorer.weights.disabled
-    explorer.microbatches.value = 5
+    explorer.controls.plan.schedule.value = "gpipe"
+    assert explorer.plan.schedule == "gpipe" and not explorer.controls.plan.microbatches.disabled
+    assert explorer.controls.plan.weights.options == ("flush",) and explorer.controls.plan.weights.disabled
+    explorer.controls.plan.microbatches.value = 5
     assert explorer.plan.num_microbatches == 5
     before = explorer.plan.estimate.period_seconds
-    explorer.batch_size.value = 32
+    explorer.controls.workload.batch_size.value = 32
     assert explorer.plan.estimate.period_seconds == pytest.approx(2 * before, rel=0.05)
-    explorer.voxel_size.value = 0.08
+    explorer.controls.workload.voxel_size.value = 0.08
     assert explorer.problem.size == pytest.approx(1000 * 2 / 4)
-    explorer.planner.value = "data-parallel"
+    explorer.controls.plan.planner.value = "data-parallel"
     assert len(explorer.plan.stages) == 1
     assert "gap" not in tile(explorer, "gap to the bound") and tile(explorer, "gap to the bound") != "0%"
-    explorer.inside.value = 1e7
+    explorer.controls.devices.inside.value = 1e7
     assert explorer.shown_cluster.nodes[0].link.bandwidth == 1e7
-    explorer.schedule.value = "1f1b"
-    explorer.planner.value = "optimal"
+    explorer.controls.plan.schedule.value = "1f1b"
+    explorer.controls.plan.planner.value = "optimal"
     memory = explorer.plan.estimate.stages[0].memory_bytes
-    explorer.weights.value = "2bw"
+    explorer.controls.plan.weights.value = "2bw"
     assert explorer.plan.weights == "2bw" and explorer.plan.estimate.stages[0].memory_bytes <= memory
     assert explorer.messages.value == ""
 
 
 def test_one_change_is_drawn_once(explorer):
     before = scene(explorer)["serial"]
-    explorer.schedule.value = "gpipe"  # which also changes the weight policies that there are
+    explorer.controls.plan.schedule.value = "gpipe"  # which also changes the weight policies that there are
     assert scene(explorer)["serial"] == before + 1
 
 
@@ -117,25 +117,25 @@ def test_compression_divides_what_crosses_and_nothing_else(profile):
 
 
 def test_cuts_are_moved_and_the_devices_stay_chosen(explorer):
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     assert len(explorer.plan.stages) == 3
-    explorer.pin_cuts.value = True
-    assert explorer.planner.disabled
-    explorer.view.moved = {"cut": 0, "at": 3, "number": 1}
-    explorer.view.moved = {"cut": 1, "at": 5, "number": 2}
+    explorer.controls.stages.pin_cuts.value = True
+    assert explorer.controls.plan.planner.disabled
+    explorer.view.drawing.moved = {"cut": 0, "at": 3, "number": 1}
+    explorer.view.drawing.moved = {"cut": 1, "at": 5, "number": 2}
     assert [len(stage.layers) for stage in explorer.plan.stages] == [3, 2, 7]
     assert explorer.plan.planner == "by hand"
     assert explorer.plan.stages[2].device_types == ("fast",), "most layers, fastest device"
     assert scene(explorer)["cuts"]["at"] == [3, 5]
-    explorer.view.moved = {"cut": 1, "at": 5, "number": 3}
-    explorer.pin_cuts.value = False
-    assert explorer.plan.planner == "model-parallel" and not explorer.planner.disabled
+    explorer.view.drawing.moved = {"cut": 1, "at": 5, "number": 3}
+    explorer.controls.stages.pin_cuts.value = False
+    assert explorer.plan.planner == "model-parallel" and not explorer.controls.plan.planner.disabled
 
 
 def test_places_where_a_cut_cannot_be_have_their_reason(explorer):
-    explorer.planner.value = "model-parallel"
-    explorer.pin_cuts.value = True
-    explorer.ends = [4, 8]
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.stages.pin_cuts.value = True
+    explorer.controls.stages.ends = [4, 8]
     explorer.update()
     cuts = scene(explorer)["cuts"]
     assert cuts["blocked"][0] == [[8, NUM_LAYERS - 1, 0]]
@@ -144,10 +144,10 @@ def test_places_where_a_cut_cannot_be_have_their_reason(explorer):
 
 
 def test_a_cut_is_blocked_where_a_stage_would_not_fit(explorer):
-    explorer.planner.value = "model-parallel"
-    explorer.pin_cuts.value = True
-    explorer.pin_devices.value = True
-    explorer.memory.value = 3e7
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.stages.pin_cuts.value = True
+    explorer.controls.stages.pin_devices.value = True
+    explorer.controls.devices.memory.value = 3e7
     cuts = scene(explorer)["cuts"]
     reasons = [cuts["reasons"][r] for _, _, r in cuts["blocked"][0]]
     assert any("stage 0 would need more than the 30 MB of a" in reason for reason in reasons), reasons
@@ -167,11 +167,11 @@ def test_a_cut_is_blocked_where_a_stage_would_not_fit(explorer):
 
 
 def test_devices_are_pinned_and_cuts_found(explorer):
-    explorer.pin_devices.value = True
-    explorer.editor.groups = [{"fast": 1, "slow": 0}, {"fast": 1, "slow": 1}]
-    explorer._changed()
+    explorer.controls.stages.pin_devices.value = True
+    explorer.controls.stages.editor.groups = [{"fast": 1, "slow": 0}, {"fast": 1, "slow": 1}]
+    explorer.changed()
     assert [stage.device_types for stage in explorer.plan.stages] == [("fast",), ("fast", "slow")]
-    rows = explorer.editor.rows.children
+    rows = explorer.controls.stages.editor.rows.children
     assert len(rows) == 2
     rows[1].children[1].value = 0  # one fast device less in stage 1
     assert explorer.plan.stages[1].device_types == ("slow",)
@@ -182,29 +182,29 @@ def test_devices_are_pinned_and_cuts_found(explorer):
 
 
 def test_stages_are_added_and_taken_away(explorer):
-    explorer.planner.value = "data-parallel"
-    explorer.pin_devices.value = explorer.pin_cuts.value = True
-    explorer.editor.more.click()
+    explorer.controls.plan.planner.value = "data-parallel"
+    explorer.controls.stages.pin_devices.value = explorer.controls.stages.pin_cuts.value = True
+    explorer.controls.stages.editor.more.click()
     assert "Every device has a stage" in explorer.messages.value
-    explorer.counts["fast"].value = 4
-    explorer.editor.more.click()
+    explorer.controls.devices.counts["fast"].value = 4
+    explorer.controls.stages.editor.more.click()
     assert [len(stage.layers) for stage in explorer.plan.stages] == [6, 6]
-    explorer.editor.less.click()
+    explorer.controls.stages.editor.less.click()
     assert len(explorer.plan.stages) == 1 and explorer.messages.value == ""
-    explorer.editor.less.click()  # as the page sent it before the button was disabled
+    explorer.controls.stages.editor.less.click()  # as the page sent it before the button was disabled
     assert "There is one stage" in explorer.messages.value and len(explorer.plan.stages) == 1
-    explorer.pin_cuts.value = False
+    explorer.controls.stages.pin_cuts.value = False
     assert explorer.messages.value == "" and len(explorer.plan.stages) == 1, "a traceback, of no stage"
 
 
 def test_no_device_and_too_little_memory_are_said_in_words(explorer):
-    shown = explorer.view.scene
-    explorer.memory.value = 1e7
+    shown = explorer.view.drawing.scene
+    explorer.controls.devices.memory.value = 1e7
     assert "#D55E00" in explorer.messages.value and "Traceback" not in explorer.messages.value
-    assert explorer.view.scene == shown
-    explorer.memory.value = 0.0
+    assert explorer.view.drawing.scene == shown
+    explorer.controls.devices.memory.value = 0.0
     assert explorer.messages.value == ""
-    for slider in explorer.counts.values():
+    for slider in explorer.controls.devices.counts.values():
         slider.value = 0
     assert "No device chosen" in explorer.messages.value
 
@@ -224,11 +224,11 @@ def test_a_profile_that_does_not_fit_the_cluster_is_refused_in_words(profile):
 @pytest.mark.parametrize("choice", ["optimal", "scaled", "policy", "pinned"])
 def test_the_code_makes_the_plan_again(explorer, profile, choice):
     if choice == "scaled":
-        explorer.batch_size.value, explorer.compression.value = 64, 4.0
+        explorer.controls.workload.batch_size.value, explorer.controls.workload.compression.value = 64, 4.0
     if choice == "policy":
-        explorer.weights.value = "2bw"
+        explorer.controls.plan.weights.value = "2bw"
     if choice == "pinned":
-        explorer.pin_cuts.value = True
+        explorer.controls.stages.pin_cuts.value = True
     scope = {"profile": profile}
     exec(scene(explorer)["code"], scope)
     made, shown = scope["plan"], explorer.plan
@@ -239,19 +239,19 @@ def test_the_code_makes_the_plan_again(explorer, profile, choice):
 
 
 def test_a_pinned_plan_stays_to_compare_with_in_words_and_picture(explorer):
-    explorer.pin.click()
+    explorer.view.pin.click()
     assert scene(explorer)["before"]["changes"] == ["B is as fast as A", "the same layers on the same devices"]
-    explorer.planner.value = "data-parallel"
+    explorer.controls.plan.planner.value = "data-parallel"
     before = scene(explorer)["before"]
     assert before["name"].startswith("optimal") and len(before["places"]) == NUM_LAYERS
     assert before["changes"][0].endswith("× as fast as A")
-    explorer.unpin.click()
-    assert scene(explorer)["before"] is None and explorer.unpin.disabled
+    explorer.view.unpin.click()
+    assert scene(explorer)["before"] is None and explorer.view.unpin.disabled
 
 
 def test_changes_name_the_schedule(explorer):
     before = explorer.plan
-    explorer.schedule.value = "gpipe"
+    explorer.controls.plan.schedule.value = "gpipe"
     assert "schedule: 1f1b (stash) → gpipe (flush)" in changes(before, explorer.plan)
 
 
@@ -264,18 +264,18 @@ DRAWN = """async ([code, told]) => {
 
 
 def test_the_slowest_stage_is_named_with_its_cause(explorer):
-    explorer.planner.value = "data-parallel"
+    explorer.controls.plan.planner.value = "data-parallel"
     assert bottleneck(explorer.plan, explorer.problem)[0] == "compute"
     assert "One stage holds the whole network" in scene(explorer)["why"]
-    explorer.between.value = 1e6
+    explorer.controls.devices.between.value = 1e6
     assert bottleneck(explorer.plan, explorer.problem)[0] == "averaging"
 
 
 def test_why_a_stage_is_slowest_is_what_an_estimate_says(cluster):
     explorer = PartitionExplorer(profile_of((0.01, 0.01, 0.09, 0.01, 0.01)), cluster)
-    explorer.planner.value = "model-parallel"
-    explorer.pin_cuts.value = explorer.pin_devices.value = True
-    explorer.ends = [3, 4]
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.stages.pin_cuts.value = explorer.controls.stages.pin_devices.value = True
+    explorer.controls.stages.ends = [3, 4]
     explorer.update()
     why = scene(explorer)["why"]
     assert "Stage 0 (fast) sets the pace: its layers take 330 ms per minibatch" in why
@@ -284,8 +284,8 @@ def test_why_a_stage_is_slowest_is_what_an_estimate_says(cluster):
 
 def test_a_transfer_that_sets_the_pace_is_named(profile, cluster):
     explorer = PartitionExplorer(profile, cluster)
-    explorer.planner.value = "model-parallel"
-    explorer.inside.value = explorer.between.value = 1e6
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.devices.inside.value = explorer.controls.devices.between.value = 1e6
     assert "transfers take" in scene(explorer)["why"]
 
 
@@ -311,16 +311,16 @@ def test_export_writes_what_is_on_screen(explorer, tmp_path, monkeypatch):
 
 
 def test_a_graph_with_branches_is_drawn_and_a_chain_is_not(explorer, cluster, profile):
-    assert explorer.view.graph == "{}"
+    assert explorer.view.drawing.graph == "{}"
     branches = LayerGraph.chain(profile.graph.layers, skips=[(0, 3)])
     other = PartitionExplorer(Profile(branches, profile.costs, profile.sizes, FACTS), cluster)
-    graph = json.loads(other.view.graph)
+    graph = json.loads(other.view.drawing.graph)
     assert len(graph["positions"]) == NUM_LAYERS and len(graph["routes"]) == NUM_LAYERS
 
 
 def test_an_unplannable_problem_still_shows_a_plan_by_hand(explorer):
-    explorer.pin_cuts.value = explorer.pin_devices.value = True
-    explorer.memory.value = 1e7
+    explorer.controls.stages.pin_cuts.value = explorer.controls.stages.pin_devices.value = True
+    explorer.controls.devices.memory.value = 1e7
     assert explorer.messages.value == ""
     assert any(stage["memory"] > stage["limit"] for stage in scene(explorer)["stages"])
     assert isinstance(explorer.problem, Problem)
@@ -334,8 +334,8 @@ def interleaved(profile):
     """Two stages on each of two devices, a step of four microbatches: 12 layers of 30 ms in stages of three."""
     cluster = Cluster((Node("a", (DeviceType("fast"),) * 2, Link(1e8)),), Link(1e8))
     explorer = PartitionExplorer(profile, cluster)
-    explorer.planner.value, explorer.schedule.value = "model-parallel", "1f1b-flush"
-    explorer.stages_per_device.slider.value = 2
+    explorer.controls.plan.planner.value, explorer.controls.plan.schedule.value = "model-parallel", "1f1b-flush"
+    explorer.controls.plan.stages_per_device.slider.value = 2
     assert explorer.messages.value == ""
     return explorer
 
@@ -373,7 +373,7 @@ def test_the_period_and_timeline_of_interleaved_stages_are_those_of_a_simulated_
     stages_of_rows = {(row, stage) for row, _, _, _, stage, _ in drawn["spans"]}
     assert stages_of_rows == {(0, 0), (1, 1), (0, 2), (1, 3)}
     work = [sum(end - start for row, start, end, code, _, m in drawn["spans"] if row == k and code < 2) for k in (0, 1)]
-    count = max(interleaved.minibatches, 2 * interleaved.plan.num_microbatches)
+    count = max(interleaved.planning.minibatches, 2 * interleaved.plan.num_microbatches)
     assert work == pytest.approx([0.18 * count] * 2)
 
 
@@ -386,9 +386,9 @@ def test_no_bound_is_claimed_for_interleaved_stages(interleaved):
 
 def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
     """A layer takes 30 ms on a fast device and 60 ms on a slow one."""
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     straight = explorer.plan.estimate.period_seconds
-    explorer.stages_per_device.slider.value = 2
+    explorer.controls.plan.stages_per_device.slider.value = 2
     plan = explorer.plan
     assert plan.stages_per_rank == 2 and plan.pipeline_size == 3 and explorer.messages.value == ""
     busy = [position.busy_seconds for position in plan.position_estimates]
@@ -401,7 +401,7 @@ def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
     )
     assert scene(explorer)["period"] == pytest.approx(max(busy), rel=0.02) and max(busy) <= straight
     assert bottleneck(plan, explorer.problem)[2] == max(busy)
-    explorer.weights.value = "vertical-sync"
+    explorer.controls.plan.weights.value = "vertical-sync"
     counted = estimate(explorer.plan, explorer.problem)
     assert [row["memory"] for row in scene(explorer)["stages"]] == [
         position.memory_bytes for position in explorer.plan.position_estimates
@@ -410,7 +410,7 @@ def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
 
 
 def test_the_boundaries_of_interleaved_stages_that_set_the_pace_are_named(interleaved):
-    interleaved.inside.value = 1e6
+    interleaved.controls.devices.inside.value = 1e6
     assert bottleneck(interleaved.plan, interleaved.problem) == ("transfer", 1, pytest.approx(2.0))
     assert (
         "boundaries of stages 1 and 3 (fast) set the pace: their transfers take 2,000 ms" in scene(interleaved)["why"]
@@ -419,9 +419,9 @@ def test_the_boundaries_of_interleaved_stages_that_set_the_pace_are_named(interl
 
 
 def test_one_stage_a_device_again_is_what_was_before(explorer):
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     before, drawn = explorer.plan, scene(explorer)
-    slider = explorer.stages_per_device.slider
+    slider = explorer.controls.plan.stages_per_device.slider
     slider.value = 2
     assert len(explorer.plan.stages) == 2 * len(before.stages)
     slider.value = 1
@@ -439,7 +439,7 @@ def test_the_slider_goes_as_far_as_layers_and_devices_let_it(num_layers, num_dev
 
 def test_devices_that_stay_unused_are_told(cluster):
     explorer = PartitionExplorer(profile_of((0.01,) * 2), cluster)
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     assert len(explorer.plan.ranks) == 2
     (told,) = scene(explorer)["notes"]
     assert told.startswith("1 of 3 devices stay unused")
@@ -447,20 +447,20 @@ def test_devices_that_stay_unused_are_told(cluster):
 
 def test_more_stages_a_device_than_layers_allow_are_refused(cluster):
     explorer = PartitionExplorer(profile_of((0.01,) * 4), cluster)
-    explorer.planner.value = "model-parallel"
-    explorer.stages_per_device.slider.value = 2
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.plan.stages_per_device.slider.value = 2
     assert explorer.plan is None and "2 stages on each of 3 devices" in explorer.messages.value
 
 
 def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profile):
-    choice = explorer.stages_per_device
+    choice = explorer.controls.plan.stages_per_device
     assert choice.slider.disabled and "Planner 'optimal' plans one stage per device" in html.unescape(choice.note.value)
     assert "model-parallel several" in choice.note.value
-    explorer.planner.value = "model-parallel"
+    explorer.controls.plan.planner.value = "model-parallel"
     assert not choice.slider.disabled and choice.note.value == ""
     choice.slider.value = 2
     for schedule in ("gpipe", "2bw", "zero-bubble", "sequential"):
-        explorer.schedule.value = schedule
+        explorer.controls.plan.schedule.value = schedule
         with pytest.raises(InputError) as refused:
             settings = {"schedule": schedule, "stages_per_device": 2}
             partition(profile, explorer.shown_cluster, planner="model-parallel", **settings)
@@ -468,29 +468,29 @@ def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profi
         assert (
             explorer.plan.stages_per_rank == 1 and explorer.plan.schedule == schedule and explorer.messages.value == ""
         )
-    explorer.schedule.value = "1f1b"
+    explorer.controls.plan.schedule.value = "1f1b"
     assert explorer.plan.stages_per_rank == 2, "the slider has kept its value"
-    explorer.planner.value = "optimal"
+    explorer.controls.plan.planner.value = "optimal"
     assert explorer.plan == partition_again(explorer, profile)
 
 
 def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
-    choice = explorer.stages_per_device
-    explorer.schedule.value = "zbv"
-    assert explorer.planner.value == "model-parallel", "optimal plans one stage per device"
+    choice = explorer.controls.plan.stages_per_device
+    explorer.controls.plan.schedule.value = "zbv"
+    assert explorer.controls.plan.planner.value == "model-parallel", "optimal plans one stage per device"
     assert "'model-parallel' stands in for 'optimal'" in html.unescape(choice.note.value)
     assert choice.slider.disabled and "puts 2 stages on each device" in html.unescape(choice.note.value)
     assert explorer.plan.schedule == "zbv" and explorer.messages.value == ""
     assert [own[0] + own[1] for own in explorer.plan.positions] == [len(explorer.plan.stages) - 1] * 3
     assert explorer.plan == partition_again(explorer, profile)
-    explorer.schedule.value = "interleaved-zero-bubble"
+    explorer.controls.plan.schedule.value = "interleaved-zero-bubble"
     assert not choice.slider.disabled and choice.number == 2 and "2 are planned" in choice.note.value
     choice.slider.value = 2
     assert explorer.plan.stages_per_rank == 2 and "To pin cuts or devices, choose a schedule" in choice.note.value
-    explorer.schedule.value = "1f1b"
-    assert explorer.planner.value == "optimal", "the planner that was chosen comes back"
-    explorer.schedule.value = "zbv"
-    explorer.planner.value = "optimal"
+    explorer.controls.plan.schedule.value = "1f1b"
+    assert explorer.controls.plan.planner.value == "optimal", "the planner that was chosen comes back"
+    explorer.controls.plan.schedule.value = "zbv"
+    explorer.controls.plan.planner.value = "optimal"
     assert "1 stage per device: schedule 'zbv' puts 2 stages on each device" in html.unescape(explorer.messages.value)
 
 
@@ -503,40 +503,40 @@ def partition_again(explorer, profile):
 
 
 def test_pins_and_several_stages_a_device_exclude_each_other(explorer):
-    explorer.planner.value = "model-parallel"
-    choice = explorer.stages_per_device
-    explorer.pin_cuts.value = True
+    explorer.controls.plan.planner.value = "model-parallel"
+    choice = explorer.controls.plan.stages_per_device
+    explorer.controls.stages.pin_cuts.value = True
     assert choice.slider.disabled and "What is pinned has one stage per device" in choice.note.value
-    explorer.pin_cuts.value = False
+    explorer.controls.stages.pin_cuts.value = False
     choice.slider.value = 2
-    assert explorer.pin_cuts.disabled and explorer.pin_devices.disabled
+    assert explorer.controls.stages.pin_cuts.disabled and explorer.controls.stages.pin_devices.disabled
     assert "To pin cuts or devices, move it to 1" in choice.note.value and not choice.slider.disabled
     choice.slider.value = 1
-    assert not explorer.pin_cuts.disabled and choice.note.value == ""
+    assert not explorer.controls.stages.pin_cuts.disabled and choice.note.value == ""
 
 
 def test_weights_that_do_not_interleave_are_refused_in_one_line_and_the_picture_stays(explorer):
-    explorer.planner.value = "model-parallel"
-    explorer.stages_per_device.slider.value = 2
-    shown, plan = explorer.view.scene, explorer.plan
-    explorer.weights.value = "2bw"
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.plan.stages_per_device.slider.value = 2
+    shown, plan = explorer.view.drawing.scene, explorer.plan
+    explorer.controls.plan.weights.value = "2bw"
     assert "interleave stages, and not with weights '2bw'" in html.unescape(explorer.messages.value)
-    assert "Traceback" not in explorer.messages.value and explorer.view.scene == shown
-    explorer.weights.value = "stash"
+    assert "Traceback" not in explorer.messages.value and explorer.view.drawing.scene == shown
+    explorer.controls.plan.weights.value = "stash"
     assert explorer.messages.value == "" and explorer.plan == plan
 
 
 def test_more_stages_than_layers_are_refused_in_words(cluster):
     explorer = PartitionExplorer(profile_of((0.01,)), cluster)
-    explorer.planner.value = "model-parallel"
-    explorer.stages_per_device.slider.value = 2
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.plan.stages_per_device.slider.value = 2
     assert "2 stages for 1 layer: expected at least one layer each" in explorer.messages.value
 
 
 def test_a_device_whose_stages_do_not_fit_together_is_marked(interleaved):
     """Each stage alone would fit: the limit is that of the device."""
     parts = interleaved.plan.estimate.stages
-    interleaved.memory.value = 3e7
+    interleaved.controls.devices.memory.value = 3e7
     assert max(part.memory_bytes for part in parts) < 3e7
     assert any(row["memory"] > row["limit"] == 3e7 for row in scene(interleaved)["stages"])
     assert tile(interleaved, "fullest device").endswith("of 30 MB")
@@ -544,14 +544,14 @@ def test_a_device_whose_stages_do_not_fit_together_is_marked(interleaved):
 
 @pytest.mark.parametrize("change", ["none", "flush", "vertical-sync", "scaled", "three"])
 def test_the_code_makes_an_interleaved_plan_again(explorer, profile, change):
-    explorer.planner.value = "model-parallel"
-    explorer.stages_per_device.slider.value = 3 if change == "three" else 2
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.controls.plan.stages_per_device.slider.value = 3 if change == "three" else 2
     if change == "flush":
-        explorer.schedule.value, explorer.microbatches.value = "1f1b-flush", 6
+        explorer.controls.plan.schedule.value, explorer.controls.plan.microbatches.value = "1f1b-flush", 6
     if change == "vertical-sync":
-        explorer.weights.value = "vertical-sync"
+        explorer.controls.plan.weights.value = "vertical-sync"
     if change == "scaled":
-        explorer.batch_size.value, explorer.compression.value = 64, 4.0
+        explorer.controls.workload.batch_size.value, explorer.controls.workload.compression.value = 64, 4.0
     code = scene(explorer)["code"]
     assert f"stages_per_device={3 if change == 'three' else 2})" in code
     again = partition_again(explorer, profile)
@@ -560,21 +560,21 @@ def test_the_code_makes_an_interleaved_plan_again(explorer, profile, change):
     else:
         shown = explorer.plan
     assert again == shown and again.stages_per_rank == (3 if change == "three" else 2)
-    explorer.stages_per_device.slider.value = 1
+    explorer.controls.plan.stages_per_device.slider.value = 1
     assert "stages_per_device" not in scene(explorer)["code"]
 
 
 def test_a_pinned_plan_is_compared_device_by_device(explorer):
-    explorer.planner.value = "model-parallel"
-    explorer.pin.click()
+    explorer.controls.plan.planner.value = "model-parallel"
+    explorer.view.pin.click()
     straight = explorer.plan
-    explorer.stages_per_device.slider.value = 2
+    explorer.controls.plan.stages_per_device.slider.value = 2
     before = scene(explorer)["before"]
     assert before["changes"][1:3] == ["stages: 3 → 6", "stages per device: 1 → 2"]
     assert "rank 0: stage 0 → stages 0 and 3" in before["changes"]
     assert len(before["stages"]) == 3
-    explorer.pin.click()
-    explorer.stages_per_device.slider.value = 1
+    explorer.view.pin.click()
+    explorer.controls.plan.stages_per_device.slider.value = 1
     before = scene(explorer)["before"]
     assert len(before["stages"]) == 3 and before["stages"] != [
         [position.busy_seconds, position.memory_bytes] for position in straight.position_estimates

@@ -17,7 +17,7 @@ from sparsepipe.plan import Plan
 from sparsepipe.replication import RULES
 from sparsepipe.widgets import LaunchBoard, PartitionExplorer, WaitingExplorer
 from sparsepipe.widgets import pipelines_planning as planning_module
-from sparsepipe.widgets.later import Later
+from sparsepipe.widgets.partition import Later
 from sparsepipe.widgets.several import JITTER, NOBODY, PIPELINE, SLOW, TYPED
 
 NUM_LAYERS, BATCH_SIZE = 8, 16
@@ -43,14 +43,14 @@ def cluster():
 @pytest.fixture
 def explorer(profile, cluster, tmp_path):
     made = PartitionExplorer(profile, cluster, figures=tmp_path / "figures", plans=tmp_path / "plans")
-    made.several.slider.value = 2
+    made.controls.pipelines.slider.value = 2
     made.current()
-    assert made.messages.value == made.view.stale == ""
+    assert made.messages.value == made.view.drawing.stale == ""
     return made
 
 
 def scene(explorer):
-    return json.loads(explorer.view.scene)
+    return json.loads(explorer.view.drawing.scene)
 
 
 def tile(explorer, name):
@@ -66,19 +66,19 @@ def test_one_pipeline_plans_and_simulates_no_several(profile, cluster, monkeypat
     for name in ("partition_pipelines", "simulate_pipelines", "PipelinesAnswer"):
         monkeypatch.setattr(planning_module, name, lambda *_, **__: pytest.fail("a move costs as much as before"))
     explorer = PartitionExplorer(profile, cluster)
-    explorer.between.value = 1e8
-    choice = explorer.several
-    assert explorer.messages.value == "" and explorer.waiting is None and "pipelines" not in scene(explorer)
+    explorer.controls.devices.between.value = 1e8
+    choice = explorer.controls.pipelines
+    assert explorer.messages.value == "" and explorer.view.waiting is None and "pipelines" not in scene(explorer)
     assert choice.picked is None and choice.more.layout.display == "none"
-    assert "several" not in explorer.settings().to_json() and explorer.plan.planner == "optimal"
+    assert "several" not in explorer.controls.settings().to_json() and explorer.plan.planner == "optimal"
     choice.straggler.kind.value = SLOW  # hidden: it says nothing
-    assert explorer.messages.value == "" and explorer.shown.settings == explorer.settings()
+    assert explorer.messages.value == "" and explorer.shown.settings == explorer.controls.settings()
 
 
 def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster, tmp_path, capsys):
-    explorer.several.rule.value = "all-reduce"
-    explorer.several.straggler.kind.value = TYPED
-    explorer.several.straggler.text.value = "slow:rank=0,factor=3"
+    explorer.controls.pipelines.rule.value = "all-reduce"
+    explorer.controls.pipelines.straggler.kind.value = TYPED
+    explorer.controls.pipelines.straggler.text.value = "slow:rank=0,factor=3"
     shown = explorer.current()
     (tmp_path / "cluster.toml").write_text(cluster.to_toml())
     given = ("--profile", profile.save(tmp_path / "profile.json"), "--cluster", tmp_path / "cluster.toml")
@@ -103,18 +103,23 @@ def test_what_is_shown_is_what_the_command_line_says(explorer, profile, cluster,
     assert tile(explorer, "staleness") == f"{replication['mean_staleness']:.1f} updates"
     slowed, paced = (tile(explorer, name).split()[0].replace(",", "") for name in ("together", "while nobody is slow"))
     lost = Decimal(paced) - Decimal(slowed)  # of what a reader sees, so that it adds up
-    assert f"the straggler costs {lost:,} of them" in explorer.waiting.told.value
+    assert f"the straggler costs {lost:,} of them" in explorer.view.waiting.told.value
     waited = max((one["waited_for_seconds"] for one in replication["pipelines"]), key=max)
-    assert f"pipeline {waited.index(max(waited))} ({as_measured(max(waited))} s)" in explorer.waiting.waits.value
+    assert f"pipeline {waited.index(max(waited))} ({as_measured(max(waited))} s)" in explorer.view.waiting.waits.value
 
 
 def test_throughput_is_in_minibatches_if_the_profile_has_no_batch_size(profile, cluster, tmp_path, capsys):
     """As most published profiles: the explorer called them samples/s."""
     unknown = replace(profile, origin={"model": "net"})
     made = PartitionExplorer(unknown, cluster)
-    made.several.slider.value = 2
+    made.controls.pipelines.slider.value = 2
     shown = made.current()
-    shown_texts = [made.view.scene, made.waiting.told.value, made.waiting.waits.value, made.waiting.paces.figure]
+    shown_texts = [
+        made.view.drawing.scene,
+        made.view.waiting.told.value,
+        made.view.waiting.waits.value,
+        made.view.waiting.paces.figure,
+    ]
     assert not any("samples/s" in text for text in shown_texts)
     assert tile(made, "together") == f"{as_measured(shown.forecast.sum_of_paces)} minibatches/s"
     assert tile(made, "as predicted") == f"{as_measured(shown.plan.minibatches_per_second)} minibatches/s"
@@ -158,56 +163,56 @@ def test_a_straggler_costs_what_the_waiting_explorer_says(profile):
     link = Link(1e9, 1e-5)
     explorer = PartitionExplorer(profile, Cluster.uniform(4, device_type="fast", link=link))
     other = WaitingExplorer(profile, link, pipelines=2, stages=2, rules=(rule,), rule=rule)
-    explorer.planner.value, explorer.several.rule.value = "model-parallel", rule
-    explorer.several.slider.value = 2
+    explorer.controls.plan.planner.value, explorer.controls.pipelines.rule.value = "model-parallel", rule
+    explorer.controls.pipelines.slider.value = 2
     for kind, number in ((PIPELINE, 1), (JITTER, 0)):
-        for picker in (explorer.several.straggler, other.straggler):
+        for picker in (explorer.controls.pipelines.straggler, other.controls.straggler):
             picker.kind.value, picker.pipeline.value, picker.rank.value = kind, number, number
         shown = explorer.current()
         assert str(shown.stragglers) == str(other.stragglers())
         assert shown.forecast.sum_of_paces == other.shown.sum_of_paces
         assert shown.undisturbed.sum_of_paces == other.compared.undisturbed
         assert shown.forecast.group_sizes == other.shown.group_sizes
-        assert explorer.waiting.told.value == other.waiting.told.value
+        assert explorer.view.waiting.told.value == other.waiting.told.value
 
 
 def no_pipeline_left(explorer):
-    explorer.several.slider.value = 5
+    explorer.controls.pipelines.slider.value = 5
 
 
 def quorum_of_more(explorer):
-    explorer.several.rule.value = "quorum"
-    explorer.several.options.value = "quorum=3"
+    explorer.controls.pipelines.rule.value = "quorum"
+    explorer.controls.pipelines.options.value = "quorum=3"
 
 
 def option_of_another_rule(explorer):
-    explorer.several.rule.value = "local-sgd"
-    explorer.several.options.value = "grace=0.1"
+    explorer.controls.pipelines.rule.value = "local-sgd"
+    explorer.controls.pipelines.options.value = "grace=0.1"
 
 
 def straggler_of_no_rank(explorer):
-    explorer.several.straggler.kind.value = TYPED
-    explorer.several.straggler.text.value = "slow:rank=4,factor=2"
+    explorer.controls.pipelines.straggler.kind.value = TYPED
+    explorer.controls.pipelines.straggler.text.value = "slow:rank=4,factor=2"
 
 
 def slow_pipeline_that_is_not_there(explorer):
-    explorer.several.straggler.kind.value = PIPELINE
-    explorer.several.straggler.pipeline.value = 2
+    explorer.controls.pipelines.straggler.kind.value = PIPELINE
+    explorer.controls.pipelines.straggler.pipeline.value = 2
 
 
 def no_straggler(explorer):
-    explorer.several.straggler.kind.value = TYPED
-    explorer.several.straggler.text.value = "tired:rank=1"
+    explorer.controls.pipelines.straggler.kind.value = TYPED
+    explorer.controls.pipelines.straggler.text.value = "tired:rank=1"
 
 
 def kill_that_ends_the_job(explorer):
-    explorer.several.rule.value = "all-reduce"
-    explorer.several.straggler.kind.value = TYPED
-    explorer.several.straggler.text.value = "kill:rank=1,at=5"
+    explorer.controls.pipelines.rule.value = "all-reduce"
+    explorer.controls.pipelines.straggler.kind.value = TYPED
+    explorer.controls.pipelines.straggler.text.value = "kill:rank=1,at=5"
 
 
 def too_little_memory(explorer):
-    explorer.memory.value = 1e6
+    explorer.controls.devices.memory.value = 1e6
 
 
 @pytest.mark.parametrize(
@@ -224,40 +229,43 @@ def too_little_memory(explorer):
     ],
 )
 def test_what_cannot_be_is_one_line_and_leaves_nothing_to_act_on(explorer, refuse, told):
-    before = explorer.view.scene
+    before = explorer.view.drawing.scene
     refuse(explorer)
     with pytest.raises(InputError, match="cannot be planned"):
         explorer.current()
-    assert told in explorer.refused and "\n" not in explorer.refused
+    assert told in explorer.state.refused and "\n" not in explorer.state.refused
     assert "Traceback" not in explorer.messages.value and explorer.messages.value.count("<pre") == 1
-    assert explorer.plan is None and explorer.view.scene == before
-    assert explorer.view.stale.startswith("Last plan that fits: ") and "cannot be planned" in explorer.view.reason
-    assert "sp-faded" in explorer.waiting.widget._dom_classes
+    assert explorer.plan is None and explorer.view.drawing.scene == before
+    assert (
+        explorer.view.drawing.stale.startswith("Last plan that fits: ")
+        and "cannot be planned" in explorer.view.drawing.reason
+    )
+    assert "sp-faded" in explorer.view.waiting.widget._dom_classes
     assert explorer.saver.save_button.disabled and explorer.exporter.button.disabled
-    explorer.several.slider.value = 1
-    explorer.memory.value = 0.0
-    assert explorer.messages.value == explorer.view.stale == "" and explorer.plan.planner == "optimal"
+    explorer.controls.pipelines.slider.value = 1
+    explorer.controls.devices.memory.value = 0.0
+    assert explorer.messages.value == explorer.view.drawing.stale == "" and explorer.plan.planner == "optimal"
 
 
 def test_what_is_not_offered_for_several_pipelines_says_why(explorer):
-    for button in (explorer.pin, explorer.pin_cuts, explorer.pin_devices):
+    for button in (explorer.view.pin, explorer.controls.stages.pin_cuts, explorer.controls.stages.pin_devices):
         assert button.disabled and "move pipelines to 1" in button.tooltip
-    explorer.pin.click()  # in a cell
+    explorer.view.pin.click()  # in a cell
     assert "move pipelines to 1" in explorer.messages.value and explorer.pinned is None
-    explorer.pin_cuts.value = True
-    assert not explorer.pin_cuts.value and explorer.several.picked is not None
-    explorer.several.slider.value = 1
-    assert not explorer.pin.disabled and not explorer.pin_cuts.disabled
-    explorer.pin_cuts.value = True
-    assert explorer.several.slider.disabled and "of one pipeline" in explorer.several.note.value
-    explorer.pin_cuts.value = False
-    assert not explorer.several.slider.disabled and explorer.several.note.value == ""
+    explorer.controls.stages.pin_cuts.value = True
+    assert not explorer.controls.stages.pin_cuts.value and explorer.controls.pipelines.picked is not None
+    explorer.controls.pipelines.slider.value = 1
+    assert not explorer.view.pin.disabled and not explorer.controls.stages.pin_cuts.disabled
+    explorer.controls.stages.pin_cuts.value = True
+    assert explorer.controls.pipelines.slider.disabled and "of one pipeline" in explorer.controls.pipelines.note.value
+    explorer.controls.stages.pin_cuts.value = False
+    assert not explorer.controls.pipelines.slider.disabled and explorer.controls.pipelines.note.value == ""
 
 
 def test_the_code_makes_the_pipelines_again(explorer, profile):
-    explorer.several.rule.value, explorer.several.options.value = "local-sgd", "every=2"
-    explorer.several.straggler.kind.value = SLOW
-    explorer.batch_size.value, explorer.weights.value = 2 * BATCH_SIZE, "2bw"
+    explorer.controls.pipelines.rule.value, explorer.controls.pipelines.options.value = "local-sgd", "every=2"
+    explorer.controls.pipelines.straggler.kind.value = SLOW
+    explorer.controls.workload.batch_size.value, explorer.controls.plan.weights.value = 2 * BATCH_SIZE, "2bw"
     shown, scope = explorer.current(), {"profile": profile}
     exec(scene(explorer)["code"], scope)
     made = scope["plan"]
@@ -270,7 +278,7 @@ def test_the_code_makes_the_pipelines_again(explorer, profile):
 
 @pytest.mark.slow
 def test_a_rule_brings_its_own_options(explorer):
-    choice = explorer.several
+    choice = explorer.controls.pipelines
     for name in ("all-reduce", "local-sgd"):
         choice.rule.value = name
         assert choice.options.value == "" and RULES[name].summary[1:] in html.unescape(choice.about.value)
@@ -286,14 +294,14 @@ def test_pipelines_are_saved_opened_on_the_board_and_exported(profile, cluster, 
     board = LaunchBoard({}, config, runs=tmp_path / "runs")
     settings = {"plans": tmp_path / "plans", "figures": tmp_path / "figures", "board": board}
     explorer = PartitionExplorer(profile, cluster, **settings)
-    explorer.several.slider.value = 2
+    explorer.controls.pipelines.slider.value = 2
     shown = explorer.current()
     explorer.saver.save_button.click()
     path = tmp_path / "plans" / "optimal-2-pipelines-001.json"
     assert Plan.load(path) == shown.plan and f"sparsepipe run {path} --model net" in explorer.saver.told.value
     explorer.saver.launch_button.click()
-    line = board._lines["optimal-2-pipelines-002"]
-    assert board.prepared(line.name) == (shown.plan, config) and line.widget in board._list.children
+    line = board.offered.lines["optimal-2-pipelines-002"]
+    assert board.prepared(line.name) == (shown.plan, config) and line.widget in board.offered.widget.children
     assert f"{as_measured(shown.plan.minibatches_per_second * BATCH_SIZE)} samples/s" in line.promise.value
     assert "pipeline 1: " in line.promise.value and "they average by partial-reduce" in line.promise.value
     board.settings.schedule.value = "1f1b-flush"
@@ -320,36 +328,40 @@ def test_of_moves_in_a_row_the_last_is_planned_and_the_page_is_not_held_up(explo
         return own(asked)
 
     monkeypatch.setattr(explorer.together, "answer", slow)
-    monkeypatch.setattr(explorer._later, "_pause", 0.0)
-    before = explorer.view.scene
-    explorer.between.value = 1e8
+    monkeypatch.setattr(explorer.later, "_pause", 0.0)
+    before = explorer.view.drawing.scene
+    explorer.controls.devices.between.value = 1e8
     assert begun.wait(ENOUGH) and planned == [1e8]
-    assert explorer.plan is None and explorer.view.stale.startswith("Planning 2 pipelines") and explorer.view.pending
+    assert (
+        explorer.plan is None
+        and explorer.view.drawing.stale.startswith("Planning 2 pipelines")
+        and explorer.view.drawing.pending
+    )
     assert explorer.saver.save_button.disabled and "are being planned" in explorer.saver.save_button.tooltip
     for bandwidth in (2e8, 3e8, 4e8):  # while that is planned
-        explorer.between.value = bandwidth
-    assert explorer.view.scene == before
+        explorer.controls.devices.between.value = bandwidth
+    assert explorer.view.drawing.scene == before
     go_on.set()
     assert explorer.current().settings.network_bandwidth == 4e8 and planned == [1e8, 4e8], "one plan for three moves"
     assert scene(explorer)["serial"] == json.loads(before)["serial"] + 1, "what was overtaken is not drawn"
     begun.clear(), go_on.clear()
-    explorer.between.value = 5e8
+    explorer.controls.devices.between.value = 5e8
     assert begun.wait(ENOUGH)
-    explorer.several.slider.value = 1
-    assert explorer.plan.planner == "optimal" and explorer.view.stale == "", "one pipeline waits for nothing"
-    drawn = explorer.view.scene
+    explorer.controls.pipelines.slider.value = 1
+    assert explorer.plan.planner == "optimal" and explorer.view.drawing.stale == "", "one pipeline waits for nothing"
+    drawn = explorer.view.drawing.scene
     go_on.set()
-    until(lambda: explorer._later._thread is None, "the end of what was overtaken")
-    assert explorer.view.scene == drawn and explorer.messages.value == ""
+    until(lambda: explorer.later._thread is None, "the end of what was overtaken")
+    assert explorer.view.drawing.scene == drawn and explorer.messages.value == ""
 
 
 def test_a_straggler_or_a_rule_plans_nothing_anew(explorer, monkeypatch):
     monkeypatch.setattr(planning_module, "partition_pipelines", lambda *_, **__: pytest.fail("planned again"))
-    explorer.several.straggler.kind.value = SLOW
+    explorer.controls.pipelines.straggler.kind.value = SLOW
     assert explorer.current().stragglers.parts
-    explorer.several.rule.value = "wsp"
+    explorer.controls.pipelines.rule.value = "wsp"
     assert explorer.current().plan.replication.name == "wsp"
-    explorer.several.straggler.kind.value = NOBODY
+    explorer.controls.pipelines.straggler.kind.value = NOBODY
     assert explorer.current().forecast is explorer.current().undisturbed
 
 

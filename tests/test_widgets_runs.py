@@ -68,17 +68,17 @@ def test_runs_are_listed_newest_first_and_filtered_by_words(table, tmp_path):
     assert list(table.table.run) == ["pipe-001", "one-001"]
     row = table.table.set_index("run").loc["one-001"]
     assert (row.strategy, row.state, row["samples/s"], row.accuracy) == ("one process", "finished", 8.0, "75.0%")
-    table.filter.value = "pipeline FINISHED"
-    assert list(table.table.run) == ["pipe-001"] and "1 of 2 runs" in table.listed.value
-    table.filter.value = "nothing-like-it"
-    assert "None of the 2 runs" in table.listed.value and table.marks.options == ()
+    table.listing.filter.value = "pipeline FINISHED"
+    assert list(table.table.run) == ["pipe-001"] and "1 of 2 runs" in table.listing.listed.value
+    table.listing.filter.value = "nothing-like-it"
+    assert "None of the 2 runs" in table.listing.listed.value and table.listing.marks.options == ()
     empty = RunsTable(tmp_path / "empty")
-    assert "No runs in" in empty.listed.value and empty.messages.value == ""
+    assert "No runs in" in empty.listing.listed.value and empty.messages.value == ""
 
 
 def test_a_record_half_written_is_listed_with_its_reason(table, tmp_path):
     (tmp_path / "pipe-001" / "config.json").write_text('{"model": "ne')
-    table.again.click()
+    table.listing.again.click()
     states = dict(zip(table.table.run, table.table.state, strict=True))
     assert "cannot be read" in states["pipe-001"] and "config.json" in states["pipe-001"]
     assert states["one-001"] == "finished" and table.messages.value == ""
@@ -87,16 +87,16 @@ def test_a_record_half_written_is_listed_with_its_reason(table, tmp_path):
 def test_marked_runs_are_compared(table):
     table.compare.click()
     assert "No run is marked" in table.messages.value
-    table.marks.value = ("pipe-001", "one-001")
+    table.listing.marks.value = ("pipe-001", "one-001")
     table.compare.click()
-    assert table.messages.value == "" and table.views.layout.display == ""
-    text = table.throughput.figure
+    assert table.messages.value == "" and table.figures.widget.layout.display == ""
+    text = table.figures.throughput.figure
     assert "pipe-001, one-001" in text, "every figure names its records"
-    table.marks.value = ("one-001",)
-    assert table.views.layout.display == "none", "figures of other runs than those marked are hidden"
-    table.marks.value = ("pipe-001", "one-001")
-    table.again.click()
-    assert table.views.layout.display == ""
+    table.listing.marks.value = ("one-001",)
+    assert table.figures.widget.layout.display == "none", "figures of other runs than those marked are hidden"
+    table.listing.marks.value = ("pipe-001", "one-001")
+    table.listing.again.click()
+    assert table.figures.widget.layout.display == ""
 
 
 def test_what_is_compared_is_drawn_or_told_and_a_replay_has_learned_nothing(table, tmp_path):
@@ -108,14 +108,17 @@ def test_what_is_compared_is_drawn_or_told_and_a_replay_has_learned_nothing(tabl
     rows[-1]["synthetic"] = True
     (replay.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     record(tmp_path, "blind-001", ranks=3, accuracy=None)
-    table.again.click()
-    table.marks.value = ("replay-001", "blind-001", "one-001")
+    table.listing.again.click()
+    table.listing.marks.value = ("replay-001", "blind-001", "one-001")
     table.compare.click()
     assert table.messages.value == ""
-    assert "replay-001, blind-001, one-001" in table.throughput.figure and "synthetic" not in table.throughput.figure
-    learned = json.loads(table.accuracy.figure)
+    assert (
+        "replay-001, blind-001, one-001" in table.figures.throughput.figure
+        and "synthetic" not in table.figures.throughput.figure
+    )
+    learned = json.loads(table.figures.accuracy.figure)
     assert {trace["name"] for trace in learned["data"]} == {"one process"}
-    bars = json.loads(table.throughput.figure)["data"]
+    bars = json.loads(table.figures.throughput.figure)["data"]
     assert {bar["name"] for bar in bars if bar["x"] == [None]} >= {"measured", "replayed"}, "a replay was measured"
     (color,) = {bar["marker"]["color"] for bar in bars if bar["x"] == ["one process"]}
     assert {trace["line"]["color"] for trace in learned["data"]} == {color}, "a run has its colour in both"
@@ -126,23 +129,23 @@ def test_what_is_compared_is_drawn_or_told_and_a_replay_has_learned_nothing(tabl
 def test_runs_that_did_not_finish_are_compared_by_what_they_did(table, tmp_path):
     """They were refused: "finish it with --resume"."""
     half = record(tmp_path, "half-001", finished=False)
-    table.again.click()
-    table.marks.value = ("half-001",)
+    table.listing.again.click()
+    table.listing.marks.value = ("half-001",)
     table.compare.click()
     assert "did not do two minibatches (running)" in table.messages.value and "Traceback" not in table.messages.value
-    assert table.views.layout.display == "none"
+    assert table.figures.widget.layout.display == "none"
     step = {"event": "step", "epoch": 0, "loss": 2.0, "samples": 4, "voxels": 10}
     rows = [step | {"seconds": 1.0 + k, "minibatch": k} for k in range(3)]
     (half.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     half.write_status("cancelled")
-    table.again.click()
+    table.listing.again.click()
     assert table.table.set_index("run").loc["half-001", "samples/s"] == 4.0, "two minibatches of 4 in 2 seconds"
     table.compare.click()
-    assert table.messages.value == "" and "(cancelled)" in table.throughput.figure
-    assert table.accuracy.layout.display == "none", "it finished no epoch"
-    table.marks.value = ("half-001", "pipe-001")
+    assert table.messages.value == "" and "(cancelled)" in table.figures.throughput.figure
+    assert table.figures.accuracy.layout.display == "none", "it finished no epoch"
+    table.listing.marks.value = ("half-001", "pipe-001")
     table.compare.click()
-    assert table.accuracy.layout.display == "" and "(cancelled)" in table.throughput.figure
+    assert table.figures.accuracy.layout.display == "" and "(cancelled)" in table.figures.throughput.figure
     assert "has no summary" not in table.messages.value
     with pytest.raises(InputError, match="has no summary"):
         plots.throughput(half)  # a paper's figure is of runs that finished
@@ -176,11 +179,11 @@ def test_a_replay_that_knows_no_samples_has_no_samples_per_second(tmp_path):
 def test_columns_are_added_and_sorted_by(table, tmp_path):
     config = json.loads((tmp_path / "pipe-001" / "config.json").read_text())
     (tmp_path / "pipe-001" / "config.json").write_text(json.dumps(config | {"learning_rate": 0.5}))
-    table.columns.value = ("learning_rate", "train loss")
+    table.listing.columns.value = ("learning_rate", "train loss")
     row = table.table.set_index("run").loc["pipe-001"]
     assert (row.learning_rate, row["train loss"]) == (0.5, 2.0)
     assert table.table.set_index("run").loc["one-001"].learning_rate == ""
-    document = json.loads(table.marks.document)
+    document = json.loads(table.listing.marks.document)
     assert document["columns"][-2:] == ["learning_rate", "train loss"] and document["numbers"][-1]
     heads = dict(zip(document["columns"], document["heads"], strict=True))
     assert (heads["learning_rate"], heads["train loss"]) == ("learning rate", "training loss")
@@ -189,11 +192,11 @@ def test_columns_are_added_and_sorted_by(table, tmp_path):
     assert numbers["accuracy"] and not numbers["run"] and not numbers["strategy"], "shares are numbers, too"
     assert [row[-2] for row in document["rows"] if row[0] == "pipe-001"] == ["0.5"], "as it was given"
     for descending, first in ((False, "pipe-001"), (True, "one-001")):
-        table.marks.sort = {"column": "accuracy", "descending": descending}
+        table.listing.marks.sort = {"column": "accuracy", "descending": descending}
         assert table.table.run[0] == first, "50.0% is less than 75.0%"
-    table.marks.sort = {"column": "learning_rate", "descending": True}
+    table.listing.marks.sort = {"column": "learning_rate", "descending": True}
     assert table.table.run[0] == "pipe-001", "what is empty comes last"
-    table.marks.sort = {"column": "nowhere", "descending": True}
+    table.listing.marks.sort = {"column": "nowhere", "descending": True}
     assert len(table.table) == 2 and table.messages.value == ""
 
 
@@ -208,22 +211,22 @@ def test_numbers_are_sorted_by_size_and_texts_after_them(tmp_path):
 def test_tags_and_a_note_are_kept_beside_the_record_and_found_by_the_filter(table, tmp_path):
     table.labels.button.click()
     assert "No run is marked" in table.messages.value
-    table.marks.value = ("one-001",)
+    table.listing.marks.value = ("one-001",)
     table.labels.tags.value, table.labels.note.value = "paper, baseline paper", "the <b> one"
     table.labels.button.click()
     assert json.loads((tmp_path / "one-001/labels.json").read_text()) == {
         "tags": ["paper", "baseline"],
         "note": "the <b> one",
     }
-    table.filter.value = "baseline"
+    table.listing.filter.value = "baseline"
     assert list(table.table.run) == ["one-001"] and table.table.note[0] == "the <b> one"
-    table.filter.value = ""
-    table.marks.value = ("pipe-001",)
+    table.listing.filter.value = ""
+    table.listing.marks.value = ("pipe-001",)
     assert table.labels.tags.value == ""
-    table.marks.value = ("one-001",)
+    table.listing.marks.value = ("one-001",)
     assert table.labels.tags.value == "paper baseline"
     (tmp_path / "one-001/labels.json").write_text('{"tags": 3}')
-    table.again.click()
+    table.listing.again.click()
     assert "labels.json" in table.table.set_index("run").loc["one-001"].note
 
 
@@ -241,7 +244,7 @@ def test_metrics_are_flat_tables(table, tmp_path):
 
 
 def test_a_trace_is_opened_as_a_page_and_for_perfetto(table, tmp_path):
-    table.marks.value = ("pipe-001",)
+    table.listing.marks.value = ("pipe-001",)
     table.trace.click()
     assert "has no trace" in table.messages.value
     spans(tmp_path / "pipe-001", (0, 0.0, 1.0, "forward", -1), (1, 1.0, 2.0, "backward", -1))
@@ -252,54 +255,55 @@ def test_a_trace_is_opened_as_a_page_and_for_perfetto(table, tmp_path):
     assert Trace.from_chrome(document | {"otherData": {"source": "measured"}}).ranks == (0, 1)
     assert "trace.html" in table.messages.value and "Perfetto" in table.messages.value
     assert table.link.label == "timeline of pipe-001" and gzip.decompress(table.link.page).decode() == page
-    table.marks.value = ("pipe-001", "one-001")
+    table.listing.marks.value = ("pipe-001", "one-001")
     assert not table.link.page
     table.trace.click()
     assert "a trace is of one" in table.messages.value
 
 
 def test_runs_are_deleted_after_a_question_and_never_while_they_run(table, tmp_path):
-    table.marks.value = ("one-001",)
-    table.delete.click()
-    assert "Delete one-001" in table.question.value and table.asked.layout.display == ""
-    table.keep.click()
-    assert (tmp_path / "one-001").exists() and table.asked.layout.display == "none"
-    table.delete.click()
-    table.sure.click()
+    table.listing.marks.value = ("one-001",)
+    table.deletion.button.click()
+    assert (
+        "Delete one-001" in table.deletion.question.told.value and table.deletion.question.widget.layout.display == ""
+    )
+    table.deletion.question.no.click()
+    assert (tmp_path / "one-001").exists() and table.deletion.question.widget.layout.display == "none"
+    table.deletion.button.click()
+    table.deletion.question.yes.click()
     assert not (tmp_path / "one-001").exists() and "Deleted: one-001" in table.messages.value
     assert list(runs_table(tmp_path).run) == ["pipe-001"]
     RunRecord(tmp_path / "pipe-001").write_status("running", guard=1)
     lock = hold(tmp_path / "pipe-001")  # as its guard does
-    table.marks.value = ("pipe-001",)
-    table.delete.click()
+    table.listing.marks.value = ("pipe-001",)
+    table.deletion.button.click()
     assert "pipe-001 is running: cancel it first" in table.messages.value and (tmp_path / "pipe-001").exists()
     os.close(lock)
-    table.delete.click()
-    assert "Delete pipe-001" in table.question.value, "what says that it runs, but does not, can go"
+    table.deletion.button.click()
+    assert "Delete pipe-001" in table.deletion.question.told.value, "what says that it runs, but does not, can go"
 
 
 def test_delete_is_about_the_runs_in_the_question(table, tmp_path):
     """The question said "Delete A", B and C were marked meanwhile, "yes" took B and C and left A."""
     record(tmp_path, "third-001")
-    table.again.click()
-    table.marks.value = ("one-001",)
-    table.delete.click()
-    table.marks.value = ("pipe-001", "third-001")
-    assert table.asked.layout.display == "none", "the question is withdrawn"
-    table.sure.click()  # a click that was under way
-    assert "Nothing was asked about" in table.messages.value
+    table.listing.again.click()
+    table.listing.marks.value = ("one-001",)
+    table.deletion.button.click()
+    table.listing.marks.value = ("pipe-001", "third-001")
+    assert table.deletion.question.widget.layout.display == "none", "the question is withdrawn"
+    table.deletion.question.yes.click()  # a click that was under way
     assert {path.name for path in tmp_path.iterdir()} >= {"one-001", "pipe-001", "third-001"}
-    table.delete.click()
-    assert "Delete pipe-001, third-001 with" in table.question.value, "every run is named"
-    table.sure.click()
+    table.deletion.button.click()
+    assert "Delete pipe-001, third-001 with" in table.deletion.question.told.value, "every run is named"
+    table.deletion.question.yes.click()
     assert list(runs_table(tmp_path).run) == ["one-001"]
 
 
 def test_a_run_that_began_after_the_question_is_not_deleted(table, tmp_path):
-    table.marks.value = ("one-001", "pipe-001")
-    table.delete.click()
+    table.listing.marks.value = ("one-001", "pipe-001")
+    table.deletion.button.click()
     lock = hold(tmp_path / "pipe-001")  # somebody resumes it
-    table.sure.click()
+    table.deletion.question.yes.click()
     os.close(lock)
     assert "still running" in table.messages.value
     assert (tmp_path / "one-001/plan.json").exists() and (tmp_path / "pipe-001/plan.json").exists(), "all or none"
@@ -308,11 +312,11 @@ def test_a_run_that_began_after_the_question_is_not_deleted(table, tmp_path):
 def test_of_a_link_to_a_run_the_link_goes(table, tmp_path):
     elsewhere = record(tmp_path / "elsewhere", "far-001").folder
     (tmp_path / "link-001").symlink_to(elsewhere)
-    table.again.click()
-    table.marks.value = ("link-001",)
-    table.delete.click()
-    assert "the link alone goes" in table.question.value
-    table.sure.click()
+    table.listing.again.click()
+    table.listing.marks.value = ("link-001",)
+    table.deletion.button.click()
+    assert "the link alone goes" in table.deletion.question.told.value
+    table.deletion.question.yes.click()
     assert "Deleted: link-001" in table.messages.value
     assert not (tmp_path / "link-001").is_symlink() and (elsewhere / "plan.json").exists()
 
@@ -320,11 +324,11 @@ def test_of_a_link_to_a_run_the_link_goes(table, tmp_path):
 def test_damaged_runs_are_left_out_of_a_comparison_and_said(table, tmp_path):
     record(tmp_path, "bad-001")
     (tmp_path / "bad-001/metrics.jsonl").write_bytes(b"\xff\n")
-    table.again.click()
-    table.marks.value = ("pipe-001", "bad-001", "one-001")
+    table.listing.again.click()
+    table.listing.marks.value = ("pipe-001", "bad-001", "one-001")
     table.compare.click()
-    assert table.views.layout.display == "" and "bad-001/metrics.jsonl:1" in table.messages.value
-    assert "1 damaged run left out" in table.throughput.figure
+    assert table.figures.widget.layout.display == "" and "bad-001/metrics.jsonl:1" in table.messages.value
+    assert "1 damaged run left out" in table.figures.throughput.figure
 
 
 def test_doings_are_shares_of_the_last_seconds(tmp_path):
@@ -405,23 +409,23 @@ def test_rows_of_runs_that_have_ended_are_read_again_only_where_a_file_changed(t
     read = []
     row_of = runs_rows._row
     monkeypatch.setattr(runs_rows, "_row", lambda folder, more: read.append(folder.name) or row_of(folder, more))
-    table.filter.value = "finished"
+    table.listing.filter.value = "finished"
     before = list(table.table.run)
     assert set(read) == set(), "all of them have ended"
-    table.marks.sort = {"column": "run", "descending": False}
+    table.listing.marks.sort = {"column": "run", "descending": False}
     assert read == [] and list(table.table.run) == sorted(before)
-    table.marks.value = ("one-001",)
+    table.listing.marks.value = ("one-001",)
     table.labels.tags.value = "baseline"
     table.labels.button.click()
     assert read == ["one-001"] and "baseline" in list(table.table.tags)
     RunRecord(tmp_path / "pipe-001").write_status("running")
-    table.again.click()
-    table.again.click()
+    table.listing.again.click()
+    table.listing.again.click()
     assert read[1:] == 2 * ["pipe-001"], "how a run that goes on stands is nothing to keep"
 
 
 def test_labels_that_are_damaged_hide_nothing_of_the_run(table, tmp_path):
     (tmp_path / "one-001" / "labels.json").write_text("[")
-    table.again.click()
+    table.listing.again.click()
     row = table.table[table.table.run == "one-001"].iloc[0]
     assert row["state"] == "finished" and row["samples/s"] and "labels.json" in row["note"]

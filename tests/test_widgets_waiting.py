@@ -21,7 +21,7 @@ RULES = ("all-reduce", "partial-reduce:wait=0.1", "local-sgd:every=2")
 def explorer(tmp_path):
     profile = replace(network(4, forward=0.01), sizes=(1.0,), origin={"batch_size": 8})
     made = WaitingExplorer(profile, Link(), rules=RULES, rule=RULES[1], minibatches=6, figures=tmp_path)
-    made.straggler.kind.value = SLOW
+    made.controls.straggler.kind.value = SLOW
     return made
 
 
@@ -39,11 +39,11 @@ def test_what_is_picked_is_simulated_at_once(explorer):
     assert source["marker"]["color"] not in {key["marker"]["color"] for key in rules}
     told = explorer.waiting.told
     assert "<b>partial-reduce:wait=0.1</b>: " in told.value
-    explorer.rule.value = "all-reduce"
+    explorer.controls.rule.value = "all-reduce"
     assert "<b>all-reduce</b>: " in told.value and 4 in explorer.shown.group_sizes
-    explorer.straggler.factor.value = 16
+    explorer.controls.straggler.factor.value = 16
     assert "rank 0 is 16 times as slow" in json.loads(explorer.waiting.lost.figure)["layout"]["title"]["text"]
-    explorer.pipelines.value = 2
+    explorer.controls.pipelines.value = 2
     assert len(explorer.shown.pipelines) == 2
 
 
@@ -56,7 +56,7 @@ def test_what_a_straggler_costs_is_the_difference_of_what_is_shown(explorer):
     """ "390 together, 881 while nobody is slow: the straggler costs 492 of them", said the sentence."""
     shown = r"</b>: (\S+) samples/s together, (\S+) while nobody is slow: the straggler costs (\S+) of them"
     for factor in (3, 11):
-        explorer.straggler.factor.value = factor
+        explorer.controls.straggler.factor.value = factor
         pace, free, lost = (
             float(text.replace(",", "")) for text in re.search(shown, explorer.waiting.told.value).groups()
         )
@@ -67,7 +67,7 @@ def test_a_table_of_waits_has_no_empty_column(explorer):
     """Where no pipeline waited, the column "for" was empty."""
     heads = []
     for rule in RULES:
-        explorer.rule.value = rule
+        explorer.controls.rule.value = rule
         rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in explorer.waiting.waits.value.split("<tr>")[1:]]
         assert all(any(cells) for _, *cells in zip(*rows, strict=True))
         heads.append(rows[0][-1])
@@ -83,7 +83,7 @@ def test_who_is_held_up_until_nothing_is_left_did_not_wait_for_time():
 
 
 def test_controls_that_say_nothing_are_hidden(explorer):
-    picker = explorer.straggler
+    picker = explorer.controls.straggler
 
     def shown():
         controls = {name: getattr(picker, name) for name in ("pipeline", "rank", "factor", "chance", "seconds", "text")}
@@ -102,23 +102,23 @@ def test_controls_that_say_nothing_are_hidden(explorer):
 
 def test_a_straggler_is_typed_as_the_command_line_takes_it(explorer):
     picked = explorer.shown
-    explorer.straggler.kind.value = TYPED
-    explorer.straggler.text.value = "slow:rank=0,factor=4"
+    explorer.controls.straggler.kind.value = TYPED
+    explorer.controls.straggler.text.value = "slow:rank=0,factor=4"
     assert explorer.shown is picked and explorer.messages.value == "", "the same, however it is said"
-    explorer.straggler.text.value = "slow:rank=0,factor=4;sleepy"
+    explorer.controls.straggler.text.value = "slow:rank=0,factor=4;sleepy"
     assert "no such kind" in explorer.messages.value and "Traceback" not in explorer.messages.value
 
 
 def test_a_slow_pipeline_is_all_ranks_of_it(explorer):
-    explorer.straggler.kind.value = PIPELINE
-    explorer.straggler.pipeline.value = 1
-    _, planned = explorer._plan()
+    explorer.controls.straggler.kind.value = PIPELINE
+    explorer.controls.straggler.pipeline.value = 1
+    _, planned = explorer.simulations.plan(explorer.controls)
     assert {part.rank for part in explorer.stragglers().parts} == set(planned.ranks_of(1))
 
 
 def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
     before = explorer.waiting.paces.figure
-    picker = explorer.straggler
+    picker = explorer.controls.straggler
     for kind, number, what in ((SLOW, picker.rank, "rank 60"), (PIPELINE, picker.pipeline, "pipeline 60")):
         picker.kind.value = kind
         shown, of = explorer.compared, explorer.waiting.stale
@@ -137,7 +137,7 @@ def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
         number.value = 0
         assert explorer.messages.value == of.value == "" and not explorer.exporter.button.disabled
         assert "sp-faded" not in explorer.waiting.widget._dom_classes
-    explorer.straggler.kind.value = SLOW
+    explorer.controls.straggler.kind.value = SLOW
     assert explorer.waiting.paces.figure == before
     with pytest.raises(InputError, match="no such rule"):
         WaitingExplorer(explorer.profile, Link(), rules=("majority",))

@@ -42,8 +42,8 @@ def all_widgets(tmp_path_factory):
     plans = {"pipeline": partition(profile, cluster), "other": partition(profile, cluster, planner="data-parallel")}
     board = LaunchBoard(plans, config, runs=folder / "runs", profile=profile, cluster=cluster)
     one, several = (PartitionExplorer(profile, cluster, plans=folder, board=board) for _ in range(2))
-    one.pin_devices.value = one.pin_cuts.value = True
-    several.several.slider.value = 2
+    one.controls.stages.pin_devices.value = one.controls.stages.pin_cuts.value = True
+    several.controls.pipelines.slider.value = 2
     several.current()
     waiting = WaitingExplorer(profile, Link(1e9), pipelines=2, minibatches=6)
     return [board, one, several, waiting, LayerGraphExplorer(profile), RunsTable(folder / "runs")]

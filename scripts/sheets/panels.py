@@ -26,26 +26,26 @@ here = Overview.open(root, figures={figures!r})
 """
 _COMPARED = """
 compared = PartitionExplorer(unet, cluster)
-compared.pin.click()
-compared.planner.value = "model-parallel"
-compared.pin_devices.value = compared.pin_cuts.value = True
+compared.view.pin.click()
+compared.controls.plan.planner.value = "model-parallel"
+compared.controls.stages.pin_devices.value = compared.controls.stages.pin_cuts.value = True
 compared.widget
 """
 _REFUSED = """
 refused = PartitionExplorer(profile, cluster)
-refused.memory.value = 1e7
+refused.controls.devices.memory.value = 1e7
 refused.widget
 """
 _PIPELINES = """
 several = PartitionExplorer(profile, cluster, board=board)
-several.several.slider.value = 2
-several.several.straggler.kind.value = "one pipeline is slow"
+several.controls.pipelines.slider.value = 2
+several.controls.pipelines.straggler.kind.value = "one pipeline is slow"
 several.current()
 several
 """
 _RUNS = """
 table = RunsTable(root + "/runs")
-table.marks.value = table.marks.options[:3]
+table.listing.marks.value = table.listing.marks.options[:3]
 table.compare.click()
 table.widget
 """

@@ -42,10 +42,9 @@ def measure_network_time(
     if len(begun) < 2:
         return {}
     loops = [{"devices": len(probe.node.device_types), "seconds": seconds} for probe in begun]
-    next_ones = [*begun[1:], begun[0]], [*ports[1:], ports[0]]
     sending = [
         {**own, "address": peer.node.address, "port": port, "secret": secret}
-        for own, peer, port in zip(loops, *next_ones, strict=True)
+        for own, peer, port in zip(loops, [*begun[1:], begun[0]], [*ports[1:], ports[0]], strict=True)
     ]
 
     def ask(probe: Probe, facts: dict[str, Any]) -> dict[str, Any]:

@@ -210,8 +210,7 @@ def _rect(x: float, y: float, width: float, height: float, color: str, *, title:
     edge = edge_of(color)
     if edge == color or min(width, height) < 2 * _EDGE:
         return _box(x, y, max(width, 0.3), max(height, 0.3), edge, "none", title=title)
-    inside = x + _EDGE / 2, y + _EDGE / 2, width - _EDGE, height - _EDGE
-    return _box(*inside, color, edge, title=title)
+    return _box(x + _EDGE / 2, y + _EDGE / 2, width - _EDGE, height - _EDGE, color, edge, title=title)
 
 
 def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str, *, title: str) -> Html:

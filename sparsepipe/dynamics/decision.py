@@ -116,8 +116,16 @@ def decide(
         needed = caution.least_share if together else max(caution.least_share, caution.least_share_of_others)
         # An alarm comes when noise is at its highest: what was measured then is rather too much, the least too little.
         simulated = (shares[0] + min(shares)) / 2
-        told = believed(new, simulated), believed(new, min(shares))
-        looked = _Looked(new, *told, needed, simulated, minibatches_left * measured, cost, moves)
+        looked = _Looked(
+            new,
+            believed(new, simulated),
+            believed(new, min(shares)),
+            needed,
+            simulated,
+            minibatches_left * measured,
+            cost,
+            moves,
+        )
         if best is None or looked.rank > best.rank:
             best = looked
     if best is None:

@@ -166,9 +166,9 @@ class Watch:
             expected, measured, unnoticed = times.work.get(found.rank, 0.0), found.seconds, 0.0
             unsure = times.uncertainty
         else:
-            pair = min(found.rank, found.peer), max(found.rank, found.peer)
-            series = self.links.setdefault(pair, Series.of_link(pair))
-            expected = era.expected.transfer_seconds(size, *pair, forwards=found.forwards, cut=found.cut)
+            first, second = sorted((found.rank, found.peer))
+            series = self.links.setdefault((first, second), Series.of_link((first, second)))
+            expected = era.expected.transfer_seconds(size, first, second, forwards=found.forwards, cut=found.cut)
             measured, unnoticed, unsure = self._under_way(found, expected * series.factor), times.noticed, 0.0
             if not found.waited and not series.is_faster(measured + unnoticed, expected + unnoticed):
                 return None  # it took no longer than that, which says nothing new

@@ -89,8 +89,9 @@ class Following:
         self._job, self._tell = job, tell
         self._rows, self._metrics = RunRows(record.folder), Tail(record.folder / "metrics.jsonl")
         self._config = RunConfig.from_json(record.config)
-        where = {"device": self._config.device}
-        self._predictions = Predictions(predictor, record.folder, profile, cluster, **where) if predictor else None
+        self._predictions = (
+            Predictions(predictor, record.folder, profile, cluster, device=self._config.device) if predictor else None
+        )
         self._watch, self._drift = _watch(record, plan, profile, cluster), DriftFile(record.folder)
         self._replanner = Replanner(
             plan,

@@ -84,9 +84,11 @@ def best_plans(
         changing = np.zeros((len(plans), len(plans)))
         for a, b in np.ndindex(len(plans), len(plans)):
             if a != b:
-                ends = paces[max(k - 1, 0)][a], paces[k][b]
                 changing[a, b] = cost_of(
-                    *ends, transfer_seconds=sending[a][b], other_seconds=caution.other_seconds
+                    paces[max(k - 1, 0)][a],
+                    paces[k][b],
+                    transfer_seconds=sending[a][b],
+                    other_seconds=caution.other_seconds,
                 ).seconds
         reached = best[:, None] + changing
         came_from.append(reached.argmin(axis=0))

@@ -1,7 +1,7 @@
 """The loop that changes plans, without a job: spans come in, a decision comes out. The same in runs and simulations."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -70,18 +70,17 @@ class Replanner:
         caution: Caution = CAUTION,
         predict: Callable[[int], LayerFactors | None] | None = None,
     ) -> None:
-        self.plan = self.first_plan = plan
         self.profile, self.cluster, self.watcher, self.variant = profile, cluster, watcher, variant
         self.num_minibatches, self.caution, self.predict = num_minibatches, caution, predict
         self.decisions: list[tuple[int, Decision]] = []  # (minibatch, what was decided there)
         self.outcomes = Outcomes(profile, cluster, plan)
-        self._to_ask: set[int] = set()  # minibatches from which on there is something to decide about
-        self._again: int | None = None  # the minibatch at which what was not worth it is asked again
-        self._decided = Factors.none(len(cluster.devices))  # the devices that were last decided about
-        self._made_for = self._decided  # the devices that the plan was made for
-        self._lead = 0  # minibatches from the last change's decision to its first
-        self._pending = False  # whether a change is under way
-        self._changed: list[tuple[int, Factors]] = []  # (minibatch, devices from there on)
+        none = Factors.none(len(cluster.devices))
+        self._questions, self._history, self._current = Questions(none), DeviceHistory(), CurrentPlan(plan, none, plan)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the job follows."""
+        return self._current.plan
 
     def see(
         self,
@@ -100,74 +99,116 @@ class Replanner:
         """
         alarms = self.watcher.see(spans, sizes, left_out)
         judged = self.outcomes.see(spans, sizes, minibatch, alarms=alarms, factors=self.watcher.factors)
-        self._note_change(minibatch)
-        self._note_question(minibatch, alarms, judged is not None)
-        asked = ends_epoch if self.variant.at_epochs else self._asked(minibatch)
-        left = self._expected_to_last(minibatch)
-        if self._pending or not asked or left <= 0:
+        factors, looks_back = self.watcher.factors, self.variant.looks_back
+        self._history.note(minibatch, factors)
+        if looks_back:
+            self._questions.note(minibatch, alarms, factors, judged=judged is not None)
+        elif alarms:
+            self._questions.ask(minibatch)
+        # Not while a plan has just begun of which it is not known what it gives.
+        due = self._questions.due(minibatch) and not (looks_back and self.outcomes.judging)
+        asked = ends_epoch if self.variant.at_epochs else due
+        lead = self._current.lead
+        left = self._history.expected_to_last(minibatch, self.num_minibatches - minibatch - lead)
+        if self._current.pending or not asked or left <= 0:
             return None
         decision = self.variant.decide(
             Situation(
                 self.plan,
-                self.first_plan,
+                self._current.first,
                 self.profile,
                 self.cluster,
-                self.watcher.factors,
+                factors,
                 left,
                 seconds_per_minibatch,
                 self._cautious(),
                 self.predict,
                 lambda plan, share: self.outcomes.believed(plan, share, minibatch),
-                self.watcher.also(self._made_for),
+                self.watcher.also(self._current.made_for),
             )
         )
-        self._to_ask, self._again = {at for at in self._to_ask if at > minibatch}, None
-        if self.variant.looks_back and not decision.changes and decision.gain_seconds > decision.cost_seconds:
-            self._again = minibatch + max(_SURER, self._lasted(minibatch))
-        self._decided = self.watcher.factors
+        again = looks_back and not decision.changes and decision.gain_seconds > decision.cost_seconds
+        after = minibatch + max(_SURER, self._history.lasted(minibatch)) if again else None
+        self._questions.decided(minibatch, factors, again=after)
         self.decisions.append((minibatch, decision))
-        self._pending = decision.changes
+        self._current.pending = decision.changes
         return decision if decision.changes else None
 
     def begin(self, decision: Decision, first_minibatch: int) -> None:
         """The change was made: `first_minibatch` is the first under the new plan."""
-        decided = self.decisions[-1][0]
-        told = {"predicted": decision.simulated, "expected": decision.share}
-        self.outcomes.begin(decision.plan, first_minibatch=first_minibatch, **told)
-        self._made_for = self._decided
-        self.plan, self._pending, self._lead = decision.plan, False, first_minibatch - decided
+        self.outcomes.begin(
+            decision.plan, first_minibatch=first_minibatch, predicted=decision.simulated, expected=decision.share
+        )
+        lead = first_minibatch - self.decisions[-1][0]
+        self._current = CurrentPlan(decision.plan, self._questions.last, self._current.first, lead)
         self.watcher.follow(decision.plan, first_minibatch=first_minibatch)
 
     def follow(self, plan: Plan, first_minibatch: int) -> None:
         """Somebody else changed the plan: `first_minibatch` is the first under the new one."""
         self.outcomes.follow(plan, first_minibatch=first_minibatch)
-        self.plan, self._made_for = plan, self.watcher.factors
+        self._current.plan, self._current.made_for = plan, self.watcher.factors
         self.watcher.follow(plan, first_minibatch=first_minibatch)
 
     def refused(self) -> None:
         """The change was not made; the old plan goes on."""
-        self._pending = False
+        self._current.pending = False
 
-    def _note_question(self, minibatch: int, alarms: Sequence[Alarm], judged: bool) -> None:
-        """Note when there is something to decide about: soon after an alarm, and again when more is known of it."""
-        if not self.variant.looks_back:
-            self._to_ask |= {minibatch} if alarms else set()
-            return
+    def _cautious(self) -> Caution:
+        """How much a change must gain now, by what earlier ones gave."""
+        return replace(self.caution, margin=self.caution.margin * self.outcomes.patience)
+
+
+@dataclass
+class CurrentPlan:
+    """The plan that a job follows, and the devices that it was `made_for`."""
+
+    plan: Plan
+    made_for: Factors
+    first: Plan  # that the job began with
+    lead: int = 0  # minibatches from the decision for it to its first
+    pending: bool = False  # whether another is under way
+
+
+class Questions:
+    """When there is something to decide about. `last`: the devices that were last decided about."""
+
+    def __init__(self, devices: Factors) -> None:
+        self.last = devices
+        self._to_ask: set[int] = set()  # minibatches
+        self._again: int | None = None  # the minibatch at which what was not worth it is asked again
+
+    def ask(self, minibatch: int) -> None:
+        """Ask from this minibatch on."""
+        self._to_ask.add(minibatch)
+
+    def note(self, minibatch: int, alarms: Sequence[Alarm], factors: Factors, *, judged: bool) -> None:
+        """Ask soon after an alarm, and again when more is known of it; when a plan is `judged`, too."""
         if alarms:
             clear = any(max(one.factor, one.before) > _CLEARLY * min(one.factor, one.before) for one in alarms)
             self._to_ask |= {minibatch + (_SETTLES_CLEARLY if clear else _SETTLES), minibatch + _SURER}
-        pairs = zip(self.watcher.factors.ranks, self._decided.ranks, strict=True)
+        pairs = zip(factors.ranks, self.last.ranks, strict=True)
         further = any(max(now, then) > _FURTHER * min(now, then) for now, then in pairs)
         if judged or further and not self._to_ask or self._again is not None and self._again <= minibatch:
             self._to_ask.add(minibatch)
 
-    def _asked(self, minibatch: int) -> bool:
-        """Whether it is time to decide: not while a plan has just begun of which it is not known what it gives."""
-        return any(at <= minibatch for at in self._to_ask) and not (self.variant.looks_back and self.outcomes.judging)
+    def due(self, minibatch: int) -> bool:
+        """Whether it is time to decide."""
+        return any(at <= minibatch for at in self._to_ask)
 
-    def _note_change(self, minibatch: int) -> None:
-        """Remember since when devices are as they are; small differences and the first minibatches are none."""
-        factors = self.watcher.factors
+    def decided(self, minibatch: int, factors: Factors, *, again: int | None) -> None:
+        """Note what was decided about; `again`: the minibatch at which to ask the same once more."""
+        self._to_ask = {at for at in self._to_ask if at > minibatch}
+        self._again, self.last = again, factors
+
+
+class DeviceHistory:
+    """Since when devices are as they are."""
+
+    def __init__(self) -> None:
+        self._changed: list[tuple[int, Factors]] = []  # (minibatch, devices from there on)
+
+    def note(self, minibatch: int, factors: Factors) -> None:
+        """Remember a change: small differences and the first minibatches are none."""
         since, before = self._changed[-1] if self._changed else (0, Factors.none(len(factors.ranks)))
         if all(abs(now / then - 1) < _SAME for now, then in zip(factors.ranks, before.ranks, strict=True)):
             return
@@ -176,16 +217,11 @@ class Replanner:
         else:
             self._changed.append((minibatch, factors))
 
-    def _expected_to_last(self, minibatch: int) -> int:
-        """For how many minibatches devices are expected to be as they are."""
-        left = self.num_minibatches - minibatch - self._lead
+    def expected_to_last(self, minibatch: int, left: int) -> int:
+        """For how many of the minibatches `left` devices are expected to be as they are."""
         lasted = [after - before for (before, _), (after, _) in pairwise(self._changed[-_REMEMBERED - 1 :])]
-        return left if len(lasted) < _LEAST_KNOWN else min(left, 2 * max(*lasted, self._lasted(minibatch)))
+        return left if len(lasted) < _LEAST_KNOWN else min(left, 2 * max(*lasted, self.lasted(minibatch)))
 
-    def _lasted(self, minibatch: int) -> int:
+    def lasted(self, minibatch: int) -> int:
         """For how many minibatches devices have been as they are now."""
         return minibatch - (self._changed[-1][0] if self._changed else 0)
-
-    def _cautious(self) -> Caution:
-        """How much a change must gain now, by what earlier ones gave."""
-        return replace(self.caution, margin=self.caution.margin * self.outcomes.patience)

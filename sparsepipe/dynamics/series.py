@@ -176,8 +176,9 @@ class Series:
         self._began = change.began
         self.since = self._newest[self._place(change.began)][0]
         since, back, always = self.since, not self.changed, change.began == 0
-        own = minibatch, since, self.factor, before, self.rank, self.link
-        return Alarm(*own, recovered=back, seconds=seconds, always=always)
+        return Alarm(
+            minibatch, since, self.factor, before, self.rank, self.link, recovered=back, seconds=seconds, always=always
+        )
 
     def _take_usual(self, change: Change) -> None:
         """Widen what is usual by what was never as quick, or narrow it by what remains of a slow beginning."""

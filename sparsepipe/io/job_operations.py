@@ -179,8 +179,9 @@ def _rows(table: object, num_microbatches: int, num_replicas: int, path: Path) -
     rank_at = {(replica, stage): rank for replica, stage, rank in set(_tuples(table, "dp_rank", "stage", "rank"))}
     which = _microbatches_sent(table)
     first_of_step = num_microbatches * num_replicas
-    fields = ("rank", "dp_rank", "stage", "step", "place", "optype", "start", "end", "seq_id", "mb_id", "gmc")
-    for rank, replica, stage, step, place, kind_of, start, end, number, microbatch, chunk in _tuples(table, *fields):
+    for rank, replica, stage, step, place, kind_of, start, end, number, microbatch, chunk in _tuples(
+        table, "rank", "dp_rank", "stage", "step", "place", "optype", "start", "end", "seq_id", "mb_id", "gmc"
+    ):
         base = place * first_of_step + replica
         own = base + microbatch * num_replicas
         last = base + (num_microbatches - 1) * num_replicas

@@ -106,9 +106,8 @@ def _holders(folder: Path) -> list[int]:
         status = (folder / LOCK).stat()
     except OSError:
         return []
-    key = (status.st_dev, status.st_ino)
-    found = [pid for pid in _processes() if key in _open_files(pid)]
-    return found or _of_the_kernels_list(*key)
+    found = [pid for pid in _processes() if (status.st_dev, status.st_ino) in _open_files(pid)]
+    return found or _of_the_kernels_list(status.st_dev, status.st_ino)
 
 
 def _of_the_kernels_list(device: int, inode: int) -> list[int]:

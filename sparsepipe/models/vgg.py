@@ -22,8 +22,7 @@ def vgg(
 ) -> Network:
     """Build VGG of a depth in 11, 13, 16, 19 on a grid of `size` cells along each of `dimension` axes, 32 or more."""
     table = Table(in_channels)
-    space = {"dimension": dimension}
-    table.add("grid", "dense_grid", size=size, **space)
+    table.add("grid", "dense_grid", size=size, dimension=dimension)
     for block, (count, channels) in enumerate(zip(BLOCKS[depth], CHANNELS, strict=True), start=1):
         for position in range(1, count + 1):
             tag = f"{block}_{position}"
@@ -35,12 +34,12 @@ def vgg(
                 stride=1,
                 padding=1,
                 bias=not batch_norm,
-                **space,
+                dimension=dimension,
             )
             if batch_norm:
-                table.add(f"bn{tag}", "dense_batch_norm", channels=table.channels[table.last], **space)
+                table.add(f"bn{tag}", "dense_batch_norm", channels=table.channels[table.last], dimension=dimension)
             table.add(f"relu{tag}", "relu")
-        table.add(f"pool{block}", "dense_max_pool", kernel_size=2, stride=2, **space)
+        table.add(f"pool{block}", "dense_max_pool", kernel_size=2, stride=2, dimension=dimension)
     cells = (size // 2 ** len(CHANNELS)) ** dimension
     table.add("flat", "flatten", output_channels=table.channels[table.last] * cells)
     classifier(table, num_classes=num_classes, width=width)

@@ -125,8 +125,14 @@ def accuracy(
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=label, line=line), row=1, col=1)
     figure.update_yaxes(title_text=f"{what} accuracy (%)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
-    epochs = {"dtick": whole_ticks(table.epoch.max()), "tick0": 0, "range": [0, _ROOM * table.epoch.max()]}
-    figure.update_xaxes(title_text="epochs", **epochs, row=1, col=1)  # both axes of time begin at 0, with their lines
+    figure.update_xaxes(
+        title_text="epochs",
+        dtick=whole_ticks(table.epoch.max()),
+        tick0=0,
+        range=[0, _ROOM * table.epoch.max()],
+        row=1,
+        col=1,
+    )  # both axes of time begin at 0, with their lines
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
     text = noted_of(note, records)
@@ -139,8 +145,13 @@ def accuracy(
 
 def _means(runs: pd.DataFrame, column: str) -> tuple[int, pd.DataFrame]:
     """How many runs have a name, and means over them of the epochs that all did; `low` and `high` of the accuracy."""
-    spread = {"low": (column, "min"), "high": (column, "max"), "runs": (column, "size")}
-    found = runs.groupby("epoch").agg(seconds=("seconds", "mean"), **{column: (column, "mean")}, **spread)
+    found = runs.groupby("epoch").agg(
+        seconds=("seconds", "mean"),
+        **{column: (column, "mean")},
+        low=(column, "min"),
+        high=(column, "max"),
+        runs=(column, "size"),
+    )
     count = int(found.runs.max())
     return count, found[found.runs == count].reset_index()
 

@@ -44,8 +44,15 @@ class Numbers:
 
     def over(self, x: Sequence[Any], tops: Sequence[float], values: Iterable[float], **place: Any) -> go.Bar:
         """Unseen bars up to `tops`, as whiskers reach them or a line, with values over these."""
-        unseen = {"marker": {"color": "rgba(0,0,0,0)"}, "showlegend": False, "hoverinfo": "skip"}
-        return go.Bar(x=x, y=tops, **place, **unseen, **self.of_bars(values))
+        return go.Bar(
+            x=x,
+            y=tops,
+            **place,
+            marker={"color": "rgba(0,0,0,0)"},
+            showlegend=False,
+            hoverinfo="skip",
+            **self.of_bars(values),
+        )
 
 
 def fitted(values: Iterable[float], room: float, forms: Sequence[Form], *, size: float = SMALL) -> Numbers:

@@ -87,9 +87,12 @@ def clouds(
         figure.add_trace(marks, row=row, col=col)
         # Every panel shows the same share of its own extent, so that proportions can be compared.
         middle_x, middle_y = (part.right.max() + part.right.min()) / 2, (part.up.max() + part.up.min()) / 2
-        hidden = {"visible": False, "showgrid": False}
-        figure.update_xaxes(range=[middle_x - span * 0.55, middle_x + span * 0.55], **hidden, row=row, col=col)
-        figure.update_yaxes(range=[middle_y - span * 0.55, middle_y + span * 0.55], **hidden, row=row, col=col)
+        figure.update_xaxes(
+            range=[middle_x - span * 0.55, middle_x + span * 0.55], visible=False, showgrid=False, row=row, col=col
+        )
+        figure.update_yaxes(
+            range=[middle_y - span * 0.55, middle_y + span * 0.55], visible=False, showgrid=False, row=row, col=col
+        )
     figure.update_annotations(font_size=SMALL)
     figure.update_layout(margin={"l": 14, "r": 14, "t": 84, "b": 14})
     explained = " · ".join(part for part in (note, "nearer to the eye is lighter") if part)

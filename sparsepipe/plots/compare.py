@@ -77,10 +77,17 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
             shown.add(k)
             middle = start + len(stage.layers) / 2
             if not fits and (side := outside.free(middle * pixels, SMALL * wide, pixels * len(table))):
-                words = {"text": figure_text(devices), "font": {"size": SMALL, "color": INK}, "showarrow": False}
                 place = row + side * (1 - _GAP) / 2
                 anchor = "bottom" if side > 0 else "top"
-                figure.add_annotation(x=middle, y=place, yanchor=anchor, borderpad=1, **words)
+                figure.add_annotation(
+                    x=middle,
+                    y=place,
+                    yanchor=anchor,
+                    borderpad=1,
+                    text=figure_text(devices),
+                    font={"size": SMALL, "color": INK},
+                    showarrow=False,
+                )
             start += len(stage.layers)
         if plan.estimate:
             text = Html("{}<br>predicted").format(duration(plan.estimate.period_seconds))

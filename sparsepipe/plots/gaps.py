@@ -78,8 +78,8 @@ def gaps(gaps: Sequence[Gap], *, note: str = "") -> go.Figure:
             )
             figure.add_trace(trace, row=1, col=column)
     most = max(1.0, float(table.percent.max(skipna=True) or 0.0))
-    room = {"range": [-0.03 * most, 1.05 * most], "zeroline": True}  # a mark at 0 is whole
-    figure.update_xaxes(title_text="gap to the bound (% of the plan's time)", **room, row=1, col=1)
+    title, room = "gap to the bound (% of the plan's time)", [-0.03 * most, 1.05 * most]  # a mark at 0 is whole
+    figure.update_xaxes(title_text=title, range=room, zeroline=True, row=1, col=1)
     figure.update_xaxes(
         title_text="planning time (s, log scale)", type="log", **log_ticks(table.seconds, most=6), row=1, col=2
     )

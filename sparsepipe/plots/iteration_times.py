@@ -173,14 +173,16 @@ def _in_lanes(texts: Sequence[tuple[int, str]], span: float) -> list[_Label]:
 def _mark(figure: go.Figure, row: int, marks: Sequence[tuple[int, str]], labels: Sequence[_Label], top: float) -> None:
     """A vertical line for each mark, up to its words where it has some of its own."""
     lane_of = {label.at: label.lane + 1 for label in sorted(labels, key=lambda label: label.lane)}
-    axes = {"xref": _axis("x", row), "yref": _axis("y", row)}
+    x_axis, y_axis = _axis("x", row), _axis("y", row)
     lane = top * _LANE / _CURVES  # of the axis that a lane is high
     for at in {at for at, _ in marks}:
         line = {"color": GREY, "width": 1, "dash": "dot"}
-        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=top + lane * lane_of.get(at, 0), line=line, **axes)
+        y = top + lane * lane_of.get(at, 0)
+        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=y, line=line, xref=x_axis, yref=y_axis)
     for label in labels:
         figure.add_annotation(
-            **axes,
+            xref=x_axis,
+            yref=y_axis,
             x=label.at,
             y=top + lane * label.lane,
             xanchor="left",

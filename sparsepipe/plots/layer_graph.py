@@ -172,9 +172,10 @@ def layer_graph(
         )
     lefts, lows, rights, highs = zip(*drawn, strict=True)  # plotly hides words that begin outside of the axes
     pad = 8
-    bounds = {"visible": False, "showgrid": False, "zeroline": False}
-    figure.update_xaxes(range=[min(lefts) - pad, max(rights) + pad], **bounds)
-    figure.update_yaxes(range=[min(lows) - pad, max(highs) + pad], scaleanchor="x", **bounds)
+    figure.update_xaxes(range=[min(lefts) - pad, max(rights) + pad], visible=False, showgrid=False, zeroline=False)
+    figure.update_yaxes(
+        range=[min(lows) - pad, max(highs) + pad], scaleanchor="x", visible=False, showgrid=False, zeroline=False
+    )
     width, height = max(rights) - min(lefts), max(highs) - min(lows)
     figure.update_layout(
         # A view that is narrower than the figure makes it less high, too, and names smaller: see widgets/plot_view.py.
@@ -185,8 +186,13 @@ def layer_graph(
         legend={"orientation": "h", "x": 0, "y": 0, "yanchor": "top"},
     )
     text = noted(note, profile.origin if profile else None)
-    size = {"width": round(min(width, 1400) * _PIXELS) + 130, "height": round(max(height, 120) * _PIXELS) + 130}
-    return finished(figure, "Layers, coloured by cost" + (", stages outlined" if plan else ""), note=text, **size)
+    return finished(
+        figure,
+        "Layers, coloured by cost" + (", stages outlined" if plan else ""),
+        note=text,
+        width=round(min(width, 1400) * _PIXELS) + 130,
+        height=round(max(height, 120) * _PIXELS) + 130,
+    )
 
 
 def layer_name(layer: Layer) -> str:

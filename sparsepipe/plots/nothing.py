@@ -11,8 +11,9 @@ NOT_HERE = "the data are not here"
 def nothing_to_draw(title: str, *, note: str = "", text: str = NOT_HERE) -> go.Figure:
     """An empty figure with a line in its middle."""
     figure = go.Figure(go.Scatter(x=[None], y=[None], showlegend=False))
-    middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"color": GREY}}
-    figure.add_annotation(text=figure_text(text), **middle)
+    figure.add_annotation(
+        text=figure_text(text), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"color": GREY}
+    )
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return finished(figure, title, note=note, height=220)

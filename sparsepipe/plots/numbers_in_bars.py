@@ -29,10 +29,9 @@ def numbered(
     the axis, about; `high`: how high a patch is, of a row; `size`: of a number in pixels, and `least`: the size below
     which the figure hides it, so that a hatched bar without the room for that has neither a number nor a patch.
     """
-    looks = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    looks |= {"textfont": {"size": size, "color": ink_on(bars.marker.color)}}
+    font = {"size": size, "color": ink_on(bars.marker.color)}
     solid = ["" if lines else number for number, lines in zip(numbers, hatched, strict=True)]
-    bars = go.Bar(bars).update(text=solid, **looks)
+    bars = go.Bar(bars).update(text=solid, textposition="inside", insidetextanchor="middle", textangle=0, textfont=font)
     rooms = [length / pixel - 2 * _KEPT_FREE for length in bars.x]
     told = [k for k, number in enumerate(numbers) if number and hatched[k] and width_of(number) * least <= rooms[k]]
     if not told:
@@ -51,6 +50,9 @@ def numbered(
         hoverinfo="skip",
         marker={"color": bars.marker.color, "line": {"width": 0}},
         text=[numbers[k] for k in told],
-        **looks,
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        textfont=font,
     )
     return [bars, patches]

@@ -60,9 +60,10 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
             )
             figure.add_trace(line, row=1, col=col)
     sizes = sorted(table.voxel_size.unique())
-    ticks = {"tickvals": sizes, "ticktext": [*map(voxel_size_text, sizes)]}
     told = Html("voxel size, share of the longest side<br>(log scale, finer to the right)")
-    figure.update_xaxes(type="log", autorange="reversed", title_text=told, **ticks)
+    figure.update_xaxes(
+        type="log", autorange="reversed", title_text=told, tickvals=sizes, ticktext=[*map(voxel_size_text, sizes)]
+    )
     for col, y in ((1, table.seconds * 1e3), (2, table.memory_bytes / 1e6)):
         figure.update_yaxes(type="log", **log_ticks(y[y > 0]), row=1, col=col)
     figure.update_yaxes(title_text=Html("forward and backward<br>(ms per sample, log scale)"), row=1, col=1)

@@ -48,15 +48,16 @@ def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
         for source, of_source in part.groupby("source", sort=False):
             x = [networks.index(network) + places[name] for network in of_source.cluster]
             hover = Html("{}<br>%{{customdata}}: %{{y:.2f}} ×<extra>{}</extra>").format(name, source)
-            common = {"x": x, "y": of_source.speedup, "customdata": of_source.cluster, "hovertemplate": hover}
             color = looks(name)["color"]
             if source == "simulated":
                 bar = {"color": color, "pattern": hatch("simulated", color)}
-                figure.add_trace(go.Bar(**common, width=0.9 * step, name=name, marker=bar))
+                trace = go.Bar(width=0.9 * step, name=name, marker=bar)
             else:
                 circle = outlined("circle", INK, size=13)
                 label = f"{name}, {source} by real processes"
-                figure.add_trace(go.Scatter(**common, mode="markers", name=label, marker=circle))
+                trace = go.Scatter(mode="markers", name=label, marker=circle)
+            trace.update(x=x, y=of_source.speedup, customdata=of_source.cluster, hovertemplate=hover)
+            figure.add_trace(trace)
     level_line(figure, 1.0, drawn.speedup, line={"color": INK, "width": 1, "dash": "dot"})
     figure.update_yaxes(title_text="throughput, one device = 1", rangemode="tozero")
     ticks = list(range(len(networks)))

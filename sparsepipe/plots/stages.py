@@ -57,12 +57,13 @@ def stages(*plans: Plan, note: str = "") -> go.Figure:
     for trace in (*_averaging_and_transfers(table), _period_lines(periods)):
         figure.add_trace(trace, row=1, col=1)
     _name_periods(figure, periods)
-    ticks = {
-        "tickvals": (periods.low + periods.high) / 2,
-        "ticktext": [figure_text(name).replace(" (", Html("<br>(")) for name in periods.index],
-        "ticks": "",
-    }
-    figure.update_xaxes(**ticks, showgrid=False, range=[-0.9, table.place.max() + 0.9])
+    figure.update_xaxes(
+        tickvals=(periods.low + periods.high) / 2,
+        ticktext=[figure_text(name).replace(" (", Html("<br>(")) for name in periods.index],
+        ticks="",
+        showgrid=False,
+        range=[-0.9, table.place.max() + 0.9],
+    )
     busy = table.compute_seconds + table.averaging_seconds
     top = max(table.period_seconds.max(), busy.max(), table.transfer_seconds.max())
     figure.update_layout(barmode="stack")

@@ -108,9 +108,12 @@ def timeline(
         )
         shown.add(label)
         numbers = [str(m) if w and kind in _OF_A_MINIBATCH else "" for m, w in zip(part.minibatch, wide, strict=True)]
-        sizes = {"size": SMALL - 1, "least": _LEAST, "high": _PATCH, "pixel": pixel}
         hatched = [source in HATCHES] * len(part)
-        figure.add_traces(numbered(bar, numbers, hatched=hatched, begins=bar.base, **sizes))
+        figure.add_traces(
+            numbered(
+                bar, numbers, hatched=hatched, begins=bar.base, size=SMALL - 1, least=_LEAST, high=_PATCH, pixel=pixel
+            )
+        )
     smallest = {"minsize": _LEAST, "mode": "hide"}  # a number that fits only if it is smaller is left out
     figure.update_layout(barmode="overlay", bargap=0.1, legend={"traceorder": "normal"}, uniformtext=smallest)
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")

@@ -67,8 +67,11 @@ def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *
     edge = table[table.best].sort_values("memory_bytes")
     if len(edge):
         line = {"color": INK, "width": 1.5, "dash": "dot", "shape": "hv"}
-        common = {"mode": "lines", "name": "best edge", "line": line, "hoverinfo": "skip"}
-        figure.add_trace(go.Scatter(x=edge.memory_bytes / 1e6, y=edge[pace], **common))
+        figure.add_trace(
+            go.Scatter(
+                x=edge.memory_bytes / 1e6, y=edge[pace], mode="lines", name="best edge", line=line, hoverinfo="skip"
+            )
+        )
     for planner, schedule in [(planner, schedule) for planner in planners for schedule in schedules]:
         part = table[(table.planner == planner) & (table.schedule == schedule)]
         if len(part):

@@ -37,25 +37,26 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     for (source, rule), part in seeds.groupby(["source", "rule"], sort=False):
         kept = part.loc[source, rule]
         shift = (rules.index(rule) - (len(rules) - 1) / 2) * step
-        common = {
-            "x": [stragglers.index(name) + shift for name in kept.index],
-            "y": kept["mean"],
-            "error_y": _interval(kept, rule_color(rule) if source == "simulated" else GREY),
-            "customdata": list(kept.index),
-            "hovertemplate": Html("{}<br>%{{customdata}}: %{{y:.1f}} {}<extra>{}</extra>").format(rule, unit, source),
-        }
         if source == "simulated":
             color = rule_color(rule)
             bar = {"color": color, "pattern": hatch(source, color)}
-            figure.add_trace(
-                go.Bar(**common, width=0.92 * step, name=rule, legendgroup=rule, showlegend=False, marker=bar)
-            )
-            figure.add_trace(go.Bar(x=[None], y=[None], name=rule, legendgroup=rule, marker={"color": color}))
+            trace = go.Bar(width=0.92 * step, legendgroup=rule, showlegend=False, marker=bar)
         else:
             alone = rule not in set(table.rule[table.source == "simulated"])  # no bar shows its colour
             color = rule_color(rule) if alone else INK
             marker = _marker(source, color)
-            figure.add_trace(go.Scatter(**common, mode="markers", name=rule, showlegend=alone, marker=marker))
+            trace = go.Scatter(mode="markers", showlegend=alone, marker=marker)
+        trace.update(
+            x=[stragglers.index(name) + shift for name in kept.index],
+            y=kept["mean"],
+            error_y=_interval(kept, rule_color(rule) if source == "simulated" else GREY),
+            customdata=list(kept.index),
+            hovertemplate=Html("{}<br>%{{customdata}}: %{{y:.1f}} {}<extra>{}</extra>").format(rule, unit, source),
+            name=rule,
+        )
+        figure.add_trace(trace)
+        if source == "simulated":
+            figure.add_trace(go.Bar(x=[None], y=[None], name=rule, legendgroup=rule, marker={"color": color}))
     for source in dict.fromkeys(table.source):  # the rules' keys are whole, these in ink: colours stand for rules
         if source == "simulated":
             figure.add_trace(go.Bar(x=[None], y=[None], name=source, marker=source_key(source, INK)))

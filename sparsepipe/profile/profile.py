@@ -121,9 +121,11 @@ class Profile:
 
     def _warnings_of(self, device_types: tuple[str, ...]) -> tuple[str, ...]:
         told = [
-            text for part in self._measured(device_types) for text in (*_told_of_layers(part), *_told_of_load(part))
+            text
+            for part in self.measured_parts(device_types)
+            for text in (*_told_of_layers(part), *_told_of_load(part))
         ]
-        kinds = [kind for part in self._measured(device_types) for kind in part["device_types"]]
+        kinds = [kind for part in self.measured_parts(device_types) for kind in part["device_types"]]
         kinds = [kind for kind in kinds if kind in self.costs]
         narrow: dict[str, list[str]] = {}
         for kind in kinds:
@@ -145,7 +147,7 @@ class Profile:
             told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
         return tuple(told)
 
-    def _measured(self, device_types: Iterable[str]) -> list[dict[str, Any]]:
+    def measured_parts(self, device_types: Iterable[str]) -> list[dict[str, Any]]:
         """The parts of the origin that say how some of `device_types` were measured."""
         asked, parts = set(device_types), self._joined()
         measured = [part for part in parts if part.get("source") == "measured"]
@@ -226,7 +228,7 @@ class Profile:
 
         def written() -> list[str]:
             samples = (sample for costs in self.costs.values() for cost in costs for sample in cost.samples)
-            rest = iter(row_texts(map(attrgetter(*self._columns[1:]), samples)))
+            rest = iter(row_texts(map(attrgetter(*self.columns[1:]), samples)))
             by_type = {}
             for name, costs in self.costs.items():
                 layers = ("],[".join(f"{_SIZE},{next(rest)}" for _ in cost.samples) for cost in costs)
@@ -416,7 +418,7 @@ class Profile:
         return replace(self, costs={device_type: costs}, update_rates=rates, step_overheads=overheads)
 
     @cached_property
-    def _columns(self) -> tuple[str, ...]:
+    def columns(self) -> tuple[str, ...]:
         """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
         return self._of_samples("columns", self._columns_told)
 
@@ -442,7 +444,7 @@ class Profile:
         return {"layers": [asdict(layer) for layer in layers], "edges": edges}
 
     def _costs(self) -> dict[str, Any]:
-        columns = self._columns
+        columns = self.columns
         return {
             name: [[[getattr(sample, column) for column in columns] for sample in cost.stretched] for cost in costs]
             for name, costs in self.costs.items()
@@ -534,7 +536,7 @@ class Profile:
 
 def _check_origin(profile: Profile) -> None:
     """Raise an error for an origin that is none, where the file can still be named."""
-    for part in profile._measured(profile.device_types):
+    for part in profile.measured_parts(profile.device_types):
         _told_of_layers(part), _told_of_load(part), tuple(part["device_types"])
 
 
@@ -611,9 +613,9 @@ def _sizes_written(profile: Profile) -> dict[str, Any]:
     if profile.size_unit == "voxels":
         return {
             _OF_VOXELS["sizes"]: list(profile.sizes),
-            "columns": [_OF_VOXELS.get(name, name) for name in profile._columns],
+            "columns": [_OF_VOXELS.get(name, name) for name in profile.columns],
         }
-    return {"size_unit": profile.size_unit, "sizes": list(profile.sizes), "columns": list(profile._columns)}
+    return {"size_unit": profile.size_unit, "sizes": list(profile.sizes), "columns": list(profile.columns)}
 
 
 def _written(overheads: Mapping[str, StepOverhead]) -> dict[str, dict[str, float]]:

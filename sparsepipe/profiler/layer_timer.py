@@ -103,9 +103,9 @@ def whole_step(subnetwork: Any, batch: Any, *, device: torch.device) -> float:
     entering = subnetwork.enter(engine.tensor(batch, device))
     start = moment(device)
     tensors = subnetwork(entering, minibatch=0, keep=subnetwork.network.outputs)
-    forward = start, moment(device)
-    backward = send_back(ends(subnetwork, tensors), device)
-    return seconds_between(*forward) + seconds_between(*backward)
+    forward_end = moment(device)
+    backward_start, backward_end = send_back(ends(subnetwork, tensors), device)
+    return seconds_between(start, forward_end) + seconds_between(backward_start, backward_end)
 
 
 def update_step(updates: Updates, *, device: torch.device) -> float:

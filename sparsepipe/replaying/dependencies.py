@@ -229,9 +229,9 @@ class _Builder:
     def _node(self, place: int, step: Step, span: Span) -> int:
         operation = operation_of(span)
         operation = self.own_names.get(operation, operation)
-        times = span.start - step.begin, span.end - step.begin
-        facts = (span.stage, span.minibatch, operation, span.kind, span.name, span.peer)
-        return self._add(Node(place, span.rank, *facts, *times))
+        stage, minibatch, begin, end = span.stage, span.minibatch, span.start - step.begin, span.end - step.begin
+        node = Node(place, span.rank, stage, minibatch, operation, span.kind, span.name, span.peer, begin, end)
+        return self._add(node)
 
     def _add(self, node: Node) -> int:
         self.nodes.append(node)
@@ -283,8 +283,10 @@ class _Builder:
         done = next((sent[name, maker.rank] for name in names if (name, maker.rank) in sent), source)
         inputs, begin, end = self._carried(span, source, done, send, wait, step, before.get(node))
         own_name = TRANSFERS[span.kind]
-        facts = (span.minibatch, self.own_names.get(own_name, own_name), "transfer", span.name, maker.rank)
-        transfer = self._add(Node(maker.step, span.rank, span.stage, *facts, begin, max(begin, end)))
+        own_name, end = self.own_names.get(own_name, own_name), max(begin, end)
+        stage, minibatch = span.stage, span.minibatch
+        waiting = Node(maker.step, span.rank, stage, minibatch, own_name, "transfer", span.name, maker.rank, begin, end)
+        transfer = self._add(waiting)
         self.edges += [*((one, transfer) for one in inputs), (transfer, node)]
 
     def _carried(

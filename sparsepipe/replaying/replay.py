@@ -119,7 +119,7 @@ def _as_trace(known: Dependencies, trace: Trace) -> Trace:
         if node.operation:
             begin = known.steps[node.step].begin
             kind = "wait" if node.kind == "transfer" else node.kind
-            facts = (kind, node.stage, node.minibatch, node.peer)
-            spans.append(Span(node.rank, node.name, begin + end - seconds, begin + end, *facts))
+            start, stop = begin + end - seconds, begin + end
+            spans.append(Span(node.rank, node.name, start, stop, kind, node.stage, node.minibatch, node.peer))
     spans.sort(key=lambda span: (span.start, span.rank))
     return Trace(tuple(spans), "replayed", trace.facts)

@@ -182,11 +182,20 @@ def execute(
 
     known = papermill.inspect_notebook(source)
     given = {name: value for name, value in parameters.items() if name in known}
-    options = {"kernel_name": "python3", "progress_bar": progress, "log_output": False}
-    options |= {"on_cell_start": _Teller(source), "kernel_manager_class": kernel.manager}  # handed on to nbclient
-    options |= {"start_timeout": _PATIENCE, "iopub_timeout": _PATIENCE}
     try:
-        papermill.execute_notebook(source, target, given, cwd=folder, **options)
+        papermill.execute_notebook(
+            source,
+            target,
+            given,
+            cwd=folder,
+            kernel_name="python3",
+            progress_bar=progress,
+            log_output=False,
+            start_timeout=_PATIENCE,
+            iopub_timeout=_PATIENCE,  # this and what follows is handed on to nbclient
+            on_cell_start=_Teller(source),
+            kernel_manager_class=kernel.manager,
+        )
     except papermill.PapermillExecutionError as error:
         injected = given and error.cell_index > _first_code_cell_after_parameters(source)
         return {"cell": error.cell_index + (0 if injected else 1), "error": f"{error.ename}: {error.evalue}"}

@@ -54,11 +54,12 @@ def replayed_steps(folder: str = "") -> list[HeldAgainst]:
     for job, trace, told in _jobs(folder, "what their simulator says of each step is left out"):
         theirs = told.get("step_t_nodelay", {})
         for step in replay(load_trace(trace)).steps:
-            names = ("replayed step", f"{job}, step {step.step}")
+            name = f"{job}, step {step.step}"
             other = number(theirs.get(str(step.step)), f"step_t_nodelay of step {step.step}") if told else None
-            found.append(HeldAgainst(*names, step.measured_seconds, step.replayed_seconds, others=other))
-            pipeline = (step.pipeline_measured_seconds, step.pipeline_replayed_seconds)
-            alone.append(HeldAgainst("replayed pipeline", names[1], *pipeline))
+            found.append(HeldAgainst("replayed step", name, step.measured_seconds, step.replayed_seconds, others=other))
+            alone.append(
+                HeldAgainst("replayed pipeline", name, step.pipeline_measured_seconds, step.pipeline_replayed_seconds)
+            )
     return [*found, *alone]
 
 
@@ -143,8 +144,11 @@ def points_of_scans(folder: str = "") -> list[HeldAgainst]:
         returns = cloud.attributes[:, cloud.names.index("return_number")]
         for name, count in claimed_points(path).items():
             read = len(cloud) if name == "all" else int((returns == int(name.split()[1])).sum())
-            given = (SCANNED, f"{path.stem}, {name}", count, read, "points")
-            found.append(HeldAgainst(*given, known_as="by its header", found_as="read"))
+            found.append(
+                HeldAgainst(
+                    SCANNED, f"{path.stem}, {name}", count, read, "points", known_as="by its header", found_as="read"
+                )
+            )
     return found
 
 
@@ -158,8 +162,8 @@ def known_optima(folder: str = "") -> list[HeldAgainst]:
         file = PartitioningFile.load(place / f"{name}.json")
         plan = partition(file.profile, file.cluster, cost_model="dnn-partitioning")
         assert plan.estimate is not None
-        numbers = (optimum, plan.estimate.period_seconds)
-        found.append(HeldAgainst("known optimum", name, *numbers, unit=_UNNAMED, known_as="known optimum"))
+        period = plan.estimate.period_seconds
+        found.append(HeldAgainst("known optimum", name, optimum, period, unit=_UNNAMED, known_as="known optimum"))
     return found
 
 
@@ -172,10 +176,11 @@ def measured_plans(folder: str = "") -> list[HeldAgainst]:
     for one in SailorFiles.load(place).plans():
         ours, theirs = predict(one), published_prediction(one)
         what = "unlike GPUs" if one.unlike else "like GPUs"
-        time = (one.seconds, ours.seconds, "s", theirs.seconds, one.time_doubt)
-        memory = (one.peak_bytes / 1e9, ours.peak_bytes / 1e9, "GB", theirs.peak_bytes / 1e9, one.memory_doubt)
-        found.append(HeldAgainst(f"step, {what}", one.name, *time))
-        found.append(HeldAgainst(f"peak memory, {what}", one.name, *memory))
+        known, ours_gb, theirs_gb = (b / 1e9 for b in (one.peak_bytes, ours.peak_bytes, theirs.peak_bytes))
+        found += [
+            HeldAgainst(f"step, {what}", one.name, one.seconds, ours.seconds, "s", theirs.seconds, one.time_doubt),
+            HeldAgainst(f"peak memory, {what}", one.name, known, ours_gb, "GB", theirs_gb, one.memory_doubt),
+        ]
     return sorted(found, key=lambda one: one.kind, reverse=True)
 
 
@@ -198,8 +203,11 @@ def planners_answers(folder: str, most: int) -> list[HeldAgainst]:
         own = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]
         for row in own[:: max(1, -(-len(own) // most))] if most else ():
             name, period = answer(row, load)
-            numbers = (row["pipeline_time"], period)
-            found.append(HeldAgainst("original planner's period", name, *numbers, known_as="original planner's"))
+            found.append(
+                HeldAgainst(
+                    "original planner's period", name, row["pipeline_time"], period, known_as="original planner's"
+                )
+            )
     return found
 
 

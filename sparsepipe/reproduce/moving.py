@@ -123,9 +123,18 @@ def changes(variant: str, record: RunRecord) -> list[Change]:
         first = then.get("minibatch") if row["changes"] and then.get("event") == "changed" else None
         real = made.get(first, {}) if first is not None else {}
         costs = row["predicted_cost"]["seconds"]
-        took = real.get("pause_seconds"), real.get("moved_bytes"), gave.get(first)
         found.append(
-            Change(variant, row["minibatch"], first, row["predicted_gain_seconds"], costs, *took, row["reason"])
+            Change(
+                variant,
+                row["minibatch"],
+                first,
+                row["predicted_gain_seconds"],
+                costs,
+                real.get("pause_seconds"),
+                real.get("moved_bytes"),
+                gave.get(first),
+                row["reason"],
+            )
         )
     return found
 

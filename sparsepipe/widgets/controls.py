@@ -7,8 +7,7 @@ import ipywidgets
 
 from ..io.quantities import BANDWIDTH, SIZE, TIME
 from . import looks
-from .readings import Plain, Whole
-from .stop_slider import StopSlider
+from .stop_slider import Plain, StopSlider, Whole
 
 _WIDE = {"width": "330px"}
 _NAMES = {"description_width": "118px"}

@@ -94,28 +94,98 @@ _EXPLAINED = 500  # minibatches, the newest, of which the culprit is told: withi
 _NONE = ("choose a job", "")  # not None, which a page shows as an empty box
 
 
+class EndedJob:
+    """What a finished run was predicted to do, compared with what it did; `widget` is hidden until there is one."""
+
+    def __init__(self, made_for: Callable[[str], MadeFor]) -> None:
+        self.made_for = made_for
+        self.speeds, self.culprit = HtmlView(), HtmlView()
+        self.timeline, self.anatomy = PlotView(), PlotView()
+        parts = [self.speeds, self.timeline, self.anatomy, self.culprit]
+        self.widget = looks.VBox(parts, layout={"display": "none"})
+        self._tried: Path | None = None  # the run that was compared last
+        self._compared: Path | None = None  # the run of the figures
+
+    def hide(self) -> None:
+        looks.show(self.widget, on=False)
+
+    def show(self, name: str, record: RunRecord) -> None:
+        """Show the run of the job of that name, once: one that cannot be compared is not tried again."""
+        try:
+            if record.folder not in (self._compared, self._tried):
+                self._tried, self._compared = record.folder, None
+                self.compare(name, record)
+                self._compared = record.folder
+        finally:  # figures of another run are not shown below this one
+            looks.show(self.widget, on=self._compared == record.folder)
+
+    def compare(self, name: str, record: RunRecord) -> None:
+        """Speeds, then the last epoch as predicted, above it as measured, and where the time went."""
+        looks.show(self.anatomy, on=True)
+        self.speeds.value = speeds_table(record)
+        last = max((row["epoch"] for row in record.metrics("step")), default=0)
+        if len(record.pipelines) > 1:
+            self._compare_rules(record, last)
+            return
+        measured = working_epoch(record, last)
+        sizes = record.sizes_of_epoch(last)
+        simulated = self._simulated(name, record.plan_of_epoch(last), sizes)
+        traces = {"measured": measured} if simulated is None else {"simulated": simulated, "measured": measured}
+        first = len(sizes) // 3
+        note = f"{record.name}, last epoch"
+        window = (first, min(first + 7, len(sizes)))
+        profile = None if simulated is None else self.made_for(name).profile
+        rests_on = Provenance.of(profile, runs=[record])
+        timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
+        self.timeline.show(resting_on(timeline, rests_on))
+        self.anatomy.show(resting_on(plots.anatomy(traces, note=note), rests_on))
+        self.culprit.value = _held_up_by(measured)
+
+    def _compare_rules(self, record: RunRecord, last: int) -> None:
+        """Of several pipelines: their paces beside those that they would have alone, and who averaged with whom; what
+        held the last epoch up, or why that cannot be told.
+        """
+        outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
+        self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))
+        averaged = bool(outcome.group_sizes or outcome.staleness)
+        looks.show(self.anatomy, on=averaged)
+        if averaged:
+            self.anatomy.show(resting_on(plots.groups([outcome], note=record.name), rests_on))
+        try:
+            self.culprit.value = _held_up_by(working_epoch(record, last))
+        except InputError as error:  # of a long run that part of the trace may be left out
+            self.culprit.value = Html("What held it up is not told: {}").format(error)
+
+    def _simulated(self, name: str, plan: Any, sizes: Any) -> Trace | None:
+        """The last epoch as the simulator plays it; None where nothing was measured for such a plan's devices."""
+        made_for = self.made_for(name)
+        if made_for.profile is None or made_for.cluster is None:
+            return None
+        try:
+            return simulate(plan, made_for.profile, made_for.cluster, sizes)
+        except InputError:
+            return None
+
+
 class JobDetails:
     """One of `jobs` in detail; `made_for` says what the plan of a job's name was made for."""
 
     def __init__(self, messages: Messages, jobs: Mapping[str, Job], made_for: Callable[[str], MadeFor]) -> None:
-        self.jobs, self.made_for = jobs, made_for
+        self.jobs = jobs
         self.drift, self.drifts = DriftOfJobs(made_for), HtmlView()
         self.job = looks.Dropdown(options=[_NONE], description="job", layout={"width": "260px"}, style=looks.OWN_WIDTH)
         self.job.tooltip = "the job that is shown below"
         self.rank = looks.Dropdown(description="log of rank", style=looks.OWN_WIDTH, layout={"width": "180px"})
         self.rank.tooltip = "whose log is shown"
-        self.ranks, self.log, self.speeds = HtmlView(), HtmlView(), HtmlView()
-        self.timeline, self.anatomy = PlotView(), PlotView()
-        self.culprit = HtmlView()
-        ended = [self.speeds, self.timeline, self.anatomy, self.culprit]
-        self.end = looks.VBox(ended, layout={"display": "none"})
-        self._tried: Path | None = None  # the run that was compared last
-        self._compared: Path | None = None  # the run of the figures
+        self.ranks, self.log = HtmlView(), HtmlView()
+        self.end = EndedJob(made_for)
         self._quiet = False
         for chooser in (self.job, self.rank):
             chooser.observe(messages.shown(self._chosen), names="value")
         heads = looks.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
-        self.widget = looks.VBox([heads, self.ranks, self.drifts, self.log, self.end], layout={"display": "none"})
+        self.widget = looks.VBox(
+            [heads, self.ranks, self.drifts, self.log, self.end.widget], layout={"display": "none"}
+        )
 
     def add(self, name: str, *, select: bool = True) -> None:
         """Offer a job, and show it where `select`."""
@@ -140,7 +210,7 @@ class JobDetails:
         looks.show(self.rank, on=job is not None)
         if job is None:
             self.ranks.value = self.drifts.value = self.log.value = ""
-            looks.show(self.end, on=False)
+            self.end.hide()
             return
         folder, plan = job.record.folder, job.record.plan
         ranks = tuple(sorted({*plan.ranks, *range(0 if plan.members else num_processes(folder, plan))}))
@@ -150,61 +220,10 @@ class JobDetails:
         self.ranks.value = doings_table(doings_of(job.record), left_out=set(ranks) - set(plan.ranks))
         self.drifts.value = self.drift.table(job)
         self.log.value = log_of(folder, self.rank.value or 0, plan)
-        finished = job.state == "finished"
-        try:
-            if finished and job.record.folder not in (self._compared, self._tried):
-                self._tried, self._compared = job.record.folder, None
-                self._compare(job.record)
-                self._compared = job.record.folder
-        finally:  # figures of another run are not shown below this one
-            looks.show(self.end, on=finished and self._compared == job.record.folder)
-
-    def _compare(self, record: RunRecord) -> None:
-        """Speeds, then the last epoch as predicted, above it as measured, and where the time went."""
-        looks.show(self.anatomy, on=True)
-        self.speeds.value = speeds_table(record)
-        last = max((row["epoch"] for row in record.metrics("step")), default=0)
-        if len(record.pipelines) > 1:
-            self._compare_rules(record, last)
-            return
-        measured = working_epoch(record, last)
-        sizes = record.sizes_of_epoch(last)
-        simulated = self._simulated(record.plan_of_epoch(last), sizes)
-        traces = {"measured": measured} if simulated is None else {"simulated": simulated, "measured": measured}
-        first = len(sizes) // 3
-        note = f"{record.name}, last epoch"
-        window = (first, min(first + 7, len(sizes)))
-        profile = None if simulated is None else self.made_for(self.job.value).profile
-        rests_on = Provenance.of(profile, runs=[record])
-        timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
-        self.timeline.show(resting_on(timeline, rests_on))
-        self.anatomy.show(resting_on(plots.anatomy(traces, note=note), rests_on))
-        self.culprit.value = _held_up_by(measured)
-
-    def _compare_rules(self, record: RunRecord, last: int) -> None:
-        """Of several pipelines: their paces beside those that they would have alone, and who averaged with whom; what
-        held the last epoch up, or why that cannot be told.
-        """
-        outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
-        self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))
-        averaged = bool(outcome.group_sizes or outcome.staleness)
-        looks.show(self.anatomy, on=averaged)
-        if averaged:
-            self.anatomy.show(resting_on(plots.groups([outcome], note=record.name), rests_on))
-        try:
-            self.culprit.value = _held_up_by(working_epoch(record, last))
-        except InputError as error:  # of a long run that part of the trace may be left out
-            self.culprit.value = Html("What held it up is not told: {}").format(error)
-
-    def _simulated(self, plan: Any, sizes: Any) -> Trace | None:
-        """The last epoch as the simulator plays it; None where nothing was measured for such a plan's devices."""
-        made_for = self.made_for(self.job.value)
-        if made_for.profile is None or made_for.cluster is None:
-            return None
-        try:
-            return simulate(plan, made_for.profile, made_for.cluster, sizes)
-        except InputError:
-            return None
+        if job.state == "finished":
+            self.end.show(name, job.record)
+        else:
+            self.end.hide()
 
 
 def _held_up_by(measured: Trace) -> Html:

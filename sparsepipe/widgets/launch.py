@@ -26,16 +26,14 @@ from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from . import looks
-from .html_view import HtmlView
+from .html_view import HtmlView, explained
 from .job_details import JobDetails
-from .job_line import JobLine
-from .messages import Messages
+from .job_line import Board, JobLine
+from .messages import Messages, Question
 from .plot_view import PlotView
 from .promised import MadeFor, promised
 from .run_settings import RunSettings
-from .shown import Shown
-from .tips import with_tips
-from .words import explained
+from .tips import Shown, with_tips
 
 _ASKED = Html("{} is asked to go on under {}: its ranks prepare it while they train")
 
@@ -63,36 +61,38 @@ class LaunchBoard(Shown):
         profile: Profile | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        self.plans: dict[str, Plan] = dict(plans)
         self.runs = expanded(runs)
-        self.profile, self.cluster = profile, cluster
-        self._given = config
-        self._made_for: dict[str, MadeFor] = {}  # of plans that were added with it
         self.jobs: dict[str, Job] = {}
         self.messages = Messages()
-        self.curves = PlotView()
-        self._training = looks.VBox([self.curves], layout={"display": "none"})
+        self.watch = JobWatch(self.messages, self.update, lambda: any(job.running for job in self.jobs.values()))
+        self.curves = TrainingCurves()
         self.settings = RunSettings(config, self.messages.shown(self._tell))
         self.detach = looks.Checkbox(
             description="jobs outlive the kernel",
             indent=False,
             tooltip="detach: found again by this board, or by attach()",
         )
-        self.question = _Question(self.messages)
-        self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
-        self._following = False  # whether that looks at the jobs again
-        self._drawn: tuple[float, tuple[tuple[str, int], ...]] = (0.0, ())
-        self.details = JobDetails(self.messages, self.jobs, self.made_for)
-        self._lines = {name: JobLine(self, name, plan) for name, plan in self.plans.items()}
-        self._list = looks.VBox([line.widget for line in self._lines.values()])
+        self.question = Question(
+            self.messages,
+            looks.Button(description="go on beside it", icon="play", tooltip="launch it all the same"),
+            looks.Button(description="wait", icon="times", tooltip="launch nothing now"),
+        )
+        self.offered = OfferedPlans(self, config, profile, cluster)
+        for name, plan in plans.items():
+            self.offered.add(name, plan)
+        self.details = JobDetails(self.messages, self.jobs, self.offered.made_for)
         self.change = PlanChange(self.messages, lambda name: self.prepared(name)[0], self._change)
-        parts = [self.settings.widget, self.detach, self._list, self.change.widget, self.question.widget]
+        parts = [self.settings.widget, self.detach, self.offered.widget, self.change.widget, self.question.widget]
         words = HtmlView(explained(OF_RUNS))
-        views = [self.messages, *parts, self._training, self.details.widget, words]
+        views = [self.messages, *parts, self.curves.widget, self.details.widget, words]
         self.widget = looks.VBox(views, layout=ipywidgets.Layout())
         with_tips(self.widget)
         self.messages.shown(self._begun)()
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The plans by name."""
+        return self.offered.plans
 
     @property
     def config(self) -> RunConfig:
@@ -101,7 +101,7 @@ class LaunchBoard(Shown):
 
     @config.setter
     def config(self, config: RunConfig) -> None:
-        self._given = self.settings.config = config
+        self.offered.config = self.settings.config = config
         self._tell()
 
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None = None) -> JobLine:
@@ -110,21 +110,13 @@ class LaunchBoard(Shown):
         `made_for`: what its estimate holds for; without it the board's profile tells its speed, where that is of such
         devices. A run of it that is in `runs` is shown. Raises InputError while a job of that name runs.
         """
-        with self._lock:
+        with self.watch.lock:
             self._check_idle(name)
-            self.plans[name] = plan
             self.jobs.pop(name, None)  # of the plan that was called so before; found again where it is this one
-            self._made_for[name] = made_for or MadeFor(0, None, self.profile, self.cluster)
-            self._lines[name] = JobLine(self, name, plan)
-            self._list.children = tuple(line.widget for line in self._lines.values())
+            line = self.offered.add(name, plan, made_for or self.offered.of_unknown_batches)
             self.reattach()
             self._tell()
-            return self._lines[name]
-
-    def made_for(self, name: str) -> MadeFor:
-        """What the plan of this name was made for."""
-        own = MadeFor(self._given.batch_size, self._given.voxel_size, self.profile, self.cluster)
-        return self._made_for.get(name, own)
+            return line
 
     def planned(self, name: str) -> Plan:
         """The plan of this name under the schedule chosen, whatever is expected of it.
@@ -138,15 +130,15 @@ class LaunchBoard(Shown):
     def prepared(self, name: str) -> tuple[Plan, RunConfig]:
         """The plan and the settings that the next launch of this name would have."""
         config = self.settings.config
-        return promised(self.planned(name), config, self.made_for(name)), config
+        return promised(self.planned(name), config, self.offered.made_for(name)), config
 
     def launch(self, name: str) -> Job:
         """Launch one plan in a new run folder. Raises InputError where it runs already or cannot."""
-        with self._lock:
+        with self.watch.lock:
             self._check_idle(name)
             plan, config = self.prepared(name)
             run_dir = new_folder(self.runs, self._called(name))
-            held_against = self.made_for(name).held_against(plan)
+            held_against = self.offered.made_for(name).held_against(plan)
             self.jobs[name] = launch(plan, config, run_dir=run_dir, detach=self.detach.value, **held_against)
             self._begin(name)
             return self.jobs[name]
@@ -169,7 +161,7 @@ class LaunchBoard(Shown):
         self.question.ask(
             f"{', '.join(others)} {verb} at work on the same {number_of(cores, 'core')}: both would be "
             f"slower, and the throughput of {name} could be compared with no other run.",
-            self._lines[name].go,
+            self.offered.lines[name].go,
         )
         return True
 
@@ -179,10 +171,10 @@ class LaunchBoard(Shown):
         Returns the names of the former.
         """
         found = []
-        with self._lock:
+        with self.watch.lock:
             for name in [name for name in self.plans if name not in self.jobs]:
                 runs = [folder for folder in folders(self.runs, self._called(name)) if _readable(folder)]
-                line = self._lines[name]
+                line = self.offered.lines[name]
                 ended = (one for one in runs if not line.differences(RunRecord(one)))
                 folder = next((one for one in runs if is_held(one)), None) or next(ended, None)
                 if folder is None:
@@ -208,7 +200,7 @@ class LaunchBoard(Shown):
         not run, or of a plan that cannot be its (`launchers.replan`).
         """
         try:
-            with self._lock:
+            with self.watch.lock:
                 name = self._running(name)
                 folder = self.jobs[name].record.folder
                 asked = request_replan(folder, plan, reason=f"{called}, from the launch board")
@@ -242,18 +234,19 @@ class LaunchBoard(Shown):
             first = replanned(job.record.folder, asked.token, running=lambda: job.running)
         finally:
             self.change.done()
-        with self._lock:
-            self._lines[name].goes_on(plan, called=called, minibatch=first, doubt=asked.doubt)
+        with self.watch.lock:
+            self.offered.lines[name].goes_on(plan, called=called, minibatch=first, doubt=asked.doubt)
 
     def update(self) -> None:
         """Refresh the state of all jobs on screen."""
-        with self._lock:
+        with self.watch.lock:
             self.change.offer([name for name, job in self.jobs.items() if job.running], list(self.plans))
             rows = {name: _rated(job) for name, job in self.jobs.items()}
-            told = [name for name, job in self.jobs.items() if self._lines[name].show(job, rows[name])]
+            told = [name for name, job in self.jobs.items() if self.offered.lines[name].show(job, rows[name])]
             for name, job in self.jobs.items():
                 self.details.drift.look(name, job)
-            self._draw({name: rows[name] for name in told})
+            ended = not any(job.running for job in self.jobs.values())
+            self.curves.draw({name: rows[name] for name in told}, ended=ended)
             self.details.show(rows)
 
     def _begun(self) -> None:
@@ -262,64 +255,94 @@ class LaunchBoard(Shown):
 
     def _tell(self) -> None:
         """Let each line say what the next launch would be."""
-        for name, line in self._lines.items():
+        for name, line in self.offered.lines.items():
             plan, config = self.prepared(name)
             line.tell(plan, config.batch_size)
         self.update()
 
-    def _draw(self, rows: Mapping[str, Any]) -> None:
-        looks.show(self._training, on=bool(rows))
-        count = tuple((name, len(own)) for name, own in rows.items())
-        ended = not any(job.running for job in self.jobs.values())
-        due = time.monotonic() - self._drawn[0] > _CURVES or ended
-        if due and count != self._drawn[1] and any(row["event"] == "step" for own in rows.values() for row in own):
-            self.curves.show(plots.progress(rows))
-            self._drawn = (time.monotonic(), count)
-
     def _begin(self, name: str, *, select: bool = True) -> None:
         self.details.add(name, select=select)
-        if not self._following:
-            self._following = True
-            self._thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
-            self._thread.start()
-
-    def _follow(self) -> None:
-        pause = threading.Event()
-        look = self.messages.watched(self.update)  # a refusal stays to be read while jobs go on
-        while True:
-            with self._lock:  # a job that is begun from here on has a thread of its own
-                self._following = any(job.running for job in self.jobs.values())
-                last = not self._following
-            look()
-            if last:
-                return
-            pause.wait(_SECONDS)
+        self.watch.begin()
 
     def _called(self, name: str) -> str:
         return f"{self.config.model}-{name}"
 
 
-class _Question:
-    """A sentence with two buttons: go on, or leave it. Hidden until it is asked."""
+class OfferedPlans:
+    """The plans of a board by name: the line of each, and what it was made for. `config`: as the board was given it."""
 
-    def __init__(self, messages: Messages) -> None:
-        self.told = HtmlView()
-        self.yes = looks.Button(description="go on beside it", icon="play", tooltip="launch it all the same")
-        self.no = looks.Button(description="wait", icon="times", tooltip="launch nothing now")
-        self.widget = looks.HBox([self.told, self.yes, self.no], layout={"display": "none", "flex_flow": "row wrap"})
-        self._act: Callable[[], None] | None = None
-        self.yes.on_click(messages.shown(lambda _: self._answered(go_on=True)))
-        self.no.on_click(messages.shown(lambda _: self._answered(go_on=False)))
+    def __init__(self, board: Board, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+        self.board, self.config, self.profile, self.cluster = board, config, profile, cluster
+        self.plans: dict[str, Plan] = {}
+        self.lines: dict[str, JobLine] = {}
+        self.widget = looks.VBox([])
+        self._made_for: dict[str, MadeFor] = {}  # of plans that were added with it
 
-    def ask(self, text: str, act: Callable[[], None]) -> None:
-        self.told.value, self._act = text, act
-        looks.show(self.widget, on=True)
+    @property
+    def of_unknown_batches(self) -> MadeFor:
+        """What a plan was made for of which only profile and devices are known."""
+        return MadeFor(0, None, self.profile, self.cluster)
 
-    def _answered(self, *, go_on: bool) -> None:
-        act, self._act = self._act, None
-        looks.show(self.widget, on=False)
-        if go_on and act is not None:
-            act()
+    def add(self, name: str, plan: Plan, made_for: MadeFor | None = None) -> JobLine:
+        """Offer a plan, in place of one of the same name."""
+        self.plans[name] = plan
+        if made_for is not None:
+            self._made_for[name] = made_for
+        self.lines[name] = JobLine(self.board, name, plan)
+        self.widget.children = tuple(line.widget for line in self.lines.values())
+        return self.lines[name]
+
+    def made_for(self, name: str) -> MadeFor:
+        """What the plan of this name was made for."""
+        own = MadeFor(self.config.batch_size, self.config.voxel_size, self.profile, self.cluster)
+        return self._made_for.get(name, own)
+
+
+class JobWatch:
+    """Looks at all jobs again and again, in one thread that ends with the last job. Changes of widgets pass `lock`."""
+
+    def __init__(self, messages: Messages, look: Callable[[], None], running: Callable[[], bool]) -> None:
+        self.lock = threading.RLock()
+        self.thread: threading.Thread | None = None
+        self._look = messages.watched(look)  # a refusal stays to be read while jobs go on
+        self._running = running
+        self._following = False  # whether the thread looks at the jobs again
+
+    def begin(self) -> None:
+        """Look at the jobs from here on, until none runs."""
+        if not self._following:
+            self._following = True
+            self.thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
+            self.thread.start()
+
+    def _follow(self) -> None:
+        pause = threading.Event()
+        while True:
+            with self.lock:  # a job that is begun from here on has a thread of its own
+                self._following = self._running()
+                last = not self._following
+            self._look()
+            if last:
+                return
+            pause.wait(_SECONDS)
+
+
+class TrainingCurves:
+    """The loss of each job over its minibatches; hidden until there is one."""
+
+    def __init__(self) -> None:
+        self.plot = PlotView()
+        self.widget = looks.VBox([self.plot], layout={"display": "none"})
+        self._drawn: tuple[float, tuple[tuple[str, int], ...]] = (0.0, ())
+
+    def draw(self, rows: Mapping[str, Any], *, ended: bool) -> None:
+        """Draw the rows of each job, if that is due: some seconds after the last time, or when all jobs ended."""
+        looks.show(self.widget, on=bool(rows))
+        count = tuple((name, len(own)) for name, own in rows.items())
+        due = time.monotonic() - self._drawn[0] > _CURVES or ended
+        if due and count != self._drawn[1] and any(row["event"] == "step" for own in rows.values() for row in own):
+            self.plot.show(plots.progress(rows))
+            self._drawn = (time.monotonic(), count)
 
 
 def _rated(job: Job) -> Sequence[Mapping[str, Any]]:

@@ -17,8 +17,7 @@ from . import looks
 from .html_view import HtmlView, scrolled
 from .messages import Messages
 from .plot_view import PlotView
-from .shown import Shown
-from .tips import with_tips
+from .tips import Shown, with_tips
 
 _AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for
 _HIGH = 560  # pixels of the figure then

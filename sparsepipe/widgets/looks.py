@@ -60,6 +60,10 @@ class _Fixed(_Late):
 
     _made = False
 
+    def settle(self) -> None:
+        """From here on nothing changes it."""
+        self._made = True
+
     def __setattr__(self, name: str, value: object) -> None:
         if self._made and name in type(self).class_trait_names(sync=True):
             raise AttributeError(
@@ -80,7 +84,7 @@ def shared(kind: traitlets.MetaHasTraits, settings: Mapping[str, Any]) -> _Fixed
         found = _shared.get(key)
         if found is None:
             found = _shared[key] = _fixed(kind)(**settings)
-            found._made = True
+            found.settle()
         return found
 
 

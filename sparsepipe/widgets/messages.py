@@ -1,12 +1,15 @@
-"""Error messages of widgets: shows exceptions of callbacks, which ipywidgets would hide."""
+"""Error messages of widgets, as ipywidgets would hide exceptions of callbacks; and questions before an act."""
 
 import functools
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+import ipywidgets
+
 from ..display.markup import Html, joined
 from ..errors import InputError, RunFailed
+from . import looks
 from .html_view import HtmlView
 from .sentences import sentence
 
@@ -38,6 +41,23 @@ class Messages(HtmlView):
         def guarded(*arguments: Any, **options: Any) -> None:
             if self._succeeds(lambda: act(*arguments, **options)):
                 self._show("")
+
+        return guarded
+
+    def telling(self, act: Callable[[], Any]) -> Callable[[Any], None]:
+        """Wrap a click's callback: as `shown`, but what it shows here itself stays after a success."""
+        told: list[str] = []
+
+        def run() -> None:
+            self.value = ""
+            act()
+            told[:] = [self.value]
+
+        def guarded(_: Any) -> None:
+            told.clear()
+            self.shown(run)()
+            if told:
+                self.value = told[0]
 
         return guarded
 
@@ -77,3 +97,30 @@ class Messages(HtmlView):
 def _error(text: str) -> Html:
     style = f"{WHOLE_WORDS};margin:4px 0;padding:6px 8px;border-left:4px solid #D55E00;font-size:12px"
     return Html("<pre style='{}'>{}</pre>").format(style, text)
+
+
+class Question:
+    """A sentence with two buttons: act, or leave it. Hidden until it is asked; a click on a hidden one does nothing."""
+
+    def __init__(self, messages: Messages, yes: ipywidgets.Button, no: ipywidgets.Button) -> None:
+        self.told, self.yes, self.no = HtmlView(), yes, no
+        self.widget = looks.HBox([self.told, yes, no], layout={"display": "none", "flex_flow": "row wrap"})
+        self._act: Callable[[], None] | None = None
+        yes.on_click(messages.telling(self._agreed))
+        no.on_click(messages.shown(lambda _: self.withdraw()))
+
+    def ask(self, text: str, act: Callable[[], None]) -> None:
+        """Show the question; `act` is called if the answer is yes."""
+        self.told.value, self._act = text, act
+        looks.show(self.widget, on=True)
+
+    def withdraw(self) -> None:
+        """Hide the question, and do nothing."""
+        self._act = None
+        looks.show(self.widget, on=False)
+
+    def _agreed(self) -> None:
+        act = self._act
+        self.withdraw()
+        if act is not None:
+            act()

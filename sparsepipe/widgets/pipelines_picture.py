@@ -14,8 +14,8 @@ from ..replication import rule_text
 from ..simulator import PipelinePace, PipelinesForecast
 from ..stragglers import Stragglers
 from ..trace import Trace
-from .explorer_export import in_lines
 from .exporter import Export, Figures
+from .picture import in_lines
 from .pipelines_planning import PipelinesAnswer
 from .several import MINIBATCHES
 from .view_model import bottleneck, fullest_device, stages, timeline, with_words

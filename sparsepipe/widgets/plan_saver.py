@@ -13,11 +13,10 @@ from ..profile import Profile
 from . import looks
 from .html_view import HtmlView
 from .messages import Messages
-from .partition_view import PartitionView
+from .partition_view import PartitionView, SettledButton
 from .pipelines_planning import PipelinesAnswer
 from .planning import Answer
 from .promised import MadeFor
-from .settled_button import SettledButton
 
 _SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
 _SAVED = Html("Saved: <code>{}</code>; to train it: <code>{}</code>")

@@ -17,8 +17,7 @@ from ..profile import CostSample, Profile
 from ..simulator import simulate
 from ..trace import Trace
 from .as_code import as_code
-from .placement import placed
-from .settings import Settings
+from .settings import Settings, placed
 
 _KEPT = 64  # plans that are remembered: going back costs nothing
 

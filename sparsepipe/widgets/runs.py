@@ -1,45 +1,35 @@
 """The table of runs: sort, filter, tag, compare, open a trace, delete."""
 
 import gzip
-import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import ipywidgets
 import pandas as pd
+import plotly.graph_objects as go
 import traitlets
 
 from .. import plots
-from ..display.counting import number_of
 from ..display.markup import Html
-from ..display.numbers import Form, alike, as_given, as_measured
-from ..display.table import of_numbers
 from ..errors import DamagedRecord, InputError
 from ..io.paths import expanded
 from ..launchers.lock import hold, is_held
 from ..plots.run_places import compared_with
 from ..plots.table import record_names
-from ..plots.theme import tied
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
 from ..record.labels import Labels
 from ..workload_facts import workload_facts
 from . import looks
 from .exporter import Export, Exporter
-from .html_view import HtmlView
-from .messages import Messages
+from .messages import Messages, Question
 from .plot_view import PlotView
-from .runs_rows import LABELS, METRICS, PACES, SETTINGS, Kept, head, meaning, ordered, runs_table
-from .shown import Shown
-from .tips import with_tips
-
-_PARTS = ("columns", "heads", "meanings", "numbers", "rows")  # of the document, which is JSON
-_DIGITS = 4  # of the largest number of a column
+from .runs_rows import RunsListing
+from .tips import Shown, with_tips
 
 _TRACE = Html(
     "<div>The link below opens the timeline, which is kept as <code>{}</code>. To look at it in Perfetto instead, open "
@@ -52,90 +42,38 @@ class RunsTable(Shown):
     """Shows the runs below `folder`. `table` is what passes the filter, `chosen` the records that are marked."""
 
     def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
-        self.folder = expanded(folder)
         self.messages, self.link = Messages(), PageLink()
-        self.filter = looks.Text(
-            description="filter",
-            placeholder="words that a row must have",
-            tooltip="lists the runs that have all these words in their row",
-            layout={"width": "300px"},
-            style=looks.OWN_WIDTH,
-        )
-        self.columns = looks.SelectMultiple(
-            description="more columns",
-            tooltip="settings and metrics that the list shows besides",
-            options=[(head(name), name) for name in (*SETTINGS, *METRICS)],
-            rows=3,
-            layout={"width": "330px"},
-            style=looks.OWN_WIDTH,
-        )
-        self.listed = HtmlView()
-        self.marks = RunsList()
-        self.labels = RunLabels(self.messages, lambda: self.chosen, self.update)
-        self.again = _button("read again", "refresh", "look at the folder again")
+        self.listing = RunsListing(expanded(folder), self.messages)
+        self.labels = RunLabels(self.messages, lambda: self.chosen, self.listing.update)
+        self.figures = RunsFigures(self.messages)
+        self.deletion = RunsDeletion(self.messages, self.listing)
         self.compare = _button("compare", "bar-chart", "throughput and accuracy of the marked runs")
         self.trace = _button(
             "open trace", "search-plus", "a page with the trace of the marked run; its file for Perfetto"
         )
-        self.delete = _button("delete", "trash", "delete the marked runs, after a question")
-        self.sure = _button("yes, delete", "check", "there is no way back")
-        self.keep = _button("keep", "times", "delete nothing")
-        self.question = HtmlView()
-        self.asked = looks.HBox([self.question, self.sure, self.keep], layout={"display": "none"})
-        self._rows: Kept = {}
-        self._compared: tuple[str, ...] = ()  # the runs of the figures on screen
-        self._to_delete: tuple[str, ...] = ()  # what the question on screen is about
-        self.throughput, self.accuracy = PlotView(), PlotView()
-        self.views = looks.VBox([self.throughput, self.accuracy], layout={"display": "none"})
-        self.exporter = Exporter(self.messages, expanded(figures), self._figures)
-        shown = self.messages.shown
-        for chooser in (self.filter, self.columns):
-            chooser.observe(shown(lambda _: self.update()), names="value")
-        self.marks.observe(shown(lambda _: self.update()), names="sort")
-        self.marks.observe(lambda _: self._marked(), names="value")
-        self.again.on_click(shown(lambda _: self.update()))
-        self.compare.on_click(lambda _: self._guarded(self._compare))
-        self.trace.on_click(lambda _: self._guarded(self.open_trace))
-        self.delete.on_click(shown(lambda _: self._ask()))
-        self.sure.on_click(lambda _: self._guarded(self._delete))
-        self.keep.on_click(shown(lambda _: self._hide()))
-        buttons = [self.again, self.compare, self.trace, self.delete, self.exporter.widget]
-        row = {"flex_flow": "row wrap"}
-        self.widget = looks.VBox(
-            [
-                self.messages,
-                self.link,
-                looks.HBox([self.filter, self.columns], layout=row),
-                self.marks,
-                self.listed,
-                looks.HBox(buttons, layout=row),
-                self.labels.widget,
-                self.asked,
-                self.views,
-            ],
-            layout=ipywidgets.Layout(),
-        )
-        with_tips(self.widget)
-        shown(self.update)()
+        self.exporter = Exporter(self.messages, expanded(figures), lambda: self.figures.export(self.chosen))
+        self.listing.marks.observe(lambda _: self._marked(), names="value")
+        self.compare.on_click(self.messages.telling(self._compare))
+        self.trace.on_click(self.messages.telling(self.open_trace))
+        buttons = [self.listing.again, self.compare, self.trace, self.deletion.button, self.exporter.widget]
+        parts = [self.messages, self.link, *self.listing.rows, looks.HBox(buttons, layout={"flex_flow": "row wrap"})]
+        parts += [self.labels.widget, self.deletion.question.widget, self.figures.widget]
+        self.widget = with_tips(looks.VBox(parts, layout=ipywidgets.Layout()))
+        self.messages.shown(self.listing.update)()
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The runs that pass the filter."""
+        return self.listing.table
 
     @property
     def chosen(self) -> list[RunRecord]:
         """The marked records. Raises InputError where none is marked."""
-        if not self.marks.value:
-            raise InputError("no run is marked: click one in the list, or several")
-        return [RunRecord.load(self.folder / name) for name in self.marks.value]
+        return self.listing.chosen
 
     def update(self) -> None:
         """Read the folder again, apply the filter, and sort."""
-        table = runs_table(self.folder, more=tuple(self.columns.value), kept=self._rows)
-        table = ordered(table, str(self.marks.sort["column"]), descending=bool(self.marks.sort["descending"]))
-        words = self.filter.value.lower().split()
-        text = [" ".join(map(str, row)).lower() for row in table.itertuples(index=False)]
-        passing = [k for k, row in enumerate(text) if all(word in row for word in words)]
-        self.table = table.iloc[passing].reset_index(drop=True)
-        self.listed.value = _counted(len(self.table), self.folder, len(table))
-        shown = self.table.drop(columns=[name for name in LABELS if not any(self.table[name])])
-        self.marks.show(shown, settings=SETTINGS)
+        self.listing.update()
 
     def open_trace(self) -> str:
         """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
@@ -153,38 +91,51 @@ class RunsTable(Shown):
 
     def _marked(self) -> None:
         """A question is about what is marked, or about nothing; the figures below are of what is marked, or hidden."""
-        self._hide()
+        marked = self.listing.marks.value
+        self.deletion.question.withdraw()
         self.link.hide()
-        self.labels.show([self.folder / name for name in self.marks.value])
-        same = bool(self._compared) and self.marks.value == self._compared
-        looks.show(self.views, on=same)
+        self.labels.show([self.listing.folder / name for name in marked])
+        self.figures.follow(marked)
 
     def _compare(self) -> None:
-        self._compared = ()
+        self.figures.forget()
         self._marked()  # hidden, until there are figures of these runs
-        records = self.chosen
-        note = _names(records)
-        with warnings.catch_warnings(record=True) as caught:  # of damaged runs, which the figures leave out
+        self.figures.show(self.chosen)
+
+
+class RunsFigures:
+    """Throughput and accuracy of the runs that were compared last; `widget` shows them while these are marked."""
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
+        self.throughput, self.accuracy = PlotView(), PlotView()
+        self.widget = looks.VBox([self.throughput, self.accuracy], layout={"display": "none"})
+        self._compared: tuple[str, ...] = ()
+
+    def forget(self) -> None:
+        """Let the figures be of no run."""
+        self._compared = ()
+
+    def follow(self, marked: tuple[str, ...]) -> None:
+        """Hide figures of other runs than those marked."""
+        looks.show(self.widget, on=bool(self._compared) and marked == self._compared)
+
+    def show(self, records: list[RunRecord]) -> None:
+        """Draw these runs. Damaged ones are left out, which the messages say."""
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            pace, learned = self._drawn(records, note)
-        looks.show(self.views, on=True)
+            pace, learned = self._drawn(records, _names(records))
+        looks.show(self.widget, on=True)
         self.throughput.show(pace)
         looks.show(self.accuracy, on=learned is not None)
         if learned is not None:
             self.accuracy.show(learned)
-        self._compared = tuple(self.marks.value)
+        self._compared = tuple(record.name for record in records)
         if told := dict.fromkeys(str(warning.message) for warning in caught):
             self.messages.fail("\n".join(told))
 
-    def _drawn(self, records: list[RunRecord], note: str = "") -> tuple[Any, Any]:
-        """Their pace, and what they learned: of those that trained and finished an epoch, None where none did."""
-        told = [record for record in records if _learned(record)]
-        names, among = _as_in_all(told, records), compared_with(records)
-        learned = plots.accuracy(*told, names=names, note=note and _names(told), among=among) if told else None
-        return plots.throughput(*records, note=note, partial=True, among=among), learned
-
-    def _figures(self) -> Export:
-        records = self.chosen
+    def export(self, records: list[RunRecord]) -> Export:
+        """Return the figures of these runs with their tables."""
         pace, learned = self._drawn(records)
         figures = {"runs_throughput": (pace, plots.throughput_table(*records, partial=True))}
         if learned is not None:
@@ -192,23 +143,39 @@ class RunsTable(Shown):
             figures["runs_accuracy"] = (learned, plots.accuracy_table(*told, names=_as_in_all(told, records)))
         return Export(figures, records)
 
-    def _ask(self) -> None:
-        records = self.chosen
+    def _drawn(self, records: list[RunRecord], note: str = "") -> tuple[go.Figure, go.Figure | None]:
+        """Their pace, and what they learned: of those that trained and finished an epoch, None where none did."""
+        told = [record for record in records if _learned(record)]
+        names, among = _as_in_all(told, records), compared_with(records)
+        learned = plots.accuracy(*told, names=names, note=note and _names(told), among=among) if told else None
+        return plots.throughput(*records, note=note, partial=True, among=among), learned
+
+
+class RunsDeletion:
+    """A button that deletes the marked runs of a list, after a question."""
+
+    def __init__(self, messages: Messages, listing: RunsListing) -> None:
+        self.messages, self.listing = messages, listing
+        self.button = _button("delete", "trash", "delete the marked runs, after a question")
+        sure = _button("yes, delete", "check", "there is no way back")
+        self.question = Question(messages, sure, _button("keep", "times", "delete nothing"))
+        self.button.on_click(messages.shown(lambda _: self.ask()))
+
+    def ask(self) -> None:
+        """Ask whether to delete the marked runs. Raises InputError where one of them runs."""
+        records = self.listing.chosen
         if running := [record.name for record in records if is_held(record.folder)]:
             raise InputError(f"run {running[0]} is running: cancel it first")
-        self._to_delete = tuple(record.name for record in records)
+        names = [record.name for record in records]
         links = [record.name for record in records if record.folder.is_symlink()]
         kept = f" Of {', '.join(links)}, a link, the link alone goes: the run that it leads to stays." if links else ""
-        self.question.value = f"Delete {', '.join(self._to_delete)} with records, traces and checkpoints?{kept}"
-        looks.show(self.asked, on=True)
+        text = f"Delete {', '.join(names)} with records, traces and checkpoints?{kept}"
+        self.question.ask(text, lambda: self._delete(names))
 
-    def _delete(self) -> None:
+    def _delete(self, names: list[str]) -> None:
         """Delete what was asked about, whatever is marked now, unless one of them has begun to run meanwhile."""
-        names = self._to_delete
-        self._hide()
-        if not names:
-            raise InputError("nothing was asked about: mark runs and press delete")
-        folders = [folder for name in names if (folder := self.folder / name).exists() or folder.is_symlink()]
+        every = [self.listing.folder / name for name in names]
+        folders = [folder for folder in every if folder.exists() or folder.is_symlink()]
         locks = []
         try:  # held until they are gone, so that nobody resumes one of them while it goes
             locks = [hold(folder) for folder in folders if not folder.is_symlink()]
@@ -217,25 +184,8 @@ class RunsTable(Shown):
         finally:
             for lock in locks:
                 os.close(lock)
-            self.update()
+            self.listing.update()
         self.messages.say(f"deleted: {', '.join(names)}")
-
-    def _hide(self) -> None:
-        self._to_delete = ()
-        looks.show(self.asked, on=False)
-
-    def _guarded(self, act: Any) -> None:
-        """Like `messages.shown`, for what says something itself when all went well."""
-        told: list[str] = []
-
-        def run() -> None:
-            self.messages.value = ""
-            act()
-            told.append(self.messages.value)
-
-        self.messages.shown(run)()
-        if told:
-            self.messages.value = told[0]
 
 
 def _names(records: list[RunRecord]) -> str:
@@ -273,14 +223,6 @@ def _remove(folder: Path) -> None:
             shutil.rmtree(folder)
     except OSError as error:
         raise InputError(f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})") from None
-
-
-def _counted(shown: int, folder: Path, total: int) -> Html:
-    if not total:
-        return Html("<i>No runs in {} yet: launch one</i>").format(folder)
-    if not shown:
-        return Html("<i>None of the {} runs has all these words</i>").format(total)
-    return Html("{} of {} in {}").format(shown, number_of(total, "run"), folder)
 
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:
@@ -342,46 +284,3 @@ class RunLabels:
             except OSError as error:
                 raise InputError(f"{record.folder}: its labels cannot be written ({error.strerror})") from None
         self.changed()
-
-
-class RunsList(looks.Control, anywidget.AnyWidget):
-    """`options` are the runs listed, `value` those that are marked; `sort` is the column that a page's click chose."""
-
-    _esm = Path(__file__).with_name("runs_list.js")
-    document = traitlets.Unicode(json.dumps(dict.fromkeys(_PARTS, []))).tag(sync=True)
-    value = traitlets.Tuple(()).tag(sync=True)
-    sort = traitlets.Dict({"column": "started", "descending": True}).tag(sync=True)
-    options: tuple[str, ...] = ()
-
-    def show(self, table: pd.DataFrame, *, settings: Collection[str] = ()) -> None:
-        """List the runs of a table, whose first column is their names; marks of runs that are not there go.
-
-        Numbers of `settings` are written as they were given, paces with three digits, those of another column with as
-        many decimals each.
-        """
-        columns = {name: list(table[name]) for name in table.columns}
-        self.options = tuple(next(iter(columns.values())))
-        told = [*columns.items()][1:]
-        forms = [as_given if name in settings else as_measured if name in PACES else None for name, _ in told]
-        cells = [_shown(own, form) for (_, own), form in zip(told, forms, strict=True)]
-        rows = [list(row) for row in zip(self.options, *cells, strict=True)]
-        numbers = [any(map(_is_number, own)) or of_numbers(cells[k]) for k, (_, own) in enumerate(told)]
-        names = {"columns": list(columns), "heads": [*map(head, columns)], "meanings": [*map(meaning, columns)]}
-        self.document = json.dumps({**names, "numbers": [False, *numbers], "rows": rows})
-        self.value = tuple(name for name in self.value if name in self.options)
-
-    @traitlets.validate("value")
-    def _listed(self, proposal: dict[str, Any]) -> tuple[str, ...]:
-        """Each once; a page may still know of runs that are gone."""
-        return tuple(dict.fromkeys(name for name in proposal["value"] if name in self.options))
-
-
-def _is_number(cell: object) -> bool:
-    return isinstance(cell, int | float) and not isinstance(cell, bool)
-
-
-def _shown(cells: Sequence[Any], form: Form | None) -> list[str]:
-    """A column as text: four digits of its largest number; of words no line ends between a name and its count."""
-    fractions = [cell for cell in cells if isinstance(cell, float)]
-    form = form or alike(fractions, _DIGITS)
-    return [form(cell) if _is_number(cell) and fractions else tied(str(cell)) for cell in cells]

@@ -1,21 +1,34 @@
-"""The rows of the table of runs: what each record says of its run, settings and metrics by column."""
+"""The list of runs: what each record says of its run, settings and metrics by column, and which runs are marked."""
 
+import json
 import os
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anywidget
+import ipywidgets
 import pandas as pd
+import traitlets
 
+from ..display.counting import number_of
+from ..display.markup import Html
+from ..display.numbers import Form, alike, as_given, as_measured
+from ..display.table import of_numbers
 from ..display.words import OF_RUNS
 from ..errors import InputError
 from ..io.paths import expanded
 from ..launchers.supervisor import GOING_ON
 from ..plots.table import strategy
+from ..plots.theme import tied
 from ..plots.throughput import pace_of
 from ..record import RunRecord
 from ..record.labels import Labels
 from ..record.record_files import STATES
+from . import looks
+from .html_view import HtmlView
+from .messages import Messages
 
 COLUMNS = (
     *("run", "state", "strategy", "samples/s", "accuracy", "epochs"),
@@ -46,6 +59,8 @@ _HEADS = {
 PACES = ("samples/s", "predicted samples/s")
 _MEANINGS = {"samples/s": OF_RUNS["samples/s"]}
 
+_PARTS = ("columns", "heads", "meanings", "numbers", "rows")  # of the document, which is JSON
+_DIGITS = 4  # of the largest number of a column
 _ENDED = set(STATES) - set(GOING_ON)
 
 Stamp = tuple[Any, ...]  # of a run's files
@@ -172,3 +187,111 @@ def _asked(record: RunRecord, epochs: list[dict[str, Any]], more: tuple[str, ...
             "campaign": record.campaign,
         }
     return {name: "" if (cell := told.get(name)) is None else cell for name in more}
+
+
+class RunsListing:
+    """The runs below `folder` that have all words of the filter: `table` has them, `marks` lists them to be marked."""
+
+    def __init__(self, folder: Path, messages: Messages) -> None:
+        self.folder = folder
+        self.filter = looks.Text(
+            description="filter",
+            placeholder="words that a row must have",
+            tooltip="lists the runs that have all these words in their row",
+            layout={"width": "300px"},
+            style=looks.OWN_WIDTH,
+        )
+        self.columns = looks.SelectMultiple(
+            description="more columns",
+            tooltip="settings and metrics that the list shows besides",
+            options=[(head(name), name) for name in (*SETTINGS, *METRICS)],
+            rows=3,
+            layout={"width": "330px"},
+            style=looks.OWN_WIDTH,
+        )
+        self.again = looks.Button(
+            description="read again", icon="refresh", tooltip="look at the folder again", layout={"width": "120px"}
+        )
+        self.listed, self.marks = HtmlView(), RunsList()
+        self.table = pd.DataFrame()
+        self._kept: Kept = {}
+        update = messages.shown(lambda _: self.update())
+        for chooser in (self.filter, self.columns):
+            chooser.observe(update, names="value")
+        self.marks.observe(update, names="sort")
+        self.again.on_click(update)
+
+    @property
+    def rows(self) -> list[ipywidgets.Widget]:
+        """What to display: the button comes among those of the table."""
+        return [looks.HBox([self.filter, self.columns], layout={"flex_flow": "row wrap"}), self.marks, self.listed]
+
+    @property
+    def chosen(self) -> list[RunRecord]:
+        """The marked records. Raises InputError where none is marked."""
+        if not self.marks.value:
+            raise InputError("no run is marked: click one in the list, or several")
+        return [RunRecord.load(self.folder / name) for name in self.marks.value]
+
+    def update(self) -> None:
+        """Read the folder again, apply the filter, and sort."""
+        table = runs_table(self.folder, more=tuple(self.columns.value), kept=self._kept)
+        table = ordered(table, self.marks.sort["column"], descending=self.marks.sort["descending"])
+        words = self.filter.value.lower().split()
+        text = [" ".join(map(str, row)).lower() for row in table.itertuples(index=False)]
+        passing = [k for k, row in enumerate(text) if all(word in row for word in words)]
+        self.table = table.iloc[passing].reset_index(drop=True)
+        self.listed.value = _counted(len(self.table), self.folder, len(table))
+        shown = self.table.drop(columns=[name for name in LABELS if not any(self.table[name])])
+        self.marks.show(shown, settings=SETTINGS)
+
+
+def _counted(shown: int, folder: Path, total: int) -> Html:
+    if not total:
+        return Html("<i>No runs in {} yet: launch one</i>").format(folder)
+    if not shown:
+        return Html("<i>None of the {} runs has all these words</i>").format(total)
+    return Html("{} of {} in {}").format(shown, number_of(total, "run"), folder)
+
+
+class RunsList(looks.Control, anywidget.AnyWidget):
+    """`options` are the runs listed, `value` those that are marked; `sort` is the column that a page's click chose."""
+
+    _esm = Path(__file__).with_name("runs_list.js")
+    document = traitlets.Unicode(json.dumps(dict.fromkeys(_PARTS, []))).tag(sync=True)
+    value = traitlets.Tuple(()).tag(sync=True)
+    sort = traitlets.Dict({"column": "started", "descending": True}).tag(sync=True)
+    options: tuple[str, ...] = ()
+
+    def show(self, table: pd.DataFrame, *, settings: Collection[str] = ()) -> None:
+        """List the runs of a table, whose first column is their names; marks of runs that are not there go.
+
+        Numbers of `settings` are written as they were given, paces with three digits, those of another column with as
+        many decimals each.
+        """
+        columns = {name: list(table[name]) for name in table.columns}
+        self.options = tuple(next(iter(columns.values())))
+        told = [*columns.items()][1:]
+        forms = [as_given if name in settings else as_measured if name in PACES else None for name, _ in told]
+        cells = [_shown(own, form) for (_, own), form in zip(told, forms, strict=True)]
+        rows = [list(row) for row in zip(self.options, *cells, strict=True)]
+        numbers = [any(map(_is_number, own)) or of_numbers(cells[k]) for k, (_, own) in enumerate(told)]
+        names = {"columns": list(columns), "heads": [*map(head, columns)], "meanings": [*map(meaning, columns)]}
+        self.document = json.dumps({**names, "numbers": [False, *numbers], "rows": rows})
+        self.value = tuple(name for name in self.value if name in self.options)
+
+    @traitlets.validate("value")
+    def _listed(self, proposal: dict[str, Any]) -> tuple[str, ...]:
+        """Each once; a page may still know of runs that are gone."""
+        return tuple(dict.fromkeys(name for name in proposal["value"] if name in self.options))
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _shown(cells: Sequence[Any], form: Form | None) -> list[str]:
+    """A column as text: four digits of its largest number; of words no line ends between a name and its count."""
+    fractions = [cell for cell in cells if isinstance(cell, float)]
+    form = form or alike(fractions, _DIGITS)
+    return [form(cell) if _is_number(cell) and fractions else tied(str(cell)) for cell in cells]

@@ -1,16 +1,106 @@
-"""Stages by hand: which devices each has, how many stages there are."""
+"""Stages by hand: where the cuts are, which devices each stage has, how many stages there are."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ipywidgets
 
 from ..display.counting import number_of
 from ..errors import InputError
 from . import looks
+from .controls import toggle
+from .messages import Messages
+from .planning import Answer
+from .stop_slider import StopSlider
 
 Group = Mapping[str, int]  # device type → how many
 
 _WIDEST = 280  # pixels of a device type's name
+_PIN_CUTS = "keep the cuts: drag them, or move them with the arrow keys"
+_PIN_DEVICES = "keep the devices of each stage: change them below"
+
+
+class StagesByHand:
+    """Toggles that keep cuts and devices of the plan on screen, to be changed then. `ends`: layers before each cut.
+
+    `counts`: the slider of each device type; `changed` is called after each change by hand.
+    """
+
+    def __init__(
+        self,
+        counts: Mapping[str, StopSlider],
+        messages: Messages,
+        changed: Callable[[], None],
+        *,
+        num_layers: int,
+    ) -> None:
+        self.counts, self._changed, self.num_layers = counts, changed, num_layers
+        self.pin_cuts = toggle("pin cuts", _PIN_CUTS)
+        self.pin_devices = toggle("pin devices", _PIN_DEVICES)
+        self.editor = StageEditor(list(counts), changed)
+        self.editor.more.on_click(messages.shown(lambda _: self._resize(1)))
+        self.editor.less.on_click(messages.shown(lambda _: self._resize(-1)))
+        self.ends: list[int] = []
+
+    @property
+    def controls(self) -> tuple[ipywidgets.DOMWidget, ...]:
+        """All whose value is a setting."""
+        return self.pin_cuts, self.pin_devices
+
+    @property
+    def pinned(self) -> bool:
+        """Whether cuts or devices are kept."""
+        return bool(self.pin_cuts.value or self.pin_devices.value)
+
+    @property
+    def cuts(self) -> tuple[int, ...] | None:
+        """Layers before each cut that is kept; None if a planner chooses."""
+        return tuple(self.ends) if self.pin_cuts.value else None
+
+    @property
+    def devices(self) -> tuple[tuple[tuple[str, int], ...], ...] | None:
+        """The devices of each stage that are kept; None if a planner chooses."""
+        return tuple(tuple(group.items()) for group in self.editor.groups) if self.pin_devices.value else None
+
+    def follow(self, change: Any, answer: Answer | None) -> None:
+        """A toggle that was switched on keeps what the plan on screen has; it goes back if there is none."""
+        if change is not None and change["owner"] in self.controls:
+            if answer is not None:
+                self.show(answer)
+            elif change["new"]:
+                change["owner"].value = False
+        looks.show(self.editor.widget, on=self.pinned)
+
+    def show(self, answer: Answer) -> None:
+        """Show cuts and devices of a plan."""
+        kinds = [stage.device_types for stage in answer.plan.stages]
+        self.ends = answer.ends
+        self.editor.show([{name: own.count(name) for name in own} for own in kinds], devices=self.pin_devices.value)
+
+    def block(self, reason: str, *, interleaved: bool) -> None:
+        """Pin nothing until this is called again without a reason; what is pinned can be let go.
+
+        `interleaved`: devices have several stages, which nobody pins.
+        """
+        for pin, tip in ((self.pin_cuts, _PIN_CUTS), (self.pin_devices, _PIN_DEVICES)):
+            stuck = bool(reason) and not pin.value
+            pin.disabled, pin.tooltip = interleaved or stuck, reason if stuck else tip
+
+    def move_cut(self, cut: int, at: int) -> None:
+        """Move a cut, if cuts are kept, until so many layers are before it."""
+        if self.pin_cuts.value and cut < len(self.ends):
+            self.ends[cut] = at
+            self._changed()
+
+    def _resize(self, step: int) -> None:
+        """One stage more, out of the one with the most layers, or one less, joined with its neighbour."""
+        groups = self.editor.groups
+        if step > 0:
+            counts = {name: slider.value for name, slider in self.counts.items()}
+            self.ends, self.editor.groups = one_more(self.ends, groups, num_layers=self.num_layers, counts=counts)
+        else:
+            self.ends, self.editor.groups = one_less(self.ends, groups)
+        self._changed()
 
 
 class StageEditor:

@@ -10,6 +10,15 @@ import traitlets
 from . import looks
 
 
+class Shown:
+    """Has `widget`, which is what is displayed; display(it.widget) shows the same."""
+
+    widget: ipywidgets.Widget
+
+    def _repr_mimebundle_(self, **given: object) -> object:
+        return self.widget._repr_mimebundle_(**given)
+
+
 class Tips(looks.Control, anywidget.AnyWidget):
     """Shows nothing itself; `tips` are tooltips by the names of the controls beside it."""
 

@@ -1,7 +1,7 @@
 """The waiting explorer: pickers for pipelines, replication rule and straggler, and what they cost, simulated."""
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ from .controls import bandwidth_slider, count_slider, dropdown
 from .exporter import Export, Exporter
 from .messages import Messages
 from .several import MINIBATCHES
-from .shown import Shown
 from .straggler_picker import StragglerPicker
-from .tips import with_tips
+from .tips import Shown, with_tips
 from .waiting_figures import Compared, WaitingFigures
 
 _MOST_PIPELINES, _MOST_STAGES = 8, 8
@@ -59,35 +58,27 @@ class WaitingExplorer(Shown):
         for given in rules:
             parse_rule(given)
         integer(minibatches, "minibatches", least=1)
-        self.profile, self.link, self.minibatches, self.note = profile, link, minibatches, note
+        self.profile, self.note = profile, note
         self.messages = Messages()
         self.shown: PipelinesForecast | None = None
         self._lock = threading.RLock()  # the page's clicks come in one thread, cells run in another
-        self._simulated: dict[Hashable, PipelinesForecast] = {}
         self.compared: Compared | None = None  # the outcomes that are drawn
         self._drawn: tuple[Cluster, tuple[Plan, ...], dict[str, Any]] | None = None  # what they are of
-        self._make_controls(pipelines, stages, rules, rule)
+        self.controls = WaitingControls(
+            pipelines, stages, link, list(dict.fromkeys([*rules, rule])), num_layers=len(profile.graph.layers)
+        )
+        self.controls.rule.value = rule
+        self.simulations = PipelinesSimulations(profile, link, minibatches=minibatches)
         self.waiting = WaitingFigures()
         self.exporter = Exporter(self.messages, expanded(figures), self._export)
         redraw = self.messages.shown(self.update)
-        for control in self._controls:
+        for control in self.controls.every:
             control.observe(redraw, names="value")
         self.widget = with_tips(self._layout())
         redraw()
 
-    def _make_controls(self, pipelines: int, stages: int, rules: tuple[str, ...], rule: str) -> None:
-        most = min(_MOST_STAGES, len(self.profile.graph.layers))
-        high = max(_MOST_PIPELINES, pipelines)
-        self.pipelines = count_slider("pipelines", pipelines, low=2, high=high, most=64, tip="copies of the network")
-        self.stages = count_slider("stages", stages, low=1, high=most, most=most, tip="of each pipeline, a device each")
-        self.link_bandwidth = bandwidth_slider("links", [self.link.bandwidth], "bandwidth between any two devices")
-        self.rule = dropdown("rule", list(dict.fromkeys([*rules, rule])), "how pipelines average")
-        self.rule.value = rule
-        self.straggler = StragglerPicker(pipelines=high, ranks=high, most=64 * most)
-        self._controls = (self.pipelines, self.stages, self.link_bandwidth, self.rule, *self.straggler.controls)
-
     def _layout(self) -> ipywidgets.HBox:
-        left = looks.VBox([*self._controls, self.exporter.widget], layout={"flex": "0 0 350px"})
+        left = looks.VBox([*self.controls.every, self.exporter.widget], layout={"flex": "0 0 350px"})
         right = looks.VBox(
             [self.messages, self.waiting.stale, self.waiting.widget], layout={"flex": "1 1 420px", "min_width": "0"}
         )
@@ -95,9 +86,7 @@ class WaitingExplorer(Shown):
 
     def stragglers(self) -> Stragglers:
         """What the pickers say holds ranks up. Raises InputError for a text that cannot be read."""
-        stages = self.stages.value  # devices are alike, and split in their order
-        pipelines = [range(k * stages, (k + 1) * stages) for k in range(self.pipelines.value)]
-        return self.straggler.picked.stragglers(pipelines, minibatches=self.minibatches)
+        return self.controls.stragglers(minibatches=self.simulations.minibatches)
 
     def update(self, _: object = None) -> None:
         """Simulate what the pickers say, under every rule, and draw it. Raises InputError for what cannot be.
@@ -113,17 +102,19 @@ class WaitingExplorer(Shown):
             self._mark("")
 
     def _simulated_anew(self) -> None:
-        self.straggler.follow()
-        cluster, planned = self._plan()
+        controls, simulations = self.controls, self.simulations
+        controls.straggler.follow()
+        rule, rules = controls.rule.value, controls.rule.options
+        cluster, planned = simulations.plan(controls)
         held = self.stragglers()
         held.check(len(cluster.devices))
-        free = self._outcomes(cluster, planned, Stragglers()) if held.parts else ()
-        outcomes = self._outcomes(cluster, planned, held)
-        shown = self._simulate(cluster, planned, self.rule.value, held)
-        compared = Compared(free, outcomes, self.rule.value, shown, self._noted())
+        free = simulations.outcomes(cluster, planned, rules, Stragglers()) if held.parts else ()
+        outcomes = simulations.outcomes(cluster, planned, rules, held)
+        shown = simulations.forecast(cluster, planned, rule, held)
+        compared = Compared(free, outcomes, rule, shown, self._noted())
         self.waiting.show(compared)
         self.shown, self.compared = shown, compared
-        settings = {"stragglers": str(held), "rule": self.rule.value, "minibatches": self.minibatches}
+        settings = {"stragglers": str(held), "rule": rule, "minibatches": simulations.minibatches}
         self._drawn = cluster, planned.pipelines, settings
 
     def _mark(self, reason: str) -> None:
@@ -133,38 +124,74 @@ class WaitingExplorer(Shown):
         last = "" if self.compared is None else f": {self.compared.note}, by {self.compared.rule}"
         self.waiting.mark(f"the last that could be simulated{last}" if reason else "")
 
-    def _outcomes(self, cluster: Cluster, planned: Plan, stragglers: Stragglers) -> tuple[plots.Outcome, ...]:
-        """What every rule makes of it."""
-        found = []
-        for rule in self.rule.options:
-            told = self._simulate(cluster, planned, rule, stragglers).to_json()["replication"]
-            found.append(plots.Outcome.of(told, rule=rule, stragglers=stragglers))
-        return tuple(found)
-
-    def _plan(self) -> tuple[Cluster, Plan]:
-        count, stages = self.pipelines.value, self.stages.value
-        kind, link = self.profile.device_types[0], replace(self.link, bandwidth=self.link_bandwidth.value)
-        one, cluster = (Cluster.uniform(number, device_type=kind, link=link) for number in (stages, count * stages))
-        plan = partition(self.profile, one, planner="model-parallel")
-        samples = self.profile.batch_size
-        return cluster, Plan.alike(plan, count, parse_rule(self.rule.value), samples=samples)
-
-    def _simulate(self, cluster: Cluster, planned: Plan, rule: str, stragglers: Stragglers) -> PipelinesForecast:
-        key = (cluster, rule, str(stragglers), len(planned.pipelines))
-        if key not in self._simulated:
-            if len(self._simulated) >= _KEPT:
-                self._simulated.pop(next(iter(self._simulated)))
-            counts = self.profile.typical_sizes
-            sizes = [counts[k % len(counts)] for k in range(self.minibatches * len(planned.pipelines))]
-            asked = replace(planned, replication=parse_rule(rule))
-            self._simulated[key] = simulate_pipelines(asked, self.profile, cluster, sizes, stragglers=stragglers)
-        return self._simulated[key]
-
     def _noted(self) -> str:
-        count, stages = number_of(self.pipelines.value, "pipeline"), number_of(self.stages.value, "stage")
+        picked = self.controls
+        count, stages = number_of(picked.pipelines.value, "pipeline"), number_of(picked.stages.value, "stage")
         return " · ".join(filter(None, [self.note, f"{count} of {stages} each"]))
 
     def _export(self) -> Export:
         with self._lock:
             assert self.compared is not None and self._drawn is not None  # else the button is blocked
             return Export(self.compared.figures(), Provenance.of(self.profile, *self._drawn))
+
+
+class WaitingControls:
+    """How many pipelines of how many stages, their links and their rule, and who is slow."""
+
+    def __init__(self, pipelines: int, stages: int, link: Link, rules: Sequence[str], *, num_layers: int) -> None:
+        most, high = min(_MOST_STAGES, num_layers), max(_MOST_PIPELINES, pipelines)
+        self.pipelines = count_slider("pipelines", pipelines, low=2, high=high, most=64, tip="copies of the network")
+        self.stages = count_slider("stages", stages, low=1, high=most, most=most, tip="of each pipeline, a device each")
+        self.link_bandwidth = bandwidth_slider("links", [link.bandwidth], "bandwidth between any two devices")
+        self.rule = dropdown("rule", rules, "how pipelines average")
+        self.straggler = StragglerPicker(pipelines=high, ranks=high, most=64 * most)
+
+    @property
+    def every(self) -> tuple[ipywidgets.DOMWidget, ...]:
+        """All of them, in the order of the page."""
+        return self.pipelines, self.stages, self.link_bandwidth, self.rule, *self.straggler.controls
+
+    def stragglers(self, *, minibatches: int) -> Stragglers:
+        """What holds ranks up that train so many minibatches. Raises InputError for a text that cannot be read."""
+        stages = self.stages.value  # devices are alike, and split in their order
+        pipelines = [range(k * stages, (k + 1) * stages) for k in range(self.pipelines.value)]
+        return self.straggler.picked.stragglers(pipelines, minibatches=minibatches)
+
+
+class PipelinesSimulations:
+    """Plans pipelines of devices that are alike, and simulates them; going back costs nothing."""
+
+    def __init__(self, profile: Profile, link: Link, *, minibatches: int) -> None:
+        self.profile, self.link, self.minibatches = profile, link, minibatches
+        self._kept: dict[tuple, PipelinesForecast] = {}
+
+    def outcomes(
+        self, cluster: Cluster, planned: Plan, rules: Sequence[str], stragglers: Stragglers
+    ) -> tuple[plots.Outcome, ...]:
+        """What every rule makes of it."""
+        found = []
+        for rule in rules:
+            told = self.forecast(cluster, planned, rule, stragglers).to_json()["replication"]
+            found.append(plots.Outcome.of(told, rule=rule, stragglers=stragglers))
+        return tuple(found)
+
+    def plan(self, controls: "WaitingControls") -> tuple[Cluster, Plan]:
+        """Split the network in the same way for each pipeline."""
+        count, stages = controls.pipelines.value, controls.stages.value
+        kind, link = self.profile.device_types[0], replace(self.link, bandwidth=controls.link_bandwidth.value)
+        one, cluster = (Cluster.uniform(number, device_type=kind, link=link) for number in (stages, count * stages))
+        plan = partition(self.profile, one, planner="model-parallel")
+        samples = self.profile.batch_size
+        return cluster, Plan.alike(plan, count, parse_rule(controls.rule.value), samples=samples)
+
+    def forecast(self, cluster: Cluster, planned: Plan, rule: str, stragglers: Stragglers) -> PipelinesForecast:
+        """Simulate a rule; what was simulated before is remembered."""
+        key = (cluster, rule, str(stragglers), len(planned.pipelines))
+        if key not in self._kept:
+            if len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            counts = self.profile.typical_sizes
+            sizes = [counts[k % len(counts)] for k in range(self.minibatches * len(planned.pipelines))]
+            asked = replace(planned, replication=parse_rule(rule))
+            self._kept[key] = simulate_pipelines(asked, self.profile, cluster, sizes, stragglers=stragglers)
+        return self._kept[key]

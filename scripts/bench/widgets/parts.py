@@ -13,7 +13,8 @@ from typing import Any
 # In the kernel, before the explorer is made: seconds in each function, told for each scene in a line of parts.jsonl.
 KERNEL = """
 import functools as _functools, json as _json, time as _time
-import sparsepipe.widgets.partition as _explorer, sparsepipe.widgets.planning as _planning
+import sparsepipe.widgets.explorer_view as _explorer_view, sparsepipe.widgets.partition as _explorer
+import sparsepipe.widgets.planning as _planning
 from sparsepipe.widgets.partition_view import PartitionView as _View
 _spent = {}
 
@@ -31,13 +32,13 @@ def _timed(owner, name, part):
 def _whole(act):
     @_functools.wraps(act)
     def changed(self, *arguments):
-        if self._quiet:  # what follows from a change that is at work
+        if self.state._changing:  # what follows from a change that is at work
             return act(self, *arguments)
         _spent.clear()
-        began, serial = _time.time(), self._serial
+        began, serial = _time.time(), self.view.serial
         act(self, *arguments)
-        if self._serial > serial:
-            row = {"serial": self._serial, "began": began, "ended": _time.time(), "sent": _spent.pop("sent", 0.0)}
+        if self.view.serial > serial:
+            row = {"serial": self.view.serial, "began": began, "ended": _time.time(), "sent": _spent.pop("sent", 0.0)}
             with open("parts.jsonl", "a") as file:
                 file.write(_json.dumps({**row, "parts": _spent}) + "\\n")
     return changed
@@ -51,10 +52,10 @@ def _shown(act):
 _timed(_planning.Planning, "answer", "answer")
 _timed(_planning, "_partition", "planner")
 _timed(_planning, "simulate", "simulate")
-_timed(_explorer, "picture", "picture")
+_timed(_explorer_view, "picture", "picture")
 _View.show = _shown(_View.show)
 _timed(_View, "show", "text")
-_explorer.PartitionExplorer._changed = _whole(_explorer.PartitionExplorer._changed)
+_explorer.PartitionExplorer.changed = _whole(_explorer.PartitionExplorer.changed)
 """
 # In the page, before JupyterLab is loaded: when messages came and went and their bytes, and how long each turn of what
 # draws took, in a frame or between two.

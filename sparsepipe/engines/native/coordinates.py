@@ -118,13 +118,13 @@ class CoordinateManager:
         sizes, dilations = each_axis(kernel_size, self.dimension), each_axis(dilation, self.dimension)
         cached = (in_stride, out_stride, sizes, dilations)
         if cached not in self._maps:
-            ends = self.coordinates(in_stride), self.coordinates(out_stride)
+            entering, leaving = self.coordinates(in_stride), self.coordinates(out_stride)
             from_0 = max(sizes) > 1 == max(dilations) and all(size == 1 or size % 2 == 0 for size in sizes)
-            if from_0 and out_stride == times(in_stride, sizes) and len(ends[1]):
+            if from_0 and out_stride == times(in_stride, sizes) and len(leaving):
                 parents = self._parents(in_stride, out_stride)
-                self._maps[cached] = tiling_map(ends[0], parents, len(ends[1]), in_stride, sizes)
+                self._maps[cached] = tiling_map(entering, parents, len(leaving), in_stride, sizes)
             else:
-                self._maps[cached] = kernel_map(*ends, in_stride, kernel_size=sizes, dilation=dilations)
+                self._maps[cached] = kernel_map(entering, leaving, in_stride, kernel_size=sizes, dilation=dilations)
         return self._maps[cached]
 
     @property

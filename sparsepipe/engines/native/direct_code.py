@@ -108,8 +108,11 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
         stop = b.select(b.is_below(first, last), given.num_inputs, constant(0))
         with b.loop(constant(0), stop, given.inputs_at_a_time) as start:
             count = b.least(given.inputs_at_a_time, b.sub(given.num_inputs, start))
-            packed = scratch, b.at(columns, b.mul(start, input_step)), width, count, given.row_stride
-            b.choose(given.transposed, {0: partial(_pack, b, *packed), 1: partial(_pack_transposed, b, *packed)})
+            block = b.at(columns, b.mul(start, input_step))
+            packs = [
+                partial(one, b, scratch, block, width, count, given.row_stride) for one in (_pack, _pack_transposed)
+            ]
+            b.choose(given.transposed, dict(enumerate(packs)))
             following = b.add(start, count)
             next_inputs = b.at(columns, b.mul(following, input_step))
             ahead = b.select(b.is_below(following, stop), next_inputs, b.at(columns, given.offset_stride))

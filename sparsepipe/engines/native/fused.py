@@ -118,14 +118,16 @@ def forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap, blocks: Blo
     output = features.new_empty(kernel_map.num_out, num_outputs)
     if output.numel():
         grid = triton.cdiv(len(output), blocks[0]), triton.cdiv(num_outputs, blocks[2])
-        sizes = len(output), num_offsets, num_inputs, num_outputs
         with _on(features):
             _forward_kernel[grid](
                 features,
                 kernel,
                 kernel_map.neighbours,
                 output,
-                *sizes,
+                len(output),
+                num_offsets,
+                num_inputs,
+                num_outputs,
                 *kernel.stride(),
                 *blocks,
                 **_options(features, blocks),
@@ -141,12 +143,13 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
     sums = features.new_empty(shares, len(pairs.counts), num_inputs, num_outputs, dtype=torch.float32)
     num_blocks = triton.cdiv(num_outputs, blocks[2])
     grid = len(pairs.counts), triton.cdiv(num_inputs, blocks[1]) * num_blocks, shares
-    columns = pairs.in_rows, pairs.out_rows, functional.pad(pairs.ends, (1, 0))
     with _on(features):
         _gradient_kernel[grid](
             features,
             grad_output,
-            *columns,
+            pairs.in_rows,
+            pairs.out_rows,
+            functional.pad(pairs.ends, (1, 0)),
             sums,
             num_inputs,
             num_outputs,

@@ -226,8 +226,9 @@ def _of_nodes(path: Path, unsaid: Unsaid) -> Cluster:
 
 def _of_server_file(path: Path, unsaid: Unsaid) -> Cluster:
     """Its devices have types, its servers no addresses."""
-    bandwidths = {"bandwidth": unsaid.link.bandwidth, "network": unsaid.network.bandwidth}
-    return ServerFile.load(path).cluster(**bandwidths, memory_bytes=unsaid.memory_bytes)
+    return ServerFile.load(path).cluster(
+        bandwidth=unsaid.link.bandwidth, network=unsaid.network.bandwidth, memory_bytes=unsaid.memory_bytes
+    )
 
 
 KINDS: Mapping[str, Kind] = {

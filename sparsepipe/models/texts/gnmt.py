@@ -179,16 +179,18 @@ def gnmt(
     NVIDIA's; PipeDream's, and here by default, have two. Raises InputError for fewer than two layers and for sizes
     that cannot be.
     """
-    sizes = (source_vocabulary_size or vocabulary_size, target_vocabulary_size or vocabulary_size)
-    if num_layers < 2 or hidden < 1 or min(sizes) < 1:
+    source = source_vocabulary_size or vocabulary_size
+    target = target_vocabulary_size or vocabulary_size
+    if num_layers < 2 or min(hidden, source, target) < 1:
         raise InputError(
-            f"GNMT of {number_of(num_layers, 'layer')} of {hidden} for {sizes[0]} source and {sizes[1]} target words: "
+            f"GNMT of {number_of(num_layers, 'layer')} of {hidden} for {source} source and {target} target words: "
             "expected num_layers 2 or more, the others 1 or more"
         )
-    if shared_embedding and sizes[0] != sizes[1]:
-        raise InputError(f"GNMT: shared_embedding needs one vocabulary, these have {sizes[0]} and {sizes[1]} words")
+    if shared_embedding and source != target:
+        raise InputError(f"GNMT: shared_embedding needs one vocabulary, these have {source} and {target} words")
     return GNMT(
-        *sizes,
+        source,
+        target,
         num_layers=num_layers,
         hidden=hidden,
         dropout=dropout,

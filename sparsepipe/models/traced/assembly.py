@@ -395,8 +395,9 @@ def _aligned(trained: Sequence[Layer], evaluated: Sequence[Layer]) -> dict[int, 
 
     def paired(first: Iterable[int], second: Iterable[int]) -> list[tuple[int, int]]:
         a, b = list(first), list(second)
-        names = [trained[i].name for i in a], [evaluated[j].name for j in b]
-        blocks = SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
+        blocks = SequenceMatcher(
+            None, [trained[i].name for i in a], [evaluated[j].name for j in b], autojunk=False
+        ).get_matching_blocks()
         return [(a[i + k], b[j + k]) for i, j, size in blocks for k in range(size)]
 
     calls = [[i for i, layer in enumerate(layers) if layer.modules] for layers in (trained, evaluated)]

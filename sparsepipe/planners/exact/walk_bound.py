@@ -120,15 +120,15 @@ class Walks:
         return largest_refused(lambda one: not self.exist(one), low, high, tolerance=_TOLERANCE, until=until)
 
     @cached_property
-    def _measures(self) -> tuple[Array, Index]:
+    def measures(self) -> tuple[Array, Index]:
         """(the rows and ratios that there are, [M, 2], the measure of each group)."""
         found, which = np.unique(np.stack([self.row, self.ratio], axis=1), axis=0, return_inverse=True)
         return found, which.ravel()
 
     @cached_property
-    def _sums(self) -> tuple[Array, NDArray[np.float32], Index]:
+    def sums(self) -> tuple[Array, NDArray[np.float32], Index]:
         """Work + ratio × weights at each cut: (at least, at most, the cuts sorted by the least), [M, K] each."""
-        rows, ratios = self._measures[0][:, 0].astype(int), self._measures[0][:, 1:]
+        rows, ratios = self.measures[0][:, 0].astype(int), self.measures[0][:, 1:]
         low, high = (own[rows] + ratios * own[1] for own in (self.low, self.high))
         return low, np.nextafter(high.astype(np.float32), np.float32(np.inf)), np.argsort(low, axis=1, kind="stable")
 
@@ -138,7 +138,7 @@ class Walks:
 
     def _done(self, by: Index, reach: Array) -> Array:
         """The most work before any cut that ends before a sum by a measure, [N]; below 0 where there is none."""
-        found, (low, _, order) = np.full(len(by), -np.inf), self._sums
+        found, (low, _, order) = np.full(len(by), -np.inf), self.sums
         for one in np.unique(by):
             rows, own = np.flatnonzero(by == one), order[one]
             place = np.searchsorted(low[one, own], reach[rows], side="left") - 1
@@ -148,8 +148,8 @@ class Walks:
 
     def exist(self, seconds: float) -> bool:
         """Whether stages and boundaries that each take less than `seconds` lead from the start to the end."""
-        moves, measure, step = self.moves, self._measures[1], _Step(self, seconds)
-        room, whole = (seconds - self.model.fixed) / self.rate, self._sums[0][:, -1][measure]
+        moves, measure, step = self.moves, self.measures[1], _Step(self, seconds)
+        room, whole = (seconds - self.model.fixed) / self.rate, self.sums[0][:, -1][measure]
         most = np.full((len(moves.used), len(step.parts)), -np.inf)
         most[0] = 0.0
         for level in moves.levels:
@@ -179,7 +179,7 @@ class _Step:
         first: dict[bytes, int] = {}  # nodes that are alike have the same sets
         same = np.array([first.setdefault(row.tobytes(), k) for k, row in enumerate(sets)])
         self._sets, self._number = sets, same[number]
-        self.parts, part = np.unique(np.stack([walks._measures[1], kind], axis=1), axis=0, return_inverse=True)
+        self.parts, part = np.unique(np.stack([walks.measures[1], kind], axis=1), axis=0, return_inverse=True)
         self.part: Index = part.ravel()  # of each group
         self._known: dict[tuple[int, int], tuple[Array, NDArray[np.float32]]] = {}
 
@@ -200,7 +200,7 @@ class _Step:
     def _table(self, by: int, which: int) -> tuple[Array, NDArray[np.float32]]:
         """(sums by a measure of the cuts in a set, in order; of those up to each the most by every measure)."""
         if (by, which) not in self._known:
-            low, high, order = self._walks._sums
+            low, high, order = self._walks.sums
             chosen = order[by][self._sets[which][order[by]]]
             self._known[by, which] = low[by, chosen], np.maximum.accumulate(high[:, chosen], axis=1)
         return self._known[by, which]

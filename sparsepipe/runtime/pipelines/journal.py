@@ -73,10 +73,10 @@ class Journal:
         Raises InputError where what an earlier run left to do does not belong to this one.
         """
         rows = _rows_of(run_dir, launch) or [_begin(run_dir, launch, run)]
-        return cls._from_rows(run_dir, rows)
+        return cls.from_rows(run_dir, rows)
 
     @classmethod
-    def _from_rows(cls, run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> tuple["Journal", RunState]:
+    def from_rows(cls, run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> tuple["Journal", RunState]:
         """Make the journal's requests again, and write those rows of the record that they made and a kill kept."""
         head, *requests = rows
         state = from_json(head["state"]) if "state" in head else RunState(_run_of(head))
@@ -150,7 +150,7 @@ def complete_record(run_dir: Path, launch: str) -> None:
     launch, or there is none.
     """
     if rows := _rows_of(run_dir, launch):
-        journal, _ = Journal._from_rows(run_dir, rows)
+        journal, _ = Journal.from_rows(run_dir, rows)
         journal.close()
 
 
@@ -207,13 +207,15 @@ def _rows_of(run_dir: Path, launch: str) -> list[dict[str, Any]]:
 def _run_of(head: Mapping[str, Any]) -> RunOfPipelines:
     rule = rule_from_json(head["rule"]) if head["rule"] else None
     sums = {int(epoch): Sums(**told) for epoch, told in head.get("sums", {}).items()}
-    resumed = {
-        "progress": head["progress"],
-        "closed": tuple(head["closed"]),
-        "sums": sums,
-        "pace": head.get("pace", 0.0),
-    }
-    return RunOfPipelines(head["pipelines"], rule, head["seed"], **resumed)
+    return RunOfPipelines(
+        head["pipelines"],
+        rule,
+        head["seed"],
+        progress=head["progress"],
+        closed=tuple(head["closed"]),
+        sums=sums,
+        pace=head.get("pace", 0.0),
+    )
 
 
 def _path(run_dir: Path) -> Path:

@@ -101,8 +101,9 @@ class Merges:
         self._kept[pipeline][number] = _Contribution(update, rank, self._changes.now)
         self._kept[pipeline].pop(number - _KEPT, None)
         self._under_way[pipeline] = number
-        facts = {"pipeline": pipeline, "contribution": number, "update": update, "samples": samples}
-        self._changes.row(MERGES, "contribution", **facts)
+        self._changes.row(
+            MERGES, "contribution", pipeline=pipeline, contribution=number, update=update, samples=samples
+        )
         self._take(self._groups.contribute(pipeline, now=self._changes.now, samples=samples))
         return number
 

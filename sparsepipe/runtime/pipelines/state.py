@@ -79,7 +79,7 @@ class RunState:
         Raises GivenUp, InputError for data unlike others', and RuntimeError for what must not be asked.
         """
         self.changes.now = max(self.changes.now, now)
-        if request.call not in _CALLS:
+        if request.call not in self._calls:
             raise RuntimeError(f"there is no call {request.call}")
         if request.pipeline == SERVER:
             return self._ask_of_server(request)
@@ -91,7 +91,7 @@ class RunState:
             if request.call == "leave":
                 return None
             raise GivenUp(f"attempt {request.attempt} of pipeline {member.number} was given up: one of its ranks ended")
-        return _CALLS[request.call](self, member, request)
+        return self._calls[request.call](member, request)
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to decide; None: nothing waits for time alone."""
@@ -121,17 +121,17 @@ class RunState:
 
     def _begin(self, member: Member, request: Request) -> None:
         given = request.given
-        length = (given["epoch_minibatches"], given["total_minibatches"])
+        epoch, total = given["epoch_minibatches"], given["total_minibatches"]
         if self.work is None:
-            queue = MinibatchQueue(*length, progress=self.run.progress)
+            queue = MinibatchQueue(epoch, total, progress=self.run.progress)
             arithmetic = self.run.rule.arithmetic if self.run.rule else None
             closed, sums = self.run.closed, self.run.sums
             self.work = Work(self.changes, queue, self.merges, arithmetic=arithmetic, closed=closed, sums=sums)
             self.changes.note()
         known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
-        if known != length:
+        if known != (epoch, total):
             raise InputError(
-                f"pipeline {member.number} has {number_of(length[0], 'minibatch')} per epoch and {length[1]} in all, "
+                f"pipeline {member.number} has {number_of(epoch, 'minibatch')} per epoch and {total} in all, "
                 f"others have {known[0]} and {known[1]}; give all the same data, batch size and epochs"
             )
         data = given.get("data", "")
@@ -340,24 +340,25 @@ class RunState:
             ],
         }
 
-
-_CALLS: Mapping[str, Callable[[RunState, Member, Request], Any]] = {
-    "begin": RunState._begin,
-    "register": RunState._register,
-    "holders": RunState._holders,
-    "live": RunState._live,
-    "leave": RunState._leave,
-    "next_task": RunState._next_task,
-    "take_minibatch": RunState._take_minibatch,
-    "done": RunState._done,
-    "measured": RunState._measured,
-    "closed": RunState._closed,
-    "tell": RunState._tell,
-    "progress": RunState._progress,
-    "contribute": RunState._contribute,
-    "pass_over": RunState._pass_over,
-    "contribution": RunState._contribution,
-    "merge_of": RunState._merge_of,
-    "merged": RunState._merged,
-    "last_merge": RunState._last_merge,
-}
+    @property  # the journal writes attributes down
+    def _calls(self) -> Mapping[str, Callable[[Member, Request], Any]]:
+        return {
+            "begin": self._begin,
+            "register": self._register,
+            "holders": self._holders,
+            "live": self._live,
+            "leave": self._leave,
+            "next_task": self._next_task,
+            "take_minibatch": self._take_minibatch,
+            "done": self._done,
+            "measured": self._measured,
+            "closed": self._closed,
+            "tell": self._tell,
+            "progress": self._progress,
+            "contribute": self._contribute,
+            "pass_over": self._pass_over,
+            "contribution": self._contribution,
+            "merge_of": self._merge_of,
+            "merged": self._merged,
+            "last_merge": self._last_merge,
+        }

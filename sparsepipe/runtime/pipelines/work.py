@@ -143,9 +143,15 @@ class Work:
 
     def give_up(self, member: Member) -> None:
         """Take back what a pipeline that died has, and was to do."""
-        facts = {"pipeline": member.number, "attempt": member.attempt}
         for epoch, minibatches in self.queue.put_back(member.number).items():
-            self._changes.row(MINIBATCHES, "put back", **facts, epoch=epoch, minibatches=minibatches)
+            self._changes.row(
+                MINIBATCHES,
+                "put back",
+                pipeline=member.number,
+                attempt=member.attempt,
+                epoch=epoch,
+                minibatches=minibatches,
+            )
         self._closing = {epoch: closer for epoch, closer in self._closing.items() if closer != member.number}
         for trained in self._trained.values():
             trained.discard(member.number)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -332,6 +332,39 @@ class EpochSoFar:
             "counted": int(self.counted),
             "minibatches": self.minibatches,
         }
+
+
+class TrainedEpochs:
+    """The `rows` of a run's epochs under its plans, and what the epoch adds up to that is being trained."""
+
+    def __init__(self) -> None:
+        self.earlier: list[Mapping[str, Any]] = []  # rows of epochs that ended before this run was resumed
+        self.rows: list[dict[str, Any]] = []
+        self.so_far = EpochSoFar()
+        self.unfinished: EpochSoFar | None = None  # for a checkpoint within an epoch: its bytes are those of all ranks
+        self.last_table = torch.zeros(1, 5, dtype=torch.float64)  # of the part that ended last, of all ranks
+        self._first = 0  # of the rows, that ended under this plan
+
+    def add_part(self, table: Tensor, sent_bytes: float) -> None:
+        """Add a part of an epoch: `table` of all ranks, as EpochExecutor.table."""
+        self.last_table, self.so_far = table, self.so_far.with_part(table, sent_bytes)
+
+    def end_part(self, *, whole: bool, sent_bytes: float) -> None:
+        """Note whether the epoch is `whole` now, and the bytes that all ranks sent in it."""
+        self.unfinished = None if whole else replace(self.so_far, sent_bytes=sent_bytes)
+
+    def resume(self, sums: EpochSoFar, *, leads: bool) -> None:
+        """Go on within an epoch: the rank that `leads` has the bytes that were sent before."""
+        self.unfinished, self.so_far = sums, sums if leads else replace(sums, sent_bytes=0.0)
+
+    def take_over(self, before: "TrainedEpochs") -> None:
+        """Go on from what was trained under the plan before."""
+        self.earlier, self.rows, self._first = before.earlier, before.rows, len(before.rows)
+        self.so_far, self.unfinished = before.so_far, before.unfinished
+
+    def of_plan(self, num_stages: int) -> list[Mapping[str, Any]]:
+        """Return the rows of this process's plan; if there are none, those of as many stages before."""
+        return [*self.rows[self._first :]] or [row for row in self.earlier if len(row["stages"]) == num_stages]
 
 
 def summed(tables: Mapping[int, Tensor], context: WorkerContext, num_minibatches: int) -> Tensor:

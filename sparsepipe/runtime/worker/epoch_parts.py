@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...plan import Plan
+from ...schedule import Program, check_runs, compile
+
 
 @dataclass(frozen=True)
 class EpochPart:
@@ -64,3 +67,22 @@ class RunLength:
         left, whole = self.total_minibatches - done, self.epoch_minibatches
         first = min(left, -done % whole or whole)
         return {count for count in (first, whole if left - first >= whole else 0, (left - first) % whole) if count > 0}
+
+
+class Programs:
+    """The plan compiled for the parts of a run."""
+
+    def __init__(self, plan: Plan, length: RunLength) -> None:
+        self.plan, self.length = plan, length
+        self._compiled: dict[int, Program] = {}
+
+    def of(self, num_minibatches: int) -> Program:
+        """Return the program of so many minibatches, compiled once for each number."""
+        if num_minibatches not in self._compiled:
+            self._compiled[num_minibatches] = compile(self.plan, num_minibatches)
+        return self._compiled[num_minibatches]
+
+    def check(self, num_minibatches: int, *, synchronised: bool) -> None:
+        """Compile it, and raise InputError where the actions of a new one would deadlock."""
+        if num_minibatches not in self._compiled:
+            check_runs(self.of(num_minibatches), synchronised=synchronised)

@@ -78,8 +78,13 @@ def infer(
         summary = _evaluated(context, replicas, run_dir)
         if context.writes_metrics:
             record = Path(process.record or run_dir)
-            facts = {"run_dir": str(record), "checkpoint": forwards.named, "predictions": str(record / PREDICTIONS)}
-            recorder.metric("summary", **facts, **summary)
+            recorder.metric(
+                "summary",
+                run_dir=str(record),
+                checkpoint=forwards.named,
+                predictions=str(record / PREDICTIONS),
+                **summary,
+            )
     finally:
         recorder.close()
     connections.close()
@@ -103,8 +108,7 @@ def _evaluated(context: WorkerContext, replicas: Mapping[int, StageReplica], run
     process, workload, plan = context.process, context.workload, context.plan
     batches = workload.validation_order()
     if context.writes_metrics:
-        facts = {"epoch_minibatches": len(batches), "minibatches": len(batches)}
-        context.recorder.metric("start", **facts)
+        context.recorder.metric("start", epoch_minibatches=len(batches), minibatches=len(batches))
     watch = _Watch(context, len(batches))
     process.barrier("start of the predictions")
     tally = validate(context, replicas, watcher=watch)

@@ -64,8 +64,19 @@ def joined(
     store = _store(run_dir, identity, timeout, encryption)
     _meet(store, rank, world_size, timeout)  # from then on what heartbeats say is of this attempt
     carrier = backend(device, identity, encrypted=encryption is not None)
-    told = (identity.address, carrier, identity.hosts, identity.record, encryption)
-    process = Process(rank, world_size, where, timeout, heartbeats, store, *told)
+    process = Process(
+        rank,
+        world_size,
+        where,
+        timeout,
+        heartbeats,
+        store,
+        identity.address,
+        carrier,
+        identity.hosts,
+        identity.record,
+        encryption,
+    )
     if encryption:
         encrypted_group.use(encryption, address=process.address)
     try:

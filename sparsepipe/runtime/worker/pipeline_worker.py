@@ -21,7 +21,6 @@ import torch
 from ...io.files import read_json
 from ...plan import Plan
 from ...replication.base import Rule
-from ...schedule import check_runs
 from ..config import RunConfig
 from ..pipelines.base import Coordinator, Kind, Task
 from ..pipelines.client import connect
@@ -153,7 +152,7 @@ class PipelineWorker(Worker):
                 self._steps[task.kind](task)
                 self.process.barrier("end of a task")  # to ask for the next one says that all are through with it
                 number += 1
-            if self.epochs:
+            if self.epochs.rows:
                 self._summarise(self.trained)
         finally:
             self.control.close()
@@ -207,8 +206,7 @@ class PipelineWorker(Worker):
     def _train_task(self, task: Task) -> None:
         """Train on minibatches of an epoch as long as there are any."""
         epoch, first = task.epoch, task.epoch * self.workload.epoch_minibatches
-        if task.most not in self._programs:
-            check_runs(self.program(task.most), synchronised=self.config.synchronised_batch_norm)
+        self.programs.check(task.most, synchronised=self.config.synchronised_batch_norm)
         feed = SharedFeed(self.coordinator, self.workload.order(epoch), task=task.number, first_number=first)
         self.context.exchange.sent_bytes = 0
         self.recorder.restart()
@@ -222,7 +220,7 @@ class PipelineWorker(Worker):
             row |= {"trained": trained, "validation": None}
             if trained >= self.of_epoch.get(epoch, row)["trained"]:
                 self.of_epoch = {epoch: row}
-            self.epochs.append(row)
+            self.epochs.rows.append(row)
             self._tell("epoch", epoch, self.trained, row)
             held_up = self._held_up_seconds()
             if self.context.writes_metrics:
@@ -243,15 +241,15 @@ class PipelineWorker(Worker):
         done = self._take_progress()
         if every and (epoch + 1) % every == 0:
             if self.config.validate:
-                self.unproven = done
+                self.checkpoints.unproven = done
             self._checkpoint(done, last=False)
         validation = self._validate(epoch, done) if self.config.validate else None
-        self._prove()
+        self.checkpoints.prove()
         self._tell_closed(epoch, done, validation)
 
     def _tell_closed(self, epoch: int, done: int, validation: Mapping[str, float | None] | None) -> None:
         if self.context.writes_metrics:
-            row = self.of_epoch.get(epoch) or (self.epochs[-1] if self.epochs else {})
+            row = self.of_epoch.get(epoch) or (self.epochs.rows[-1] if self.epochs.rows else {})
             told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}
             self.coordinator.closed(epoch, {"minibatches": done, **told, "validation": validation})
 
@@ -268,10 +266,10 @@ class PipelineWorker(Worker):
         if self.config.checkpoint_every:
             self._checkpoint(done, last=True)
         validation = self._validate(epoch, done) if self.config.validate else None
-        self._prove()
+        self.checkpoints.prove()
         self._tell_closed(epoch, done, validation)
         if self.context.writes_metrics:
-            own = run_summary(self.context, self.run_dir, done, epochs=self.epochs, of_plan=self.epochs)
+            own = run_summary(self.context, self.run_dir, done, epochs=self.epochs.rows, of_plan=self.epochs.rows)
             row = {**own, "run_dir": self._record_of_all(), "validation": validation or {}}
             self.coordinator.tell("summary", {**row, "stages": self._among_all(own["stages"])})
 
@@ -290,7 +288,7 @@ class PipelineWorker(Worker):
 
     def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """What this pipeline measured of a task, from its row, and of the run up to it, for the record of all."""
-        run = measured(self.context, self.epochs, of_plan=self.epochs)
+        run = measured(self.context, self.epochs.rows, of_plan=self.epochs.rows)
         told = {key: row[key] for key in ("trained", "sent_bytes", "load")}
         stages, run_stages = self._among_all(row["stages"]), self._among_all(run["stages"])
         return {**told, "stages": stages, "run": {**run, "stages": run_stages}}

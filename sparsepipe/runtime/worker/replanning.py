@@ -49,7 +49,9 @@ _TO_END = 2.0  # seconds for the thread to see that it is not wanted any more
 class Follower(Protocol):
     """A worker, as it is seen here: what follows one plan."""
 
-    plan: Plan
+    @property
+    def plan(self) -> Plan: ...
+
     replicas: dict[int, StageReplica]
     connections: Connections
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,29 +15,29 @@ from ...errors import InputError
 from ...host.background_load import Usage
 from ...plan import Plan
 from ...record.record_files import read_metrics
-from ...schedule import Op, Program, check_runs, compile, compile_until_steady, round_length
+from ...schedule import Op, compile_until_steady, round_length
 from ..commands import REPLAN, STOP
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
 from ..plan_fit import check_fits
 from ..plan_memory import bytes_by_place, check_memory, held_bytes, needed_bytes
+from ..processes.process import Process
 from ..reporting.load import shared_load
 from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
-from ..training_state.async_checkpoint import Snapshots
-from ..training_state.checkpoint_folders import folder_of
 from ..training_state.loss_scale import LossScale
 from ..workloads.base import Workload
 from .connections import Connections, check_ranks
 from .context import WorkerContext
 from .control import Control, Horizon
-from .epoch_executor import EpochExecutor, EpochSoFar, epoch_row, summed
-from .epoch_parts import EpochPart, RunLength, Units
+from .epoch_executor import EpochExecutor, EpochSoFar, TrainedEpochs, epoch_row, summed
+from .epoch_parts import EpochPart, Programs, RunLength, Units
 from .feed import Feed, GivenFeed
 from .left_out import Probe, meet, rejoin
 from .packet_exchange import PacketExchange
 from .replanning import Moment, Pause, last_end, usual_gap
+from .run_checkpoints import RunCheckpoints
 from .run_summary import run_summary
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
@@ -71,42 +71,51 @@ class Worker:
         worker under the plan before, whose place it will take: see `take_over`.
         """
         process = connections.process
-        self.context: WorkerContext
-        self.snapshots: Snapshots
-        self.control: Control
-        self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
-        self.checkpoints_in = checkpoints_in or run_dir
-        self.connections = connections
-        self.workload, self.recorder = workload, recorder
-        self.rank = process.rank
+        self.run_dir, self.config, self.connections = run_dir, config, connections
         # Of what is made from here on, by the first worker of this process.
         memory = before.context.memory if before else PeakMemory(process.device, connections.shared_memory)
-        stages = plan.stages_of(self.rank)
+        stages, timeout = plan.stages_of(process.rank), config.timeout_seconds
         self.replicas = {
             k: StageReplica.open(plan, config, position=connections.at(k), workload=workload) for k in stages
         }
-        timeout = config.timeout_seconds
         exchange = PacketExchange(connections, recorder, timeout=timeout)
-        self.context = WorkerContext(plan, process, workload, exchange, recorder, memory, timeout, straggler)
+        self.context: WorkerContext = WorkerContext(
+            plan, process, workload, exchange, recorder, memory, timeout, straggler
+        )
         self.weight_update = WeightUpdate(self.context, config, connections=connections, num_stages=len(stages))
-        self.snapshots = before.snapshots if before else Snapshots(self.checkpoints_in, timeout=timeout)
-        self.length = RunLength(workload.epoch_minibatches, workload.total_minibatches)
-        self.horizon = Horizon.of(connections.program)
-        self.control = before.control if before else Control(run_dir, process, self.horizon)
-        self._programs: dict[int, Program] = {}
-        self.so_far = EpochSoFar()
-        self.unfinished: EpochSoFar | None = None  # for a checkpoint within an epoch: its bytes are those of all ranks
-        self.earlier: list[Mapping[str, Any]] = []  # rows of epochs that ended before this run was resumed
-        self.epochs: list[dict[str, Any]] = []
-        self.first_epoch = 0  # of those, that ended under this plan
-        self.last_table = torch.zeros(1, 5, dtype=torch.float64)  # of the part that ended last, of all ranks
+        own = before.checkpoints if before else None
+        self.checkpoints: RunCheckpoints = RunCheckpoints(checkpoints_in or run_dir, process, config, before=own)
+        self.programs = Programs(plan, RunLength(workload.epoch_minibatches, workload.total_minibatches))
+        horizon = Horizon.of(connections.program)
+        self.control: Control = before.control if before else Control(run_dir, process, horizon)
+        self.epochs = TrainedEpochs()
         self.pause: Pause | None = None  # before this plan, until its first update
         self.probe = Probe(self.context) if self.context.is_left_out else None
-        self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
 
-    def program(self, num_minibatches: int) -> Program:
-        """The plan compiled for so many minibatches: once for each number."""
-        return self._programs.setdefault(num_minibatches, compile(self.plan, num_minibatches))
+    @property
+    def plan(self) -> Plan:
+        """The plan that it trains under."""
+        return self.context.plan
+
+    @property
+    def process(self) -> Process:
+        """This rank among the others."""
+        return self.context.process
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.context.rank
+
+    @property
+    def workload(self) -> Workload:
+        """What it trains on."""
+        return self.context.workload
+
+    @property
+    def recorder(self) -> Recorder:
+        """What records its spans and metrics."""
+        return self.context.recorder
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
@@ -144,7 +153,7 @@ class Worker:
             self._tell_start()
         if resume_from:
             if self.context.writes_metrics:
-                self.earlier = [*read_metrics(self.run_dir / "metrics.jsonl", "epoch")]
+                self.epochs.earlier = [*read_metrics(self.run_dir / "metrics.jsonl", "epoch")]
             self._validate_late(done)
         return done
 
@@ -154,14 +163,14 @@ class Worker:
         Returns how many are done then, and who goes on where the plan changes before the end.
         """
         while done < self.workload.total_minibatches:
-            part = next(self.length.parts(done))
+            part = next(self.programs.length.parts(done))
             self.context.exchange.sent_bytes = 0
             self.recorder.restart()
             (row, trained), epoch = self._train(part, self._given(part)), part.epoch
             done += trained
             if row:
                 whole = not done % self.workload.epoch_minibatches
-                self.unfinished = None if whole else replace(self.so_far, sent_bytes=float(row["sent_bytes"]))
+                self.epochs.end_part(whole=whole, sent_bytes=float(row["sent_bytes"]))
             due = self.control.due if done < self.workload.total_minibatches else None
             with self._meeting(epoch):
                 for replica in self.replicas.values():
@@ -172,7 +181,9 @@ class Worker:
                 self._end_epoch(epoch, done, row, stops=due == STOP)
             elif due == STOP:
                 if row:
-                    self.epochs.append({**row, "validation": None})  # for the summary: whoever resumes ends the epoch
+                    self.epochs.rows.append(
+                        {**row, "validation": None}
+                    )  # for the summary: whoever resumes ends the epoch
                 self._checkpoint(done, last=True)
             self.recorder.flush()
             if due == STOP:
@@ -194,12 +205,12 @@ class Worker:
         every = self.config.checkpoint_every
         if stops or (every and (last or (epoch + 1) % every == 0)):
             if self.config.validate:
-                self.unproven = done
+                self.checkpoints.unproven = done
                 self._tell("trained", epoch, done, row)
             self._checkpoint(done, last=last or stops)
         row["validation"] = self._validate(epoch, done) if self.config.validate else None
-        self._prove()
-        self.epochs.append(row)
+        self.checkpoints.prove()
+        self.epochs.rows.append(row)
         self._tell("epoch", epoch, done, row)
 
     def _tell(self, event: str, epoch: int, done: int, row: Mapping[str, Any]) -> None:
@@ -220,19 +231,13 @@ class Worker:
         epoch = int(self.process.sum(number, what="resume")) - 1
         if epoch < 0:
             return
-        self.unproven = done
+        self.checkpoints.unproven = done
         validation = self._validate(epoch, done) if self.config.validate else None
-        self._prove()
+        self.checkpoints.prove()
         if row is not None:
             whole = {**row, "validation": validation}
             self._tell("epoch", epoch, done, whole)
-            self.earlier.append(whole)
-
-    def _prove(self) -> None:
-        """Let the checkpoint before an epoch's go, once the epoch's weights are known to be of use."""
-        self.unproven = None
-        if self.rank == 0 and self.config.checkpoint_every and not self.snapshots.busy:
-            checkpoint.prune(self.checkpoints_in, self.config.keep_checkpoints)
+            self.epochs.earlier.append(whole)
 
     def _given(self, part: EpochPart) -> Feed:
         """The minibatches of a part, as the epoch's order has them."""
@@ -246,10 +251,10 @@ class Worker:
         command is due before their end, or where other pipelines took the others (`units`: after which they average).
         """
         if not part.first:
-            self.so_far = EpochSoFar()
+            self.epochs.so_far = EpochSoFar()
         for replica in self.replicas.values():
             replica.runner.begin(training=True)
-        program, epoch, control = self.program(part.count), part.epoch, self.control
+        program, epoch, control = self.programs.of(part.count), part.epoch, self.control
         control.begin(epoch * self.workload.epoch_minibatches + part.first, part.count, feed if units else None)
         executors = {
             k: EpochExecutor(self.context, replica, part, feed, program, weight_update=self.weight_update, units=units)
@@ -258,7 +263,7 @@ class Worker:
         with self._meeting(epoch):
             self.process.barrier(f"start of epoch {epoch}")
         started, before = self.recorder.now(), Usage.now()
-        every = _LOOK_EVERY if self.epochs else 1  # the summary's pace is of epochs after the first
+        every = _LOOK_EVERY if self.epochs.rows else 1  # the summary's pace is of epochs after the first
         for place, action in enumerate(program.actions.get(self.rank, ())):
             if not control.trains(action, program):
                 continue
@@ -277,11 +282,10 @@ class Worker:
             if not control.end:
                 return {}, 0
             table = summed(tables, self.context, control.end)
-            self.last_table = table
-            self.so_far = self.so_far.with_part(table, self.context.exchange.sent_bytes)
+            self.epochs.add_part(table, self.context.exchange.sent_bytes)
             if control.end < part.count and control.due == REPLAN:
                 return {}, control.end
-            row = epoch_row(self.context, table, started, stages=tuple(tables), so_far=self.so_far)
+            row = epoch_row(self.context, table, started, stages=tuple(tables), so_far=self.epochs.so_far)
             return row | {"load": shared_load(self.process, before, after)}, control.end
 
     def _look(self) -> None:
@@ -306,23 +310,17 @@ class Worker:
                 meet(self.context, torch.zeros(1), look=self._look)
                 self.process.sum(tally.values, what=f"validation of epoch {epoch}")
         except InputError as error:
-            self.snapshots.wait()
-            kept = f"; epoch {epoch} is kept, resume the run then" if self.unproven is not None else ""
+            self.checkpoints.snapshots.wait()
+            kept = f"; epoch {epoch} is kept, resume the run then" if self.checkpoints.unproven is not None else ""
             raise InputError(f"{error}{kept}") from None
         except Exception:
-            self.snapshots.wait()
+            self.checkpoints.snapshots.wait()
             raise
         found = tally.report()
         if (loss := found["loss"]) is not None and not math.isfinite(loss):
             what = f"the validation loss after epoch {epoch} is {loss}"
             self._stop(LossNotFinite, what, told_by=self.context.writes_metrics)
-        return found | scores(self.context, partial(self._checkpoint_after, done))
-
-    def _checkpoint_after(self, done: int) -> checkpoint.Checkpoint | None:
-        """Return the checkpoint after so many minibatches, once it is whole; None where there is none."""
-        self.snapshots.wait()
-        folder = folder_of(self.checkpoints_in, done)
-        return checkpoint.load(folder) if folder.exists() else None
+        return found | scores(self.context, partial(self.checkpoints.load_after, done))
 
     def _check_finite(self, epoch: int, done: int) -> None:
         """Stop on every rank where the last updates of an epoch destroyed weights of any: no loss has told of it.
@@ -339,10 +337,7 @@ class Worker:
 
     def _stop(self, error: type[RuntimeError], what: str, *, told_by: bool) -> NoReturn:
         """Raise `error` in the rank that it is told by, where all ranks know that training on is of no use."""
-        self.snapshots.wait()  # the good one may be under way
-        if self.rank == 0 and self.unproven is not None:
-            checkpoint.discard(self.checkpoints_in, self.unproven)
-        self.process.barrier("end of a checkpoint")
+        self.checkpoints.discard_unproven()
         if not told_by:
             raise PeerLost("another rank tells why this run ends")
         raise error(f"{what}; lower the learning rate, the last checkpoint is kept")
@@ -363,8 +358,13 @@ class Worker:
 
     def connect_next(self, plan: Plan, opening: int) -> Connections:
         """Open the connections of the plan after this one, beside those that are at work. All ranks come here."""
-        options = {"synchronise": self.config.synchronised_batch_norm, "share_memory": self.config.shared_memory}
-        return Connections.open(compile_until_steady(plan), self.process, opening=opening, **options)
+        return Connections.open(
+            compile_until_steady(plan),
+            self.process,
+            opening=opening,
+            synchronise=self.config.synchronised_batch_norm,
+            share_memory=self.config.shared_memory,
+        )
 
     def next_worker(self, plan: Plan, connections: Connections) -> "Worker":
         """Build the worker of the plan after this one, while this one trains."""
@@ -374,10 +374,9 @@ class Worker:
 
     def compile_from(self, done: int) -> None:
         """Compile what is left to train after so many minibatches. Raises InputError where it would deadlock."""
-        for count in self.length.counts(done):
-            program = self.program(count)
-            check_runs(program, synchronised=self.config.synchronised_batch_norm)
-            _ = program.weights  # asked for in every epoch
+        for count in self.programs.length.counts(done):
+            self.programs.check(count, synchronised=self.config.synchronised_batch_norm)
+            _ = self.programs.of(count).weights  # asked for in every epoch
 
     def let_go(self) -> None:
         """Let its stages and connections go: another worker has taken its place, or will not be needed."""
@@ -394,24 +393,24 @@ class Worker:
         with self._meeting(done // self.workload.epoch_minibatches):
             found = self.control.replanning.carry_out(done)
         if found is None:
-            self.control.go_on(self.horizon)
+            self.control.go_on(Horizon.of(self.connections.program))
             return None
         taken_over, moment = found
         assert isinstance(taken_over, Worker)
-        taken_over.take_over(self, moment, since=last_end(self.last_table) if within else began)
+        taken_over.take_over(self, moment, since=last_end(self.epochs.last_table) if within else began)
         return taken_over
 
     def take_over(self, before: "Worker", moment: Moment, *, since: float) -> None:
         """Go on where the worker under the plan before has stopped, whose layers have come."""
-        self.earlier, self.epochs, self.first_epoch = before.earlier, before.epochs, len(before.epochs)
-        self.unproven, self.so_far, self.unfinished = before.unproven, before.so_far, before.unfinished
+        self.epochs.take_over(before.epochs)
+        self.checkpoints.unproven = before.checkpoints.unproven
         self.weight_update.loss_scale = before.weight_update.loss_scale
         self.context.memory.restart(self.connections.shared_memory)
-        self.control.go_on(self.horizon)
+        self.control.go_on(Horizon.of(self.connections.program))
         if self.context.is_left_out:
             self.recorder.stage = None
         if self.context.writes_metrics:
-            usual = usual_gap(before.last_table, round_length(before.plan, len(before.plan.stages) - 1))
+            usual = usual_gap(before.epochs.last_table, round_length(before.plan, len(before.plan.stages) - 1))
             self.pause = Pause(moment, since, usual, ahead=time.monotonic() - self.recorder.now())
 
     def _tell_replan(self, pause: Pause) -> None:
@@ -427,32 +426,22 @@ class Worker:
     def _checkpoint(self, done: int, *, last: bool) -> None:
         start = self.recorder.begin("checkpoint")
         self.recorder.flush()  # what a run that resumes here will not do again must be on disk before
-        self.snapshots.wait()
-        if self.rank == 0:
-            checkpoint.prune(self.checkpoints_in, self.config.keep_checkpoints)
-        if self.process.leads_host:
-            checkpoint.begin(self.checkpoints_in, done)
-        self.process.barrier("start of a checkpoint")
-        names = {f"stage{k}" for k in range(len(self.plan.stages))}
+        self.checkpoints.begin(done)
         shards = {f"stage{k}": replica.for_checkpoint() for k, replica in self.replicas.items() if replica.writes}
-        finish = partial(checkpoint.finish, self.checkpoints_in, done, **self._facts())
-        self.snapshots.write(done, shards=shards, finish=(names, finish) if self.rank == 0 else None)
-        if last or not self.config.asynchronous_checkpoints:
-            self.snapshots.wait()
-            self.process.barrier("end of a checkpoint")
+        self.checkpoints.write(done, shards, self._facts(), num_stages=len(self.plan.stages), last=last)
         self.recorder.span("checkpoint", f"{self.recorder.stage}C{done}", start, self.recorder.now())
 
     def _facts(self) -> dict[str, Any]:
         """What the manifest says of the run."""
         config = self.config
         return {
-            "keep": config.keep_checkpoints + (self.unproven is not None),  # the one before it, until it is validated
+            "keep": self.checkpoints.keep,
             "layers": {id: f"stage{k}.safetensors" for k, s in enumerate(self.plan.stages) for id in s.layers},
             "model": self.workload.model,
             "optimizer": config.optimizer,
             **self._order(),
             "loss_scale": asdict(self.weight_update.loss_scale) if self.weight_update.scales_loss else None,
-            "epoch_so_far": asdict(self.unfinished) if self.unfinished else None,
+            "epoch_so_far": asdict(self.epochs.unfinished) if self.epochs.unfinished else None,
         }
 
     def _order(self) -> dict[str, Any]:
@@ -471,8 +460,7 @@ class Worker:
         if self.weight_update.scales_loss and found.manifest.get("loss_scale"):
             self.weight_update.loss_scale = LossScale(**found.manifest["loss_scale"])
         if sums := found.manifest.get("epoch_so_far"):  # checkpoints of before have none
-            self.unfinished = EpochSoFar(**sums)
-            self.so_far = self.unfinished if self.rank == 0 else replace(self.unfinished, sent_bytes=0.0)
+            self.epochs.resume(EpochSoFar(**sums), leads=self.rank == 0)
         return found.minibatches
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -487,12 +475,10 @@ class Worker:
 
         Its stages are measured in the epochs of this process's plan; if it saw none, in those of the same plan before.
         """
-        stages = len(self.plan.stages)
-        of_plan: list[Mapping[str, Any]] = [*self.epochs[self.first_epoch :]]
-        of_plan = of_plan or [row for row in self.earlier if len(row["stages"]) == stages]
+        of_plan = self.epochs.of_plan(len(self.plan.stages))
         if not of_plan:
             path = self.run_dir / "metrics.jsonl"
             raise InputError(f"{path}: has no epoch of this plan, so nothing to sum up")
-        epochs = [*self.earlier, *self.epochs]
+        epochs = [*self.epochs.earlier, *self.epochs.rows]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
         return run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)

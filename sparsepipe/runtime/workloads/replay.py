@@ -37,7 +37,7 @@ from ...plan import Plan
 from ...profile import Profile
 from ...replication import sent_share
 from ...replication.base import SERVER, Merge
-from ...schedule import Op, compile_until_steady, weights_share
+from ...schedule import Op, Program, compile_until_steady, weights_share
 from ..config import RunConfig
 from ..failures import translated
 from ..processes.identity import Identity
@@ -271,6 +271,52 @@ class Replay:
         return SleptStage(self, plan, position.stage, position.rank, self.links(position.process))
 
 
+@dataclass(frozen=True)
+class StageSeconds:
+    """How long a stage takes for a minibatch, by the place of its size; `backward_weight`: that part of backward."""
+
+    forward: Array
+    backward: Array
+    backward_weight: Array
+
+    @property
+    def backward_input(self) -> Array:
+        return self.backward - self.backward_weight
+
+
+class StagePackets:
+    """What a stage sends: so many bytes, of no meaning, over the cluster's link to the stage that needs them."""
+
+    def __init__(
+        self,
+        program: Program,
+        workload: Replay,
+        place: tuple[int, int],
+        links: Links,
+        bytes_after: Sequence[Array],
+        bytes_before: Sequence[Array],
+    ) -> None:
+        """`place`: stage and rank. Bytes are by the place of a minibatch's size, within a node and between nodes."""
+        self.program, self.workload, self.links = program, workload, links
+        self.stage, self.rank = place
+        self.num_bytes = {Op.FORWARD: bytes_after, Op.BACKWARD: bytes_before}
+        # One tensor for all packets: new memory for each would take the time of bringing its pages in.
+        self._rows = torch.zeros(max(int(own.max()) for own in (*bytes_after, *bytes_before)), dtype=torch.uint8)
+
+    def send(self, op: Op, minibatch: int, place: int, boundary: int, size: int) -> Packet:
+        """Return the packet of a minibatch, whose size has this `place`, with the time when it arrives."""
+        target = self.program.target(self.stage, op)
+        assert target is not None, "stages at the ends send nothing outwards"
+        peer, forward = self.program.rank_of(target, minibatch), op is Op.FORWARD
+        # What stays on a device takes no time.
+        here, there = self.workload.device(self.rank), self.workload.device(peer)
+        devices = self.workload.cluster.devices
+        num_bytes = int(self.num_bytes[op][devices[here].node.name != devices[there].node.name][place])
+        arrives = 0.0 if here == there else self.links.send(here, there, num_bytes, forward=forward, to=peer)
+        direction, slot = FORWARD if forward else BACKWARD, Slot(self._rows[:num_bytes])
+        return Packet(direction, minibatch, boundary, (slot,), size=size, arrives=arrives)
+
+
 class SleptStage:
     """Sleeps for as long as the profile says that a stage's layers take: the member of `StageRunner` for a replay."""
 
@@ -278,40 +324,38 @@ class SleptStage:
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.reads_samples = self.is_first
         self.id_before, self.id_after = (boundary_id([f"replay {cut}"]) for cut in (stage, stage + 1))
-        self._rank, self._stage, self._links = rank, stage, links
-        self._program = compile_until_steady(plan)
-        profile, own = workload.profile, plan.stages[stage]
-        self._device, self._devices = workload.device, workload.cluster.devices
+        program, profile, own = compile_until_steady(plan), workload.profile, plan.stages[stage]
         kind = workload.cluster.devices[workload.device(rank)].type.name
-        self._places = {size: k for k, size in enumerate(sorted(set(workload.sizes)))}
-        self._sizes = workload.sizes
-        table = LayerTable.of(profile, sorted(self._places), [kind])
+        sizes = sorted(set(workload.sizes))
+        self._places = [sizes.index(size) for size in workload.sizes]  # of each minibatch, among the sizes
+        table = LayerTable.of(profile, sizes, [kind])
         layers = [profile.graph.index[id] for id in own.layers]
-        before = set(profile.graph.input_layers) | {
-            profile.graph.index[id] for earlier in plan.stages[:stage] for id in earlier.layers
-        }
+        before = {profile.graph.index[id] for earlier in plan.stages[:stage] for id in earlier.layers}
+        before |= set(profile.graph.input_layers)
+        after = before | set(layers)
         sending = network_time(
             *(workload.cluster, plan, stage, rank),
-            lambda cut: table.payload(before if cut == stage else before | set(layers), between_hosts=True),
+            lambda cut: table.payload(before if cut == stage else after, between_hosts=True),
             device=workload.device,
         )
-        self._forward = table.stage_forward(layers, kind)
-        whole = table.backward[kind][layers].sum(axis=0)
-        self._backward = whole + (self._forward if own.recompute else 0.0) + sending[1]
-        self._forward = self._forward + table.reading_again(plan, stage, kind) + sending[0]
-        self._backward_weight = weights_share(plan, stage) * whole
-        self._backward_input = self._backward - self._backward_weight
-        # Within a node, and between nodes.
-        self._bytes_after = [table.payload(before | set(layers), between_hosts=apart)[0] for apart in (False, True)]
-        self._bytes_before = [table.payload(before, between_hosts=apart)[1] for apart in (False, True)]
-        # One tensor for all packets: new memory for each would take the time of bringing its pages in.
-        most = max(int(own.max()) for own in (*self._bytes_after, *self._bytes_before))
-        self._rows = torch.zeros(most, dtype=torch.uint8)
+        forward, whole = table.stage_forward(layers, kind), table.backward[kind][layers].sum(axis=0)
+        self.seconds = StageSeconds(
+            forward + table.reading_again(plan, stage, kind) + sending[0],
+            whole + (forward if own.recompute else 0.0) + sending[1],
+            weights_share(plan, stage) * whole,
+        )
+        self._packets = StagePackets(
+            program,
+            workload,
+            (stage, rank),
+            links,
+            [table.payload(after, between_hosts=apart)[0] for apart in (False, True)],
+            [table.payload(before, between_hosts=apart)[1] for apart in (False, True)],
+        )
         devices = tuple(map(workload.device, own.ranks))
         self.averaging_seconds = averaging_time(workload.cluster, devices, float(table.parameter_bytes[layers].sum()))
-        versions = self._program.num_versions(stage, rank)
-        self._others = workload.others
-        self.step_seconds = table.update_time(layers, [kind], kept=versions > 1)
+        self._others, self._stage = workload.others, stage
+        self.step_seconds = table.update_time(layers, [kind], kept=program.num_versions(stage, rank) > 1)
 
     def merge_seconds(self, merge: Merge) -> float:
         return self._others.seconds(merge, self._stage) if self._others else 0.0
@@ -336,7 +380,7 @@ class SleptStage:
         return InFlight(minibatch, version, size=size), outputs
 
     def evaluate(self, received: Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
-        _sleep(self._forward[self._place(minibatch)])
+        _sleep(self.seconds.forward[self._places[minibatch]])
         return received if self.is_first else received.size, {}
 
     def run_again(self, flight: InFlight) -> dict[str, Any]:
@@ -344,7 +388,8 @@ class SleptStage:
         return {}
 
     def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
-        return PackedOutputs(self._packet(Op.FORWARD, minibatch, self.id_after, self._bytes_after, size), (), ())
+        packet = self._packets.send(Op.FORWARD, minibatch, self._places[minibatch], self.id_after, size)
+        return PackedOutputs(packet, (), ())
 
     def loss(
         self,
@@ -366,37 +411,22 @@ class SleptStage:
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        _sleep(self._backward[self._place(flight.minibatch)])
+        _sleep(self.seconds.backward[self._places[flight.minibatch]])
         return [], []
 
     def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor | None], None]:
-        _sleep(self._backward_input[self._place(flight.minibatch)])
+        _sleep(self.seconds.backward_input[self._places[flight.minibatch]])
         return [], None
 
     def backward_weight(self, flight: InFlight, later: None) -> list[Tensor | None]:
-        _sleep(self._backward_weight[self._place(flight.minibatch)])
+        _sleep(self.seconds.backward_weight[self._places[flight.minibatch]])
         return []
 
     def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor | None]) -> Packet:
-        return self._packet(Op.BACKWARD, flight.minibatch, self.id_before, self._bytes_before, flight.size)
-
-    def _packet(self, op: Op, minibatch: int, boundary: int, sizes: Sequence[Array], size: int) -> Packet:
-        """So many bytes, of no meaning, on their way over the cluster's link to the stage that needs them."""
-        target = self._program.target(self._stage, op)
-        assert target is not None, "stages at the ends send nothing outwards"
-        peer, forward = self._program.rank_of(target, minibatch), op is Op.FORWARD
-        # What stays on a device takes no time.
-        here, there = self._device(self._rank), self._device(peer)
-        apart = self._devices[here].node.name != self._devices[there].node.name
-        num_bytes = int(sizes[apart][self._place(minibatch)])
-        arrives = 0.0 if here == there else self._links.send(here, there, num_bytes, forward=forward, to=peer)
-        direction, slot = FORWARD if forward else BACKWARD, Slot(self._rows[:num_bytes])
-        return Packet(direction, minibatch, boundary, (slot,), size=size, arrives=arrives)
-
-    def _place(self, minibatch: int) -> int:
-        return self._places[self._sizes[minibatch]]
+        place = self._places[flight.minibatch]
+        return self._packets.send(Op.BACKWARD, flight.minibatch, place, self.id_before, flight.size)
 
 
 def _sleep(seconds: float) -> None:

@@ -39,13 +39,13 @@ class Vocabulary:
     special: tuple[str, ...]
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
         return Tokenizer.from_str(self.json)
 
     def __len__(self) -> int:
-        return int(self._tokenizer.get_vocab_size())
+        return int(self.tokenizer.get_vocab_size())
 
     @cached_property
     def sha256(self) -> str:
@@ -53,19 +53,19 @@ class Vocabulary:
 
     def id(self, token: str) -> int:
         """Return a special token's number."""
-        return int(self._tokenizer.token_to_id(token))
+        return int(self.tokenizer.token_to_id(token))
 
     def encoded(self, lines: Sequence[str]) -> Ragged:
         """Return the subwords of each line, without special tokens."""
         rows: list[np.ndarray] = []
         for start in range(0, len(lines), _CHUNK):
-            found = self._tokenizer.encode_batch_fast(list(lines[start : start + _CHUNK]), add_special_tokens=False)
+            found = self.tokenizer.encode_batch_fast(list(lines[start : start + _CHUNK]), add_special_tokens=False)
             rows += [np.array(encoding.ids, dtype=np.int32) for encoding in found]
         return Ragged.of(rows)
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Return the text of subwords; special tokens are left away."""
-        return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=True)).strip()
+        return str(self.tokenizer.decode([int(number) for number in ids], skip_special_tokens=True)).strip()
 
 
 def opened_vocabulary(
@@ -159,7 +159,7 @@ def _read(path: Path, special: tuple[str, ...], lines: Sequence[str]) -> Vocabul
         raise
     except Exception as error:  # tokenizers raises Exception itself
         raise InputError(f"{path}: not a vocabulary of tokenizers ({complaint(error)}); train another") from None
-    lacking = [token for token in special if vocabulary._tokenizer.token_to_id(token) is None]
+    lacking = [token for token in special if vocabulary.tokenizer.token_to_id(token) is None]
     if lacking or vocabulary.id(special[0]) != 0:
         what = f"has no {', '.join(lacking)}" if lacking else f"numbers {special[0]} {vocabulary.id(special[0])}"
         raise InputError(f"{path}: {what}, expected the special tokens {', '.join(special)} first; train another")
