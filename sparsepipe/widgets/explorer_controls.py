@@ -10,11 +10,11 @@ from ..display.markup import Html
 from ..errors import InputError
 from ..io.options import option_values, written_value
 from ..io.settings import rows
-from ..planners import PLANNERS, PlanSettings
+from ..planners import PLANNERS, PlanSettings, check_interleaves, planner_for, planners_with
 from ..planners.scale import Scale
 from ..profile import Profile
 from ..replication import RULES, parse_rule
-from ..runtime.config import RunConfig, check_interleaves, planner_for, planners_with
+from ..runtime.config import RunConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 from . import looks
 from .controls import (
@@ -59,7 +59,7 @@ class StagesPerDevice:
     @property
     def number(self) -> int:
         fewest, most = self._allowed
-        wanted = max(fewest, self.slider.value)
+        wanted: int = max(fewest, self.slider.value)
         return wanted if most is None else min(wanted, most)
 
     def follow(self, planner: ipywidgets.Dropdown, schedule: ipywidgets.Dropdown, *, pinned: bool) -> None:

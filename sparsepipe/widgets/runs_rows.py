@@ -236,7 +236,7 @@ class RunsListing:
     def update(self) -> None:
         """Read the folder again, apply the filter, and sort."""
         table = runs_table(self.folder, more=tuple(self.columns.value), kept=self._kept)
-        table = ordered(table, self.marks.sort["column"], descending=self.marks.sort["descending"])
+        table = ordered(table, str(self.marks.sort["column"]), descending=bool(self.marks.sort["descending"]))
         words = self.filter.value.lower().split()
         text = [" ".join(map(str, row)).lower() for row in table.itertuples(index=False)]
         passing = [k for k, row in enumerate(text) if all(word in row for word in words)]

@@ -1,7 +1,7 @@
 """The waiting explorer: pickers for pipelines, replication rule and straggler, and what they cost, simulated."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ class PipelinesSimulations:
 
     def __init__(self, profile: Profile, link: Link, *, minibatches: int) -> None:
         self.profile, self.link, self.minibatches = profile, link, minibatches
-        self._kept: dict[tuple, PipelinesForecast] = {}
+        self._kept: dict[Hashable, PipelinesForecast] = {}
 
     def outcomes(
         self, cluster: Cluster, planned: Plan, rules: Sequence[str], stragglers: Stragglers
