@@ -8,7 +8,7 @@ from scripts.house import House, counts
 
 AT_MOST = {
     "files": 785,
-    "lines": 102_140,
+    "lines": 102_139,
     "modules at the root": 18,
     "folders at the root": 28,
     "modules that serve one other of their folder": 143,
@@ -17,7 +17,7 @@ AT_MOST = {
     "most arguments of a function": 17,
     "calls through bundles of arguments": 113,
     "questions for the kind of a plan": 2,
-    "branches on plans of several pipelines": 35,
+    "branches on plans of several pipelines": 33,
     "Any": 1_702,
     "tests that pin a sentence": 570,
     "dependencies": 11,
