@@ -10,7 +10,8 @@ from ...record.record_files import read_metrics
 from .changes import MERGES, METRICS, MINIBATCHES
 from .tallies import Sums
 
-RESUME = Path("logs", "resume.json")  # of the whole run: the checkpoint that it goes on from, for workers (member.py)
+# Of the whole run: the checkpoint that it goes on from, for workers (pipeline_worker.py).
+RESUME = Path("logs", "resume.json")
 
 
 def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
