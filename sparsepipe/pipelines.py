@@ -158,7 +158,7 @@ class Pipelines:
     def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Pipelines":
         """Return self, or raise InputError that lists every violation."""
         if found := self.violations(graph, cluster):
-            raise InputError("the pipelines cannot run: " + "; ".join(found))
+            raise InputError("pipelines.violations", "the pipelines cannot run: " + "; ".join(found))
         return self
 
     def _overlaps(self) -> list[str]:
@@ -221,16 +221,23 @@ class Pipelines:
     def from_json(cls, document: Mapping[str, Any]) -> "Pipelines":
         """Read what `to_json` wrote. Raises InputError where something is missing or of the wrong kind."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT or "pipelines" not in document:
-            raise InputError(f"not a plan of pipelines: expected a JSON object with format {FORMAT!r} and 'pipelines'")
+            raise InputError(
+                "pipelines.malformed",
+                f"not a plan of pipelines: expected a JSON object with format {FORMAT!r} and 'pipelines'",
+            )
         entries = document["pipelines"]
         if not isinstance(entries, list):
-            raise InputError(f"pipelines = {shown(entries)}: expected a list of plans")
+            raise InputError("pipelines.list_malformed", f"pipelines = {shown(entries)}: expected a list of plans")
         if "replication" not in document:
-            raise InputError("pipelines without 'replication': expected the rule by which they average")
+            raise InputError(
+                "pipelines.no_replication", "pipelines without 'replication': expected the rule by which they average"
+            )
         bound, parallel = document.get("lower_bound_seconds"), document.get("data_parallel_seconds")
         provenance = document.get("provenance")
         if provenance is not None and not isinstance(provenance, Mapping):
-            raise InputError(f"provenance = {shown(provenance)}: expected an object, or none")
+            raise InputError(
+                "plan.provenance_malformed", f"provenance = {shown(provenance)}: expected an object, or none"
+            )
         return cls(
             tuple(_pipeline(k, entry) for k, entry in enumerate(entries)),
             rule_from_json(document["replication"]),
@@ -252,7 +259,7 @@ class Pipelines:
         try:
             return cls.from_json(document)
         except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
     def _repr_html_(self) -> str:
         return html.pipelines(self)
@@ -305,7 +312,7 @@ def _pipeline(k: int, entry: Any) -> Plan:
     try:
         return Plan.from_json(entry)
     except InputError as error:
-        raise InputError(f"pipeline {k}: {error}") from None
+        raise InputError(error.code, f"pipeline {k}: {error}", **error.fields) from None
 
 
 def _rate(plan: Plan) -> float | None:

@@ -161,7 +161,10 @@ class Plan:
     def rules(self) -> ScheduleRules:
         """The facts of its schedule. Raises InputError for one that is unknown."""
         if self.schedule not in SCHEDULE_RULES:
-            raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
+            raise InputError(
+                "schedule.unknown",
+                f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}",
+            )
         return SCHEDULE_RULES[self.schedule]
 
     @property
@@ -237,7 +240,7 @@ class Plan:
     def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
         """Return self, or raise InputError that lists every violation."""
         if found := self.violations(graph, cluster):
-            raise InputError("the plan cannot run: " + "; ".join(found))
+            raise InputError("plan.violations", "the plan cannot run: " + "; ".join(found))
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -275,9 +278,11 @@ class Plan:
     def from_json(cls, document: Mapping[str, Any]) -> "Plan":
         """Read what `to_json` wrote. Raises InputError where something is missing or of the wrong kind."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-            raise InputError(f"not a plan: expected a JSON object with format {FORMAT!r}")
+            raise InputError("plan.malformed", f"not a plan: expected a JSON object with format {FORMAT!r}")
         if "pipelines" in document:
-            raise InputError("the plan of several pipelines, expected that of one; Pipelines.load reads it")
+            raise InputError(
+                "plan.several_pipelines", "the plan of several pipelines, expected that of one; Pipelines.load reads it"
+            )
         try:
             plan = cls(
                 tuple(_stage_from_json(entry) for entry in document["stages"]),
@@ -292,9 +297,9 @@ class Plan:
                 _provenance(document.get("provenance")),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"not a plan this project wrote ({error!r})") from None
+            raise InputError("plan.foreign", f"not a plan this project wrote ({error!r})") from None
         if told := plan_check.beyond_bounds(plan):
-            raise InputError(told[0])
+            raise InputError("plan.out_of_bounds", told[0])
         return plan
 
     def save(self, path: Path | str) -> Path:
@@ -306,7 +311,9 @@ class Plan:
             return cls.from_json(read_json(path, what="plan"))
         except InputError as error:
             message = str(error)
-            raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+            raise InputError(
+                error.code, message if message.startswith(str(path)) else f"{path}: {message}", **error.fields
+            ) from None
 
     def _repr_html_(self) -> str:
         return html.plan(self)
@@ -360,7 +367,7 @@ def _stage_from_json(entry: Mapping[str, Any]) -> Stage:
     replicas = entry["replicas"]
     warmup, recompute = entry.get("warmup"), entry.get("recompute", False)
     if not isinstance(recompute, bool):
-        raise InputError(f"recompute = {recompute!r}: expected true or false")
+        raise InputError("plan.recompute_malformed", f"recompute = {recompute!r}: expected true or false")
     return Stage(
         texts(entry["layers"], "layers of a stage"),
         tuple(integer(replica["rank"], "rank") for replica in replicas),
@@ -374,7 +381,7 @@ def _stage_from_json(entry: Mapping[str, Any]) -> Stage:
 
 def _provenance(value: Any) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
-        raise InputError(f"provenance = {shown(value)}: expected an object, or none")
+        raise InputError("plan.provenance_malformed", f"provenance = {shown(value)}: expected an object, or none")
     return value
 
 

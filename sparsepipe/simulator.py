@@ -43,11 +43,14 @@ LETTERS = "".join(CODES)
 def check_sizes(sizes: Any) -> None:
     """Raise InputError where a caller's `sizes` are not numbers of 0 or more, one a minibatch."""
     if isinstance(sizes, str | bytes) or not hasattr(sizes, "__len__"):
-        raise InputError(f"sizes {shown(sizes)} given, expected a number for each minibatch, such as [4096] * 32")
+        raise InputError(
+            "simulation.sizes_malformed",
+            f"sizes {shown(sizes)} given, expected a number for each minibatch, such as [4096] * 32",
+        )
     for size in sizes:
         given_number(size, "a minibatch's size of")
         if not 0 <= size <= MOST:
-            raise InputError(f"a minibatch's size of {size} given, expected 0 or more")
+            raise InputError("number.below_least", f"a minibatch's size of {size} given, expected 0 or more")
 
 
 @knows_its_keywords

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -131,8 +132,7 @@ def test_what_is_wrong_with_a_host(changed, message):
     found = _wrong(node, replace(FACTS, **changed), FACTS)
     assert len(found) == (message is not None), found
     if message:
-        with pytest.raises(InputError, match=message):
-            raise InputError(found[0])
+        assert re.search(message, found[0])
 
 
 def test_addresses_of_different_networks_are_told():

@@ -17,7 +17,7 @@ from sparsepipe.reproduce.dense import TASKS, bleu_told, kept_told, usable
 
 def test_what_cannot_be_had_is_left_out_and_images_are_those_of_scikit_learn(monkeypatch, capsys):
     def nowhere(name):
-        raise InputError(f"{name}: not here")
+        raise InputError("dataset.not_found", f"{name}: not here")
 
     monkeypatch.setattr(dense, "find", nowhere)
     monkeypatch.setattr(dense, "fetch", nowhere)

@@ -136,7 +136,7 @@ def test_messages_show_a_sentence_for_input_and_a_traceback_for_the_rest():
             raise error
 
     guarded = messages.shown(act)
-    guarded(InputError("a <b> is wrong"))
+    guarded(InputError("a.b", "a <b> is wrong"))
     assert "A &lt;b&gt; is wrong" in messages.value and "Traceback" not in messages.value
     guarded(KeyError("x"))
     assert "Traceback" in messages.value

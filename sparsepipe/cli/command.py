@@ -372,7 +372,10 @@ def _paper(options: argparse.Namespace) -> "Paper | None":
     if not asked:
         return None
     if options.no_pictures:
-        raise InputError("--width, --height, --font and --no-title are of pictures: leave them out, or --no-pictures")
+        raise InputError(
+            "option.without_effect",
+            "--width, --height, --font and --no-title are of pictures: leave them out, or --no-pictures",
+        )
     from ..plots import Paper  # here: it brings plotly
 
     return Paper(**asked)

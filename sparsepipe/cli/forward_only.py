@@ -18,9 +18,14 @@ def check_forward_only(options: argparse.Namespace) -> None:
     names += ["balance", "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
     if given := [name for name in names if getattr(options, name) is not None]:
-        raise InputError(f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}")
+        raise InputError(
+            "option.of_training", f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}"
+        )
     if options.validate is False:
-        raise InputError("--forward-only computes outputs for the validation split: leave out --no-validation")
+        raise InputError(
+            "option.no_validation",
+            "--forward-only computes outputs for the validation split: leave out --no-validation",
+        )
 
 
 def checkpoint_or_run(given: Path) -> Path:
@@ -35,11 +40,11 @@ def trained_by(options: argparse.Namespace) -> RunRecord | None:
     """
     if not options.forward_only.exists():
         told = "no such folder, expected a checkpoint's or a run's; `sparsepipe runs list` names the runs there are"
-        raise InputError(f"--forward-only {options.forward_only}: {told}")
+        raise InputError("option.of_training", f"--forward-only {options.forward_only}: {told}")
     folder = run_of(options.forward_only)
     if not folder and not _is_checkpoint(options.forward_only):
         told = "neither a run (no plan.json) nor a checkpoint (no manifest.json)"
-        raise InputError(f"--forward-only {one_line(options.forward_only)}: {told}")
+        raise InputError("option.of_training", f"--forward-only {one_line(options.forward_only)}: {told}")
     return RunRecord.load(folder) if folder else None
 
 

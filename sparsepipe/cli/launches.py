@@ -41,17 +41,21 @@ def load_any_plan(path: Path, graph: Any) -> Plan | Pipelines:
 def check_launcher(options: argparse.Namespace, launcher: str) -> None:
     """Raise InputError for options that go with another launcher."""
     if options.ray_address and launcher != RAY:
-        raise InputError(f"--ray-address goes with --launcher {RAY}")
+        raise InputError("option.of_ray", f"--ray-address goes with --launcher {RAY}")
     on_lost_host = getattr(options, "on_lost_host", None)
     if on_lost_host and launcher == RAY and not (options.ray_address or os.environ.get("RAY_ADDRESS")):
-        raise InputError("--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out")
+        raise InputError(
+            "option.of_ray", "--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out"
+        )
     cache = getattr(options, "cache", None)
     if launcher == LOCAL and cache not in (None, NO_CACHE):
         # Else workers would go on without, which their logs alone tell.
         expanded(cache).mkdir(parents=True, exist_ok=True)
     given = {"--encrypt": options.encrypt, "--on-lost-host": on_lost_host}
     if launcher == LOCAL and (named := [name for name, value in given.items() if value]):
-        raise InputError(f"{named[0]} goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
+        raise InputError(
+            "option.of_hosts", f"{named[0]} goes with hosts beyond this one: name them, --cluster FILE, or leave it out"
+        )
 
 
 def follower_of(record: RunRecord) -> RunFollower:

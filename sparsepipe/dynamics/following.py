@@ -35,11 +35,12 @@ def check_replan(name: str | None, record_or_plan: Any, profile: Profile | None,
         return
     variant(name)
     if not isinstance(record_or_plan, Plan):
-        raise InputError("replan: several pipelines keep their plans; leave it out")
+        raise InputError("replan.several_pipelines", "replan: several pipelines keep their plans; leave it out")
     if profile is None or cluster is None:
         raise InputError(
+            "replan.no_profile",
             f"replan {name}: needs the profile that the plan was made for, and the devices; give profile=…, and "
-            "cluster=… where they are not alike"
+            "cluster=… where they are not alike",
         )
     record_or_plan.check(profile.graph, cluster)
 

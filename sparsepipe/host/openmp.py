@@ -39,5 +39,6 @@ def check_threads(threads: int | None) -> None:
     cores = num_processors()
     if threads is not None and threads > cores:
         raise InputError(
-            f"threads is {threads}, but this process may use {number_of(cores, 'core')}; expected 1 to {cores}"
+            "threads.too_many",
+            f"threads is {threads}, but this process may use {number_of(cores, 'core')}; expected 1 to {cores}",
         )

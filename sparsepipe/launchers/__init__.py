@@ -120,8 +120,9 @@ def _with_rule(plan: Plan | Pipelines, given: Rule | str | None) -> Plan | Pipel
     chosen = parse_rule(given) if isinstance(given, str) else given
     if not isinstance(plan, Pipelines):
         raise InputError(
+            "replication.one_pipeline",
             f"replication {chosen.name} averages between pipelines, and this plan has one; plan several "
-            "(`sparsepipe plan --pipelines P`, in Python partition_pipelines), or leave the rule out"
+            "(`sparsepipe plan --pipelines P`, in Python partition_pipelines), or leave the rule out",
         )
     return replace(plan, replication=chosen)
 
@@ -137,7 +138,7 @@ def attach(run_dir: Path | str, *, launcher: str = "local") -> Job:
 
 def _launcher(name: str) -> Launcher:
     if name not in LAUNCHERS:
-        raise InputError(f"unknown launcher {name!r}, expected one of {', '.join(LAUNCHERS)}")
+        raise InputError("launcher.unknown", f"unknown launcher {name!r}, expected one of {', '.join(LAUNCHERS)}")
     return LAUNCHERS[name]()
 
 

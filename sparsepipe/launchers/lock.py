@@ -30,7 +30,9 @@ def hold(folder: Path) -> int:
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
     except OSError as error:
-        raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir") from None
+        raise InputError(
+            "run_dir.unusable", f"{folder}: cannot hold a run ({error.strerror}); choose another run_dir"
+        ) from None
     path = folder / LOCK
     try:
         locked = _locks(lock, path) or (guard_of(folder) is None and _locks(lock, path, seconds=_TO_LOOK))
@@ -43,8 +45,10 @@ def hold(folder: Path) -> int:
         return lock
     os.close(lock)
     if guard_of(folder) is None and (who := held_by(folder)):
-        raise InputError(f"{folder}: {who}; end that process, or choose another run_dir")
-    raise InputError(f"{folder}: this run is still running; cancel it first, or choose another run_dir")
+        raise InputError("run_dir.in_use", f"{folder}: {who}; end that process, or choose another run_dir")
+    raise InputError(
+        "run_dir.in_use", f"{folder}: this run is still running; cancel it first, or choose another run_dir"
+    )
 
 
 def is_held(folder: Path) -> bool:

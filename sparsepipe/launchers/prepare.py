@@ -40,8 +40,9 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
     count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not set(plan.ranks) <= set(range(count)):
         raise InputError(
+            "plan.ranks_not_of_job",
             f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
-            "give it another plan, which one that runs can change"
+            "give it another plan, which one that runs can change",
         )
     return count
 
@@ -49,7 +50,9 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
 def check_for_hosts(*, port: int | None) -> None:
     """Raise InputError for what goes with one machine alone."""
     if port is not None:
-        raise InputError("a port goes with launcher='local': hosts choose theirs by themselves; leave it out")
+        raise InputError(
+            "port.of_hosts", "a port goes with launcher='local': hosts choose theirs by themselves; leave it out"
+        )
 
 
 def prepare(
@@ -72,7 +75,9 @@ def prepare(
     """
     if forward_only is not None:
         if resume:
-            raise InputError("forward_only computes outputs anew: leave out resume, or forward_only")
+            raise InputError(
+                "resume.forward_only", "forward_only computes outputs anew: leave out resume, or forward_only"
+            )
         config = inference_config(config)
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
@@ -169,8 +174,9 @@ def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunReco
         found.check(model=short_name(config.model), layers=())
         if not isinstance(plan, Pipelines) and any(found.manifest.get("left", {}).values()):
             raise InputError(
+                "resume.several_pipelines",
                 f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
-                "take up; resume with a plan of several, or from a checkpoint at an epoch's end"
+                "take up; resume with a plan of several, or from a checkpoint at an epoch's end",
             )
         found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
         resuming.check_end(found, config)
@@ -237,7 +243,9 @@ def check_name(folder: Path) -> None:
     try:
         os.fsencode(folder).decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"{ascii(str(folder))}: a name that is not UTF-8; choose another run_dir") from None
+        raise InputError(
+            "run_dir.not_utf8", f"{ascii(str(folder))}: a name that is not UTF-8; choose another run_dir"
+        ) from None
 
 
 def _keep_old(folder: Path, name: str) -> None:

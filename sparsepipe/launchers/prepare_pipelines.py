@@ -97,7 +97,7 @@ def _of_one(plan: Pipelines, k: int, config: RunConfig, profile: Profile | None,
     try:
         return checked(plan.local(k), config, profile=profile, cluster=cluster)
     except InputError as error:
-        raise InputError(f"pipeline {k}: {error}") from None
+        raise InputError(error.code, f"pipeline {k}: {error}", **error.fields) from None
 
 
 def _sharing_cores(config: RunConfig, *, num_ranks: int) -> RunConfig:
@@ -108,17 +108,24 @@ def _sharing_cores(config: RunConfig, *, num_ranks: int) -> RunConfig:
 def _check_together(plan: Pipelines, config: RunConfig) -> None:
     """Raise InputError for what pipelines cannot do together, in one line that says why."""
     if len(plan.pipelines) < 2:
-        raise InputError(f"{len(plan.pipelines)} pipeline: a replication rule averages between two or more")
+        raise InputError(
+            "replication.one_pipeline",
+            f"{len(plan.pipelines)} pipeline: a replication rule averages between two or more",
+        )
     plan.replication.groups(len(plan.pipelines), seed=config.seed)  # options that do not fit are told
     layers = set(plan.pipelines[0].layers)
     for k, own in enumerate(plan.pipelines):
         if unlike := sorted(layers ^ set(own.layers)):
-            raise InputError(f"pipelines 0 and {k} differ in layer {unlike[0]!r}: plan all for the same network")
+            raise InputError(
+                "pipelines.layers_differ",
+                f"pipelines 0 and {k} differ in layer {unlike[0]!r}: plan all for the same network",
+            )
     check_rule(plan)
     if plan.replication.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
         raise InputError(
+            "replication.float16",
             f"replication {plan.replication.name} averages gradients, which each pipeline scales by a factor of its "
-            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce"
+            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce",
         )
     if config.stragglers is not None:
         Stragglers.parse(config.stragglers).check(len(plan.ranks))
@@ -153,7 +160,8 @@ def _progress(found: "Checkpoint") -> dict[str, Any]:
     per_epoch = epoch_minibatches(found)
     if per_epoch is None:
         raise InputError(
-            f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder"
+            "resume.no_epoch",
+            f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder",
         )
     left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
     if "left" not in found.manifest and found.minibatches % per_epoch:  # of a run of one pipeline

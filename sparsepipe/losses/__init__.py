@@ -39,15 +39,19 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
         return UserLoss(UserFunction.parse(name), args)
     if name not in LOSSES:
         raise InputError(
-            f"unknown loss {name!r}, expected {', '.join(LOSSES)}, or one's own as package.module:function"
+            "loss.unknown",
+            f"unknown loss {name!r}, expected {', '.join(LOSSES)}, or one's own as package.module:function",
         )
     parameters = inspect.signature(LOSSES[name]).parameters
     for setting in args:
         if setting not in parameters:
             has = f"it has {', '.join(parameters)}" if parameters else "it has none"
-            raise InputError(f"loss {name} has no setting {setting!r}; {has}")
+            raise InputError("loss.setting_unknown", f"loss {name} has no setting {setting!r}; {has}")
     given = {fact: facts[fact] for fact in facts if fact in parameters} | dict(args)  # others may be dear to find
     lacking = [p for p, parameter in parameters.items() if parameter.default is parameter.empty and p not in given]
     if lacking:
-        raise InputError(f"loss {name} needs {', '.join(lacking)}, which these data do not tell; choose another loss")
+        raise InputError(
+            "loss.fact_missing",
+            f"loss {name} needs {', '.join(lacking)}, which these data do not tell; choose another loss",
+        )
     return LOSSES[name](**given)

@@ -60,7 +60,8 @@ def simulate_pipelines(
     number(restart_seconds, "restart_seconds")
     if starts and len(starts) != len(pipelines.pipelines):
         raise InputError(
-            f"{len(starts)} starts for {number_of(len(pipelines.pipelines), 'pipeline')}: expected one each"
+            "simulation.start_count",
+            f"{len(starts)} starts for {number_of(len(pipelines.pipelines), 'pipeline')}: expected one each",
         )
     begins = [number(start, "a start") for start in starts] or [0.0] * len(pipelines.pipelines)
     check_rule(pipelines.check(profile.graph, cluster))

@@ -33,10 +33,14 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULE_RULES:
-            raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
+            raise InputError(
+                "schedule.unknown",
+                f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}",
+            )
         if not 1 <= self.num_microbatches <= MOST_MINIBATCHES:
             raise InputError(
-                f"num_microbatches is {shown(self.num_microbatches)}, expected 1 or more, at most {MOST_MINIBATCHES}"
+                "plan.num_microbatches",
+                f"num_microbatches is {shown(self.num_microbatches)}, expected 1 or more, at most {MOST_MINIBATCHES}",
             )
         for kind in self.cluster.device_types:
             self.profile.measured_sizes(kind.name)  # refuses a type that was not profiled
@@ -137,7 +141,7 @@ def check_interleaves(schedule: str, stages_per_device: int) -> None:
     elif stages_per_device < rules.stages_per_rank[0]:
         told += "; planner 'model-parallel' does"
     stages = number_of(stages_per_device, "stage")
-    raise InputError(f"{stages} per device: schedule {schedule!r} {told}")
+    raise InputError("schedule.stages_per_device", f"{stages} per device: schedule {schedule!r} {told}")
 
 
 class Planner(Protocol):

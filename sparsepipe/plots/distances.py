@@ -63,7 +63,9 @@ def distances(*records: RunRecord, note: str = "") -> go.Figure:
 def _rows(record: RunRecord) -> list[dict[str, Any]]:
     applied = [row for row in record.merges("applied") if row.get("applied", True)]
     if not applied or not isinstance(record.plan, Pipelines):
-        raise InputError(f"{record.folder}: nothing was averaged ({record.status['state']}); leave it out")
+        raise InputError(
+            "run.no_averages", f"{record.folder}: nothing was averaged ({record.status['state']}); leave it out"
+        )
     rule = record.plan.replication
     alike = rule.arithmetic is Arithmetic.MEAN_GRADIENTS
     found: dict[int, list[dict[str, Any]]] = {}

@@ -74,7 +74,9 @@ class Outcome:
         """Read a finished run of several pipelines. Raises InputError for any other."""
         summaries = record.metrics("summary")
         if not summaries or "replication" not in summaries[-1] or not isinstance(record.plan, Pipelines):
-            raise InputError(f"{record.folder}: no finished run of several pipelines ({record.status['state']})")
+            raise InputError(
+                "run.not_finished", f"{record.folder}: no finished run of several pipelines ({record.status['state']})"
+            )
         found = cls.of(
             summaries[-1]["replication"],
             rule=rule_text(record.plan.replication),
@@ -115,7 +117,7 @@ def outcomes_table(outcomes: Iterable[Outcome]) -> pd.DataFrame:
         for one in outcomes
     ]
     if not rows:
-        raise InputError("no outcomes to draw: expected at least one rule")
+        raise InputError("plot.nothing", "no outcomes to draw: expected at least one rule")
     return pd.DataFrame(rows)
 
 

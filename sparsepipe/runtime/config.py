@@ -40,7 +40,7 @@ class Text:
 
     def check(self, name: str, value: Any, *, optional: bool) -> None:
         if not isinstance(value, str) or not value or "\0" in value:
-            raise InputError(f"{name} is {_written(value)}, expected text such as {self.example}")
+            raise InputError("setting.not_text", f"{name} is {_written(value)}, expected text such as {self.example}")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class Named:
         Text(f"'{self.names[0]}'").check(name, value, optional=optional)
         if value not in self.names and not (self.own and is_function(value)):
             also = f", or one's own as {self.own}" if self.own else ""
-            raise InputError(f"{name} is {_written(value)}: {expected(value, self.names)}{also}")
+            raise InputError(
+                "setting.not_a_choice", f"{name} is {_written(value)}: {expected(value, self.names)}{also}"
+            )
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,13 @@ class Names:
 
     def check(self, name: str, value: Any, *, optional: bool) -> None:
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-            raise InputError(f"{name} are {_written(value)}, expected a tuple of names such as {self.example}")
+            raise InputError(
+                "setting.not_names", f"{name} are {_written(value)}, expected a tuple of names such as {self.example}"
+            )
         if unknown := [item for item in value if item not in self.names]:
             raise InputError(
-                f"{name} are {', '.join(value)}: no {shown(unknown[0])}, {expected(unknown[0], self.names)}"
+                "setting.name_unknown",
+                f"{name} are {', '.join(value)}: no {shown(unknown[0])}, {expected(unknown[0], self.names)}",
             )
 
 
@@ -90,7 +95,7 @@ class Flag:
 
     def check(self, name: str, value: Any, *, optional: bool) -> None:
         if not isinstance(value, bool):
-            raise InputError(f"{name} is {_written(value)}, expected true or false")
+            raise InputError("setting.not_a_boolean", f"{name} is {_written(value)}, expected true or false")
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,15 @@ class WholeNumber:
             return
         word = f", or {self.word!r}" if self.word else ""
         if isinstance(value, bool) or not isinstance(value, int) or value < self.least:
-            raise InputError(f"{name} is {_written(value)}, expected a whole number of at least {self.least}{word}")
+            raise InputError(
+                "setting.not_whole",
+                f"{name} is {_written(value)}, expected a whole number of at least {self.least}{word}",
+            )
         if value > self.most:
-            raise InputError(f"{name} is {_written(value)}, expected a whole number from {self.least} to {self.most}")
+            raise InputError(
+                "setting.not_whole",
+                f"{name} is {_written(value)}, expected a whole number from {self.least} to {self.most}",
+            )
 
 
 @dataclass(frozen=True)
@@ -122,9 +133,15 @@ class Number:
     def check(self, name: str, value: Any, *, optional: bool) -> None:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if is_number and self.above and value == self.least:
-            raise InputError(f"{name} is {value:g}, expected a number above {self.least:g}, at most {self.most:g}")
+            raise InputError(
+                "setting.out_of_range",
+                f"{name} is {value:g}, expected a number above {self.least:g}, at most {self.most:g}",
+            )
         if not is_number or not self.least <= value <= self.most:
-            raise InputError(f"{name} is {_written(value)}, expected a number from {self.least:g} to {self.most:g}")
+            raise InputError(
+                "setting.out_of_range",
+                f"{name} is {_written(value)}, expected a number from {self.least:g} to {self.most:g}",
+            )
 
 
 @dataclass(frozen=True)
@@ -134,7 +151,7 @@ class Choice:
     def check(self, name: str, value: Any, *, optional: bool) -> None:
         if value not in self.names:
             known = ", ".join([*(["None"] if optional else []), *self.names])
-            raise InputError(f"{name} is {_written(value)}, expected one of {known}")
+            raise InputError("setting.not_a_choice", f"{name} is {_written(value)}, expected one of {known}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,7 +195,9 @@ class Settings:
         """Return `settings`. Raises InputError where one of them is none of these."""
         names = {item.name for item in fields(cls)}
         if unknown := sorted(set(settings) - names):
-            raise InputError(f"unknown setting {shown(unknown[0])} of a run: {expected(unknown[0], names)}")
+            raise InputError(
+                "setting.unknown", f"unknown setting {shown(unknown[0])} of a run: {expected(unknown[0], names)}"
+            )
         return dict(settings)
 
     def __repr__(self) -> str:
@@ -259,7 +278,10 @@ class DataConfig(Settings):
             object.__setattr__(self, "features", tuple(self.features))
         super().__post_init__()
         if self.balance and not self.shuffle:
-            raise InputError(f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle")
+            raise InputError(
+                "setting.balance_and_shuffle",
+                f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle",
+            )
 
     def of_clouds(self, split: str) -> dict[str, Any]:
         """Return how `data.load` opens a split of point clouds, but for its seed and its cache."""
@@ -343,7 +365,7 @@ class ProcessConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.device.split(":")[0] not in DEVICES:
-            raise InputError(f"device {self.device!r} given, expected {' or '.join(DEVICES)}")
+            raise InputError("setting.device_unknown", f"device {self.device!r} given, expected {' or '.join(DEVICES)}")
 
 
 PARTS: Mapping[str, type[Settings]] = {
@@ -408,4 +430,4 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
         try:
             return cls(**document)
         except TypeError as error:
-            raise InputError(f"not the settings of a run: {error}") from None
+            raise InputError("setting.malformed", f"not the settings of a run: {error}") from None

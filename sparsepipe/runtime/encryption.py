@@ -68,7 +68,10 @@ class Encryption:
             context.load_cert_chain(self.path)
             context.load_verify_locations(self.path)
         except OSError as error:  # ssl.SSLError is one
-            raise InputError(f"{self.path}: no certificate that can be used ({error}); launch the run again") from None
+            raise InputError(
+                "encryption.no_certificate",
+                f"{self.path}: no certificate that can be used ({error}); launch the run again",
+            ) from None
         return context
 
     def calling(self, connection: socket.socket, who: bytes) -> "EncryptedStream":

@@ -142,7 +142,7 @@ class PartitionExplorer(Shown):
 
     def _last(self) -> Answer | PipelinesAnswer:
         if self.shown is None:
-            raise InputError(f"no plan could be made yet: {self.refused}")
+            raise InputError("explorer.no_plan", f"no plan could be made yet: {self.refused}")
         return self.shown
 
     @property
@@ -307,9 +307,9 @@ class PartitionExplorer(Shown):
             if not self._lock.wait_for(lambda: self._asked == self.settings(), timeout=_HANDOVER):
                 self._changed()
             if not self._lock.wait_for(lambda: not self._pending, timeout=_PATIENCE):
-                raise InputError(f"{_PLANNING}, and try again")
+                raise InputError("explorer.planning", f"{_PLANNING}, and try again")
             if self.shown is None or self.refused:
-                raise InputError(NO_PLAN)
+                raise InputError("explorer.no_plan", NO_PLAN)
             return self.shown
 
     def update(self) -> None:
@@ -418,7 +418,7 @@ class PartitionExplorer(Shown):
 
     def _pin(self, answer: Answer | PipelinesAnswer | None) -> None:
         if isinstance(answer, PipelinesAnswer):
-            raise InputError(_OF_ONE)
+            raise InputError("explorer.of_one_pipeline", _OF_ONE)
         self._pinned = answer
         self.unpin.disabled = answer is None
         if self.shown is not None and not self._pending:
@@ -449,12 +449,13 @@ def _check(profile: Profile, cluster: Cluster) -> None:
     for given, expected in ((profile, Profile), (cluster, Cluster)):
         if not isinstance(given, expected):
             kind = expected.__name__
-            raise InputError(f"{given!r} given, expected a {kind}: {kind}.load(path) reads one")
+            raise InputError("explorer.value_kind", f"{given!r} given, expected a {kind}: {kind}.load(path) reads one")
     for kind in cluster.device_types:
         if kind.name not in profile.device_types:
             raise InputError(
+                "profile.no_device_type",
                 f"the cluster has devices of type {kind.name!r}, the profile knows {', '.join(profile.device_types)}: "
-                f"profile the model on a {kind.name}, or rename the profile with profile.renamed({kind.name!r})"
+                f"profile the model on a {kind.name}, or rename the profile with profile.renamed({kind.name!r})",
             )
 
 

@@ -26,7 +26,10 @@ class Whole:
     def read(self, text: str) -> int:
         words = text.strip()
         if not (words.isascii() and words.isdigit() and len(words) < 10 and self.least <= int(words) <= self.most):
-            raise InputError(f"{shown(text)}: expected a whole number for {self.name}, {self.least} to {self.most}")
+            raise InputError(
+                "number.not_whole",
+                f"{shown(text)}: expected a whole number for {self.name}, {self.least} to {self.most}",
+            )
         return int(words)
 
     def shown(self, value: float) -> str:
@@ -45,7 +48,10 @@ class Plain:
         except ValueError:
             value = float("nan")
         if not 1 / MOST <= value <= MOST:
-            raise InputError(f"{shown(text)}: expected a number of more than 0 for {self.name}, without a unit")
+            raise InputError(
+                "number.out_of_range",
+                f"{shown(text)}: expected a number of more than 0 for {self.name}, without a unit",
+            )
         return value
 
     def shown(self, value: float) -> str:

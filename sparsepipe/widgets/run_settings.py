@@ -52,7 +52,7 @@ class RunSettings:
         try:
             return self._given.replace(**changes) if changes else self._given
         except InputError as error:
-            raise InputError(_as_called(str(error))) from None
+            raise InputError(error.code, _as_called(str(error)), **error.fields) from None
 
     @config.setter
     def config(self, config: RunConfig) -> None:

@@ -122,7 +122,7 @@ class RunsTable(Shown):
     def chosen(self) -> list[RunRecord]:
         """The marked records. Raises InputError where none is marked."""
         if not self.marks.value:
-            raise InputError("no run is marked: click one in the list, or several")
+            raise InputError("runs.none_marked", "no run is marked: click one in the list, or several")
         return [RunRecord.load(self.folder / name) for name in self.marks.value]
 
     def update(self) -> None:
@@ -141,11 +141,13 @@ class RunsTable(Shown):
         """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
         records = self.chosen
         if len(records) > 1:
-            raise InputError(f"{len(records)} runs are marked: a trace is of one, mark it alone")
+            raise InputError("runs.several_marked", f"{len(records)} runs are marked: a trace is of one, mark it alone")
         (record,) = records
         trace = record.trace()
         if not trace.spans:
-            raise InputError(f"{record.name}: has no trace; it was cancelled or failed before its first minibatch")
+            raise InputError(
+                "run.no_trace", f"{record.name}: has no trace; it was cancelled or failed before its first minibatch"
+            )
         page, perfetto = write_trace(trace, record.folder / "trace", title=f"{record.name}: what each rank did")
         self.link.show(page.read_text(encoding="utf-8"), label=f"timeline of {record.name}")
         self.messages.value = _TRACE.format(page)
@@ -195,7 +197,7 @@ class RunsTable(Shown):
     def _ask(self) -> None:
         records = self.chosen
         if running := [record.name for record in records if is_held(record.folder)]:
-            raise InputError(f"run {running[0]} is running: cancel it first")
+            raise InputError("run.running", f"run {running[0]} is running: cancel it first")
         self._to_delete = tuple(record.name for record in records)
         links = [record.name for record in records if record.folder.is_symlink()]
         kept = f" Of {', '.join(links)}, a link, the link alone goes: the run that it leads to stays." if links else ""
@@ -207,7 +209,7 @@ class RunsTable(Shown):
         names = self._to_delete
         self._hide()
         if not names:
-            raise InputError("nothing was asked about: mark runs and press delete")
+            raise InputError("runs.nothing_to_delete", "nothing was asked about: mark runs and press delete")
         folders = [folder for name in names if (folder := self.folder / name).exists() or folder.is_symlink()]
         locks = []
         try:  # held until they are gone, so that nobody resumes one of them while it goes
@@ -272,7 +274,9 @@ def _remove(folder: Path) -> None:
         else:
             shutil.rmtree(folder)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})") from None
+        raise InputError(
+            "run.not_deletable", f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})"
+        ) from None
 
 
 def _counted(shown: int, folder: Path, total: int) -> Html:
@@ -340,7 +344,9 @@ class RunLabels:
             try:
                 labels.write(record.folder)
             except OSError as error:
-                raise InputError(f"{record.folder}: its labels cannot be written ({error.strerror})") from None
+                raise InputError(
+                    "labels.unwritable", f"{record.folder}: its labels cannot be written ({error.strerror})"
+                ) from None
         self.changed()
 
 

@@ -93,7 +93,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
         value = proposal["value"]
         if value not in self.named:
             if isinstance(value, bool) or not isinstance(value, Real):
-                raise InputError(f"{self.description}: {value!r} given, expected a number")
+                raise InputError("number.not_a_number", f"{self.description}: {value!r} given, expected a number")
             if self.key(value) not in self._values and value != float("inf"):
                 number = float(value)
                 value = self.reading.read(repr(int(number) if number.is_integer() else number))

@@ -65,7 +65,8 @@ def main(options: Sequence[str]) -> int:
         told = described(error, run_dir=arguments.run_dir, rank=-1, stage=None)
         plain = told["limit"] or told["input_error"]
         what = told["message"] if plain else f"{told['kind']}: {told['message']}; its log is logs/launcher.log"
-        cause = FailureCause(f"the launcher: {what}", None, None, exit_code=2 if told["input_error"] else 1)
+        exit_code = 2 if told["input_error"] else 1
+        cause = FailureCause(f"the launcher: {what}", None, None, exit_code=exit_code, code=told["code"])
     finally:
         listener.close()
     return _finish(folder, cause)
@@ -109,7 +110,9 @@ def _attempt(
     """Start the workers once and wait for their end; where one fails the others are ended at once. Returns why."""
     plan = record.plan  # which may have changed while the last attempt ran
     if not isinstance(plan, Plan):
-        raise InputError(f"{record.folder}: has several pipelines, each of which has a launcher of its own")
+        raise InputError(
+            "run.several_pipelines", f"{record.folder}: has several pipelines, each of which has a launcher of its own"
+        )
     kills = MemoryKills.now()
     count = num_processes(record.folder, plan)
     workers = Workers(
@@ -178,7 +181,9 @@ def _serve_store(port: int, *, closing: tuple[int, ...]) -> Forked:
     try:
         listener = socket.create_server((LOOPBACK, port))
     except OSError as error:
-        raise InputError(f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); give another, or none") from None
+        raise InputError(
+            "port.in_use", f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); give another, or none"
+        ) from None
 
     def serve() -> int:
         watch()

@@ -46,7 +46,10 @@ def launch(
     if isinstance(plan, Pipelines):
         assert forward_only is None, "launchers.launch gives the first of several"
         if port is not None:
-            raise InputError("a port goes with one pipeline: several choose theirs by themselves; leave it out")
+            raise InputError(
+                "port.of_several_pipelines",
+                "a port goes with one pipeline: several choose theirs by themselves; leave it out",
+            )
         return launch_pipelines(plan, config, detach=detach, **asked)
     _check_port(port)
     check_threads(config.threads)
@@ -78,11 +81,13 @@ def _check_port(port: Any) -> None:
     if port is None:
         return
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-        raise InputError(f"port {port!r} given, expected a number from 1 to 65535, or none")
+        raise InputError("port.malformed", f"port {port!r} given, expected a number from 1 to 65535, or none")
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
-        raise InputError(f"port {port} of 127.0.0.1 cannot be had ({error.strerror}); give another, or none") from None
+        raise InputError(
+            "port.in_use", f"port {port} of 127.0.0.1 cannot be had ({error.strerror}); give another, or none"
+        ) from None
 
 
 def launch_pipelines(

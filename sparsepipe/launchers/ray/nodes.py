@@ -91,7 +91,7 @@ class NodesOfRay:
         last = self._last
         hosts = [hosted for hosted in last.hosts if hosted not in lost]
         if not hosts:
-            raise InputError("no node is left that ranks were on, and others have no room for them")
+            raise InputError("hosts.none_left", "no node is left that ranks were on, and others have no room for them")
         devices = devices_of(self._types, self._known)
         kept = [rank for hosted in hosts for rank in hosted.ranks]
         nodes = (

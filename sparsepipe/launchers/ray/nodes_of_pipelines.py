@@ -82,9 +82,10 @@ class NodesOfPipeline(OneOfSeveral):
         while len(found := _node_of_bundles(self._group)) < len(self._plan.ranks):
             if time.monotonic() > deadline:
                 raise InputError(
+                    "ray.no_room",
                     f"Ray has no node for {number_of(len(self._plan.ranks) - len(found), 'rank')} any more, and made "
                     f"no room within {self._to_place:g} s (`ray status`); add a node, or give it longer: "
-                    "timeout_seconds"
+                    "timeout_seconds",
                 )
             time.sleep(_LOOK_SECONDS)
         node_of = {rank: found[bundle] for bundle, rank in enumerate(sorted(self._plan.ranks))}

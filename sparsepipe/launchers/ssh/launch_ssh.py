@@ -43,7 +43,7 @@ def launch(
     """
     cluster = asked.get("cluster")
     if cluster is None:
-        raise InputError("launcher 'ssh' needs the hosts: give cluster=…")
+        raise InputError("launcher.no_cluster", "launcher 'ssh' needs the hosts: give cluster=…")
     check_tools(config)
     if isinstance(plan, Pipelines):
         assert forward_only is None, "launchers.launch gives the first of several"
@@ -52,7 +52,7 @@ def launch(
     resume = asked.get("resume", False)
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
     if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(count, cluster)]):
-        raise InputError(wrong[0])
+        raise InputError("hosts.unlike_networks", wrong[0])
     check_current_folder()
     record, lock = prepare(plan, config, forward_only=forward_only, elsewhere=True, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
@@ -76,7 +76,7 @@ def launch_pipelines(
     assert cluster is not None, "looked at before"
     nodes = {hosted.node.name: hosted.node for own in hosted_pipelines(plan, cluster) for hosted in own.hosts}
     if wrong := unlike_networks(list(nodes.values())):
-        raise InputError(wrong[0])
+        raise InputError("hosts.unlike_networks", wrong[0])
     check_current_folder()
     record, locks = prepare_pipelines(plan, config, elsewhere=True, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
@@ -90,6 +90,8 @@ def launch_pipelines(
 def check_tools(config: RunConfig) -> None:
     """Raise InputError where a program is missing here that jobs on hosts need."""
     if shutil.which("ssh") is None:
-        raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
+        raise InputError(
+            "launcher.no_ssh", "launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client"
+        )
     if config.encrypt:
         check_openssl()

@@ -182,11 +182,15 @@ def gnmt(
     sizes = (source_vocabulary_size or vocabulary_size, target_vocabulary_size or vocabulary_size)
     if num_layers < 2 or hidden < 1 or min(sizes) < 1:
         raise InputError(
+            "model.sizes_malformed",
             f"GNMT of {number_of(num_layers, 'layer')} of {hidden} for {sizes[0]} source and {sizes[1]} target words: "
-            "expected num_layers 2 or more, the others 1 or more"
+            "expected num_layers 2 or more, the others 1 or more",
         )
     if shared_embedding and sizes[0] != sizes[1]:
-        raise InputError(f"GNMT: shared_embedding needs one vocabulary, these have {sizes[0]} and {sizes[1]} words")
+        raise InputError(
+            "model.vocabularies_differ",
+            f"GNMT: shared_embedding needs one vocabulary, these have {sizes[0]} and {sizes[1]} words",
+        )
     return GNMT(
         *sizes,
         num_layers=num_layers,

@@ -96,35 +96,55 @@ class Optimal:
 
     def __post_init__(self) -> None:
         if self.cost_model not in COST_MODELS:
-            raise InputError(f"cost model {self.cost_model!r} is unknown, expected one of {', '.join(COST_MODELS)}")
+            raise InputError(
+                "planner.cost_model_unknown",
+                f"cost model {self.cost_model!r} is unknown, expected one of {', '.join(COST_MODELS)}",
+            )
         if self.rescore < 1:
-            raise InputError(f"rescore {self.rescore}: expected how many plans to simulate, 1 or more")
+            raise InputError(
+                "planner.rescore_malformed", f"rescore {self.rescore}: expected how many plans to simulate, 1 or more"
+            )
         self._check_cost_model()
         self._check_objective()
 
     def _check_cost_model(self) -> None:
         """Raise InputError where an option means nothing to the cost model."""
         if self.activation_compression_ratio is not None and self.cost_model != "published":
-            raise InputError("activation_compression_ratio is of the published cost model: give cost_model='published'")
+            raise InputError(
+                "planner.option_of_published",
+                "activation_compression_ratio is of the published cost model: give cost_model='published'",
+            )
         for name in ("all_devices", "rescore", "quick"):
             if self.cost_model == CONTIGUOUS and getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"{name} means nothing to cost model {CONTIGUOUS!r}: leave it out")
+                raise InputError(
+                    "planner.option_of_default", f"{name} means nothing to cost model {CONTIGUOUS!r}: leave it out"
+                )
 
     def _check_objective(self) -> None:
         """Raise InputError for an unknown objective, and where another option does not go with it."""
         if self.objective not in OBJECTIVES:
-            raise InputError(f"objective {self.objective!r} is unknown, expected one of {', '.join(OBJECTIVES)}")
+            raise InputError(
+                "objective.unknown", f"objective {self.objective!r} is unknown, expected one of {', '.join(OBJECTIVES)}"
+            )
         if self.objective == PERIOD:
             if self.period_at_most is not None:
-                raise InputError(f"period_at_most goes with objective {LATENCY!r}: the period is as short as can be")
+                raise InputError(
+                    "objective.of_latency",
+                    f"period_at_most goes with objective {LATENCY!r}: the period is as short as can be",
+                )
             return
         if self.period_at_most is not None and not (
             isinstance(self.period_at_most, (int, float)) and 0 < self.period_at_most < inf
         ):
-            raise InputError(f"period_at_most is {shown(self.period_at_most)}, expected seconds above 0")
+            raise InputError(
+                "objective.period_malformed",
+                f"period_at_most is {shown(self.period_at_most)}, expected seconds above 0",
+            )
         for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore"):
             if getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"{name} means nothing to objective {LATENCY!r}: leave it out")
+                raise InputError(
+                    "objective.not_of_latency", f"{name} means nothing to objective {LATENCY!r}: leave it out"
+                )
 
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError where no plan fits into memory."""
@@ -160,7 +180,7 @@ class Optimal:
             return self._search_stages(problem)
         if space := whole_space(problem, self._rules):
             if reason := self._refusal(space):
-                raise InputError(reason)
+                raise InputError("planner.too_large", reason)
             return self._minimise(problem, space)
         found, low = self._search_stages(problem)
         return self._with_network_time(problem, found, low), low
@@ -197,7 +217,9 @@ class Optimal:
             if len(found) == len(paths) and (low := self._settled(problem, found)):
                 return found, low
         if not found:
-            raise InputError(refused or "the network and the cluster are too large to plan; use fewer devices")
+            raise InputError(
+                "planner.no_plan", refused or "the network and the cluster are too large to plan; use fewer devices"
+            )
         return self._with_listed_cuts(problem, found)
 
     @property

@@ -40,7 +40,8 @@ class Settings:
         ratio = self.activation_compression_ratio
         if ratio is not None and not 0 < ratio < float("inf"):
             raise InputError(
-                f"activation compression ratio {ratio}: expected more than 0 (1 charges transfers in full)"
+                "planner.compression_malformed",
+                f"activation compression ratio {ratio}: expected more than 0 (1 charges transfers in full)",
             )
 
 
@@ -176,7 +177,8 @@ class PipeDream:
         if len(counts) > 1:
             unequal = ", ".join(f"{shown(node.name)} has {len(node.device_types)}" for node in problem.cluster.nodes)
             raise InputError(
-                f"pipedream needs the same number of devices on every node, but {unequal}; use planner='optimal'"
+                "planner.nodes_unequal",
+                f"pipedream needs the same number of devices on every node, but {unequal}; use planner='optimal'",
             )
         nodes = problem.cluster.nodes
         sizes = [(len(nodes[0].device_types), min(node.link.bandwidth for node in nodes))]
@@ -196,13 +198,14 @@ class PipeDream:
         period = float(top.best_from_start[0, -1, -1])
         if not np.isfinite(period):
             raise InputError(
+                "planner.no_plan",
                 "pipedream finds no plan: "
                 + (
                     "the memory limit leaves none"
                     if memory is not None
                     else f"{number_of(top.num_devices, 'device')} cannot all be used"
                 )
-                + "; allow more memory, replication or use_fewer_machines=True"
+                + "; allow more memory, replication or use_fewer_machines=True",
             )
         ranges = _expand(levels, len(levels) - 1, 0, len(states) - 1, [0])
         layers = states.stages([last for _, last, _ in ranges])

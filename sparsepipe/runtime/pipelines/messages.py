@@ -79,7 +79,7 @@ def parsed(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
-        raise InputError("a message that is no JSON") from None
+        raise InputError("call.not_json", "a message that is no JSON") from None
     return _object(found, "message")
 
 
@@ -98,7 +98,7 @@ def read_request(line: bytes) -> dict[str, Any]:
 def read_given(call: str, given: Any) -> dict[str, Any]:
     """Return what a call is given, all of it there and as the state takes it. Raises InputError."""
     if call not in _GIVEN:
-        raise InputError(f"no such call: {call[:40]!r}")
+        raise InputError("call.unknown", f"no such call: {call[:40]!r}")
     told = fields(_GIVEN[call])(given, call)
     for name in _GIVEN[call]:
         _ = told[name]  # a field that is missing raises

@@ -135,12 +135,12 @@ class Peer(asyncio.Protocol):
         said = bytes(self._heard[:REPLY_BYTES])
         del self._heard[:REPLY_BYTES]
         if not proves(self._board.secret, self._nonce, said):
-            raise InputError("a stranger")
+            raise InputError("call.stranger", "a stranger")
         self._board.heard(self)
         self._take = self._take_hello
         if self._board.tls is not None:
             if self._heard:
-                raise InputError("said in clear")
+                raise InputError("call.in_clear", "said in clear")
             self.transport.pause_reading()  # what comes next is TLS's
             self.shaking_hands = asyncio.get_running_loop().create_task(self._shake_hands(self._board.tls))
         self.transport.write(confirmation(self._board.secret, self._nonce, said))
@@ -179,7 +179,7 @@ class Peer(asyncio.Protocol):
         end = self._heard.find(b"\n", 0, most)
         if end < 0:
             if len(self._heard) >= most:
-                raise InputError(f"a line of more than {most} bytes")
+                raise InputError("call.too_long", f"a line of more than {most} bytes")
             return None
         line = bytes(self._heard[:end])
         del self._heard[: end + 1]

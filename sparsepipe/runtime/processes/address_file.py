@@ -27,7 +27,7 @@ def read_address(path: Path, *, what: str, **more: Check) -> dict[str, Any]:
     try:
         return {**found, "secret": bytes.fromhex(found["secret"])}
     except ValueError:
-        raise InputError(f"{path}: its secret is damaged") from None
+        raise InputError("address.secret_damaged", f"{path}: its secret is damaged") from None
 
 
 def write_address(path: Path, host: str, port: int, secret: bytes, *, make_folder: bool = False, **more: Any) -> None:

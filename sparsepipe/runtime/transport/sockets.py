@@ -138,7 +138,9 @@ class _Incoming:
                 told = payload_bytes(header)
                 if length != (0 if self._headers_alone else told):
                     alone = ", expected alone" if self._headers_alone else ""
-                    raise PacketMismatch(f"a frame of {length} bytes whose header says {told}{alone}")
+                    raise PacketMismatch(
+                        "packet.frame_malformed", f"a frame of {length} bytes whose header says {told}{alone}"
+                    )
                 payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
                 self._fill(payload.numpy().data)
                 self._room.acquire()

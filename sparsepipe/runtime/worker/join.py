@@ -118,8 +118,9 @@ def _encryption(run_dir: Path, identity: Identity) -> Encryption | None:
         return Encryption.of_run(run_dir)
     if identity.store is not None and not is_loopback(identity.store[0]):
         raise InputError(
+            "encryption.store_in_clear",
             f"encrypt is asked for, but the ranks of this job meet in torch's own store at {identity.store[0]}, in "
-            "clear; launch it with launcher='ssh', or leave encrypt out"
+            "clear; launch it with launcher='ssh', or leave encrypt out",
         )
     return None
 

@@ -292,7 +292,7 @@ class Worker:
         except InputError as error:
             self.snapshots.wait()
             kept = f"; epoch {epoch} is kept, resume the run then" if self.unproven is not None else ""
-            raise InputError(f"{error}{kept}") from None
+            raise InputError(error.code, f"{error}{kept}", **error.fields) from None
         except Exception:
             self.snapshots.wait()
             raise
@@ -476,7 +476,7 @@ class Worker:
         of_plan = of_plan or [row for row in self.earlier if len(row["stages"]) == stages]
         if not of_plan:
             path = self.run_dir / "metrics.jsonl"
-            raise InputError(f"{path}: has no epoch of this plan, so nothing to sum up")
+            raise InputError("run.no_epoch", f"{path}: has no epoch of this plan, so nothing to sum up")
         epochs = [*self.earlier, *self.epochs]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
         return run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)

@@ -66,13 +66,13 @@ def receive(
     _fill(connection, memoryview(head)[1:], deadline, look)
     magic, facts_bytes, payload_bytes = _HEAD.unpack(head)
     if magic != _MAGIC or facts_bytes > _MOST_FACTS_BYTES:
-        raise PacketMismatch("what came is no message between pipelines")
+        raise PacketMismatch("message.malformed", "what came is no message between pipelines")
     said = bytearray(facts_bytes)
     _fill(connection, memoryview(said), deadline, look)
     facts = _facts(said)
     wanted = expected(facts)
     if payload_bytes != wanted:
-        raise PacketMismatch(f"a message with {payload_bytes} bytes, expected {wanted}")
+        raise PacketMismatch("message.size_differs", f"a message with {payload_bytes} bytes, expected {wanted}")
     payload = torch.empty(payload_bytes, dtype=torch.uint8)
     _fill(connection, payload.numpy().data, deadline, look)
     return Message(facts, payload)
@@ -84,7 +84,7 @@ def _facts(said: bytearray) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict):
-        raise PacketMismatch("what came is no message between pipelines: its facts are not JSON")
+        raise PacketMismatch("message.malformed", "what came is no message between pipelines: its facts are not JSON")
     return facts
 
 

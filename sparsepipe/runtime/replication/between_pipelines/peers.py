@@ -35,7 +35,7 @@ class Link:
                 self._connection.sendall(greeting)  # again, where nobody in between can have led it elsewhere
             told = receive(self._connection, lambda facts: 0, seconds=seconds_left(deadline)).facts.get("tensors")
             if not isinstance(told, dict) or not all(isinstance(size, int) for size in told.values()):
-                raise PacketMismatch("a rank that does not say which tensors it holds")
+                raise PacketMismatch("peer.no_tensors", "a rank that does not say which tensors it holds")
         except BaseException:
             self._connection.close()
             raise
