@@ -194,7 +194,11 @@ class Cluster:
                 f"link {shown(link)} given, expected a Link, such as Link(bandwidth=1.25e9, latency=50e-6)",
             )
         if num_devices < 1:
-            raise InputError("cluster.device_count_zero", f"a device count of {num_devices}: expected at least 1")
+            raise InputError(
+                "cluster.device_count_zero",
+                f"a device count of {num_devices}: expected at least 1",
+                num_devices=num_devices,
+            )
         return cls((Node("local", (DeviceType(device_type, memory_bytes),) * num_devices, link),), link)
 
     @cached_property
@@ -301,6 +305,7 @@ def check_addresses(nodes: Sequence[Node]) -> None:
             raise InputError(
                 "cluster.address_twice",
                 f"{node.address} is the address of more than one host ({' and '.join(names)}); give each its own",
+                address=node.address,
             )
 
 

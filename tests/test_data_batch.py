@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from coded import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ def test_a_malformed_batch_is_refused_in_one_line(change: dict, message: str) ->
 def test_duplicates_are_found_where_coordinates_span_more_than_an_integer_key_holds() -> None:
     far = 2**31 - 1
     rows = [[0, -far, -far, -far], [0, 1, 2, 3], [0, far, far, far], [0, 1, 2, 3]]
-    with pytest.raises(InputError, match="twice"):
+    with raises("batch.voxel_twice"):
         PointBatch(torch.tensor(rows, dtype=torch.int32), torch.ones(4, 1), torch.tensor([0]))
     PointBatch(torch.tensor(rows[:3], dtype=torch.int32), torch.ones(3, 1), torch.tensor([0]))
 
@@ -84,17 +85,17 @@ def test_duplicates_are_found_where_coordinates_span_more_than_an_integer_key_ho
 def test_labels_out_of_range_are_refused() -> None:
     batch = PointBatch(**_parts())
     assert batch.check_classes(4) is batch
-    with pytest.raises(InputError, match=r"label 3 is out of range for 3 classes \(0 to 2\)"):
+    with raises("batch.label_out_of_range", "3", "3 classes", "2"):
         batch.check_classes(3)
 
 
 def test_a_minibatch_of_nothing_or_of_mixed_widths_is_refused() -> None:
-    with pytest.raises(InputError, match="no samples"):
+    with raises("batch.no_samples"):
         collate([])
     flat = Sample(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, 1), 0)
-    with pytest.raises(InputError, match=r"\[2, 3\] columns of coordinates"):
+    with raises("batch.widths_differ", "[2, 3]", name="coordinates"):
         collate([flat, _sample({(0, 0, 0)}, 0)])
-    with pytest.raises(InputError, match="sample 2 asked of a minibatch of 2"):
+    with raises("batch.sample_unknown", "2", index=2):
         PointBatch(**_parts()).take([2])
 
 
@@ -129,7 +130,7 @@ def test_one_voxel_a_sample_is_no_reason_to_mistake_one_kind_of_label_for_the_ot
     coordinates = torch.tensor([[0, 1, 1, 1], [1, 2, 2, 2]], dtype=torch.int32)
     parts = {"coordinates": coordinates, "features": torch.ones(2, 1), "labels": torch.tensor([1, IGNORED])}
     assert PointBatch(**parts, per_voxel=True).check_classes(2).per_voxel
-    with pytest.raises(InputError, match="label -100 is negative"):
+    with raises("batch.label_negative", "-100"):
         PointBatch(**parts)
 
 
@@ -155,5 +156,5 @@ def test_the_loss_of_torch_leaves_ignored_voxels_out() -> None:
 
 
 def test_samples_of_both_kinds_do_not_mix() -> None:
-    with pytest.raises(InputError, match="expected one kind"):
+    with raises("batch.label_kinds_differ"):
         collate([_sample({(0, 0, 0)}, 0), _segmented({(0, 0, 0)}, 0)])

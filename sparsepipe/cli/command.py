@@ -320,7 +320,7 @@ def _run_verb(options: argparse.Namespace, verbs: Verbs, *, has_output: bool) ->
             return _failed(one_line(answer.fault), 2)
     except (InputError, RunFailed) as error:
         text = str(error) if isinstance(error, DamagedRecord) else as_options(str(error), options.verb, verbs)
-        return _failed(text, 1 if isinstance(error, RunFailed) else 2)
+        return _failed(f"{text} [{error.code}]", 1 if isinstance(error, RunFailed) else 2)
     except OutputLost as error:
         return _failed(f"{options.verb} is done, but its answer could not be written to standard output ({error})", 1)
     except KeyboardInterrupt:

@@ -141,6 +141,7 @@ class PointBatch:
                 raise InputError(
                     "batch.sample_unknown",
                     f"sample {index} asked of a minibatch of {len(samples)}; use 0 to {len(samples) - 1}",
+                    index=index,
                 )
         return collate([samples[index] for index in indices])
 
@@ -170,6 +171,7 @@ def collate(samples: Sequence[Sample]) -> PointBatch:
             raise InputError(
                 "batch.widths_differ",
                 f"samples with {sorted(widths)} columns of {name} in one minibatch; expected one width",
+                name=name,
             )
     per_voxel = isinstance(samples[0].label, Tensor)
     if any(isinstance(sample.label, Tensor) != per_voxel for sample in samples):

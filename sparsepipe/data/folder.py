@@ -52,7 +52,9 @@ def list_folder(path: Path | str) -> DataFolder:
         if len(inner) > 1:
             names = ", ".join(folder.name for folder in inner[:8]) + (", …" if len(inner) > 8 else "")
             raise InputError(
-                "dataset.several", f"{root}: holds {len(inner)} data sets, {names}; give the path of one of them"
+                "dataset.several",
+                f"{root}: holds {len(inner)} data sets, {names}; give the path of one of them",
+                names=names,
             )
         beside += [
             LeftOut(f"{folder.relative_to(top).as_posix()}/", f"beside the data set {inner[0].name}")

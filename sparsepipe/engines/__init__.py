@@ -77,7 +77,7 @@ def engine(name: str) -> "Engine":
     from .allocator import keep_freed_memory
 
     if name not in ENGINES:
-        raise InputError("engine.unknown", f"unknown engine {name!r}, expected one of {', '.join(ENGINES)}")
+        raise InputError("engine.unknown", f"unknown engine {name!r}, expected one of {', '.join(ENGINES)}", name=name)
     keep_freed_memory()
     return ENGINES[name]()
 

@@ -30,6 +30,9 @@ def dense_grid(coordinates: Tensor, features: Tensor, size: int) -> Tensor:
             "dense.out_of_range",
             f"voxels {low}..{high} on a dense grid of {size}: expected 0..{size - 1}; a unit cube has "
             f"them at voxel size {1 / size:g}, augmented only by what keeps to it, such as shapes-in-cube",
+            low=low,
+            high=high,
+            size=size,
         )
     batch, *axes = coordinates.long().unbind(dim=1)
     axes = [axis.clamp(max=size - 1) for axis in axes]

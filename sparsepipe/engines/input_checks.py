@@ -26,11 +26,16 @@ def checked(module: nn.Module, row: Row, engine: Engine) -> nn.Module:
                 "layer.dimension",
                 f"layer {row.id!r}: a tensor of {axes} spatial axes {meets} of {row.dimension}: see the row's "
                 "dimension",
+                layer=row.id,
+                axes=axes,
+                dimension=row.dimension,
             )
         if channels is not None and rows.shape[1] != channels:
             raise InputError(
                 "layer.channels",
                 f"layer {row.id!r}: a tensor with {rows.shape[1]} channels {meets} of {channels} input channels",
+                layer=row.id,
+                channels=channels,
             )
         parameter = next(module.parameters(), None)
         if parameter is not None and parameter.device != rows.device:

@@ -42,6 +42,8 @@ class MinkowskiEngine:
                 raise InputError(
                     "layer.kind_unsupported",
                     f"layer {row.id!r}: MinkowskiEngine has no {row.kind}; use engine 'native'",
+                    layer=row.id,
+                    kind=row.kind,
                 )
             space: dict[str, Any] = (
                 {} if row.dimension is None else {"dimension": row.dimension}

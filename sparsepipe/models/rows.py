@@ -25,6 +25,7 @@ def each_axis(value: int | Sequence[int], dimension: int) -> tuple[int, ...]:
         raise InputError(
             "layer.axis_count",
             f"{list(values)} has {len(values)} numbers, expected one, or one for each of {dimension} axes",
+            dimension=dimension,
         )
     return values
 

@@ -50,7 +50,12 @@ def read_hdf5(path: Path, reading: Reading = AS_THEY_ARE, *, entry: int | None =
             )
         chosen = 0 if entry is None else entry
         if not 0 <= chosen < count:
-            raise InputError("hdf5.cloud_unknown", f"{path}: cloud {chosen} asked of {count}; use 0 to {count - 1}")
+            raise InputError(
+                "hdf5.cloud_unknown",
+                f"{path}: cloud {chosen} asked of {count}; use 0 to {count - 1}",
+                chosen=chosen,
+                count=count,
+            )
         columns = dict(zip(POSITION, arrays["data"][chosen].T, strict=True))
         if "normal" in arrays:
             columns |= dict(zip(NORMAL, arrays["normal"][chosen].T, strict=True))

@@ -41,6 +41,7 @@ def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[s
             "scan.size_odd",
             f"{path}: {len(data)} bytes, expected a multiple of {row_bytes}: rows of {' '.join(columns)} as float32; "
             "it is of other columns, or cut short",
+            row_bytes=row_bytes,
         )
     rows = _rows(data, len(columns))
     _check_type(path, data, rows[:, [[name.lower() for name in columns].index(axis) for axis in POSITION]])

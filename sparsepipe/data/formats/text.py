@@ -182,6 +182,7 @@ def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> 
             raise InputError(
                 "text.row_malformed",
                 f"{path}:{number}: {line[:60]!r}, expected {width or 3} numbers; repair or remove the file",
+                number=number,
             )
     raise InputError("text.malformed", f"{path}: not {_WHAT}; fetch the file again or remove it")
 

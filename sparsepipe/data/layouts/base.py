@@ -128,6 +128,7 @@ class DataFolder:
             raise InputError(
                 "dataset.split_unknown",
                 f"{self.path}: no split {name!r}, expected one of {', '.join(self.splits)}{there}",
+                name=name,
             )
         if self.layout == "classes" and (empty := self.classes_without(name)):
             first = self.files[0]

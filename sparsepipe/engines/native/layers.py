@@ -275,6 +275,7 @@ class UnionAdd(nn.Module):
             raise InputError(
                 "tensor.union_differs",
                 f"a union of strides {strides} and channels {widths}: expected one stride and one width",
+                widths=widths,
             )
         keys = torch.cat([tensor.manager.keys(tensor.tensor_stride) for tensor in tensors])
         union, rows = torch.unique(keys, return_inverse=True)
