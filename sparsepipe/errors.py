@@ -56,5 +56,7 @@ def missing_extra(error: ImportError) -> InputError | None:
     module = (error.name or "").partition(".")[0]
     for extra, modules in _EXTRAS.items():
         if module in modules:
-            return InputError("extra.not_installed", f"{module} is not installed: pip install 'sparsepipe[{extra}]'")
+            return InputError(
+                "extra.not_installed", f"{module} is not installed: pip install 'sparsepipe[{extra}]'", extra=extra
+            )
     return None

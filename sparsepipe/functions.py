@@ -104,7 +104,7 @@ class UserFunction:
         if not callable(found):
             there = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             has = f"it has {', '.join(sorted(there)[:8])}" if there else "it has none"
-            raise InputError("function.missing", f"{self}: {file} has no function {self.name!r}; {has}")
+            raise InputError("function.missing", f"{self}: {file} has no function {self.name!r}; {has}", name=self.name)
         return found
 
     def neighbour(self, error: BaseException) -> str:

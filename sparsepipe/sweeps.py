@@ -82,6 +82,7 @@ def sweep(
             raise InputError(
                 "compression.not_simulated",
                 f"compression {compression!r} cannot be simulated, expected one of {', '.join(RATIOS)}",
+                compression=compression,
             )
     known = all(profile.batch_size for profile in profiles.values())
     for variant, profile in profiles.items():

@@ -59,6 +59,7 @@ class Trace:
                 "trace.kind_unknown",
                 f"span {span.name!r} of rank {span.rank} has kind {span.kind!r}, "
                 f"expected one of {', '.join(SPAN_KINDS)}",
+                kind=span.kind,
             )
 
     @property

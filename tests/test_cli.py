@@ -104,7 +104,7 @@ def test_models_counts_those_of_modules_when_asked(capsys):
     code, _, err = run("models", "resnot", capsys=capsys)
     assert (code, err) == (
         2,
-        "sparsepipe: no model's name contains 'resnot'; sparsepipe models lists all; did you mean resnet50?\n",
+        "sparsepipe: no model's name contains 'resnot'; sparsepipe models lists all; did you mean resnet50? [model.none_found]\n",
     )
 
 
@@ -122,7 +122,7 @@ def test_profile_writes_what_plan_reads(tmp_path, capsys):
     code, printed, _ = run("plan", "--profile", out, "--devices", 2, capsys=capsys)
     assert code == 0 and "here" in printed
     code, _, said = run("profile", "--model", "minkvgg11bn-narrow", "--out", out, capsys=capsys)
-    assert (code, said) == (2, "sparsepipe: no data: give --data\n")
+    assert (code, said) == (2, "sparsepipe: no data: give --data [option.missing]\n")
 
 
 @pytest.mark.filterwarnings("default")

@@ -13,11 +13,12 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from network_hosts import network_hosts
 from processes import ENOUGH, until
 
-from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
+from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cluster_probes import check_cluster, measure_cluster
 from sparsepipe.cluster_probes.check import HostFacts, _wrong, unlike_networks
 from sparsepipe.cluster_probes.hosts import Probe, new_secret, probes
@@ -73,7 +74,7 @@ def test_a_late_answer_is_not_that_to_the_next_question():
     with probes([HERE]) as (probe,):
         probe.ask("clock")
         os.kill(probe._process.pid, signal.SIGSTOP)
-        with pytest.raises(InputError, match="no answer within"):
+        with raises("probe.timeout"):
             probe.ask("clock", timeout=0.1)
         os.kill(probe._process.pid, signal.SIGCONT)
         assert probe.ask("facts").keys() > {"hostname", "python"}
@@ -144,14 +145,14 @@ def test_addresses_of_different_networks_are_told():
     ]
     assert not unlike_networks([nodes[0], Node("b", (CPU,), address="10.9.0.7")])
     assert not unlike_networks([HERE, replace(HERE, name="b", address="localhost")])
-    with pytest.raises(InputError, match="addresses of different networks"):
+    with raises("probe.hosts_unlike", "addresses of different networks"):
         measure_cluster(Cluster(tuple(nodes)))
 
 
 def test_an_address_that_is_not_the_hosts_own_is_told():
     report = check_cluster(Cluster((replace(HERE, ssh="", address="127.0.0.1"),)))
     assert not report.problems
-    with probes([HERE]) as (probe,), pytest.raises(InputError, match="here: .*assign requested address"):
+    with probes([HERE]) as (probe,), raises("probe.failed", "here", "assign requested address"):
         probe.ask("listen", address="203.0.113.7", secret=new_secret())
 
 

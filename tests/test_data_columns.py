@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coded import raises
 
 from sparsepipe.data.formats import Reading, read
 from sparsepipe.errors import InputError
@@ -104,7 +105,7 @@ def test_columns_that_could_be_several_things_are_asked_for(tmp_path: Path, colu
 def test_scans_of_other_columns_are_asked_for(tmp_path: Path, rows: np.ndarray) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(rows.astype("<f4").tobytes())
-    with pytest.raises(InputError, match=r'fits neither .* "columns": \["x", "y", "z", "intensity"'):
+    with raises("scan.columns_undecided", "fits neither"):
         read(path)
 
 

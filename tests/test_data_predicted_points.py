@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coded import raises
 
 from sparsepipe import data
 from sparsepipe.data.address import NOT_USED
@@ -129,5 +130,5 @@ def test_what_does_not_belong_together_is_refused(tmp_path) -> None:
             data.to_points(predictions, tmp_path)
     other = tmp_path / "tile" / "test" / "b.txt"
     other.write_text("\n".join(other.read_text().splitlines()[:100]))
-    with pytest.raises(InputError, match="99 points, expected 200"):
+    with raises("predictions.point_count", "99 points", "200"):
         data.to_points(found, tmp_path)

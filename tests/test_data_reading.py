@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coded import raises
 
 from sparsepipe.data import IGNORED, load, open_folder
 from sparsepipe.data.formats import Reading, read
@@ -106,7 +107,7 @@ def test_points_not_measured_are_left_out_and_counted_where_declared(tmp_path: P
     rows = "\n".join(" ".join(map(str, row)) for row in _holes().tolist())
     text = f"FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 30\nHEIGHT 20\nPOINTS 600\nDATA ascii\n{rows}\n"
     root = _folder(tmp_path, text, "a.pcd")
-    with pytest.raises(InputError, match='"unmeasured": "drop" in dataset.json'):
+    with raises("cloud.not_finite", "drop"):
         _content(root)
     _folder(tmp_path, text, "a.pcd", unmeasured="drop", parts=["low", "high"], metric=True)
     cloud = _content(root)
@@ -125,7 +126,7 @@ def test_a_feature_not_measured_matters_to_those_who_ask_for_it(tmp_path: Path) 
     root = _folder(tmp_path, text, "a.txt", metric=True)
     assert len(_content(root)) == 600
     assert np.isfinite(_load(root).sample(0).features.numpy()).all()
-    with pytest.raises(InputError, match=r"a\.txt: nx, ny, nz of point 0 is \[nan, nan, nan\] \(150 of 600"):
+    with raises("cloud.not_finite", "a.txt", "nx", "ny, nz of point 0", "[nan, nan, nan]", "150", "600"):
         _load(root, features=("normals",)).sample(0)
     _folder(tmp_path, text, "a.txt", metric=True, unmeasured="drop")
     features = _load(root, features=("normals",)).sample(0).features.numpy()
@@ -177,7 +178,7 @@ def test_two_columns_of_one_meaning_are_refused_unless_they_are_the_same(tmp_pat
     """Paris-Lille-3D has a `label` (of the object) and a `class`; the later one was taken without a word."""
     path = tmp_path / "a.txt"
     path.write_text("x y z label class\n0 0 0 7 1\n1 1 1 8 1\n")
-    with pytest.raises(InputError, match="columns 'label' and 'class' both mean 'label' and differ"):
+    with raises("cloud.columns_conflict", "label", word="class", meaning="label"):
         read(path)
     assert read(path, Reading(renamed=(("label", "_"),))).labels.tolist() == [1, 1]
     path.write_text("X Y Z x\n0 0 0 0\n1 1 1 1\n")  # twice, but the same
@@ -231,7 +232,7 @@ def test_labels_count_as_the_classes_that_they_are_mapped_to(tmp_path: Path) -> 
 
 def test_a_label_that_is_not_mapped_is_refused_unless_all_others_are_none(tmp_path: Path) -> None:
     root = _mapped(tmp_path, [2, 9], parts=["ground"], labels={"2": 0})
-    with pytest.raises(InputError, match="label 1 is 9, which 'labels' in dataset.json do not name; add it, or"):
+    with raises("cloud.label_unnamed", "1", "9"):
         _content(root)
     root = _mapped(tmp_path, [2, 9, -1], parts=["ground"], labels={"2": "ground", "*": None})
     assert _content(root).labels.tolist() == [0, IGNORED, IGNORED]
@@ -245,7 +246,7 @@ def test_a_label_that_is_not_mapped_is_refused_unless_all_others_are_none(tmp_pa
     [3, [1], {"x": 1}, {"1": "sky"}, {"1": 2}, {"1": 0.5}, {"1": True}, {"*": 1}, {"1": 0, "01": 1}, {"1": [0]}],
 )
 def test_a_mapping_that_is_none_is_refused_when_the_folder_is_opened(tmp_path: Path, labels: object) -> None:
-    with pytest.raises(InputError, match="dataset.json: 'labels' is .*, expected such as"):
+    with raises("marker.value_malformed", "dataset.json", "such as"):
         open_folder(_mapped(tmp_path, [1], parts=["ground", "tree"], labels=labels))
 
 

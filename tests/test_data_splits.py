@@ -126,7 +126,7 @@ def test_a_class_may_be_called_after_a_split(tmp_path: Path) -> None:
 
 
 def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
-    with raises("dataset.folder_fault", "a/val", "a/validation"):
+    with raises("dataset.folder_fault", "a/val: the same split is there as", "a/validation; keep one, or join them"):
         open_folder(_make(tmp_path, "a/train/x.off", "a/val/x.off", "a/validation/y.off"))
 
 
@@ -241,7 +241,7 @@ def test_one_file_in_two_splits_is_refused(tmp_path: Path, how: str) -> None:
         (tmp_path / "a" / "test").mkdir()
         link = os.symlink if how == "symlink" else os.link
         link(tmp_path / "a" / "train" / "x.off", tmp_path / "a" / "test" / "z.off")
-    with raises("dataset.folder_fault", "a/train/x.off"):
+    with raises("dataset.folder_fault", "in split test, but the same file as", "a/train/x.off in split train"):
         open_folder(tmp_path)
 
 
@@ -249,20 +249,20 @@ def test_one_name_in_two_lists_is_refused(tmp_path: Path) -> None:
     _hdf5(tmp_path / "h", "a.h5")
     for word in ("train", "test"):
         (tmp_path / "h" / f"{word}_files.txt").write_text("a.h5\n")
-    with raises("dataset.folder_fault", "a.h5", "a.h5"):
+    with raises("dataset.folder_fault", "a.h5: in split test, but the same file as", "a.h5 in split train"):
         open_folder(tmp_path / "h")
     root = _make(tmp_path / "r", "chair/chair_0001.txt", "chair/chair_0002.txt")
     (root / "modelnet40_shape_names.txt").write_text("chair\n")
     (root / "modelnet40_train.txt").write_text("chair_0001\n")
     (root / "modelnet40_test.txt").write_text("chair_0001\n")
-    with raises("dataset.folder_fault", "chair_0001.txt"):
+    with raises("dataset.folder_fault", "chair_0001.txt: in split test, but the same file as"):
         open_folder(root)
     (root / "modelnet40_test.txt").write_text("chair_0002\nchair_0002\n")
-    with raises("dataset.folder_fault", "chair_0002.txt"):
+    with raises("dataset.folder_fault", "chair_0002.txt: listed twice in split test"):
         open_folder(root)
     (root / "modelnet40_train.txt").write_text("chair_0002\n")
     (root / "modelnet40_test.txt").write_text("chair_0003\nchair_0004\n")
-    with raises("dataset.folder_fault", "chair_0003.txt", "1"):
+    with raises("dataset.folder_fault", "chair_0003.txt: listed but not there", "1 more like this"):
         open_folder(root)
 
 
@@ -321,14 +321,14 @@ def test_a_half_of_unknown_formats_is_refused(tmp_path: Path, test: str) -> None
 
 def test_loose_files_of_a_split_are_refused_where_it_has_no_other(tmp_path: Path) -> None:
     _make(tmp_path, "train/chair/a.off", "test/b.fbx")
-    with raises("dataset.folder_fault", "1", "fbx"):
+    with raises("dataset.folder_fault", "test: no sample in it, but 1 file (.fbx) in no folder of a class"):
         open_folder(tmp_path)
 
 
 def test_a_split_of_hdf5_files_that_is_stored_otherwise_is_refused(tmp_path: Path) -> None:
     _hdf5(tmp_path, "data_train.h5")
     (tmp_path / "data_test.mat").write_bytes(b"x")
-    with raises("dataset.folder_fault", "data_test.mat", "HDF5"):
+    with raises("dataset.folder_fault", "data_test.mat: named after split test, which has no HDF5 file"):
         open_folder(tmp_path)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from coded import raises
 
 from sparsepipe.data.formats import Reading, read
 from sparsepipe.errors import InputError
@@ -102,7 +103,5 @@ def test_the_reason_that_is_given_is_the_reason(tmp_path: Path, name: str, conte
 
 def test_an_array_on_its_side_is_named_so(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((3, 40)))
-    with pytest.raises(
-        InputError, match=r"array 'a' is \[3, 40\], expected points in rows \[P, C\]; it lies on its side"
-    ):
+    with raises("npz.transposed", "[3, 40]", name="a"):
         read(tmp_path / "a.npy")

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from dynamics_worlds import cpus, network
 from processes import ENOUGH, until
@@ -108,7 +109,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path,
 
 def test_several_pipelines_are_refused(tmp_path):
     several = sp.partition_pipelines(network(12), cpus(2), 2)
-    with pytest.raises(InputError, match="several pipelines keep their plans"):
+    with raises("replan.several_pipelines"):
         launch(several, CONFIG, run_dir=tmp_path / "run", replan="live", profile=network(12), cluster=cpus(2))
 
 

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from coded import raises
 
 from sparsepipe import GraphText, InputError, Plan, Profile, Stage, partition
 from sparsepipe.cluster import Cluster, Link
@@ -66,7 +67,7 @@ def test_a_conf_is_a_plan_for_the_model_of_its_layers(tmp_path, profile):
     assert load_plan(tmp_path / "hybrid_conf.json", graph).stages[0].warmup == 3
     assert load_plan(tmp_path / "hybrid_conf.json", profile.graph).stages[0].layers == plan.stages[0].layers
     assert load_plan(plan.save(tmp_path / "plan.json"), graph) == plan
-    with pytest.raises(InputError, match="gpus=3.txt: is of another network: 52 layers"):
+    with raises("conf.graph_differs", "gpus=3.txt", "52 layers"):
         load_plan(tmp_path / "hybrid_conf.json", network("minkresnet34", num_classes=10).graph())
 
 
@@ -78,7 +79,7 @@ def test_of_several_graphs_beside_a_conf_it_is_the_one_for_as_many_ranks(tmp_pat
     assert len(load_plan(tmp_path / "hybrid_conf.json", profile.graph).stages[0].layers) == 20
     assert len(load_plan(tmp_path / "mp_conf.json", profile.graph).stages[0].layers) == 9
     (tmp_path / "gpus=3.txt").rename(tmp_path / "gpus=4.txt")
-    with pytest.raises(InputError, match="is for 3 ranks, and gpus=3.txt is not among"):
+    with raises("conf.graph_missing", "3 ranks", name="gpus=3.txt"):
         load_plan(tmp_path / "hybrid_conf.json", profile.graph)
 
 
@@ -88,7 +89,7 @@ def test_a_conf_alone_may_list_every_layer_of_the_model(tmp_path):
     (tmp_path / "conf.json").write_text(json.dumps(conf))
     assert [len(stage.layers) for stage in load_plan(tmp_path / "conf.json", graph).stages] == [10, 42]
     (tmp_path / "conf.json").write_text(json.dumps(conf | {"module_to_stage_map": [0, 1, 1]}))
-    with pytest.raises(InputError, match="conf.json: lists 2 modules, but the graph has 52 layers and no stage_ids"):
+    with raises("conf.graph_needed", "conf.json", "52 layers", "no stage_ids", num_modules=2):
         load_plan(tmp_path / "conf.json", graph)
 
 

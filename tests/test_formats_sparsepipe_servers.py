@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 
 from sparsepipe import Cluster, DeviceType, GraphText, InputError, Node, Profile
@@ -58,7 +59,7 @@ def test_round_trip(write, tmp_path):
 
 def test_a_cluster_needs_a_profile_path_for_each_type():
     cluster = Cluster((Node("a", (DeviceType("x"),)),))
-    with pytest.raises(InputError, match="no profile path for device type 'x'"):
+    with raises("servers.no_profile", "x"):
         ServerFile.of(cluster, {})
 
 
@@ -93,12 +94,12 @@ def test_refused_in_one_line(write, text, message):
 def test_profiles_of_different_models_are_refused(write, tmp_path):
     path = write("Server0\n  fast 1 fast.txt\n  slow 1 slow.txt\n")
     GraphText((GraphTextNode("other", "Conv", 1, 1, (1.0,), 1.0),), ()).save(tmp_path / "slow.txt")
-    with pytest.raises(InputError, match=r"slow\.txt: profiles of different graphs cannot be joined"):
+    with raises("profile.graphs_differ", "slow.txt"):
         ServerFile.load(path).profile()
 
 
 def test_a_missing_profile_is_named(write):
-    with pytest.raises(InputError, match=r"nowhere\.txt"):
+    with raises("file.not_found", "nowhere.txt"):
         ServerFile.load(write("Server0\n  fast 1 nowhere.txt\n")).profile()
 
 

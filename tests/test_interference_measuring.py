@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from coded import raises
 from processes import until
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Profile
@@ -62,7 +63,7 @@ def test_slowdowns_are_over_the_time_alone(measurements):
     rows = rows_of(measurements)
     assert [row.slowdown for row in rows[0]] == [1, 1]
     assert [row.slowdown for row in rows[20]] == pytest.approx([2, 3])
-    with pytest.raises(InputError, match="net × 8 was not measured alone"):
+    with raises("interference.no_baseline", victim="net × 8"):
         rows_of(measurements[1:])
 
 
@@ -78,7 +79,7 @@ def test_what_it_learned_is_judged_on_measurements_held_out(measurements):
     _, judged = learn(measurements, growth=Growth(trees=30))
     assert judged.num_held_out == 2 * 9 and judged.error < 0.1 < judged.mean_predictor_error
     assert "did not learn from" in str(judged)
-    with pytest.raises(InputError, match="3 measurements to learn from"):
+    with raises("predictor.too_few", "3 measurements"):
         learn(measurements[:3])
 
 
@@ -90,9 +91,7 @@ def test_a_predictor_comes_back_from_its_file(tmp_path, predictor, profile):
 
 
 def test_a_predictor_from_other_metrics_is_refused(predictor, profile):
-    with pytest.raises(
-        InputError, match=r"other metrics than this machine has \(on a machine\): \['gpu watts', 'waited'\]"
-    ):
+    with raises("predictor.metrics_differ", "on a machine", "['gpu watts', 'waited']"):
         predictor.layer_factors({"busy": 1.0, "gpu watts": 300.0}, profile, "cpu")
 
 
@@ -127,7 +126,7 @@ def test_rows_are_taken_up_where_a_kill_left_them(tmp_path, measurements):
     assert list(again.measured.values()) == measurements[:3]
     again.add(measurements[3])
     assert read_measurements(path)[1] == measurements[:4]
-    with pytest.raises(InputError, match="was measured with seconds 2.0, now 3.0; choose another --out"):
+    with raises("interference.setting_differs", "seconds", "2.0", "3.0"):
         MeasurementFile(path, {**header, "seconds": 3.0})
 
 

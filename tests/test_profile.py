@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from coded import raises
 
 from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, partition
 from sparsepipe.forecast import forecast
@@ -62,7 +63,7 @@ def test_what_a_step_takes_besides_is_kept_by_device_type(tmp_path):
     reader = replace(told, sample_readers=(told.graph.layers[-1].id,))
     assert Profile.load(reader.save(tmp_path / "reader.json")) == reader
     assert (reader.renamed("new") | profile("fast")).sample_readers == reader.sample_readers
-    with pytest.raises(InputError, match="sample_readers has 'nowhere': expected layers of the graph"):
+    with raises("profile.reader_unknown", "nowhere"):
         replace(told, sample_readers=("nowhere",))
     joined = told | profile("fast")
     assert Profile.load(joined.save(tmp_path / "p.json")) == joined
@@ -96,7 +97,7 @@ def test_a_graph_txt_keeps_the_mean_minibatch_of_one_device_type(tmp_path):
     path = profile("slow").save(tmp_path / "graph.txt")
     found = Profile.load(path, device_type="slow")
     assert found.graph == profile().graph and found.time([0, 1], "slow") == profile().time([0, 1], "cpu")
-    with pytest.raises(InputError, match="both.txt: a graph.txt holds one device type, this profile has a, b"):
+    with raises("profile.several_device_types", "both.txt", "a, b"):
         (profile("a") | profile("b")).save(tmp_path / "both.txt")
 
 
@@ -227,11 +228,9 @@ def test_a_profile_may_count_in_another_unit_than_voxels(unit, tmp_path):
     path = one.save(tmp_path / "p.json")
     assert Profile.load(path) == one and json.loads(path.read_text())["sizes"] == list(one.sizes)
     assert f" {unit} per minibatch" in one._repr_html_()
-    with pytest.raises(
-        InputError, match=f"profiles over {' and over '.join(sorted(['voxels', unit]))} cannot be joined"
-    ):
+    with raises("profile.size_units_differ", " and over ".join(sorted(["voxels", unit]))):
         _ = one | profile().renamed("another")
-    with pytest.raises(InputError, match="size_unit 'litres': expected one of voxels, tokens, pixels, samples"):
+    with raises("profile.size_unit_unknown", "litres", "voxels, tokens, pixels, samples"):
         replace(one, size_unit="litres")
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coded import raises
 from dynamics_worlds import cpus, network
 from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
@@ -150,9 +151,9 @@ def test_what_an_intruder_costs_each_rank_is_read_off_a_run_that_never_moved(tmp
         (record.folder / f"trace-rank{rank}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert slowed_by(record).ranks == pytest.approx((1.0, 3.0))
     (record.folder / FILE).unlink()
-    with pytest.raises(InputError, match="expected minibatches beside an intruder and others"):
+    with raises("run.no_intruder"):
         slowed_by(record)
-    with pytest.raises(InputError, match=r"none were beside the intruder, or all; give more --minibatches$"):
+    with raises("run.no_intruder", "none were beside the intruder, or all; give more --minibatches"):
         cost_of_intruder(record)  # bench_replan's, of a run that was over before the intruder came
 
 

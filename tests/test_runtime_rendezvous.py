@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from coded import raises
 
-from sparsepipe.errors import InputError
 from sparsepipe.runtime.pipelines.proof import NONCE_BYTES, nonce, reply
 from sparsepipe.runtime.rendezvous.address import ADDRESS, StoreAddress
 from sparsepipe.runtime.rendezvous.server import StoreServer
@@ -115,5 +115,5 @@ def test_its_address_is_for_its_owner_alone(tmp_path):
     assert (tmp_path / ADDRESS).stat().st_mode & 0o777 == 0o600
     assert StoreAddress.read(tmp_path) == StoreAddress("10.0.0.1", 99, SECRET)
     (tmp_path / ADDRESS).write_text('{"host": "10.0.0.1", "port": 99, "secret": "xyz"}')
-    with pytest.raises(InputError, match="damaged"):
+    with raises("address.secret_damaged"):
         StoreAddress.read(tmp_path)

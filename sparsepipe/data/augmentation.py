@@ -111,7 +111,9 @@ def named_augmentation(given: "Augmentation | str | None") -> Augmentation | Non
     if isinstance(given, str):
         if given not in AUGMENTATIONS:
             raise InputError(
-                "augmentation.unknown", f"no augmentation {given!r}, expected one of {', '.join(AUGMENTATIONS)}"
+                "augmentation.unknown",
+                f"no augmentation {given!r}, expected one of {', '.join(AUGMENTATIONS)}",
+                given=given,
             )
         return AUGMENTATIONS[given]
     return given
@@ -145,6 +147,7 @@ def _smooth_field(points: np.ndarray, spacing: float, rng: Generator) -> np.ndar
         raise InputError(
             "augmentation.spacing_too_small",
             f"elastic spacing {spacing} is below a millionth of the cloud's extent; use a larger one",
+            spacing=spacing,
         )
     cell = np.floor(position).astype(np.int64)
     share = (position - cell)[:, None]

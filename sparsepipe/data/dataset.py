@@ -95,7 +95,9 @@ class VoxelDataset:
         self.task = task or folder.tasks[0]
         if self.task not in folder.tasks:
             raise InputError(
-                "dataset.task_unknown", f"{folder.path}: task {self.task!r} asked, expected {' or '.join(folder.tasks)}"
+                "dataset.task_unknown",
+                f"{folder.path}: task {self.task!r} asked, expected {' or '.join(folder.tasks)}",
+                task=self.task,
             )
         if not folder.metric and recipe.voxel_size > 1:
             raise InputError(
@@ -270,6 +272,8 @@ class VoxelDataset:
                 raise InputError(
                     "dataset.sample_unknown",
                     f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}",
+                    index=index,
+                    split=self.split,
                 )
         return collate([self.placed(index, epoch=epoch) for index in indices])
 
@@ -294,7 +298,8 @@ class VoxelDataset:
     def _named(self, error: OutOfReach, cloud: Cloud, file: SampleFile) -> InputError:
         """Return an error that names the file and the point by its row there."""
         row = int(cloud.file_rows[error.point])
-        return InputError("voxels.out_of_reach", f"{file.path}: {OutOfReach(row, error.place, error.problem)}")
+        there = OutOfReach(row, error.place, error.problem)
+        return InputError(there.code, f"{file.path}: {there}", **there.fields)
 
     def voxel_counts(self) -> np.ndarray:
         """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""
@@ -328,7 +333,7 @@ class VoxelDataset:
         """Draw an epoch's points from the sample's reservoir, then change them, by seed, name and epoch."""
         given_integer(epoch, "epoch")
         if epoch < 0:
-            raise InputError("dataset.epoch_negative", f"epoch {epoch} given, expected 0 or more")
+            raise InputError("dataset.epoch_negative", f"epoch {epoch} given, expected 0 or more", epoch=epoch)
         file, recipe = self.files[index], self.recipe
         kept = self._kept.get(index)
         if kept is None:

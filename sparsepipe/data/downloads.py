@@ -166,6 +166,7 @@ def fetch(
         raise InputError(
             "download.unwritable",
             f"{name}: cannot be stored in {parent} ({error.strerror or error}); free some space or name another folder",
+            name=name,
         ) from None
     return target
 
@@ -178,6 +179,7 @@ def _require_digests(manifest: Manifest) -> None:
             "download.unverified",
             f"{manifest.name}: {what}, so a download could not be verified; "
             f"get it yourself from {manifest.homepage} and give its folder",
+            name=manifest.name,
         )
 
 

@@ -118,7 +118,9 @@ def _paths_by_name(manifests: Path | None) -> dict[str, Path]:
 def _unknown(name: str, known: Sequence[str]) -> InputError:
     near = f"; did you mean {one!r}?" if (one := meant(name, known)) else ""
     return InputError(
-        "dataset.unknown", f"no data set {name!r}, expected one of {', '.join(known)}, or a folder's path{near}"
+        "dataset.unknown",
+        f"no data set {name!r}, expected one of {', '.join(known)}, or a folder's path{near}",
+        name=name,
     )
 
 

@@ -14,7 +14,9 @@ def sizes(num_samples: int, batch_size: int, *, last: str = KEEP) -> tuple[int, 
     """
     if last not in LAST_MINIBATCH:
         raise InputError(
-            "order.last_minibatch", f"last minibatch {last!r} given, expected one of {', '.join(LAST_MINIBATCH)}"
+            "order.last_minibatch",
+            f"last minibatch {last!r} given, expected one of {', '.join(LAST_MINIBATCH)}",
+            last=last,
         )
     whole, rest = divmod(num_samples, batch_size)
     if not rest or (last == DROP and whole):

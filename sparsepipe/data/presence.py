@@ -26,4 +26,5 @@ def look_at(files: Iterable[Path], split: str) -> None:
         raise InputError(
             "dataset.files_faulty",
             f"{bad[0]}{more}, in split {split}; repair or remove what `sparsepipe data check` lists",
+            split=split,
         )

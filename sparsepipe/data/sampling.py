@@ -24,6 +24,7 @@ def sample_points(content: Mesh | Cloud, num_points: int | None, *, seed: int) -
             raise InputError(
                 "sampling.too_many_points",
                 f"{num_points} points of a mesh asked for, expected {_MOST_OF_A_MESH} at most",
+                num_points=num_points,
             )
         return sample_surface(content, num_points, seed=seed)
     if num_points is None or len(content) <= num_points:
@@ -46,6 +47,7 @@ def sample_surface(mesh: Mesh, num_points: int, *, seed: int) -> Cloud:
         raise InputError(
             "mesh.no_area",
             f"the mesh has an area of {area} over {len(mesh.faces)} faces, expected a surface; remove it",
+            area=area,
         )
     random, up_to = np.random.default_rng(seed), np.cumsum(areas)
     faces = np.searchsorted(up_to, random.random(num_points) * up_to[-1])

@@ -59,6 +59,7 @@ def _known(name: str) -> tuple[Manifest, Path | None]:
         raise InputError(
             "dataset.not_fetched",
             f"{name}: not in {places}; run `sparsepipe data fetch {name}`, or name its folder in SPARSEPIPE_DATA",
+            name=name,
         )
     return manifest, place
 

@@ -20,7 +20,9 @@ class OutOfReach(InputError):
     """A point that lies too far away: `point` is its row in the array that was given, `problem` what is wrong."""
 
     def __init__(self, point: int, place: np.ndarray, problem: str) -> None:
-        super().__init__("voxels.out_of_reach", f"point {point} at {[round(float(x), 3) for x in place]} {problem}")
+        super().__init__(
+            "voxels.out_of_reach", f"point {point} at {[round(float(x), 3) for x in place]} {problem}", point=point
+        )
         self.point, self.place, self.problem = point, place, problem
 
 
@@ -146,6 +148,7 @@ def _check_resolution(points: np.ndarray, voxel_size: float) -> None:
                 "cloud.rounded",
                 f"its {axis} reaches {largest:.0f} and was rounded to 32-bit numbers, {step:g} apart there: coarser "
                 f"than voxels of {voxel_size}, its shape is lost; write 64-bit numbers, or take an origin off first",
+                axis=axis,
             )
 
 

@@ -70,6 +70,7 @@ class Subnetwork(nn.Module):
             raise InputError(
                 "plan.layer_unknown",
                 f"{network.name} has no layer {min(unknown)!r}: the plan was made for another network",
+                name=network.name,
             )
         self.network, self.engine, self.seed = network, engine, seed
         self.table = tuple(row for row in network.rows if row.id in wanted)
@@ -131,6 +132,7 @@ def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:
         raise InputError(
             "layer.input_missing",
             f"layer {layer_id!r} needs {source}, which is not alive here: {', '.join(tensors) or 'nothing'} is",
+            layer=layer_id,
         )
     return tensors[name]
 

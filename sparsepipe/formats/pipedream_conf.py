@@ -111,6 +111,7 @@ def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
         raise InputError(
             "conf.graph_missing",
             f"{path}: is for {number_of(count, 'rank')}, and {name} is not among the gpus=N.txt beside it: add it",
+            name=name,
         )
     return path.parent / name
 
@@ -197,6 +198,7 @@ def _module_of(graph: LayerGraph, stage_ids: Mapping[str, int], num_modules: int
         "conf.graph_needed",
         f"lists {num_modules} modules, but the graph has {number_of(len(layers), 'layer')} and {stages}: give its "
         "gpus=N.txt",
+        num_modules=num_modules,
     )
 
 

@@ -187,7 +187,9 @@ def read_numbered_rows(
             for number, line in enumerate(iter(lambda: handle.readline(_MOST_LINE_BYTES), b""), start=1):
                 if len(line) == _MOST_LINE_BYTES:
                     raise InputError(
-                        "json.row_too_long", f"{path}:{number}: longer than a row of JSON can be; take the line out"
+                        "json.row_too_long",
+                        f"{path}:{number}: longer than a row of JSON can be; take the line out",
+                        number=number,
                     )
                 if line.endswith(b"\n") and not line.isspace() and (wanted is None or wanted(line)):
                     lines.append((number, line))
@@ -219,11 +221,13 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise InputError(
-            "json.row_malformed", f"{path}:{number}: not a row of JSON ({error}); take the line out"
+            "json.row_malformed", f"{path}:{number}: not a row of JSON ({error}); take the line out", number=number
         ) from None
     if not isinstance(row, dict):
         raise InputError(
-            "json.row_malformed", f"{path}:{number}: not a row of JSON (expected an object); take the line out"
+            "json.row_malformed",
+            f"{path}:{number}: not a row of JSON (expected an object); take the line out",
+            number=number,
         )
     return row
 

@@ -114,7 +114,9 @@ def _read(path: Path) -> Any:
                 kind = file.schema_arrow.field(name).type
                 is_number = any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean))
                 if types.is_nested(kind) or (name != "optype" and not is_number):
-                    raise InputError("operations.not_numbers", f"{path}: column {name} has values that are no numbers")
+                    raise InputError(
+                        "operations.not_numbers", f"{path}: column {name} has values that are no numbers", name=name
+                    )
             return _in_parts(file, path)
     except InputError:
         raise
@@ -154,7 +156,9 @@ def _checked(table: Any, path: Path) -> Any:
             known[name] = column.astype(str)
             continue
         if not pandas.api.types.is_numeric_dtype(column) or column.isna().any():
-            raise InputError("operations.not_numbers", f"{path}: column {name} has values that are no numbers")
+            raise InputError(
+                "operations.not_numbers", f"{path}: column {name} has values that are no numbers", name=name
+            )
         if name in ("start_ts", "duration"):
             least, most = (0.0 if name == "duration" else -_MOST_SECONDS), _MOST_SECONDS
             known[name] = column.astype("float64")

@@ -71,7 +71,9 @@ class UserLoss:
             given = f"output {described(output)}, target {described(target)}"
             given += f", {', '.join(self._args)}" if self._args else ""
             raise InputError(
-                "loss.raises", f"loss {self._name} raises {type(error).__name__} ({error}); called with {given}"
+                "loss.raises",
+                f"loss {self._name} raises {type(error).__name__} ({error}); called with {given}",
+                kind=type(error).__name__,
             ) from error
 
     def _numbers(self, numbers: Any) -> dict[str, float]:
@@ -110,6 +112,7 @@ class UserLoss:
             raise InputError(
                 "loss.names_changed",
                 f"loss {self._name} reports {', '.join(names) or 'nothing'}, reported {before} before",
+                before=before,
             )
         if len(names) > _ROOM:
             raise InputError(

@@ -90,5 +90,6 @@ def network(name: str, *, num_classes: int, in_channels: int = 1) -> Network:
         raise InputError(
             "model.below_one",
             f"model {name}: {num_classes} classes and {in_channels} input channels, expected at least 1",
+            num_classes=num_classes,
         )
     return NETWORKS[name](name=name, num_classes=num_classes, in_channels=in_channels)

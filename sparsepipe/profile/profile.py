@@ -383,6 +383,7 @@ class Profile:
                 f"no profile for device type {device_type!r}; this one has {', '.join(sorted(self.costs))}: "
                 f"profile the model on it, or give a profile its name (--profile {device_type}=FILE, in Python "
                 "renamed)",
+                device_type=device_type,
             )
         return self.costs[device_type]
 

@@ -311,7 +311,9 @@ class RunRecord:
         from .frames import EVENTS, flat_frame, stage_frame  # here: pandas takes a second to come
 
         if event not in EVENTS:
-            raise InputError("event.unknown", f"event {event!r} given, expected one of {', '.join(EVENTS)}")
+            raise InputError(
+                "event.unknown", f"event {event!r} given, expected one of {', '.join(EVENTS)}", event=event
+            )
         return stage_frame(self.metrics()) if event == "stage" else flat_frame(self.metrics(event))
 
     def merges(self, event: str | None = None) -> list[dict[str, Any]]:

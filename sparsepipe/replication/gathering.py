@@ -56,11 +56,13 @@ class Gathering(ABC):
             raise InputError(
                 "replication.not_a_member",
                 f"pipeline {pipeline} contributes and is not there: it left, or there are fewer",
+                pipeline=pipeline,
             )
         if pipeline in self.waiting:
             raise InputError(
                 "replication.contributes_twice",
                 f"pipeline {pipeline} contributes again before its last contribution was merged",
+                pipeline=pipeline,
             )
         self.waiting[pipeline] = Contribution(self._contributions[pipeline], now, samples)
         self._contributions[pipeline] += 1
@@ -86,6 +88,7 @@ class Gathering(ABC):
             raise InputError(
                 "replication.pipeline_unknown",
                 f"pipeline {pipeline} joins, and there are 0 to {self._num_pipelines - 1}",
+                pipeline=pipeline,
             )
         merges = self.leave(pipeline, now=now)
         self.live.add(pipeline)

@@ -52,6 +52,8 @@ class Quorum:
             raise InputError(
                 "replication.quorum",
                 f"{self.name}: quorum = {quorum} of {num_pipelines} pipelines; expected at most as many",
+                quorum=quorum,
+                num_pipelines=num_pipelines,
             )
         return _Window(num_pipelines, quorum=quorum, grace=self.grace, adaptive=self.adaptive)
 

@@ -101,7 +101,9 @@ def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Pa
     """
     if not 0 <= held_out < 1:
         raise InputError(
-            "learning.held_out", f"held_out {held_out!r}: expected a share of a scan's points, from 0 to below 1"
+            "learning.held_out",
+            f"held_out {held_out!r}: expected a share of a scan's points, from 0 to below 1",
+            held_out=held_out,
         )
     of = f"-without-{held_out:g}" if held_out else ""
     found = {}
@@ -176,5 +178,7 @@ _SCANS = {
 
 def _rows(scan: Path, content: bytes, width: int, what: str) -> np.ndarray:
     if not content or len(content) % (4 * width):
-        raise InputError("scan.size_odd", f"{scan}: {len(content)} bytes, expected rows of {width} float32: {what}")
+        raise InputError(
+            "scan.size_odd", f"{scan}: {len(content)} bytes, expected rows of {width} float32: {what}", width=width
+        )
     return np.frombuffer(content, dtype="<f4").reshape(-1, width)

@@ -153,7 +153,9 @@ def _size(record: SpotMachines) -> int:
     """The machines of a pipeline."""
     if max(record.counts) < PIPELINES:
         raise InputError(
-            "recorded.too_few_machines", f"{record.name}: never has a machine for each of {PIPELINES} pipelines"
+            "recorded.too_few_machines",
+            f"{record.name}: never has a machine for each of {PIPELINES} pipelines",
+            name=record.name,
         )
     return max(record.counts) // PIPELINES
 

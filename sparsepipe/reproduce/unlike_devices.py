@@ -82,6 +82,7 @@ def one_more(cluster: Cluster, name: str) -> Cluster:
         raise InputError(
             "device_type.unknown",
             f"{name!r}: no such device, there are {', '.join(kind.name for kind in cluster.device_types)}",
+            name=name,
         )
     nodes = list(cluster.nodes)
     node = nodes[places[-1]]

@@ -62,13 +62,15 @@ class Request(NamedTuple):
 def ask(run_dir: Path, command: str) -> None:
     """Leave a command for the run. Raises InputError where it is none, or cannot be left there."""
     if command not in COMMANDS:
-        raise InputError("command.unknown", f"unknown command {command!r}, expected one of {', '.join(COMMANDS)}")
+        raise InputError(
+            "command.unknown", f"unknown command {command!r}, expected one of {', '.join(COMMANDS)}", command=command
+        )
     try:
         (run_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)
         write_json(run_dir / FOLDER / REQUEST, {"command": command}, make_folder=False)
     except OSError as error:
         raise InputError(
-            "command.undeliverable", f"{run_dir}: cannot be told to {command} ({error.strerror})"
+            "command.undeliverable", f"{run_dir}: cannot be told to {command} ({error.strerror})", command=command
         ) from None
 
 

@@ -86,6 +86,7 @@ class Names:
             raise InputError(
                 "setting.name_unknown",
                 f"{name} are {', '.join(value)}: no {shown(unknown[0])}, {expected(unknown[0], self.names)}",
+                name=name,
             )
 
 
@@ -114,6 +115,8 @@ class WholeNumber:
             raise InputError(
                 "setting.not_whole",
                 f"{name} is {_written(value)}, expected a whole number of at least {self.least}{word}",
+                name=name,
+                word=word,
             )
         if value > self.most:
             raise InputError(
@@ -141,6 +144,7 @@ class Number:
             raise InputError(
                 "setting.out_of_range",
                 f"{name} is {_written(value)}, expected a number from {self.least:g} to {self.most:g}",
+                name=name,
             )
 
 

@@ -32,7 +32,9 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
             raise
         except CODE_FAILURES as error:  # whatever the user's code raises: it is told in a line
             raise InputError(
-                "sink.raises", f"{kind}: raises {type(error).__name__} as it is opened ({complaint(error)})"
+                "sink.raises",
+                f"{kind}: raises {type(error).__name__} as it is opened ({complaint(error)})",
+                kind=type(error).__name__,
             ) from error
         if not callable(sink) or not callable(getattr(sink, "close", None)):
             raise InputError(
@@ -40,5 +42,7 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
             )
         return sink
     raise InputError(
-        "sink.unknown", f"log {kind!r}: expected {', '.join(SINKS)}, package.module:function or path/file.py:function"
+        "sink.unknown",
+        f"log {kind!r}: expected {', '.join(SINKS)}, package.module:function or path/file.py:function",
+        kind=kind,
     )

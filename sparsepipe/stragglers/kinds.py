@@ -169,5 +169,7 @@ def check_rank(rank: int, num_ranks: int, kind: str) -> None:
     """Raise InputError where a straggler is of a rank that is not there."""
     if rank >= num_ranks:
         raise InputError(
-            "straggler.rank_unknown", f"straggler {kind}: rank {rank} is not there; expected 0 to {num_ranks - 1}"
+            "straggler.rank_unknown",
+            f"straggler {kind}: rank {rank} is not there; expected 0 to {num_ranks - 1}",
+            rank=rank,
         )

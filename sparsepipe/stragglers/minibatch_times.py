@@ -100,6 +100,7 @@ class MinibatchTimes:
                 "straggler.too_few_workers",
                 f"straggler trace: {self.file} has times for {number_of(len(self._chosen), 'rank')} and there are "
                 f"{num_ranks}; name a worker for each, some twice: workers={'+'.join(map(str, self._chosen[:2]))}+…",
+                num_ranks=num_ranks,
             )
 
     def note(self) -> str:

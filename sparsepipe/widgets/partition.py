@@ -449,13 +449,19 @@ def _check(profile: Profile, cluster: Cluster) -> None:
     for given, expected in ((profile, Profile), (cluster, Cluster)):
         if not isinstance(given, expected):
             kind = expected.__name__
-            raise InputError("explorer.value_kind", f"{given!r} given, expected a {kind}: {kind}.load(path) reads one")
+            raise InputError(
+                "explorer.value_kind",
+                f"{given!r} given, expected a {kind}: {kind}.load(path) reads one",
+                given=given,
+                kind=kind,
+            )
     for kind in cluster.device_types:
         if kind.name not in profile.device_types:
             raise InputError(
                 "profile.no_device_type",
                 f"the cluster has devices of type {kind.name!r}, the profile knows {', '.join(profile.device_types)}: "
                 f"profile the model on a {kind.name}, or rename the profile with profile.renamed({kind.name!r})",
+                name=kind.name,
             )
 
 

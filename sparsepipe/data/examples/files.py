@@ -23,7 +23,10 @@ def check_indices(indices: Sequence[int], count: int, split: str) -> None:
     for index in indices:
         if not 0 <= index < count:
             raise InputError(
-                "dataset.sample_unknown", f"sample {index} asked of {count} in split {split}; use 0 to {count - 1}"
+                "dataset.sample_unknown",
+                f"sample {index} asked of {count} in split {split}; use 0 to {count - 1}",
+                index=index,
+                split=split,
             )
 
 

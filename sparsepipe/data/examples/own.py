@@ -230,7 +230,9 @@ class OwnExamples:
             return target
         if not isinstance(target, torch.Tensor) or target.ndim or target.dtype != torch.int64:
             raise InputError(
-                "own_data.no_class", f"{self.function}: item {index} has no class (its target is no whole number)"
+                "own_data.no_class",
+                f"{self.function}: item {index} has no class (its target is no whole number)",
+                index=index,
             )
         return int(target)
 

@@ -213,6 +213,8 @@ def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Readi
                 "cloud.columns_conflict",
                 f"{path}: columns {source[meaning]!r} and {word!r} both mean {meaning!r} and differ; say which to "
                 f'leave out in dataset.json, such as "columns": {{"{word}": "{LEFT_OUT}"}}, or repair the file',
+                word=word,
+                meaning=meaning,
             )
         if meaning not in named:
             named[meaning], source[meaning] = column, word

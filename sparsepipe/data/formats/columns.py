@@ -50,6 +50,7 @@ def ask(path: Path, width: int, why: str) -> InputError:
         "cloud.columns_unnamed",
         f"{path}: rows of {width} numbers {why}; name them in dataset.json, such as "
         f'"columns": ["x", "y", "z", {further}] where "_" is not read, or in a first line',
+        width=width,
     )
 
 

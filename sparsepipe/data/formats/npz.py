@@ -135,6 +135,7 @@ def _table(path: Path, name: str, array: np.ndarray, reading: Reading) -> Column
             "npz.transposed",
             f"{path}: array {name!r} is {list(array.shape)}, expected points in rows [P, C]; it lies on its side, "
             "store its transpose",
+            name=name,
         )
     if reading.columns is not None and len(reading.columns) != array.shape[1]:
         raise ask(path, array.shape[1], f"where dataset.json names {len(reading.columns)}")

@@ -97,6 +97,8 @@ def _check_width(path: Path, numbers: np.ndarray, columns: Sequence[str]) -> Non
             "scan.row_length",
             f"{path}: its numbers repeat in rows of {likely}, expected {width}: {' '.join(columns)}; correct "
             f'"columns" in dataset.json, where "_" stands for a column that is not read',
+            likely=likely,
+            width=width,
         )
 
 

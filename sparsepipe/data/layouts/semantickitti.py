@@ -127,6 +127,7 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
             "semantickitti.label_count",
             f"{path}: {len(data)} bytes, expected {4 * num_points}: one uint32 for each of {num_points} points of its "
             "scan; they are of different scans, or one is cut short",
+            num_points=num_points,
         )
     labels = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]
     unknown = np.flatnonzero(labels == _UNKNOWN)
@@ -136,5 +137,6 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
             "semantickitti.label_unknown",
             f"{path}: label {unknown[0]} is {raw}, expected a label of SemanticKITTI, such as 10 for a car; lay other "
             "data out in another way",
+            raw=raw,
         )
     return labels

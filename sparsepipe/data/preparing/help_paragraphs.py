@@ -116,5 +116,7 @@ def _unpack(package: Path, folder: Path) -> None:
         ) from None
     if done.returncode:
         raise InputError(
-            "download.dpkg_failed", f"{package.name}: cannot be unpacked ({complaint(done.stderr)}); fetch it again"
+            "download.dpkg_failed",
+            f"{package.name}: cannot be unpacked ({complaint(done.stderr)}); fetch it again",
+            name=package.name,
         )

@@ -91,7 +91,9 @@ KINDS: Mapping[str, Callable[[str], Step]] = {
 def check_kind(kind: str) -> None:
     """Raise InputError for a kind of intruder that is none, listing those there are."""
     if kind not in KINDS:
-        raise InputError("intruder.kind_unknown", f"no intruder {kind!r}, expected one of {', '.join(KINDS)}")
+        raise InputError(
+            "intruder.kind_unknown", f"no intruder {kind!r}, expected one of {', '.join(KINDS)}", kind=kind
+        )
 
 
 def check_share(share: float) -> None:

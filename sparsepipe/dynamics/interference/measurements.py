@@ -137,7 +137,9 @@ def rows_of(measurements: list[Measurement]) -> list[list[Row]]:
     for one in measurements:
         if one.victim not in alone:
             raise InputError(
-                "interference.no_baseline", f"{one.victim} was not measured alone; measure on, until it was"
+                "interference.no_baseline",
+                f"{one.victim} was not measured alone; measure on, until it was",
+                victim=one.victim,
             )
         rows = []
         for kind, beside in one.kinds.items():

@@ -159,7 +159,11 @@ def _counts(text: str, num_hosts: int) -> list[int]:
         if len(counts) > num_hosts:
             break
     if len(counts) != num_hosts:
-        raise InputError("slurm.count_differs", f"is for {number_of(len(counts), 'host')}, the list has {num_hosts}")
+        raise InputError(
+            "slurm.count_differs",
+            f"is for {number_of(len(counts), 'host')}, the list has {num_hosts}",
+            num_hosts=num_hosts,
+        )
     return counts
 
 

@@ -50,6 +50,7 @@ def check_room(
                 "ray.too_few_devices",
                 f"the plan needs {needed} {what}{of_kind}, Ray's nodes have {sum(rooms)}; plan for fewer ranks, or add "
                 f"nodes (ray start --address … {more})",
+                needed=needed,
             )
 
 

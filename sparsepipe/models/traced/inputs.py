@@ -94,10 +94,13 @@ class Inputs:
                     raise InputError(
                         "example.argument_differs",
                         f"{self.owner}: argument {name} is {leaf!r}, but it was traced with {expected}: trace it anew",
+                        name=name,
                     )
             elif is_tensor(leaf):
                 raise InputError(
-                    "example.argument_unknown", f"{self.owner}: argument {name} was not there when it was traced"
+                    "example.argument_unknown",
+                    f"{self.owner}: argument {name} was not there when it was traced",
+                    name=name,
                 )
         return found
 

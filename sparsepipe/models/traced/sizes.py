@@ -75,4 +75,5 @@ class Sizes:
                     "example.size_differs",
                     f"{self.owner}: {name} has the sizes {list(shape)}, but the forward depends on its being "
                     f"[{', '.join(map(str, expected))}]: trace it with such an example",
+                    name=name,
                 )

@@ -140,7 +140,9 @@ class TracedSubnetwork(nn.Module):
             if name not in tensors:
                 there = ", ".join(tensors) or "nothing"
                 raise InputError(
-                    "layer.input_missing", f"layer {row.id!r} needs {name!r}, which is not alive here: {there} is"
+                    "layer.input_missing",
+                    f"layer {row.id!r} needs {name!r}, which is not alive here: {there} is",
+                    layer=row.id,
                 )
         with ExitStack() as stack:
             if program.draws and self.draws_by_layer:
@@ -154,7 +156,12 @@ class TracedSubnetwork(nn.Module):
                 if type(error) not in _OF_MODULES:  # a rank that is lost in a batch norm is no fault of the layer
                     raise
                 what = f"{type(error).__name__} in minibatch {minibatch}: {' '.join(str(error).split())}"
-                raise LayerFailed("layer.raises", f"layer {row.id!r} of {self.network.name} raises {what}") from error
+                raise LayerFailed(
+                    "layer.raises",
+                    f"layer {row.id!r} of {self.network.name} raises {what}",
+                    layer=row.id,
+                    name=self.network.name,
+                ) from error
 
     def _run(self, program: Program, tensors: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[fx.Node, Any] = {node: tensor_at(self, key) for node, key in program.state.items()}

@@ -60,6 +60,8 @@ def trace(
                 "model.layout_unsupported",
                 f"{name}: {key} has the layout {tensor.layout}, checkpoints have dense tensors: "
                 "register it as a buffer with persistent=False",
+                key=key,
+                layout=tensor.layout,
             )
     inputs = Inputs.of(name, example)
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
@@ -357,7 +359,9 @@ def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tu
             except CODE_FAILURES as error:  # whatever it raises
                 what = " ".join(str(error).split())[:200]
                 raise InputError(
-                    "module.raises", f"{name} raises {type(error).__name__} on the example ({what})"
+                    "module.raises",
+                    f"{name} raises {type(error).__name__} on the example ({what})",
+                    kind=type(error).__name__,
                 ) from error
             kept = watch.changed() or watch.drawn(torch_too=False)
             after = frozen.outside(module)

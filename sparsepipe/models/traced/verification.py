@@ -83,6 +83,7 @@ def verify(
                     "model.stages_differ",
                     f"{network.name}: cut into stages it is another network: {'training' if training else 'evaluating'}"
                     f", layer {first.layer!r} differs ({first.what} is off by {first.size:.2g})",
+                    layer=first.layer,
                 )
 
 
@@ -262,7 +263,9 @@ def _run_module(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bo
             except RuntimeError as error:  # an operation without a derivative
                 what = " ".join(str(error).split())
                 raise InputError(
-                    "model.backward_raises", f"{network.name}: the backward of {type(module).__name__} raises ({what})"
+                    "model.backward_raises",
+                    f"{network.name}: the backward of {type(module).__name__} raises ({what})",
+                    kind=type(module).__name__,
                 ) from error
             buffers = {key: each.detach().clone() for key, each in module.named_buffers() if key in network.layer_of}
             found.append(Pass(_outputs(output), dict(zip(trained, given, strict=True)), buffers, dict(values)))
@@ -384,6 +387,7 @@ def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork
                     "model.sparse_gradient",
                     f"{network.name}: the gradient of {name} is sparse, which stages do not exchange: "
                     "leave out sparse=True",
+                    name=name,
                 )
         found.gradients.update(zip(trained, back, strict=False))
         arrived = dict(zip(leaves, back[len(trained) :], strict=True))

@@ -134,6 +134,7 @@ class RunState:
                 "pipelines.minibatches_differ",
                 f"pipeline {member.number} has {number_of(length[0], 'minibatch')} per epoch and {length[1]} in all, "
                 f"others have {known[0]} and {known[1]}; give all the same data, batch size and epochs",
+                number=member.number,
             )
         data = given.get("data", "")
         self._data = data if self._data is None else self._data
@@ -142,6 +143,7 @@ class RunState:
                 "pipelines.data_differ",
                 f"pipeline {member.number} has other training data than those that came before it; bring the same data "
                 "to all hosts, or name a manifest, which checks them",
+                number=member.number,
             )
         if not member.whole:
             member.whole, member.num_holders = given["whole"], given["num_holders"]

@@ -353,6 +353,8 @@ class NetworkStage:
             raise PacketMismatch(
                 "packet.gradient_shapes",
                 f"gradients of minibatch {flight.minibatch} have shapes {back}, its features had {sent}",
+                minibatch=flight.minibatch,
+                sent=sent,
             )
         gradients = [None if none else restored(slot) for slot, none in zip(packet.slots, absent, strict=True)]
         return [

@@ -80,11 +80,13 @@ class Checkpoint:
             raise InputError(
                 "checkpoint.other_model",
                 f"{self.folder}: a checkpoint of {self.manifest['model']!r}, this run trains {model!r}",
+                model=model,
             )
         if missing := [layer for layer in layers if layer not in held]:
             raise InputError(
                 "checkpoint.layer_missing",
                 f"{self.folder}: holds no layer {missing[0]!r} of {model}; it is of another model",
+                model=model,
             )
 
     def check_minibatches(self, order: Mapping[str, Any], *, epoch_minibatches: int | None = None) -> None:
@@ -104,6 +106,7 @@ class Checkpoint:
                     "checkpoint.order_differs",
                     f"{name} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
                     "resume with that, or train anew in another folder",
+                    name=name,
                 )
 
     def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:

@@ -219,4 +219,5 @@ def _only(state: Mapping[str, Tensor], kinds: set[str], name: str) -> None:
         raise InputError(
             "checkpoint.other_optimizer",
             f"the checkpoint holds {', '.join(sorted(other))} of another optimizer, this run's is {name}",
+            name=name,
         )

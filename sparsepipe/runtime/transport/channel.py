@@ -62,6 +62,10 @@ class Inbox:
             raise PacketMismatch(
                 "packet.other_minibatch",
                 f"{action} asks for minibatch {minibatch}, but {due} from rank {peer} comes next",
+                action=action,
+                minibatch=minibatch,
+                due=due,
+                peer=peer,
             )
         message = (
             f"{action} waited {timeout:g} s for the {_DIRECTIONS[self._direction]} of minibatch {minibatch} "
@@ -110,7 +114,10 @@ class LocalQueue:
         if found is None or found.minibatch != minibatch:
             there = "nothing" if found is None else f"minibatch {found.minibatch}"
             raise PacketMismatch(
-                "packet.other_minibatch", f"{action} asks for minibatch {minibatch}, but {there} is in the queue"
+                "packet.other_minibatch",
+                f"{action} asks for minibatch {minibatch}, but {there} is in the queue",
+                action=action,
+                minibatch=minibatch,
             )
         return found
 

@@ -247,6 +247,8 @@ def check_ranks(plan: Plan, world_size: int, *, num_processes: int | None = None
         raise InputError(
             "plan.ranks_not_of_job",
             f"the plan needs ranks {ranks}, but this job has {world_size}: 0 to {world_size - 1}",
+            ranks=ranks,
+            world_size=world_size,
         )
 
 

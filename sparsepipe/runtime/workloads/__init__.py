@@ -79,6 +79,7 @@ def _check_replay(plan: Plan, config: RunConfig, profile: Profile | None, cluste
         raise InputError(
             "engine.no_profile",
             f"engine {config.engine!r} needs the profile and the cluster that the plan was made for",
+            engine=config.engine,
         )
     plan.check(profile.graph, cluster)
 

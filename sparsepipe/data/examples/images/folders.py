@@ -125,6 +125,7 @@ def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
         raise InputError(
             "images.class_unknown",
             f"{root}: {strange[0]} is no class of {there['train'].name}, expected the same classes in both",
+            name=there["train"].name,
         )
     raise InputError(
         "images.no_test_folder", f"{root}: no folder test or val with classes' folders in it, expected one; add it"
