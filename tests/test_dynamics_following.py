@@ -121,6 +121,6 @@ def test_run_wants_the_profile(tmp_path):
     assert (
         code == 2
         and not out
-        and "replan live: needs the profile" in lines[-1]
-        and "give --profile [TYPE=]FILE, and --cluster FILE" in lines[-1]
+        and "--profile [TYPE=]FILE, and --cluster FILE" in lines[-1]
+        and lines[-1].endswith("[replan.no_profile]")
     )

@@ -97,7 +97,7 @@ def test_the_printed_script_trains(tmp_path):
     words = ["run", "plan.json", "--model", model, "--data", data, "--voxel-size", 0.1, "--batch-size", 4]
     words += ["--minibatches", 2, "--no-validation", "--run-dir", "it ran"]
     code, out, lines = sparsepipe(*words, "--launcher", "slurm", "--json", folder=tmp_path)
-    assert code == 2 and "the plan cannot run: 1 layer of the graph is in no stage" in lines[-1]
+    assert code == 2 and "in no stage" in lines[-1] and lines[-1].endswith("[plan.violations]")
     Plan((Stage(tuple(ids[:6]), (0,)), Stage(tuple(ids[6:]), (1,)))).save(tmp_path / "plan.json")
     code, out, lines = sparsepipe(*words, "--launcher", "slurm", "--json", folder=tmp_path)
     assert code == 0, lines

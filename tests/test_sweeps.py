@@ -114,4 +114,4 @@ def test_the_verb_writes_table_picture_and_the_plans_of_the_edge(tmp_path, capsy
     told = capsys.readouterr().out
     assert "samples/s" in told and "* " in told
     assert main([*words[:-1], "eight"]) == 2
-    assert "--variant eight: expected LABEL=FILE" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("[variant.malformed]\n")
