@@ -112,26 +112,25 @@ def test_arrays_of_several_columns_and_files_of_one_array(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "error"),
     [
-        ("color.npy", _npy(POINTS), "one of several arrays of a cloud, expected all in one file"),
-        ("a.npy", _npy(POINTS)[:-1], "its header says 480 bytes, 479 follow"),
-        ("a.npy", _npy(POINTS) + b"\0", "its header says 480 bytes, 481 follow"),
-        ("a.npy", b"not an array", "it does not begin as one"),
-        ("a.npy", _npy(np.array([{}], dtype=object)), "it holds object, no numbers"),
-        ("a.npy", _npy(POINTS[:, 0]), "array 'a' is float32 [40], expected numbers [P, 3]"),
-        ("a.npy", _npy(np.array([["a", "b", "c"]])), "array 'a' is <U1 [1, 3]"),
-        ("a.npz", _npz(points=POINTS, coord=-POINTS), "arrays 'points' and 'coord' may both be the points"),
-        ("a.npz", _npz(points=POINTS, label=np.arange(40), segment=np.zeros(40)), "both mean 'label' and differ"),
+        ("color.npy", _npy(POINTS), ("npz.one_of_several",)),
+        ("a.npy", _npy(POINTS)[:-1], ("file.malformed", "its header says 480 bytes, 479 follow")),
+        ("a.npy", _npy(POINTS) + b"\0", ("file.malformed", "its header says 480 bytes, 481 follow")),
+        ("a.npy", b"not an array", ("file.malformed", "it does not begin as one")),
+        ("a.npy", _npy(np.array([{}], dtype=object)), ("file.malformed", "it holds object, no numbers")),
+        ("a.npy", _npy(POINTS[:, 0]), ("npz.array_malformed", "a", "float32", "[40]", "[P, 3]")),
+        ("a.npy", _npy(np.array([["a", "b", "c"]])), ("npz.array_malformed", "a", "<U1", "[1, 3]")),
+        ("a.npz", _npz(points=POINTS, coord=-POINTS), ("npz.points_twice", "points", "coord")),
+        ("a.npz", _npz(points=POINTS, label=np.arange(40), segment=np.zeros(40)), ("cloud.columns_conflict", "label")),
     ],
 )
 def test_broken_arrays_are_refused_in_one_line_that_names_them(
-    tmp_path: Path, name: str, content: bytes, message: str
+    tmp_path: Path, name: str, content: bytes, error: tuple[str, ...]
 ) -> None:
-    with pytest.raises(InputError) as caught:
+    with raises(*error) as caught:
         _read(tmp_path, name, content)
     assert str(caught.value).startswith(f"{tmp_path / name}: ")
-    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

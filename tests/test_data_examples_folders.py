@@ -111,20 +111,20 @@ def _png(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "error"),
     [
-        (b"", "is empty, expected a picture"),
-        (b"no picture at all", "not a picture that can be read"),
-        (_png(10, 10), "not a picture that can be read"),
-        (_png(9000, 9000), "a picture of 9000 x 9000 pixels, expected 64000000 at most"),
-        (_png(10**6, 10**6), "expected 64000000 at most"),
-        (_png(3, 10**7), "a picture of .* pixels"),
+        (b"", ("picture.empty",)),
+        (b"no picture at all", ("picture.unreadable",)),
+        (_png(10, 10), ("picture.unreadable",)),
+        (_png(9000, 9000), ("picture.too_large", "9000 x 9000", "64000000")),
+        (_png(10**6, 10**6), ("picture.too_large", "64000000")),
+        (_png(3, 10**7), ("picture.too_large",)),
     ],
 )
-def test_pictures_that_cannot_be_read_are_named(folder: Path, content: bytes, message: str) -> None:
+def test_pictures_that_cannot_be_read_are_named(folder: Path, content: bytes, error: tuple[str, ...]) -> None:
     path = folder / "train" / "n01" / "a.PNG"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
+    with raises(*error) as caught:
         open_examples(folder, split="train", image_size=21).batch([0])
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
     if not content:

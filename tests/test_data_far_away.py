@@ -14,7 +14,6 @@ from sparsepipe import data
 from sparsepipe.data import PointBatch
 from sparsepipe.data.voxels import metric_voxel_index
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row, network
 
 ENGINES = ["native", *(["minkowski"] if find_spec("MinkowskiEngine") else [])]
@@ -86,8 +85,12 @@ def test_a_cloud_beyond_int32_is_moved_and_one_as_large_is_refused():
     step = far.astype(np.int64) - near
     assert (step == step[0]).all()
     assert ((step[0] - np.array([448_000_000, 5_428_000_000, 120_000])) % 16 == 0).all()
-    for size, message in ((1e-9, "beyond int32"), (1e-15, "64-bit coordinates"), (1e-300, "64-bit coordinates")):
-        with pytest.raises(InputError, match=message):
+    for size, error in (
+        (1e-9, ("voxels.out_of_reach", "beyond int32")),
+        (1e-15, ("voxels.out_of_reach", "64-bit coordinates")),
+        (1e-300, ("voxels.out_of_reach", "64-bit coordinates")),
+    ):
+        with raises(*error):
             metric_voxel_index(tile(), size)
 
 

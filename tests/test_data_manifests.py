@@ -173,24 +173,23 @@ def _link(name: str) -> zipfile.ZipInfo:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "error"),
     [
         (
             lambda path: _zip(path, "a.off", content=bytes(50_000_000), method=8),
-            "would unpack to 50 MB, expected at most ",
+            ("archive.too_large", "50 MB"),
         ),
-        (lambda path: _zip(path, _link("a.off")), "member 'a.off' is a link"),
-        (lambda path: _zip(path, "a.off", "a.off"), "member 'a.off' is there twice"),
-        (lambda path: _zip(path, "a.off", method=zipfile.ZIP_LZMA), "packed by another method than deflate and bzip2"),
-        (lambda path: _zip(path, "a/" * 3000 + "../x\n" * 200), "leaves its folder; not used"),
+        (lambda path: _zip(path, _link("a.off")), ("archive.member_is_link", "'a.off'")),
+        (lambda path: _zip(path, "a.off", "a.off"), ("archive.member_twice", "'a.off'")),
+        (lambda path: _zip(path, "a.off", method=zipfile.ZIP_LZMA), ("archive.method_unknown",)),
+        (lambda path: _zip(path, "a/" * 3000 + "../x\n" * 200), ("archive.member_outside",)),
     ],
 )
-def test_an_archive_out_of_bounds_is_refused_unread(tmp_path: Path, make: Callable, message: str) -> None:
+def test_an_archive_out_of_bounds_is_refused_unread(tmp_path: Path, make: Callable, error: tuple[str, ...]) -> None:
     """1.5 MB of zip became 1.5 GB on disk."""
     _manifest(tmp_path / "m", "bomb", _entry(make(tmp_path / "bomb.zip")))
-    with pytest.raises(InputError) as caught:
+    with raises(*error) as caught:
         data.fetch("bomb", tmp_path / "data", manifests=tmp_path / "m")
-    assert message in str(caught.value)
     assert len(str(caught.value)) < 400
     assert list((tmp_path / "data").iterdir()) == []
 

@@ -3,7 +3,7 @@ import json
 import pytest
 from coded import raises
 
-from sparsepipe import GraphText, InputError, Plan, Profile, Stage, partition
+from sparsepipe import GraphText, Plan, Profile, Stage, partition
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.formats.pipedream_conf import conf_of, export_plan, graph_text_of, load_conf, load_plan
 from sparsepipe.models import network
@@ -94,20 +94,26 @@ def test_a_conf_alone_may_list_every_layer_of_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("conf", "message"),
+    ("conf", "error"),
     [
-        ([], "expected a JSON object"),
-        ({"module_to_stage_map": [0, 0]}, "expected a JSON object"),
-        ({"module_to_stage_map": "0", "stage_to_rank_map": {"0": [0]}}, "not a list of stage numbers"),
-        ({"module_to_stage_map": [0, 0], "stage_to_rank_map": {"0": 3}}, "not a map of stages to ranks"),
-        ({"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"1": [0]}}, "stages 1, expected 0 to 0"),
-        ({"module_to_stage_map": [0, 1, 1], "stage_to_rank_map": {"0": [0], "1": [1]}}, "lists 2 modules"),
-        ({"module_to_stage_map": [1] * 9 + [0] * 44, "stage_to_rank_map": {"0": [0], "1": [1]}}, "earlier stage"),
-        ({"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"0": [0, 0]}}, "more than one replica"),
+        ([], ("conf.malformed",)),
+        ({"module_to_stage_map": [0, 0]}, ("conf.malformed",)),
+        ({"module_to_stage_map": "0", "stage_to_rank_map": {"0": [0]}}, ("conf.modules_malformed",)),
+        ({"module_to_stage_map": [0, 0], "stage_to_rank_map": {"0": 3}}, ("conf.ranks_malformed",)),
+        ({"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"1": [0]}}, ("conf.stages_unnumbered", "1", "0")),
+        ({"module_to_stage_map": [0, 1, 1], "stage_to_rank_map": {"0": [0], "1": [1]}}, ("conf.graph_needed", "2")),
+        (
+            {"module_to_stage_map": [1] * 9 + [0] * 44, "stage_to_rank_map": {"0": [0], "1": [1]}},
+            ("plan.violations", "earlier stage"),
+        ),
+        (
+            {"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"0": [0, 0]}},
+            ("plan.violations", "more than one replica"),
+        ),
     ],
 )
-def test_bad_confs_are_named(tmp_path, profile, conf, message):
+def test_bad_confs_are_named(tmp_path, profile, conf, error):
     (tmp_path / "conf.json").write_text(json.dumps(conf))
-    with pytest.raises(InputError, match=message) as caught:
+    with raises(*error) as caught:
         load_conf(tmp_path / "conf.json", profile.to_graph_text())
     assert str(caught.value).startswith(str(tmp_path / "conf.json"))

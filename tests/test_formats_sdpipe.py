@@ -3,7 +3,7 @@
 import pytest
 from coded import raises
 
-from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Link, Profile, simulate_pipelines
+from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Link, Profile, simulate_pipelines
 from sparsepipe.formats.sdpipe import HetuNode, cluster_of, load_layouts, load_nodes, pipelines_of
 from sparsepipe.replication import rule
 
@@ -136,25 +136,28 @@ def test_hosts_without_workers_make_no_cluster():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("def f(:", "not Python"),
-        ("x = 3", "no layout in it"),
-        ("x = [[cpu(0)]]", r"cpu\(0\).*expected lists of gpu"),
-        ("x = [[open('secret')]]", "expected lists of gpu"),
-        ("x = [[rgpu(y, 0)]]", "name 'y' is not known"),
-        ("x = [[gpu(0)]] * 10000000", "expected lists of gpu"),
-        ("x = [[gpu(0)], [gpu(0), gpu(1)]]", "stages of 1 and 2 GPUs"),
-        ("x = [gpu(0)]", "no list of lists"),
-        ("x = [[3]]", "x has 3"),
-        ("a, b = f()\nx = [[rgpu(a, 0)]]", "2 are hosts|a, b are hosts"),
-        ("a = [[gpu(0)]] * 1024\nb = a * 1024\nc = b * 1024", "expected lists of gpu"),
-        ("a = [[gpu(0)] * 1024] * 1024", "a list of more than 65536 GPUs"),
-        ("a = [[gpu(0)] * 60000]\n" + "".join(f"x{k} = a\n" for k in range(100)), "more than 1048576 GPUs"),
+        ("def f(:", ("sdpipe.not_python",)),
+        ("x = 3", ("sdpipe.no_layout",)),
+        ("x = [[cpu(0)]]", ("sdpipe.not_lists", "cpu(0")),
+        ("x = [[open('secret')]]", ("sdpipe.not_lists",)),
+        ("x = [[rgpu(y, 0)]]", ("sdpipe.name_unknown", "y")),
+        ("x = [[gpu(0)]] * 10000000", ("sdpipe.not_lists",)),
+        ("x = [[gpu(0)], [gpu(0), gpu(1)]]", ("sdpipe.stages_differ", "1", "2 GPUs")),
+        ("x = [gpu(0)]", ("sdpipe.layout_malformed",)),
+        ("x = [[3]]", ("sdpipe.device_malformed", "x", "3")),
+        ("a, b = f()\nx = [[rgpu(a, 0)]]", ("sdpipe.host_count",)),
+        ("a = [[gpu(0)]] * 1024\nb = a * 1024\nc = b * 1024", ("sdpipe.not_lists",)),
+        ("a = [[gpu(0)] * 1024] * 1024", ("sdpipe.too_many_devices", "65536")),
+        (
+            "a = [[gpu(0)] * 60000]\n" + "".join(f"x{k} = a\n" for k in range(100)),
+            ("sdpipe.too_many_devices", "1048576"),
+        ),
     ],
 )
 def test_a_wrong_device_list_is_told_in_a_line(tmp_path, text, told):
     path = tmp_path / "device_list.py"
     path.write_text(text)
-    with pytest.raises(InputError, match=told) as error:
+    with raises(*told) as error:
         load_layouts(path)
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 

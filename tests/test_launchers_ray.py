@@ -208,7 +208,7 @@ def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
         with pytest.raises(InputError, match=told):
             launch(plan, config, run_dir=tmp_path / "run", launcher="ray", **options)
     twice = pipelines_of(NORMED, [[0]], [[0]], rule="partial-reduce")
-    with pytest.raises(InputError, match="rank 0 is in more than one pipeline"):
+    with raises("plan.rank_in_two_pipelines", "rank 0"):
         launch(twice, config.replace(model=NORMED), run_dir=tmp_path / "run", launcher="ray")
     assert not (tmp_path / "run").exists()
 

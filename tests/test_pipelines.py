@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from coded import raises
 
-from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage
+from sparsepipe import Cluster, Layer, LayerGraph, Plan, Stage
 from sparsepipe.pipelines import Pipelines, load_any
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.replication import rule
@@ -110,20 +110,20 @@ def test_a_rule_that_asks_for_more_pipelines_is_told():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"pipelines": 3}, "pipelines = 3: expected a list"),
-        ({"pipelines": [{"format": "none"}]}, "pipeline 0: not a plan"),
-        ({"replication": {"rule": "telepathy"}}, "telepathy"),
-        ({"samples": "many"}, "samples = 'many'"),
-        ({"lower_bound_seconds": -1}, "lower_bound_seconds"),
-        ({"data_parallel_seconds": "soon"}, "data_parallel_seconds"),
-        ({"warnings": "none"}, "warnings"),
-        ({"provenance": 3}, "provenance = 3"),
+        ({"pipelines": 3}, ("pipelines.list_malformed", "3")),
+        ({"pipelines": [{"format": "none"}]}, ("plan.malformed", "pipeline 0")),
+        ({"replication": {"rule": "telepathy"}}, ("replication.unknown", "telepathy")),
+        ({"samples": "many"}, ("number.malformed", "samples", "many")),
+        ({"lower_bound_seconds": -1}, ("number.malformed", "lower_bound_seconds")),
+        ({"data_parallel_seconds": "soon"}, ("number.malformed", "data_parallel_seconds")),
+        ({"warnings": "none"}, ("value.not_texts", "warnings")),
+        ({"provenance": 3}, ("plan.provenance_malformed", "3")),
     ],
 )
 def test_a_damaged_file_is_told_in_a_line(tmp_path, change, told):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(pipelines().to_json() | change))
-    with pytest.raises(InputError, match=told) as error:
+    with raises(*told) as error:
         load_any(path)
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 

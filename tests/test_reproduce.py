@@ -176,16 +176,16 @@ def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_p
     assert "[2/3] b: ran to its end before" in told and "] a: begins" in told and "] c: begins" in told
     run(few, tmp_path, resume=True)
     assert "begins" not in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"no notebook has a parameter 'numbr', expected one of figures, number"):
+    with raises("notebooks.parameter_unknown", "figures, number", parameter="numbr"):
         run(few, tmp_path, parameters={"numbr": 2})
     few("b", "figures = ''\nown = 2")
     others = {"number": 2, "own": 3}  # other parameters: nothing of it is done
     asked = {"out": tmp_path / "figures", "notebooks": few.folder, "data": None}
     assert all(NotebookJob.prepare(**asked, parameters={}).has_ended_well(name) for name in "abc")
     assert not any(NotebookJob.prepare(**asked, parameters=others).has_ended_well(name) for name in "abc")
-    with pytest.raises(InputError, match=r"^a has no parameter 'own': leave it out, or run one of b$"):
+    with raises("notebooks.parameter_unused", "a has no", "own", "b"):
         run(few, tmp_path, "a", parameters={"own": 3})
-    with pytest.raises(InputError, match=r"^none of these notebooks has a parameter 'own'"):
+    with raises("notebooks.parameter_unused", "none of these notebooks has a", parameter="own"):
         run(few, tmp_path, "a", "c", parameters={"number": 2, "own": 3})
     asked["parameters"] = {"own": 3}  # which a and c have not: they are done as they are
     assert [name for name in "abc" if NotebookJob.prepare(**asked).has_ended_well(name)] == ["a", "c"]
@@ -319,7 +319,7 @@ def test_a_batch_that_draws_no_pictures_says_so_at_its_end_and_draws_them_next_t
     browser.chmod(0o755)
     real = plots.browser()
     monkeypatch.setenv("BROWSER_PATH", str(browser))
-    with pytest.raises(RunFailed, match=r"^1 of 1 figures have no pictures: .*the Chromium .*browser cannot be used"):
+    with raises("notebooks.failed", "1 of 1 figures have no pictures", "the Chromium", "browser cannot be used"):
         run(few, tmp_path, "a")
     told = capsys.readouterr().err
     assert "a: warning: layers' sum is 0.506 × a whole step" in told and "1 of 1 notebooks warn: a" in told
@@ -344,7 +344,7 @@ def test_a_folder_that_cannot_be_written_to_fails_the_batch(few, tmp_path):
         "place = Workplace(place.root, Path('/proc/none'), 'digits')",
         EXPORT,
     )
-    with pytest.raises(RunFailed, match=r"a.ipynb: cell 4: InputError: /proc/none: cannot be written to"):
+    with raises("notebooks.failed", "a.ipynb: cell 4: InputError: /proc/none: cannot be written to"):
         run(few, tmp_path, "a", pictures=False)
 
 

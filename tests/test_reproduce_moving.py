@@ -232,17 +232,17 @@ def test_in_simulations_moving_pays_for_who_stays_and_not_for_who_is_gone_at_onc
 
 
 @pytest.mark.parametrize(
-    ("kind", "visits", "told"),
+    ("kind", "visits", "error"),
     [
-        ("rain", [[0.1, 0.2]], "no intruder 'rain', expected one of"),
-        ("training", [[0.3, 0.2]], "expected pairs"),
-        ("training", [[0.1, 0.5], [0.4, 0.6]], "expected pairs"),
-        ("training", [[0.1, 1.5]], "expected pairs"),
-        ("training", [[0.1]], "expected pairs"),
+        ("rain", [[0.1, 0.2]], ("intruder.kind_unknown", "rain")),
+        ("training", [[0.3, 0.2]], ("visits.malformed",)),
+        ("training", [[0.1, 0.5], [0.4, 0.6]], ("visits.malformed",)),
+        ("training", [[0.1, 1.5]], ("visits.malformed",)),
+        ("training", [[0.1]], ("visits.malformed",)),
     ],
 )
-def test_visits_that_cannot_be_are_refused_in_one_line(kind, visits, told):
-    with pytest.raises(InputError, match=told) as caught:
+def test_visits_that_cannot_be_are_refused_in_one_line(kind, visits, error):
+    with raises(*error) as caught:
         Intrusion.of(kind, visits)
     assert "\n" not in str(caught.value)
 

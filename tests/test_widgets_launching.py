@@ -8,7 +8,7 @@ import pytest
 from coded import raises
 from processes import ENOUGH, until
 
-from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.display.numbers import as_measured
 from sparsepipe.launchers.lock import hold
 from sparsepipe.pipelines import Pipelines
@@ -117,7 +117,7 @@ def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
     assert plan.estimate.period_seconds > period and "gpipe, weights flush" in line.promise.value
     settings.learning_rate.value = -1.0
     assert "Learning rate is -1.0" in board.messages.value, "by the name that the control has"
-    with raises("setting.out_of_range", name="learning rate"):
+    with raises("setting.out_of_range", "learning rate", name="learning_rate"):
         board.launch("pipeline")
     assert not board.runs.exists(), "no folder of a run that never began"
     board.config = CONFIG.replace(epochs=7)
@@ -270,7 +270,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")
-    with pytest.raises(InputError, match="pipelines that train together keep their plans"):
+    with raises("replan.several_pipelines"):
         board.replan("two", plan.local(0))
     board._thread.join(timeout=ENOUGH)
     assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")

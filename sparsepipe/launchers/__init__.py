@@ -138,7 +138,9 @@ def attach(run_dir: Path | str, *, launcher: str = "local") -> Job:
 
 def _launcher(name: str) -> Launcher:
     if name not in LAUNCHERS:
-        raise InputError("launcher.unknown", f"unknown launcher {name!r}, expected one of {', '.join(LAUNCHERS)}")
+        raise InputError(
+            "launcher.unknown", f"unknown launcher {name!r}, expected one of {', '.join(LAUNCHERS)}", name=name
+        )
     return LAUNCHERS[name]()
 
 

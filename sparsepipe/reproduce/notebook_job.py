@@ -242,12 +242,14 @@ class NotebookJob:
                 raise InputError(
                     "notebooks.parameter_unknown",
                     f"no notebook has a parameter {parameter!r}, expected one of {', '.join(every)}{near}",
+                    parameter=parameter,
                 )
             if not {*having}.intersection(names):
                 none = f"{names[0]} has no" if len(names) == 1 else "none of these notebooks has a"
                 raise InputError(
                     "notebooks.parameter_unused",
                     f"{none} parameter {parameter!r}: leave it out, or run one of {', '.join(having)}",
+                    parameter=parameter,
                 )
 
     def _parameters_of(self, name: str) -> tuple[str, ...]:

@@ -16,12 +16,14 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
             "setting.clip_norm_without_flush",
             f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
             "times, and there is no norm of all gradients together",
+            weights=plan.weights,
         )
     if config.precision == "float16" and not plan.flushes:
         raise InputError(
             "setting.float16_without_flush",
             f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
             "could be left out when gradients overflow; use bfloat16",
+            weights=plan.weights,
         )
     count = num_processes or len(plan.ranks)
     if not set(plan.ranks) <= set(range(count)):
@@ -40,7 +42,9 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
         count = len(stage.ranks)
         if len(set(stage.shares)) > 1:
             raise InputError(
-                "batch_norm.unequal_shares", f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}"
+                "batch_norm.unequal_shares",
+                f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}",
+                shares=stage.shares,
             )
         if plan.updates_by_step and round_length(plan, k) % count:
             raise InputError(

@@ -81,7 +81,9 @@ def _check_port(port: Any) -> None:
     if port is None:
         return
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-        raise InputError("port.malformed", f"port {port!r} given, expected a number from 1 to 65535, or none")
+        raise InputError(
+            "port.malformed", f"port {port!r} given, expected a number from 1 to 65535, or none", port=port
+        )
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
