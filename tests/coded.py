@@ -8,6 +8,8 @@ import pytest
 
 from sparsepipe.errors import CodedError
 
+_EDGE = r"(?:(?<!\d)|(?!\d))"  # not within a number
+
 
 @contextmanager
 def raises(code: str, /, *named: object, **fields: object) -> Iterator[pytest.ExceptionInfo[CodedError]]:
@@ -17,4 +19,4 @@ def raises(code: str, /, *named: object, **fields: object) -> Iterator[pytest.Ex
     error = caught.value
     assert error.code == code, f"{error.code}: {error}"
     assert {name: str(error.fields.get(name)) for name in fields} == {name: str(fields[name]) for name in fields}
-    assert re.search(".*".join(rf"(?<!\d){re.escape(str(text))}(?!\d)" for text in named), str(error)), str(error)
+    assert re.search(".*".join(_EDGE + re.escape(str(text)) + _EDGE for text in named), str(error)), str(error)

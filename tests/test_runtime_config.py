@@ -153,7 +153,7 @@ def test_settings_are_replaced_by_name_or_by_part() -> None:
     }
     with raises("setting.unknown", "learning_rte"):
         config.replace(learning_rte=1)
-    with raises("setting.not_whole", "-1", name="seed", word=0):
+    with raises("setting.not_whole", "-1", name="seed"):
         config.replace(seed=-1)
 
 
@@ -199,5 +199,5 @@ def test_settings_say_all_points_or_a_number_and_read_what_records_have() -> Non
     for recorded, meant in ((1024, 1024), (None, "all"), ("all", "all")):
         assert RunConfig.from_json(config.to_json() | {"num_points": recorded}).num_points == meant
     for wrong in (0, -1, 2.5, True, "none"):
-        with raises("setting.not_whole", name="num_points", word="1, or 'all'"):
+        with raises("setting.not_whole", "1, or 'all'", name="num_points"):
             RunConfig("minkvgg11bn", "x", num_points=wrong)

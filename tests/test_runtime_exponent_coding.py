@@ -134,18 +134,18 @@ def test_each_tensor_decides_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        (lambda coded: coded[:-9], r"\d+ bytes of coded exponents are not those of 2000 values"),
-        (lambda coded: coded[:0], "0 bytes of coded exponents are not those of 2000 values"),
-        (lambda coded: torch.cat([coded, coded[:1]]), r"\d+ bytes of coded exponents are not those of 2000 values"),
-        (lambda coded: coded | 7, r"\d+ bytes of coded exponents are not those of 2000 values"),
+        lambda coded: coded[:-9],
+        lambda coded: coded[:0],
+        lambda coded: torch.cat([coded, coded[:1]]),
+        lambda coded: coded | 7,
     ],
 )
-def test_damaged_exponents_are_refused_in_one_line(damage, message: str) -> None:
+def test_damaged_exponents_are_refused_in_one_line(damage) -> None:
     slot = with_coded_exponents(Slot(_normal(50, 40)))
     third, coded = slot.upper[:2000], slot.upper[2000:]
-    with raises("packet.coding_damaged", message) as error:
+    with raises("packet.coding_damaged", "2000 values") as error:
         restored(replace(slot, upper=torch.cat([third, damage(coded)])))
     assert "\n" not in str(error.value)
 

@@ -74,7 +74,7 @@ def test_a_last_minibatch_of_one_sample_trains_unless_it_is_kept(shapes, last):
     module = Subnetwork(workload.network, workload.engine, seed=0)
     batches = [workload.engine.tensor(workload.training.batch(indices)) for indices in workload.order(0)]
     if last == "keep":
-        with raises("batch_norm.too_few_voxels", "layer 'bn", "' in minibatch 1"):
+        with raises("batch_norm.too_few_voxels", "layer 'bn", "in minibatch 1"):
             for number, batch in enumerate(batches):
                 module({INPUT: batch}, minibatch=number)
     else:

@@ -116,12 +116,12 @@ class WholeNumber:
                 "setting.not_whole",
                 f"{name} is {_written(value)}, expected a whole number of at least {self.least}{word}",
                 name=name,
-                word=word,
             )
         if value > self.most:
             raise InputError(
                 "setting.not_whole",
                 f"{name} is {_written(value)}, expected a whole number from {self.least} to {self.most}",
+                name=name,
             )
 
 
