@@ -111,7 +111,10 @@ class House:
         while known < len(kinds):
             known = len(kinds)
             kinds |= {name for name, node in classes if kinds & {getattr(base, "id", "") for base in node.bases}}
-        own = {name for name, node in classes if any(getattr(part, "name", "") == "__init__" for part in node.body)}
+        makers = [
+            (name, part) for name, node in classes for part in node.body if getattr(part, "name", "") == "__init__"
+        ]
+        own = {name for name, maker in makers if isinstance(maker, ast.FunctionDef) and "code" not in _arguments(maker)}
         return [
             (f"{name}:{call.lineno}", *[*call.args, ast.Constant(None), ast.Constant(None)][:2])
             for name, nodes in self.nodes.items()
