@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_ATTRIBUTES = 12  # of a class
@@ -23,6 +23,7 @@ _OF_LIBRARIES = {
     "_parameters",
     "_version",
 }  # of os and torch
+_CODE = re.compile(r"[a-z]\w*\.[a-z]\w*")  # of an error
 _SENTENCE = re.compile(r"[A-Za-z'`]+( [\w'`,:.%-]+){3,}")  # four words and more
 
 
@@ -145,6 +146,32 @@ class House:
         """The content of pyproject.toml."""
         return tomllib.loads((self.root / "pyproject.toml").read_text())
 
+    @cached_property
+    def coded_errors(self) -> list[tuple[str, ast.expr, ast.expr]]:
+        """(place, code, sentence) of each error with a code that the package makes (see errors.py)."""
+        classes = [(node.name, node) for _, node in self._classes()]
+        kinds, known = {"CodedError"}, 0
+        while known < len(kinds):
+            known = len(kinds)
+            kinds |= {name for name, node in classes if kinds & {getattr(base, "id", "") for base in node.bases}}
+        makers = [
+            (name, part) for name, node in classes for part in node.body if getattr(part, "name", "") == "__init__"
+        ]
+        own = {name for name, maker in makers if isinstance(maker, ast.FunctionDef) and "code" not in _arguments(maker)}
+        return [
+            (f"{name}:{call.lineno}", *[*call.args, ast.Constant(None), ast.Constant(None)][:2])
+            for name, nodes in self.nodes.items()
+            for call in nodes
+            if isinstance(call, ast.Call)
+            and (called := ast.unparse(call.func)) not in own
+            and (called in kinds or called == "super().__init__" and is_code(call.args[:1]))
+        ]
+
+    def golden_errors(self) -> str:
+        """Each code with its sentences, a line each, sorted; what is filled in is named where it has a name."""
+        found = {(code.value, template(sentence)) for _, code, sentence in self.coded_errors if is_code([code])}
+        return "".join(f"{code}: {sentence}\n" for code, sentence in sorted(found))
+
     def dependencies(self) -> list[str]:
         """What the package cannot be installed without."""
         return list(self.settings["project"]["dependencies"])
@@ -204,6 +231,22 @@ def _asks_for_several(part: ast.Attribute) -> bool:
     """`plan.members` or `plan.replication`, whatever ends the plan's name, such as `record.plan.members`."""
     owner = part.value.id if isinstance(part.value, ast.Name) else getattr(part.value, "attr", "")
     return part.attr in ("members", "replication") and owner in ("plan", "chosen", "newest", "value")
+
+
+def is_code(nodes: Sequence[ast.expr]) -> TypeGuard[list[ast.Constant]]:
+    """Whether these are one constant, which is an error's code."""
+    return len(nodes) == 1 and isinstance(nodes[0], ast.Constant) and bool(_CODE.fullmatch(str(nodes[0].value)))
+
+
+def template(sentence: ast.expr) -> str:
+    """Return a sentence with names and attributes in braces, and {…} for other expressions."""
+    if isinstance(sentence, ast.Constant):
+        return str(sentence.value).replace("\n", "\\n")
+    if isinstance(sentence, ast.JoinedStr):
+        return "".join(map(template, sentence.values))
+    value = sentence.value if isinstance(sentence, ast.FormattedValue) else sentence
+    named = isinstance(value, ast.Name | ast.Attribute)
+    return f"{{{ast.unparse(value).removeprefix('self.') if named else '…'}}}"
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
@@ -285,7 +328,10 @@ def counts(house: House) -> dict[str, float]:
 
 
 def main() -> int:
-    """Print the table, and what stands at its top."""
+    """Print the table, and what stands at its top; with --errors the lines of tests/golden/errors.txt instead."""
+    if sys.argv[1:] == ["--errors"]:
+        print(House().golden_errors(), end="")
+        return 0
     house = House(Path(sys.argv[1]) if len(sys.argv) > 1 else REPOSITORY)
     for what, count in counts(house).items():
         print(f"{what:48s} {count:>9,g}")

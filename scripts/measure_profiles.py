@@ -103,7 +103,10 @@ def with_coded_bytes(kept: Profile, one: Profile) -> Profile:
     """
     (sizes,) = one.costs.values()
     if facts(kept) != facts(one):
-        raise InputError(f"measured on other minibatches: {facts(one)}, kept are {facts(kept)}; measure it whole")
+        raise InputError(
+            "profile.sizes_differ",
+            f"measured on other minibatches: {facts(one)}, kept are {facts(kept)}; measure it whole",
+        )
     costs = {}
     for name, layers in kept.costs.items():
         both = [zip(own.stretched, coded.stretched, strict=True) for own, coded in zip(layers, sizes, strict=True)]

@@ -45,15 +45,20 @@ class DeviceType:
     def __post_init__(self) -> None:
         if not 0 <= self.network_seconds_per_byte <= MOST:
             raise InputError(
+                "device_type.network_seconds",
                 f"device type {self.name!r} has {self.network_seconds_per_byte} network_seconds_per_byte: "
-                "expected 0 or more"
+                "expected 0 or more",
             )
         if self.reference_seconds is not None and not 1 / MOST <= self.reference_seconds <= MOST:
             raise InputError(
-                f"device type {self.name!r} has {self.reference_seconds} reference_seconds: expected more than 0"
+                "device_type.reference_seconds",
+                f"device type {self.name!r} has {self.reference_seconds} reference_seconds: expected more than 0",
             )
         if not self.memory_bytes > 0:
-            raise InputError(f"device type {self.name!r} has {self.memory_bytes} bytes of memory, expected more than 0")
+            raise InputError(
+                "device_type.memory",
+                f"device type {self.name!r} has {self.memory_bytes} bytes of memory, expected more than 0",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,9 @@ class Link:
         given_number(self.bandwidth, "a link's bandwidth of")
         given_number(self.latency, "a link's latency of")
         if not self.bandwidth >= 1 / MOST:
-            raise InputError(f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
+            raise InputError("link.bandwidth", f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
         if not 0 <= self.latency <= MOST:
-            raise InputError(f"latency {self.latency} s: expected 0 or more")
+            raise InputError("link.latency", f"latency {self.latency} s: expected 0 or more")
 
     def transfer_time(self, num_bytes: float) -> float:
         """Seconds for one message of `num_bytes`."""
@@ -98,25 +103,35 @@ class Node:
     def __post_init__(self) -> None:
         where = f"node {self.name!r}"
         if not self.device_types:
-            raise InputError(f"{where} has a device count of 0: expected at least one device")
+            raise InputError(
+                "cluster.device_count_zero", f"{where} has a device count of 0: expected at least one device"
+            )
         for what, host in (("address", self.address), ("ssh", self.ssh or "default")):
             if not _HOST.fullmatch(host):
-                raise InputError(f"{where} has {what} {shown(host)}: expected a host's name or address, as 10.0.0.1")
+                raise InputError(
+                    "cluster.host_malformed",
+                    f"{where} has {what} {shown(host)}: expected a host's name or address, as 10.0.0.1",
+                )
             try:
                 destination = Destination.parse(host)
             except InputError as error:
-                raise InputError(f"{where} has {what} {error}") from None
+                raise InputError(error.code, f"{where} has {what} {error}", **error.fields) from None
             if what == "address" and destination.host != host:  # sockets are bound to it
                 raise InputError(
+                    "cluster.host_with_user",
                     f"{where} has address {shown(host)}: expected {destination.host!r}; a user and a port belong to "
-                    f"ssh, as ssh = {str(destination)!r}"
+                    f"ssh, as ssh = {str(destination)!r}",
                 )
         if "\0" in self.interpreter or "\n" in self.interpreter or self.interpreter.startswith("-"):
-            raise InputError(f"{where} has interpreter {shown(self.interpreter)}: expected the path of a Python")
+            raise InputError(
+                "cluster.interpreter_malformed",
+                f"{where} has interpreter {shown(self.interpreter)}: expected the path of a Python",
+            )
         for key, value in self.environment:
             if not _VARIABLE.fullmatch(key) or "\0" in value or "\n" in value:
                 raise InputError(
-                    f"{where}: environment {shown(key)} = {shown(value)}: expected NAME = a string of one line"
+                    "cluster.environment_malformed",
+                    f"{where}: environment {shown(key)} = {shown(value)}: expected NAME = a string of one line",
                 )
 
     @property
@@ -151,11 +166,16 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]
         if (count := sum(len(node.device_types) for node in self.nodes)) > MOST_DEVICES:
-            raise InputError(f"a cluster of {number_of(count, 'device')}: expected {MOST_DEVICES} at most")
+            raise InputError(
+                "cluster.too_many_devices",
+                f"a cluster of {number_of(count, 'device')}: expected {MOST_DEVICES} at most",
+            )
         if not names:
-            raise InputError("a cluster without nodes: expected at least one device")
+            raise InputError("cluster.no_nodes", "a cluster without nodes: expected at least one device")
         if len(set(names)) < len(names):
-            raise InputError(f"node name {max(names, key=names.count)!r} is used twice: names must differ")
+            raise InputError(
+                "cluster.node_twice", f"node name {max(names, key=names.count)!r} is used twice: names must differ"
+            )
         check_addresses([node for node in self.nodes if not is_loopback(node.address)])
 
     @classmethod
@@ -170,10 +190,15 @@ class Cluster:
         given_integer(num_devices, "a device count of")
         if not isinstance(link, Link):
             raise InputError(
-                f"link {shown(link)} given, expected a Link, such as Link(bandwidth=1.25e9, latency=50e-6)"
+                "link.not_a_link",
+                f"link {shown(link)} given, expected a Link, such as Link(bandwidth=1.25e9, latency=50e-6)",
             )
         if num_devices < 1:
-            raise InputError(f"a device count of {num_devices}: expected at least 1")
+            raise InputError(
+                "cluster.device_count_zero",
+                f"a device count of {num_devices}: expected at least 1",
+                num_devices=num_devices,
+            )
         return cls((Node("local", (DeviceType(device_type, memory_bytes),) * num_devices, link),), link)
 
     @cached_property
@@ -198,8 +223,9 @@ class Cluster:
         """
         if beyond := [rank for rank in ranks if rank >= len(self.devices)]:
             raise InputError(
+                "plan.rank_not_in_cluster",
                 f"the plan uses rank {max(beyond)}, the cluster has {number_of(len(self.devices), 'device')}; plan for "
-                "this cluster, or name more hosts in its file"
+                "this cluster, or name more hosts in its file",
             )
         own: dict[str, list[DeviceType]] = {}
         for rank in sorted(ranks):
@@ -261,9 +287,9 @@ class Cluster:
         try:
             return _parse(tomllib.loads(content))
         except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: not TOML: {error}") from None
+            raise InputError("cluster.not_toml", f"{path}: not TOML: {error}") from None
 
 
 def check_addresses(nodes: Sequence[Node]) -> None:
@@ -277,7 +303,9 @@ def check_addresses(nodes: Sequence[Node]) -> None:
     for node in nodes:
         if len(names := named[node.address.lower()]) > 1:
             raise InputError(
-                f"{node.address} is the address of more than one host ({' and '.join(names)}); give each its own"
+                "cluster.address_twice",
+                f"{node.address} is the address of more than one host ({' and '.join(names)}); give each its own",
+                address=node.address,
             )
 
 
@@ -312,15 +340,19 @@ def _parse(document: dict[str, Any]) -> Cluster:
         each = _number(entry, "network_seconds_per_byte", 0.0)
         kind = DeviceType(name, _number(entry, "memory_bytes", float("inf")), seconds, each)
         if kind.name in types:
-            raise InputError(f"device type {kind.name!r} is described twice")
+            raise InputError("device_type.twice", f"device type {kind.name!r} is described twice")
         types[kind.name] = kind
     _check_count(document)
     nodes = tuple(_node(entry, types) for entry in _tables(document, "node"))
     if not nodes:
-        raise InputError("no [[node]]: expected at least one, with devices = [{ type = …, count = … }]")
+        raise InputError(
+            "cluster.no_nodes", "no [[node]]: expected at least one, with devices = [{ type = …, count = … }]"
+        )
     network = document.get("network", {})
     if not isinstance(network, dict):
-        raise InputError("network is not a table: expected [network] with bandwidth and latency")
+        raise InputError(
+            "cluster.network_not_table", "network is not a table: expected [network] with bandwidth and latency"
+        )
     _only(network, {"bandwidth", "latency"}, "[network]")
     return Cluster(nodes, _link(network))
 
@@ -330,7 +362,9 @@ def _check_count(document: dict[str, Any]) -> None:
     items = [item for entry in _tables(document, "node") for item in _tables(entry, "devices")]
     counts = [item.get("count", 1) for item in items]
     if (count := sum(max(one, 0) for one in counts if isinstance(one, int))) > MOST_DEVICES:
-        raise InputError(f"a cluster of {shown(count)} devices: expected {MOST_DEVICES} at most")
+        raise InputError(
+            "cluster.too_many_devices", f"a cluster of {shown(count)} devices: expected {MOST_DEVICES} at most"
+        )
 
 
 def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:
@@ -347,7 +381,10 @@ def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:
     texts = {key: text(entry[key], f"{where}: {key}") for key in ("address", "ssh", "interpreter") if key in entry}
     variables = entry.get("environment", {})
     if not isinstance(variables, dict):
-        raise InputError(f'{where} has environment {shown(variables)}: expected a table, {{ NAME = "value" }}')
+        raise InputError(
+            "cluster.environment_not_table",
+            f'{where} has environment {shown(variables)}: expected a table, {{ NAME = "value" }}',
+        )
     environment = tuple((key, text(value, f"{where}: environment {shown(key)}")) for key, value in variables.items())
     return Node(name, tuple(devices), _link(entry), environment=environment, **texts)
 
@@ -359,14 +396,14 @@ def _link(entry: dict[str, Any]) -> Link:
 def _tables(entry: dict[str, Any], key: str) -> list[dict[str, Any]]:
     value = entry.get(key, [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InputError(f"{key} is {shown(value)}: expected a list of tables")
+        raise InputError("cluster.not_tables", f"{key} is {shown(value)}: expected a list of tables")
     return value
 
 
 def _string(entry: dict[str, Any], key: str, where: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value:
-        raise InputError(f"{where} has {key} = {shown(value)}: expected a name")
+        raise InputError("cluster.not_a_name", f"{where} has {key} = {shown(value)}: expected a name")
     return value
 
 
@@ -377,11 +414,13 @@ def _number(entry: dict[str, Any], key: str, default: float) -> float:
             return float(value)
     except OverflowError:
         pass
-    raise InputError(f"{key} = {shown(value)}: expected a number")
+    raise InputError("cluster.not_a_number", f"{key} = {shown(value)}: expected a number")
 
 
 def _only(entry: dict[str, Any], known: set[str], where: str) -> None:
     for key in entry:
         if key not in known:
             near = f"; did you mean {one!r}?" if (one := meant(key, sorted(known))) else ""
-            raise InputError(f"{where} has {shown(key)}: expected only {', '.join(sorted(known))}{near}")
+            raise InputError(
+                "cluster.key_unknown", f"{where} has {shown(key)}: expected only {', '.join(sorted(known))}{near}"
+            )

@@ -1,4 +1,10 @@
-"""Exceptions for users: one line that says what was given, what was expected, and what to do."""
+"""Exceptions for users: one line that says what was given, what was expected, and what to do.
+
+    raise InputError("plan.rank_unknown", f"rank {rank} is not one of {count} devices", rank=rank)
+
+The code, `noun.fault`, stays when the wording changes: programs and tests ask for it, and for the fields. It names one
+fault, however many places meet it. All codes with their sentences are in tests/golden/errors.txt.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -19,27 +25,35 @@ _EXTRAS = {
 CODE_FAILURES = (Exception, SystemExit)  # what users' code may raise: sys.exit would end this process without a word
 
 
-class _OneLine(Exception):
+class CodedError(Exception):
+    """An error that has a code, a sentence, and the values that a program may want of it."""
+
+    def __init__(self, code: str, sentence: str, /, **fields: object) -> None:
+        super().__init__(code, sentence)
+        self.code, self.fields = code, fields
+
     def __str__(self) -> str:
-        """The message as one line, whatever the names in it are: they may come from files of others."""
-        return one_line(super().__str__())
+        """The sentence as one line, whatever the names in it are: they may come from files of others."""
+        return one_line(self.args[1])
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in a notebook in place of a stack trace: the message in one line."""
         return [f"{type(self).__name__}: {self}"]
 
 
-class InputError(_OneLine, ValueError):
+class InputError(CodedError, ValueError):
     """Bad input, which the user can mend. The command line prints its one line and exits with 2.
 
     A setting stands in the sentence as its name in braces, and is given by name, or by name and the value to give it:
 
-        InputError("clouds need {voxel_size}", setting="voxel_size")        # voxel_size, --voxel-size
-        InputError("use {planner}", setting={"planner": "optimal"})         # planner='optimal', --planner optimal
+        InputError("option.missing", "clouds need {voxel_size}", setting="voxel_size")  # --voxel-size in the shell
+        InputError("plan.late", "use {planner}", setting={"planner": "optimal"})  # planner='optimal', --planner optimal
     """
 
-    def __init__(self, sentence: object = "", *, setting: str | Mapping[str, object] | None = None) -> None:
-        super().__init__(sentence)
+    def __init__(
+        self, code: str, sentence: str, /, *, setting: str | Mapping[str, object] | None = None, **fields: object
+    ) -> None:
+        super().__init__(code, sentence, **fields)
         self.settings = {setting: None} if isinstance(setting, str) else dict(setting or {})
 
     def __str__(self) -> str:
@@ -47,7 +61,7 @@ class InputError(_OneLine, ValueError):
 
     def written(self, write: Callable[[str, object], str]) -> str:
         """Return the message as one line, with each setting as `write` writes its name and value (None: no value)."""
-        text = str(self.args[0])
+        text = str(self.args[1])
         for name, value in self.settings.items():
             text = text.replace(f"{{{name}}}", write(name, value))
         return one_line(text)
@@ -62,7 +76,7 @@ class DamagedRecord(InputError):
     """A damaged file in a run's record. Code that looks at several runs leaves this one out."""
 
 
-class RunFailed(_OneLine, RuntimeError):
+class RunFailed(CodedError, RuntimeError):
     """A launched run ended badly. The command line prints its one line and exits with 1; the record stays readable."""
 
 
@@ -71,5 +85,7 @@ def missing_extra(error: ImportError) -> InputError | None:
     module = (error.name or "").partition(".")[0]
     for extra, modules in _EXTRAS.items():
         if module in modules:
-            return InputError(f"{module} is not installed: pip install 'sparsepipe[{extra}]'")
+            return InputError(
+                "extra.not_installed", f"{module} is not installed: pip install 'sparsepipe[{extra}]'", extra=extra
+            )
     return None

@@ -49,10 +49,12 @@ class UserFunction:
         """Read "home:name". Raises InputError for another form, and for a file that is not there."""
         home, _, name = reference.rpartition(":")
         if not is_function(reference):
-            raise InputError(f"{reference!r} names no function, expected {_EXAMPLE}")
+            raise InputError("function.malformed", f"{reference!r} names no function, expected {_EXAMPLE}")
         home = str(expanded(home)) if home.endswith(".py") else home
         if home.endswith(".py") and not Path(home).is_file():
-            raise InputError(f"{reference}: there is no file {home}; give the path of the file that has {name}()")
+            raise InputError(
+                "function.no_file", f"{reference}: there is no file {home}; give the path of the file that has {name}()"
+            )
         return cls(home, name)
 
     @property
@@ -73,9 +75,11 @@ class UserFunction:
         try:
             spec = importlib.util.find_spec(self.home)
         except (ImportError, AttributeError, ValueError) as error:
-            raise InputError(f"{self}: {self.home} cannot be imported ({error}); {_way_out(self.home)}") from None
+            raise InputError(
+                "function.not_importable", f"{self}: {self.home} cannot be imported ({error}); {_way_out(self.home)}"
+            ) from None
         if spec is None or spec.origin is None:
-            raise InputError(f"{self}: there is no module {self.home}; {_way_out(self.home)}")
+            raise InputError("function.no_module", f"{self}: there is no module {self.home}; {_way_out(self.home)}")
         return Path(spec.origin)
 
     def sha256(self) -> str:
@@ -93,13 +97,14 @@ class UserFunction:
         except CODE_FAILURES as error:  # whatever the user's file raises: it is told in a line
             what = " ".join(str(error).split())
             raise InputError(
-                f"{self}: {file} raises {type(error).__name__} as it is imported ({what}){self.neighbour(error)}"
+                "function.module_raises",
+                f"{self}: {file} raises {type(error).__name__} as it is imported ({what}){self.neighbour(error)}",
             ) from error
         found: object = getattr(module, self.name, None)
         if not callable(found):
             there = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             has = f"it has {', '.join(sorted(there)[:8])}" if there else "it has none"
-            raise InputError(f"{self}: {file} has no function {self.name!r}; {has}")
+            raise InputError("function.missing", f"{self}: {file} has no function {self.name!r}; {has}", name=self.name)
         return found
 
     def neighbour(self, error: BaseException) -> str:

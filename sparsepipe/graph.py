@@ -29,19 +29,23 @@ class LayerGraph:
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise InputError("a graph without layers: expected at least one layer")
+            raise InputError("graph.empty", "a graph without layers: expected at least one layer")
         if len(self.index) != len(self.layers):
             ids = [layer.id for layer in self.layers]
             twice = next(id for id in ids if ids.count(id) > 1)
-            raise InputError(f"layer {twice!r} is listed twice: ids must be unique in a graph")
+            raise InputError("graph.layer_twice", f"layer {twice!r} is listed twice: ids must be unique in a graph")
         for layer in self.layers:
             if not 0 <= layer.parameter_bytes < float("inf"):
-                raise InputError(f"layer {layer.id!r} has {layer.parameter_bytes} parameter bytes, expected 0 or more")
+                raise InputError(
+                    "graph.parameter_bytes",
+                    f"layer {layer.id!r} has {layer.parameter_bytes} parameter bytes, expected 0 or more",
+                )
         for i, j in self.edges:
             if not 0 <= i < j < len(self.layers):
                 raise InputError(
+                    "graph.edge_backward",
                     f"edge {(i, j)} is not forward in a graph of {number_of(len(self.layers), 'layer')}: "
-                    "list the layers in topological order"
+                    "list the layers in topological order",
                 )
         object.__setattr__(self, "edges", tuple(sorted(set(self.edges))))
 
@@ -66,7 +70,10 @@ class LayerGraph:
         for source, target in dict.fromkeys(edges):
             for id in (source, target):
                 if id not in position:
-                    raise InputError(f"edge {source!r} -> {target!r} names {id!r}, which is not a layer of the graph")
+                    raise InputError(
+                        "graph.layer_unknown",
+                        f"edge {source!r} -> {target!r} names {id!r}, which is not a layer of the graph",
+                    )
             waiting[target] += 1
             consumers[source].append(target)
         order = _topological(position, waiting, consumers)
@@ -137,7 +144,9 @@ def _topological(position: dict[str, int], waiting: dict[str, int], consumers: d
             if not waiting[target]:
                 heapq.heappush(ready, position[target])
     if len(order) < len(position):
-        raise InputError(f"the graph has a cycle: {_cycle(waiting, consumers)}; a layer cannot feed itself")
+        raise InputError(
+            "graph.cycle", f"the graph has a cycle: {_cycle(waiting, consumers)}; a layer cannot feed itself"
+        )
     return order
 
 

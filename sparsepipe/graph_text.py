@@ -80,15 +80,15 @@ class GraphText:
                 else:
                     node = _node(parts)
                     if node.id in nodes:
-                        raise InputError(f"node {node.id!r} is listed twice")
+                        raise InputError("graph_text.node_twice", f"node {node.id!r} is listed twice")
                     nodes[node.id] = node
             except InputError as error:
-                raise InputError(f"{path}:{place}: {error}") from None
+                raise InputError(error.code, f"{path}:{place}: {error}", **error.fields) from None
         try:
             text = cls(tuple(nodes.values()), tuple(edges))
             text.graph  # noqa: B018 - a cycle is found here, where the file can still be named
         except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
         return text
 
 
@@ -99,10 +99,15 @@ def _parts(line: str) -> list[str]:
 
 def _node(parts: list[str]) -> GraphTextNode:
     if len(parts) not in (3, 4):
-        raise InputError(f"{len(parts)} parts separated by ' -- ', expected 'ID -- DESCRIPTION -- {FIELDS[0]}=…, …'")
+        raise InputError(
+            "graph_text.parts",
+            f"{len(parts)} parts separated by ' -- ', expected 'ID -- DESCRIPTION -- {FIELDS[0]}=…, …'",
+        )
     given = {name: value for name, _, value in (item.partition("=") for item in _FIELD.split(parts[2]))}
     if missing := [name for name in FIELDS if name not in given]:
-        raise InputError(f"no {', '.join(missing)} in {parts[2]!r}; expected {', '.join(FIELDS)}")
+        raise InputError(
+            "graph_text.field_missing", f"no {', '.join(missing)} in {parts[2]!r}; expected {', '.join(FIELDS)}"
+        )
     activation = given["activation_size"]
     listed = re.fullmatch(r"\[(.*)\]", activation)
     sizes = re.split(r"\s*[;,]\s*", listed[1].strip()) if listed else [activation]
@@ -110,7 +115,7 @@ def _node(parts: list[str]) -> GraphTextNode:
     if len(parts) == 4:
         found = re.fullmatch(r"stage_id=(\d{1,9})", parts[3], flags=re.ASCII)
         if not found:
-            raise InputError(f"{parts[3]!r} where stage_id=<number> was expected")
+            raise InputError("graph_text.no_stage", f"{parts[3]!r} where stage_id=<number> was expected")
         stage_id = int(found[1])
     return GraphTextNode(
         parts[0],
@@ -125,10 +130,13 @@ def _node(parts: list[str]) -> GraphTextNode:
 
 def _edge(ends: list[str], nodes: dict[str, GraphTextNode]) -> tuple[str, str]:
     if len(ends) != 2:
-        raise InputError(f"edge {' -- '.join(ends)!r}: expected 'ID -- ID' after the tab")
+        raise InputError("graph_text.edge_malformed", f"edge {' -- '.join(ends)!r}: expected 'ID -- ID' after the tab")
     for id in ends:
         if id not in nodes:
-            raise InputError(f"edge names {id!r}, which no line above describes; describe nodes before their edges")
+            raise InputError(
+                "graph_text.node_unknown",
+                f"edge names {id!r}, which no line above describes; describe nodes before their edges",
+            )
     return ends[0], ends[1]
 
 
@@ -136,7 +144,7 @@ def _number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InputError(f"{name}={shown(text)} is not a number") from None
+        raise InputError("graph_text.not_a_number", f"{name}={shown(text)} is not a number") from None
     return number(value, name)
 
 

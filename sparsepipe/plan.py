@@ -139,7 +139,10 @@ class Plan:
     def one(self, remedy: str = "give one of its `pipelines`") -> "Plan":
         """Return self. Raises InputError with a `remedy` for a plan of several, where that of one is asked for."""
         if self.replication is not None:
-            raise InputError(f"a plan of {number_of(len(self.members), 'pipeline')}, expected that of one; {remedy}")
+            raise InputError(
+                "plan.several_pipelines",
+                f"a plan of {number_of(len(self.members), 'pipeline')}, expected that of one; {remedy}",
+            )
         return self
 
     def with_pipelines(self, pipelines: Iterable["Plan"]) -> "Plan":
@@ -151,7 +154,10 @@ class Plan:
     def rules(self) -> ScheduleRules:
         """The facts of its schedule. Raises InputError for one that is unknown."""
         if self.schedule not in SCHEDULE_RULES:
-            raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
+            raise InputError(
+                "schedule.unknown",
+                f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}",
+            )
         return SCHEDULE_RULES[self.schedule]
 
     @property
@@ -311,7 +317,7 @@ class Plan:
     def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
         """Return self, or raise InputError that lists every violation."""
         if found := self.violations(graph, cluster):
-            raise InputError("the plan cannot run: " + "; ".join(found))
+            raise InputError("plan.violations", "the plan cannot run: " + "; ".join(found))
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -351,7 +357,7 @@ class Plan:
     def from_json(cls, document: Mapping[str, Any]) -> "Plan":
         """Read what `to_json` wrote. Raises InputError where something is missing or of the wrong kind."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-            raise InputError(f"not a plan: expected a JSON object with format {FORMAT!r}")
+            raise InputError("plan.malformed", f"not a plan: expected a JSON object with format {FORMAT!r}")
         if "pipelines" in document:
             return cls._from_pipelines(document)
         try:
@@ -367,28 +373,32 @@ class Plan:
                 _provenance(document.get("provenance")),
             )
             if (routing := text(document["routing"], "routing")) != _ROUTING:
-                raise InputError(f"routing {routing!r} is unknown, expected {_ROUTING!r}")
+                raise InputError("plan.routing_unknown", f"routing {routing!r} is unknown, expected {_ROUTING!r}")
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"not a plan this project wrote ({error!r})") from None
+            raise InputError("plan.foreign", f"not a plan this project wrote ({error!r})") from None
         if told := beyond_bounds(plan):
-            raise InputError(told[0])
+            raise InputError("plan.out_of_bounds", told[0])
         return plan
 
     @classmethod
     def _from_pipelines(cls, document: Mapping[str, Any]) -> "Plan":
         entries = document["pipelines"]
         if not isinstance(entries, list):
-            raise InputError(f"pipelines = {shown(entries)}: expected a list of plans")
+            raise InputError("pipelines.list_malformed", f"pipelines = {shown(entries)}: expected a list of plans")
         if "replication" not in document:
-            raise InputError("pipelines without 'replication': expected the rule by which they average")
+            raise InputError(
+                "pipelines.no_replication", "pipelines without 'replication': expected the rule by which they average"
+            )
         members = []
         for k, entry in enumerate(entries):
             try:
                 members.append(cls.from_json(entry))
             except InputError as error:
-                raise InputError(f"pipeline {k}: {error}") from None
+                raise InputError(error.code, f"pipeline {k}: {error}", **error.fields) from None
             if members[k].replication is not None:
-                raise InputError(f"pipeline {k}: has pipelines of its own, expected the plan of one")
+                raise InputError(
+                    "plan.nested_pipelines", f"pipeline {k}: has pipelines of its own, expected the plan of one"
+                )
         seconds = {
             name: maybe(number)(document.get(name), name) for name in ("lower_bound_seconds", "data_parallel_seconds")
         }
@@ -412,7 +422,9 @@ class Plan:
             return cls.from_json(read_json(path, what="plan"))
         except InputError as error:
             message = str(error)
-            raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+            raise InputError(
+                error.code, message if message.startswith(str(path)) else f"{path}: {message}", **error.fields
+            ) from None
 
     def _repr_html_(self) -> str:
         return html.plan(self)
@@ -456,7 +468,7 @@ class Plan:
 
 def _provenance(value: Any) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
-        raise InputError(f"provenance = {shown(value)}: expected an object, or none")
+        raise InputError("plan.provenance_malformed", f"provenance = {shown(value)}: expected an object, or none")
     return value
 
 

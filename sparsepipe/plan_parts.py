@@ -187,7 +187,7 @@ def stage_from_json(entry: Mapping[str, Any]) -> Stage:
     replicas = entry["replicas"]
     warmup, recompute = entry.get("warmup"), entry.get("recompute", False)
     if not isinstance(recompute, bool):
-        raise InputError(f"recompute = {recompute!r}: expected true or false")
+        raise InputError("plan.recompute_malformed", f"recompute = {recompute!r}: expected true or false")
     return Stage(
         texts(entry["layers"], "layers of a stage"),
         tuple(integer(replica["rank"], "rank") for replica in replicas),

@@ -143,12 +143,17 @@ class Provenance:
     def from_json(cls, document: Any) -> "Provenance":
         """Read what `to_json` wrote. Raises InputError for anything else."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-            raise InputError(f"provenance is {shown(document)}: expected an object with format {FORMAT!r}")
+            raise InputError(
+                "provenance.malformed", f"provenance is {shown(document)}: expected an object with format {FORMAT!r}"
+            )
         given: dict[str, Any] = {}
         for entry in fields(cls):
             value = document.get(entry.name)
             if value is not None and not _fits(entry.name, value):
-                raise InputError(f"{entry.name} of a provenance is {shown(value)}: expected what this project wrote")
+                raise InputError(
+                    "provenance.entry_malformed",
+                    f"{entry.name} of a provenance is {shown(value)}: expected what this project wrote",
+                )
             if value is not None:
                 given[entry.name] = tuple(value) if entry.name in _LISTS else value
         return cls(**given)

@@ -79,7 +79,11 @@ def sweep(
     left_out: list[str] = []
     for compression in (compressions := list(compressions)):
         if compression not in RATIOS:
-            raise InputError(f"compression {compression!r} cannot be simulated, expected one of {', '.join(RATIOS)}")
+            raise InputError(
+                "compression.not_simulated",
+                f"compression {compression!r} cannot be simulated, expected one of {', '.join(RATIOS)}",
+                compression=compression,
+            )
     known = all(profile.batch_size for profile in profiles.values())
     for variant, profile in profiles.items():
         for compression in compressions:
@@ -93,7 +97,10 @@ def sweep(
                 except InputError as error:
                     left_out.append(f"{told}: {error}")
     if not found:
-        raise InputError(f"nothing could be planned: {left_out[0]}" if left_out else "no planner or no schedule given")
+        raise InputError(
+            "sweep.no_plan",
+            f"nothing could be planned: {left_out[0]}" if left_out else "no planner or no schedule given",
+        )
     return Sweep(tuple(found), tuple(dict.fromkeys(left_out)))
 
 

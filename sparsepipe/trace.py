@@ -56,8 +56,10 @@ class Trace:
         if unknown := {span.kind for span in self.spans} - set(SPAN_KINDS):
             span = next(span for span in self.spans if span.kind in unknown)
             raise InputError(
+                "trace.kind_unknown",
                 f"span {span.name!r} of rank {span.rank} has kind {span.kind!r}, "
-                f"expected one of {', '.join(SPAN_KINDS)}"
+                f"expected one of {', '.join(SPAN_KINDS)}",
+                kind=span.kind,
             )
 
     @property
@@ -150,7 +152,9 @@ class Trace:
                 is_table = file.read(4) == b"PAR1"
         except OSError as error:
             told = "is a folder; load_trace reads that of a run" if path.is_dir() else error.strerror
-            raise InputError(f"{path}: {told}; expected a Chrome trace or a .parquet of operations") from None
+            raise InputError(
+                "trace.unreadable", f"{path}: {told}; expected a Chrome trace or a .parquet of operations"
+            ) from None
         if is_table:
             rows, facts = read_operations(path)
             return cls(tuple(Span(*row) for row in rows), "measured", facts)
@@ -158,7 +162,9 @@ class Trace:
             return cls.from_chrome(read_json(path, what="Chrome trace, or a .parquet of operations"))
         except InputError as error:
             told = str(error)
-            raise InputError(told if told.startswith(str(path)) else f"{path}: {told}") from None
+            raise InputError(
+                error.code, told if told.startswith(str(path)) else f"{path}: {told}", **error.fields
+            ) from None
 
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]], source: Source) -> "Trace":
@@ -207,7 +213,9 @@ class Trace:
             )
             source = document["otherData"]["source"]
             if source not in _SOURCES:
-                raise InputError(f"source {shown(source)} of a trace: expected one of {', '.join(_SOURCES)}")
+                raise InputError(
+                    "trace.source_unknown", f"source {shown(source)} of a trace: expected one of {', '.join(_SOURCES)}"
+                )
             others = document["otherData"]
             told = {key: check(others[key], key) for key, check in _TOLD.items() if others.get(key)}
             return cls(spans, source, told)
@@ -215,18 +223,25 @@ class Trace:
             wrong = f"it has no {error}" if isinstance(error, KeyError) else complaint(error)
             if not isinstance(document, dict):
                 wrong = f"it is {shown(document)}, no object with 'traceEvents'"
-            raise InputError(f"not a trace this project wrote: {wrong}; expected Chrome trace events") from None
+            raise InputError(
+                "trace.foreign", f"not a trace this project wrote: {wrong}; expected Chrome trace events"
+            ) from None
 
 
 def _pair(value: Any, what: str) -> list[int]:
     if not isinstance(value, list) or len(value) != 2:
-        raise InputError(f"{what} = {shown(value)}: expected the first and the last minibatch")
+        raise InputError(
+            "trace.minibatches_malformed", f"{what} = {shown(value)}: expected the first and the last minibatch"
+        )
     return [integer(number, what, most=_MOST_ID) for number in value]
 
 
 def _step(value: Any, what: str) -> list[int]:
     if not isinstance(value, list) or len(value) != 3:
-        raise InputError(f"{what} = {shown(value)}: expected a step's number, its first minibatch, and the next one's")
+        raise InputError(
+            "trace.step_malformed",
+            f"{what} = {shown(value)}: expected a step's number, its first minibatch, and the next one's",
+        )
     return [integer(number, what, most=_MOST_ID) for number in value]
 
 
@@ -264,16 +279,21 @@ def with_input_halves(spans: Iterable[Span]) -> tuple[Span, ...]:
 def span_of(row: dict[str, Any]) -> Span:
     """Return the span of a row of a file. Raises InputError where a field is missing, unknown or of a wrong type."""
     if not isinstance(row, dict):
-        raise InputError(f"{shown(row)}: no span, expected an object with rank, name, start and end")
+        raise InputError(
+            "trace.span_malformed", f"{shown(row)}: no span, expected an object with rank, name, start and end"
+        )
     try:
         span = Span(**row)
     except TypeError:
         if unknown := [key for key in row if key not in Span._fields]:
             raise InputError(
-                f"{shown_key(unknown[0])}: no field of a span, expected {', '.join(Span._fields)}"
+                "trace.field_unknown",
+                f"{shown_key(unknown[0])}: no field of a span, expected {', '.join(Span._fields)}",
             ) from None
         missing = next(key for key in Span._fields if key not in row)
-        raise InputError(f"a span without {missing!r}, expected rank, name, start and end") from None
+        raise InputError(
+            "trace.field_missing", f"a span without {missing!r}, expected rank, name, start and end"
+        ) from None
     if not (
         type(span.rank) is int
         and type(span.stage) is int
@@ -290,7 +310,7 @@ def span_of(row: dict[str, Any]) -> Span:
         and type(span.kind) is str
         and span.kind in SPAN_KINDS
     ):
-        raise InputError(_wrong(span))
+        raise InputError("trace.span_malformed", _wrong(span))
     return span
 
 

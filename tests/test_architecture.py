@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from scripts.house import House, imported_names
+from scripts.house import House, imported_names, is_code
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
@@ -231,6 +231,19 @@ def test_files_that_the_package_speaks_of_are_there():
         if name not in known | written
     ]
     assert not lost
+
+
+def test_every_error_has_a_code():
+    """A written one, or that of an error that it passes on; all sentences are in one file, to be read in one go."""
+    house = House()
+    without = [place for place, code, _ in house.coded_errors if not is_code([code]) and not passed_on(code)]
+    assert not without
+    golden = (PACKAGE.parent / "tests" / "golden" / "errors.txt").read_text()
+    assert house.golden_errors() == golden, "python scripts/house.py --errors > tests/golden/errors.txt"
+
+
+def passed_on(code):
+    return not isinstance(code, ast.Constant | ast.JoinedStr) and "code" in ast.unparse(code)
 
 
 def test_values_planners_and_views_never_import_torch():

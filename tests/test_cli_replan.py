@@ -62,4 +62,4 @@ def test_what_cannot_be_simulated_is_told_in_a_line(machine, tmp_path, words, to
 def test_several_pipelines_keep_their_plans(machine, tmp_path):
     assert sparsepipe("plan", *machine, "--pipelines", 2, "--out", tmp_path / "two.json")[0] == 0
     code, _, lines = sparsepipe("simulate", tmp_path / "two.json", *machine, "--replan", "live")
-    assert code == 2 and lines[-1].endswith("--replan goes with plans of one pipeline; several keep their plans")
+    assert code == 2 and lines[-1].endswith("[option.of_one_pipeline]")

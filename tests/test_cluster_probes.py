@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -13,11 +14,12 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from network_hosts import network_hosts
 from processes import ENOUGH, until
 
-from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
+from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cluster_probes import check_cluster, measure_cluster
 from sparsepipe.cluster_probes.check import HostFacts, _wrong, unlike_networks
 from sparsepipe.cluster_probes.hosts import Probe, probes
@@ -30,6 +32,7 @@ from sparsepipe.cluster_probes.measure import (
     with_network_time,
 )
 from sparsepipe.cluster_probes.unmeasured import with_unmeasured
+from sparsepipe.errors import InputError
 from sparsepipe.launchers.ssh.hosted_run import runs_folder
 from sparsepipe.runtime.wire.frames import lengths
 from sparsepipe.runtime.wire.handshake import OPENING_BYTES, call, new_secret
@@ -74,7 +77,7 @@ def test_a_late_answer_is_not_that_to_the_next_question():
     with probes([HERE]) as (probe,):
         probe.ask("clock")
         os.kill(probe._process.pid, signal.SIGSTOP)
-        with pytest.raises(InputError, match="no answer within"):
+        with raises("probe.timeout"):
             probe.ask("clock", timeout=0.1)
         os.kill(probe._process.pid, signal.SIGCONT)
         assert probe.ask("facts").keys() > {"hostname", "python"}
@@ -133,8 +136,7 @@ def test_what_is_wrong_with_a_host(changed, message):
     found = _wrong(node, replace(FACTS, **changed), FACTS)
     assert len(found) == (message is not None), found
     if message:
-        with pytest.raises(InputError, match=message):
-            raise InputError(found[0])
+        assert re.search(message, found[0])
 
 
 def test_addresses_of_different_networks_are_told():
@@ -146,7 +148,7 @@ def test_addresses_of_different_networks_are_told():
     ]
     assert not unlike_networks([nodes[0], Node("b", (CPU,), address="10.9.0.7")])
     assert not unlike_networks([HERE, replace(HERE, name="b", address="localhost")])
-    with pytest.raises(InputError, match="addresses of different networks"):
+    with raises("probe.hosts_unlike", "addresses of different networks"):
         measure_cluster(Cluster(tuple(nodes)))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from coded import raises
 from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,21 +122,23 @@ def test_cifar_gives_its_records_in_order(tmp_path: Path, label_bytes: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "error"),
     [
-        ("data_batch_3.bin", b"x" * 3072, "3072 bytes, expected a multiple of 3073"),
-        ("data_batch_3.bin", b"", "0 bytes, expected a multiple"),
-        ("data_batch_3.bin", b"\x0a" + bytes(3072), "data_batch_3.bin: label 10, expected 0 to 9"),
-        ("data_batch_3.bin", None, "no data_batch_3.bin, expected all files of split train"),
-        ("batches.meta.txt", b"cat\ndog\n", "2 names of classes, expected 10"),
+        ("data_batch_3.bin", b"x" * 3072, ("cifar.size_odd", "3072", "3073")),
+        ("data_batch_3.bin", b"", ("cifar.size_odd", "0")),
+        ("data_batch_3.bin", b"\x0a" + bytes(3072), ("cifar.label_out_of_range", "data_batch_3.bin", "10", "9")),
+        ("data_batch_3.bin", None, ("cifar.files_missing", "data_batch_3.bin", "train")),
+        ("batches.meta.txt", b"cat\ndog\n", ("cifar.class_count", "2", "10")),
     ],
 )
-def test_damaged_cifar_files_are_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_damaged_cifar_files_are_named(
+    tmp_path: Path, name: str, content: bytes | None, error: tuple[str, ...]
+) -> None:
     folder, _ = write_cifar(tmp_path / "cifar", label_bytes=1)
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
+    with raises(*error) as caught:
         _ = open_examples(folder, split="train").facts["num_classes"]
     assert str(folder) in str(caught.value)
 
@@ -184,13 +187,13 @@ def test_damaged_idx_files_are_named(tmp_path: Path, name: str, content: bytes |
 
 def test_options_and_augmentations_that_are_none_list_those_there_are(tmp_path: Path) -> None:
     folder = write_mnist(tmp_path / "mnist")
-    for arguments, message in (
-        ({"sequence_length": 3}, "no option sequence_length, expected image_size"),
-        ({"augmentation": "swirl"}, "expected one of resized-crop, shift, shift-flip"),
-        ({"image_size": 10**6}, "expected 4096 at most"),
-        ({"image_size": "big"}, "expected a whole number"),
+    for arguments, error in (
+        ({"sequence_length": 3}, ("dataset.option_unknown", "sequence_length", "image_size")),
+        ({"augmentation": "swirl"}, ("augmentation.unknown", "resized-crop, shift, shift-flip")),
+        ({"image_size": 10**6}, ("images.size_too_large", "4096")),
+        ({"image_size": "big"}, ("number.not_whole",)),
     ):
-        with pytest.raises(InputError, match=message):
+        with raises(*error):
             open_examples(folder, split="train", **arguments)
 
 

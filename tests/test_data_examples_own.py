@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coded import raises
 from torch.utils.data import default_collate
 
 from sparsepipe import data
 from sparsepipe.data.batch import PointBatch
 from sparsepipe.data.examples import ExampleDataset, is_examples, open_examples
-from sparsepipe.errors import InputError
 
 
 def own(folder: Path, body: str, name: str = "mine") -> str:
@@ -97,7 +97,7 @@ def test_sequences_are_padded_and_their_size_counts_it(tmp_path: Path) -> None:
     assert (batch.samples, batch.size) == (2, 6)
     assert tuple(opened.sample_sizes()) == (2, 5, 3)
     assert dict(opened.facts) == {"vocabulary_size": 9}
-    with pytest.raises(InputError, match="item 0 has no class"):
+    with raises("own_data.no_class", index=0):
         _ = opened.labels
 
 
@@ -106,7 +106,7 @@ def test_the_size_of_pictures_of_several_sizes_is_their_pixels(tmp_path: Path) -
     opened = open_examples(own(tmp_path, listed(items, "size_unit = 'pixels'")), split="train")
     assert tuple(opened.sample_sizes()) == (8, 20, 20)
     assert [opened.batch(indices).size for indices in ([0], [1], [1, 2])] == [8, 20, 40]
-    with pytest.raises(InputError, match="resize or crop"):
+    with raises("sample.shapes_differ"):
         opened.batch([0, 2])
 
 
@@ -172,48 +172,69 @@ PAIR = "[(torch.ones(2), 0), (torch.ones(3), 1)]"
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "error"),
     [
-        ("x = 1\n", "has no function 'make'; it has none"),
-        ("def make(): return []\n", "cannot be called with split"),
-        ("def make(split, depth): return []\n", "cannot be called with split .*missing a required argument: 'depth'"),
-        ("def make(split): return None\n", r"returns no data set \(it is None\)"),
-        ("def make(split): return 3\n", r"returns no data set \(it is of type int\)"),
-        ("def make(split): return (x for x in [1])\n", "returns no data set .*generator"),
-        ("def make(split): return []\n", "of split train is empty"),
-        ("def make(split):\n    raise KeyError('x')\n", r"raises KeyError \('x'\), mine.py line 2"),
-        ("class A:\n    def __getitem__(self, i): return 1\ndef make(split): return A()\n", "has no len.*__len__ to A"),
-        ("def make(split): return [1, 2]\n", r"item 0 is a int, expected \(inputs, target\)"),
-        ("def make(split): return [(1, 2, 3)]\n", r"item 0 is a tuple of 3, expected"),
-        ("def make(split): return [('cat', 0)]\n", r"item 0: inputs is text \('cat'\), expected numbers"),
-        ("def make(split): return [({}, 0)]\n", "inputs is a dict of"),
-        ("def make(split): return [((), 0)]\n", "inputs is an empty tuple"),
-        ("def make(split): return [([[1], [1, 2]], 0)]\n", "lists of unlike lengths"),
-        ("def make(split): return [(1.0, None)]\n", "item 0: target is of type NoneType"),
-        ("def make(split): return [({'a': object()}, 0)]\n", r"inputs\['a'\] is of type object"),
+        ("x = 1\n", ("function.missing", "make", "it has none")),
+        ("def make(): return []\n", ("own_data.arguments_refused", "split")),
+        (
+            "def make(split, depth): return []\n",
+            ("own_data.arguments_refused", "split", "missing a required argument: 'depth'"),
+        ),
+        ("def make(split): return None\n", ("own_data.not_a_dataset", "None")),
+        ("def make(split): return 3\n", ("own_data.not_a_dataset", "of type int")),
+        ("def make(split): return (x for x in [1])\n", ("own_data.not_a_dataset", "generator")),
+        ("def make(split): return []\n", ("own_data.empty", "train")),
+        ("def make(split):\n    raise KeyError('x')\n", ("own_data.raises", "KeyError", "x", "mine.py", "2")),
+        (
+            "class A:\n    def __getitem__(self, i): return 1\ndef make(split): return A()\n",
+            ("own_data.no_length", "A"),
+        ),
+        ("def make(split): return [1, 2]\n", ("own_data.item_malformed", "0", "int")),
+        ("def make(split): return [(1, 2, 3)]\n", ("own_data.item_malformed", "0", "tuple of 3")),
+        ("def make(split): return [('cat', 0)]\n", ("sample.not_numbers", "item 0: inputs", "text ('cat'")),
+        ("def make(split): return [({}, 0)]\n", ("sample.dict_keys", "inputs")),
+        ("def make(split): return [((), 0)]\n", ("sample.tuple_empty", "inputs")),
+        ("def make(split): return [([[1], [1, 2]], 0)]\n", ("sample.lists_ragged",)),
+        ("def make(split): return [(1.0, None)]\n", ("sample.not_numbers", "item 0: target", "of type NoneType")),
+        ("def make(split): return [({'a': object()}, 0)]\n", ("sample.not_numbers", "inputs['a']", "of type object")),
         (
             "import torch\ndef make(split): return [(torch.ones(2, 3), 0), (torch.ones(2, 4), 0)]\n",
-            r"inputs of shapes \[2, 3\] and \[2, 4\] in one minibatch",
+            ("sample.shapes_differ", "inputs", "[2, 3]", "[2, 4]"),
         ),
-        ("import torch\ndef make(split): return [(torch.ones(2), 0), (torch.ones(2, 4), 0)]\n", "expected one shape"),
-        ("import torch\ndef make(split): return [(torch.ones(1), 0), (torch.ones(1).int(), 0)]\n", "float32 and int32"),
+        (
+            "import torch\ndef make(split): return [(torch.ones(2), 0), (torch.ones(2, 4), 0)]\n",
+            ("sample.shapes_differ",),
+        ),
+        (
+            "import torch\ndef make(split): return [(torch.ones(1), 0), (torch.ones(1).int(), 0)]\n",
+            ("sample.dtypes_differ", "float32 and int32"),
+        ),
         (
             "import torch\ndef make(split): return [(1, torch.ones(2)), (1, torch.ones(3))]\n",
-            "targets of lengths 2 and 3 .*only classes can be padded",
+            ("sample.lengths_differ", "targets", "2", "3"),
         ),
-        ("def make(split): return [({'a': 1}, 0), ({'b': 1}, 0)]\n", "different names in one minibatch"),
-        ("def make(split): return [((1, 2), 0), ((1,), 0)]\n", "different tuples in one minibatch"),
-        ("def make(split): return [((1, 2), 0), (1, 0)]\n", "different tuples|one kind"),
-        (listed(PAIR, "size_unit = 'words'"), "size_unit 'words', expected one of voxels, tokens, pixels, samples"),
-        (listed(PAIR, "size_unit = 'tokens'; sizes = [1]"), "1 sizes from 1 for 2 samples"),
-        (listed(PAIR, "facts = 3"), "facts is 3, expected a dict"),
-        ("class A(list):\n    def __len__(self): raise OSError('gone')\ndef make(split): return A()\n", "in len()"),
-        (listed("[(1, 0), (1, 0)]").replace("return self.items[index]", "return {}[index]"), "KeyError in item 0"),
+        ("def make(split): return [({'a': 1}, 0), ({'b': 1}, 0)]\n", ("sample.names_differ",)),
+        ("def make(split): return [((1, 2), 0), ((1,), 0)]\n", ("sample.tuples_differ",)),
+        ("def make(split): return [((1, 2), 0), (1, 0)]\n", ("sample.tuples_differ",)),
+        (
+            listed(PAIR, "size_unit = 'words'"),
+            ("own_data.size_unit_unknown", "words", "voxels, tokens, pixels, samples"),
+        ),
+        (listed(PAIR, "size_unit = 'tokens'; sizes = [1]"), ("own_data.sizes_malformed", "1", "1", "2 samples")),
+        (listed(PAIR, "facts = 3"), ("own_data.facts_malformed", "3")),
+        (
+            "class A(list):\n    def __len__(self): raise OSError('gone')\ndef make(split): return A()\n",
+            ("own_data.raises", "in len"),
+        ),
+        (
+            listed("[(1, 0), (1, 0)]").replace("return self.items[index]", "return {}[index]"),
+            ("own_data.raises", "KeyError in item 0"),
+        ),
     ],
 )
-def test_what_a_user_got_wrong_is_told_in_one_line(tmp_path: Path, body: str, message: str) -> None:
+def test_what_a_user_got_wrong_is_told_in_one_line(tmp_path: Path, body: str, error: tuple[str, ...]) -> None:
     reference = own(tmp_path, body)
-    with pytest.raises(InputError, match=message) as caught:
+    with raises(*error) as caught:
         opened = open_examples(reference, split="train")
         opened.look()
         _ = dict(opened.facts)
@@ -225,18 +246,18 @@ def test_what_a_user_got_wrong_is_told_in_one_line(tmp_path: Path, body: str, me
 
 def test_sources_and_options_that_are_none_are_refused(tmp_path: Path) -> None:
     reference = own(tmp_path, "def make(split): return [(1.0, 0)]\n")
-    for arguments, message in (
-        ({"split": "validation"}, "split 'validation' asked, expected one of train, test"),
-        ({"split": "train", "seed": -1}, "seed -1 given"),
-        ({"split": "train", "augmentation": "shift"}, "items of a function change by its own"),
-        ({"split": "train", "depth": 3}, "cannot be called with split, depth"),
+    for arguments, error in (
+        ({"split": "validation"}, ("dataset.split_unknown", "validation", "train, test")),
+        ({"split": "train", "seed": -1}, ("number.below_least", "seed", "-1")),
+        ({"split": "train", "augmentation": "shift"}, ("dataset.no_augmentation",)),
+        ({"split": "train", "depth": 3}, ("own_data.arguments_refused", "split, depth")),
     ):
-        with pytest.raises(InputError, match=message):
+        with raises(*error):
             open_examples(reference, **arguments)
-    with pytest.raises(InputError, match="there is no file"):
+    with raises("function.no_file"):
         open_examples(str(tmp_path / "other.py:make"), split="train")
-    with pytest.raises(InputError, match="no data set of images or texts in it"):
+    with raises("dataset.unrecognised"):
         open_examples(tmp_path, split="train")
     opened: ExampleDataset = open_examples(reference, split="train")
-    with pytest.raises(InputError, match="sample 1 asked of 1 in split train"):
+    with raises("dataset.sample_unknown", "1", index=1, split="train"):
         opened.batch([1])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coded import raises
 from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,7 +133,7 @@ def test_languages_may_be_named(tmp_path: Path) -> None:
     assert back.decode(back.batch([0]).target[0]) == SENTENCES[0]
     for name in ("train", "test"):
         (folder / f"{name}.fr").write_text((folder / f"{name}.en").read_text())
-    with pytest.raises(InputError, match="texts in de, en, fr; name the target_language"):
+    with raises("texts.language_undecided", "de, en, fr"):
         open_examples(folder, split="train")
     assert len(open_examples(folder, split="test", target_language="fr", **SMALL)) == 10
 
@@ -152,55 +153,66 @@ def test_a_given_vocabulary_is_used_or_refused(tmp_path: Path) -> None:
     own = write_vocabulary(tmp_path / "own.json", [*SENTENCES, *map(str.upper, SENTENCES), "."], special)
     given = open_examples(folder, split="train", vocabulary=str(own))
     assert given.decode(given.batch([1]).inputs["source"][0]) == SENTENCES[1]
-    for content, message in (
+    for content, error in (
         (
             write_vocabulary(tmp_path / "other.json", ["αβγ δε", "ζηθ"], special),
-            "a vocabulary of another text: [0-9]+%",
+            ("vocabulary.of_other_text",),
         ),
-        (write_vocabulary(tmp_path / "bare.json", SENTENCES, ("[PAD]", "[UNK]")), "has no <pad>, <unk>, <s>, </s>"),
-        (write_vocabulary(tmp_path / "late.json", SENTENCES, ("<s>", "<unk>", "<pad>", "</s>")), "numbers <pad> 2"),
-        (tmp_path / "missing.json", "no such vocabulary"),
-        (folder / "train.en", "not a vocabulary of tokenizers"),
+        (
+            write_vocabulary(tmp_path / "bare.json", SENTENCES, ("[PAD]", "[UNK]")),
+            ("vocabulary.special_tokens", "has no <pad>, <unk>, <s>, </s>"),
+        ),
+        (
+            write_vocabulary(tmp_path / "late.json", SENTENCES, ("<s>", "<unk>", "<pad>", "</s>")),
+            ("vocabulary.special_tokens", "numbers <pad> 2"),
+        ),
+        (tmp_path / "missing.json", ("file.not_found", "vocabulary")),
+        (folder / "train.en", ("vocabulary.malformed",)),
     ):
-        with pytest.raises(InputError, match=message) as caught:
+        with raises(*error) as caught:
             len(open_examples(folder, split="train", vocabulary=str(content)))
         assert str(caught.value).startswith(str(content))
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "error"),
     [
-        ("train.de", b"one\n", "train.de: 1 lines for 50 of train.en, expected one for each"),
-        ("train.de", b"x\n" * 20 + b"\xff\n" + b"x\n" * 29, "train.de: line 21 is no UTF-8"),
-        ("train.de", b"\n" * 50, "no pair of lines for split train"),
-        ("train.de", None, "no data set of images or texts"),
+        ("train.de", b"one\n", ("texts.line_count", "train.de", "1", "50", "train.en")),
+        ("train.de", b"x\n" * 20 + b"\xff\n" + b"x\n" * 29, ("texts.not_utf8", "train.de", "21")),
+        ("train.de", b"\n" * 50, ("texts.no_pairs", "train")),
+        ("train.de", None, ("dataset.unrecognised",)),
     ],
 )
-def test_texts_that_are_not_aligned_are_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_texts_that_are_not_aligned_are_named(
+    tmp_path: Path, name: str, content: bytes | None, error: tuple[str, ...]
+) -> None:
     folder = write_pairs(tmp_path / "pairs")
     if content is None:
         (folder / name).unlink()
     else:
         (folder / name).write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with raises(*error):
         len(open_examples(folder, split="train", **SMALL))
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error"),
     [
-        ({"image_size": 3}, "no option image_size, expected source_language, target_language, vocabulary_size"),
-        ({"sequence_length": 1}, "sequence_length 1 given, expected at least 2"),
-        ({"sequence_length": 2}, "no pair within sequence_length 2"),
-        ({"vocabulary_size": 3}, "vocabulary_size 3 given, expected at least 100"),
-        ({"vocabulary_size": 10**9}, "expected 200000 at most"),
-        ({"source_language": "fr"}, "no training text in 'fr', expected one of de, en"),
-        ({"source_language": "de", "target_language": "de"}, "de is source and target"),
-        ({"augmentation": "shift"}, "expected none for texts"),
+        (
+            {"image_size": 3},
+            ("dataset.option_unknown", "image_size", "source_language, target_language, vocabulary_size"),
+        ),
+        ({"sequence_length": 1}, ("number.below_least", "sequence_length", "1", "2")),
+        ({"sequence_length": 2}, ("texts.no_pairs", "2")),
+        ({"vocabulary_size": 3}, ("number.below_least", "vocabulary_size", "3", "100")),
+        ({"vocabulary_size": 10**9}, ("vocabulary.too_large", "200000")),
+        ({"source_language": "fr"}, ("texts.language_unknown", "fr", "de, en")),
+        ({"source_language": "de", "target_language": "de"}, ("texts.languages_equal", "de")),
+        ({"augmentation": "shift"}, ("dataset.no_augmentation",)),
     ],
 )
-def test_options_of_translation_are_checked(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_options_of_translation_are_checked(tmp_path: Path, options: dict[str, Any], error: tuple[str, ...]) -> None:
+    with raises(*error):
         len(open_examples(write_pairs(tmp_path / "pairs"), split="train", **options))
 
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from coded import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from sparsepipe import data
 from sparsepipe.data import PointBatch
 from sparsepipe.data.voxels import metric_voxel_index
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row, network
 
 ENGINES = ["native", *(["minkowski"] if find_spec("MinkowskiEngine") else [])]
@@ -85,14 +85,18 @@ def test_a_cloud_beyond_int32_is_moved_and_one_as_large_is_refused():
     step = far.astype(np.int64) - near
     assert (step == step[0]).all()
     assert ((step[0] - np.array([448_000_000, 5_428_000_000, 120_000])) % 16 == 0).all()
-    for size, message in ((1e-9, "beyond int32"), (1e-15, "64-bit coordinates"), (1e-300, "64-bit coordinates")):
-        with pytest.raises(InputError, match=message):
+    for size, error in (
+        (1e-9, ("voxels.out_of_reach", "beyond int32")),
+        (1e-15, ("voxels.out_of_reach", "64-bit coordinates")),
+        (1e-300, ("voxels.out_of_reach", "64-bit coordinates")),
+    ):
+        with raises(*error):
             metric_voxel_index(tile(), size)
 
 
 def test_coordinates_that_were_rounded_to_float32_are_refused_where_voxels_are_finer():
     rounded = (tile() + MAP).astype(np.float32).astype(np.float64)  # half a metre apart along y
-    with pytest.raises(InputError, match=r"its y reaches 5428020 and was rounded to 32-bit numbers, 0\.5 apart"):
+    with raises("cloud.rounded", "5428020", "0.5", axis="y"):
         metric_voxel_index(rounded, 0.05)
     metric_voxel_index(rounded, 1.0)
     metric_voxel_index(np.round(tile() + MAP), 0.05)  # a grid of whole metres lost nothing
@@ -122,7 +126,7 @@ def test_an_engine_takes_minibatches_from_anywhere(name):
 
 def test_a_sample_too_large_for_the_keys_is_refused_in_one_line():
     rows = torch.tensor([[0, 0, 0, 0], [0, 60_000, 0, 0]], dtype=torch.int32)
-    with pytest.raises(InputError, match=r"voxel coordinates .* expected -24576\.\.24575 in 3 dimensions; use"):
+    with raises("coordinates.out_of_range", "-24576", "24575", "3"):
         engine("native").tensor(PointBatch(rows, torch.ones(2, 1), torch.zeros(1, dtype=torch.int64)))
 
 

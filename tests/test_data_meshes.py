@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trimesh
+from coded import raises
 
 from sparsepipe import data
 from sparsepipe.data.formats import Cloud, Mesh, Reading, read
@@ -192,7 +193,7 @@ def test_packed_and_plain_files_are_one_sample_and_have_their_labels_beside(tmp_
     assert folder.read(folder.files[0]).labels.tolist() == [1, 0]
     assert data.info(tmp_path)["formats"] == {"off.gz": 1}
     _write(tmp_path / "a" / "train" / "x.off", content)
-    with pytest.raises(InputError, match="the same sample is there as"):
+    with raises("dataset.folder_fault", "the same sample is there as"):
         data.open_folder(tmp_path)
 
 

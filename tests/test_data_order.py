@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from coded import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -177,5 +178,5 @@ def test_the_last_minibatch_in_plain_numbers() -> None:
     assert [data.sizes(9, 4, last=last) for last in data.LAST_MINIBATCH] == [(4, 4, 1), (4, 5), (4, 4)]
     assert [data.sizes(10, 4, last=last) for last in data.LAST_MINIBATCH] == [(4, 4, 2), (4, 4, 2), (4, 4)]
     assert [data.sizes(1, 4, last=last) for last in data.LAST_MINIBATCH] == [(1,)] * 3
-    with pytest.raises(InputError, match="last minibatch 'lose' given, expected one of keep, merge, drop"):
+    with raises("order.last_minibatch", "keep, merge, drop", last="lose"):
         data.sizes(9, 4, last="lose")

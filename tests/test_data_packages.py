@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coded import raises
 
 from sparsepipe import data
 from sparsepipe.data.examples import is_examples, open_examples
@@ -81,20 +82,20 @@ def test_every_fifth_of_each_class_is_held_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "error"),
     [
-        ({"sha256": f'"{"0" * 64}"'}, "its SHA-256 is [0-9a-f]{64}, expected 0{64}; not used"),
-        ({"url": "pip:toydigits==1.0#toydigits/other"}, "has no file toydigits/other"),
-        ({"url": "pip:toydigits==2.0#toydigits/t.csv.gz"}, "pip cannot download it"),
-        ({"sha256": "null"}, "no SHA-256 is known for pip:toydigits==1.0"),
+        ({"sha256": f'"{"0" * 64}"'}, ("download.digest_differs",)),
+        ({"url": "pip:toydigits==1.0#toydigits/other"}, ("download.member_missing", "toydigits/other")),
+        ({"url": "pip:toydigits==2.0#toydigits/t.csv.gz"}, ("download.installer_failed", "pip")),
+        ({"sha256": "null"}, ("download.unverified", "no SHA-256 is known for pip:toydigits==1.0")),
     ],
 )
 def test_what_cannot_be_fetched_is_told_and_leaves_nothing(
-    tmp_path: Path, wheels: Path, change: dict, message: str
+    tmp_path: Path, wheels: Path, change: dict, error: tuple[str, ...]
 ) -> None:
     content = _table(TABLE)
     _wheel(wheels, {"toydigits/t.csv.gz": content})
-    with pytest.raises(InputError, match=message):
+    with raises(*error):
         data.fetch("toy", tmp_path / "data", manifests=_manifest(tmp_path / "m", content, **change))
     assert not (tmp_path / "data").exists() or list((tmp_path / "data").iterdir()) == []
 
@@ -115,7 +116,7 @@ def test_a_table_that_is_none_is_named(tmp_path: Path, wheels: Path, content: by
 )
 def test_a_package_that_is_not_pinned_is_no_address(tmp_path: Path, url: str) -> None:
     assert package_address(url) is None
-    with pytest.raises(InputError, match="file 1: url .*or pip:NAME==VERSION#FILE"):
+    with raises("manifest.malformed", "file 1: url", "or pip:NAME==VERSION#FILE"):
         get_manifest("toy", _manifest(tmp_path / "m", b"", url=url))
 
 

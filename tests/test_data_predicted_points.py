@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coded import raises
 
 from sparsepipe import data
 from sparsepipe.data.address import NOT_USED
 from sparsepipe.data.predicted_points import joined
-from sparsepipe.errors import InputError
 
 SIZE = 0.25
 MAP = np.array([448000.0, 5428000.0, 120.0])  # UTM, metres
@@ -115,19 +115,19 @@ def test_what_does_not_belong_together_is_refused(tmp_path) -> None:
     by_file, by_folder = (data.to_points(path, dataset) for path in (tmp_path / "predictions.npz", str(tmp_path)))
     assert all(np.array_equal(by_file[name], by_folder[name]) for name in by_file)
     np.save(tmp_path / "one.npy", np.zeros(3))
-    for predictions, message in (
+    for predictions, error in (
         (
             {name: found[name] for name in found if name != "point_row"},
-            "has no point_row, expected predictions of voxels",
+            ("predictions.not_of_clouds", "point_row"),
         ),
-        (tmp_path / "none.npz", "cannot be read as predictions"),
-        (tmp_path / "dataset.json", "cannot be read as predictions"),
-        (tmp_path / "one.npy", "cannot be read as predictions"),
-        (found | {"name": np.array(["x", "y", "z"])}, "no sample 'x', which the predictions have"),
+        (tmp_path / "none.npz", ("predictions.unreadable",)),
+        (tmp_path / "dataset.json", ("predictions.unreadable",)),
+        (tmp_path / "one.npy", ("predictions.unreadable",)),
+        (found | {"name": np.array(["x", "y", "z"])}, ("predictions.sample_unknown", "x")),
     ):
-        with pytest.raises(InputError, match=message):
+        with raises(*error):
             data.to_points(predictions, tmp_path)
     other = tmp_path / "tile" / "test" / "b.txt"
     other.write_text("\n".join(other.read_text().splitlines()[:100]))
-    with pytest.raises(InputError, match="99 points, expected 200"):
+    with raises("predictions.point_count", "99 points", "200"):
         data.to_points(found, tmp_path)

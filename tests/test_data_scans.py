@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coded import raises
 
 from sparsepipe import data
 from sparsepipe.data.folder import list_folder
@@ -104,7 +105,7 @@ def test_check_finds_misread_scans(tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text('{"metric": true, "columns": ["x", "y", "z", "intensity"]}')
     (fault,) = data.check(tmp_path, voxel_size=0.5).faults
     assert fault.file == str(path)
-    with pytest.raises(InputError, match="repeat in rows of 5, expected 4"):
+    with raises("scan.row_length", likely=5, width=4):
         folder = list_folder(tmp_path)
         folder.read(folder.files[0])
 
@@ -114,7 +115,7 @@ def test_colours_that_are_none_are_refused(tmp_path: Path) -> None:
     rows = _lidar(40, COLOURED)
     rows.tofile(tmp_path / "a.bin")
     assert read(tmp_path / "a.bin", Reading(columns=COLOURED)).attributes.max() <= 255
-    with pytest.raises(InputError, match="red, green, blue of point 0 are .* expected 0 to 1; correct"):
+    with raises("cloud.colour_out_of_range", "0", "1"):
         read(tmp_path / "a.bin", Reading(columns=COLOURED, colour_max=1))
-    with pytest.raises(InputError, match="red, green, blue of point .* expected 0 to 65535"):
+    with raises("cloud.colour_out_of_range", "65535"):
         read(tmp_path / "a.bin", Reading(columns=("red", "green", "blue", "x", "y", "z")))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from coded import raises
 from runtime_jobs import plan_of
 
 from sparsepipe import Cluster, InputError, RunConfig, data, launch, profile_model
@@ -90,7 +91,7 @@ def test_how_far_depends_on_the_engine_and_the_voxels(tmp_path: Path) -> None:
     scans(tmp_path, far=(1.0, 4000.0, 3.0))  # 80,000 voxels
     checked(tmp_path, "test", voxel_size=0.5)
     checked(tmp_path, "test", engine="minkowski")
-    with pytest.raises(InputError, match="point 123"):
+    with raises("voxels.out_of_reach", point=123):
         checked(tmp_path, "test")
     assert not data.check(tmp_path, engine="minkowski").faults and not data.check(tmp_path, voxel_size=0.5).faults
     assert len(data.check(tmp_path, engine="native").faults) == 1
@@ -104,13 +105,13 @@ def test_a_sound_split_is_read_once_and_a_large_one_not_at_all(tmp_path: Path, m
         patched.setattr(data.VoxelDataset, "sample", lambda *words, **named: pytest.fail("read again"))
         assert checked(tmp_path / "scans", "test", cache=store) == []
     scans(tmp_path / "scans")
-    with pytest.raises(InputError, match="point 123"):
+    with raises("voxels.out_of_reach", point=123):
         checked(tmp_path / "scans", "test", cache=store)
     monkeypatch.setattr(soundness, "_MOST_BYTES", 1000)
     (line,) = checked(tmp_path / "scans", "test", cache=store)
     assert "not read before the run" in line
     (tmp_path / "scans/tile/test/0.txt").write_text("")
-    with pytest.raises(InputError, match="is empty"):
+    with raises("dataset.files_faulty", "is empty"):
         checked(tmp_path / "scans", "test")
 
 
@@ -131,7 +132,7 @@ def test_the_bound_of_the_check_is_that_of_the_engine(request: pytest.FixtureReq
             places = chosen.split({"x": chosen.tensor(batch)}).coordinate_sets[0].coordinates
             assert sorted(places.tolist()) == sorted(within_reach(rows, limit).tolist())
         else:
-            with pytest.raises(InputError, match="voxel coordinates"):
+            with raises("coordinates.out_of_range"):
                 chosen.tensor(batch)
 
 

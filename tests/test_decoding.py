@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from coded import raises
 from torch import Tensor, nn
 
 from sparsepipe.data import IGNORED
 from sparsepipe.data.examples import ExampleBatch
-from sparsepipe.errors import InputError
 from sparsepipe.losses.bleu import greedy_decode
 from sparsepipe.losses.tokens import TokenCrossEntropy
 from sparsepipe.models.texts.gnmt import gnmt
@@ -148,14 +148,14 @@ def test_bleu_is_of_translations() -> None:
     pytest.importorskip("sacrebleu")
     from sparsepipe.losses.bleu import bleu
 
-    with pytest.raises(InputError, match="these data have no begin, end"):
+    with raises("bleu.no_special_ids", "begin, end"):
         bleu(Copier(), Copies(sentences(), facts={}), vocabulary=Numbers(), most_sentences=1)
 
     class Images(Copies):
         def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
             return ExampleBatch(torch.zeros(1, 3, 8, 8), torch.zeros(1), 1, 1)
 
-    with pytest.raises(InputError, match=r"inputs are float32 \[1, 3, 8, 8\], expected source, source_mask, target"):
+    with raises("bleu.inputs_malformed", "float32 [1, 3, 8, 8]", "source, source_mask, target"):
         bleu(Copier(), Images(sentences()), vocabulary=Numbers(), most_sentences=1)
 
 

@@ -5,12 +5,13 @@ import time
 from dataclasses import replace
 
 import pytest
+from coded import raises
 from dynamics_worlds import cpus, network
 from fuzzing import fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsepipe import InputError, Link, Plan, Profile, Stage, partition
+from sparsepipe import Link, Plan, Profile, Stage, partition
 from sparsepipe.cluster import Cluster, DeviceType, Node
 from sparsepipe.dynamics import Factors
 from sparsepipe.dynamics.decision import Caution, decide
@@ -159,9 +160,9 @@ def test_a_schedule_that_is_not_planned_goes_on_as_it_is():
 def test_a_plan_for_other_devices_is_refused_in_a_line():
     profile = network(12)
     plan = partition(profile, cpus(2))
-    with pytest.raises(InputError, match="factors of 3 ranks for 2 devices"):
+    with raises("factors.rank_count", "3 ranks", "2 devices"):
         decide(plan, profile, cpus(2), Factors.none(3), minibatches_left=10)
-    with pytest.raises(InputError, match="the plan cannot run"):
+    with raises("plan.violations", "the plan cannot run"):
         decide(plan, profile, cpus(1), Factors.none(1), minibatches_left=10)
 
 

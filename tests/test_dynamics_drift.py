@@ -4,9 +4,10 @@ import math
 import random
 
 import pytest
+from coded import raises
 from drifting_runs import LINK, MEASURED, PROFILE, Noise, Piece, as_measured, cluster_with, drifting, halves
 
-from sparsepipe import Cluster, DeviceType, InputError, Link, Node, Plan, Profile, Stage, simulate
+from sparsepipe import Cluster, DeviceType, Link, Node, Plan, Profile, Stage, simulate
 from sparsepipe.dynamics import Alarm, Watch
 from sparsepipe.dynamics.expected import Expected
 from sparsepipe.dynamics.observations import LeftOut, left_out_of
@@ -231,9 +232,9 @@ def test_what_crosses_to_another_host_is_expected_to_take_what_a_simulation_has(
 
 
 def test_a_plan_of_another_network_is_refused():
-    with pytest.raises(InputError, match="the plan cannot run"):
+    with raises("plan.violations", "the plan cannot run"):
         Watch(PROFILE, cluster_with(), Plan((Stage(("other",), (0,)),)))
-    with pytest.raises(InputError, match="no profile for device type 'gpu'"):
+    with raises("profile.no_device_type", device_type="gpu"):
         watched(drifting(Piece(20)), cluster=Cluster.uniform(2, device_type="gpu"))
 
 

@@ -4,16 +4,18 @@ import json
 from dataclasses import replace
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from dynamics_worlds import cpus, network
 from processes import ENOUGH, until
 
 import sparsepipe as sp
-from sparsepipe import InputError, RunConfig, partition
+from sparsepipe import RunConfig, partition
 from sparsepipe.data.shapes import make_shapes
 from sparsepipe.dynamics.following import DECISIONS, Following
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.of_runs import drift_of
+from sparsepipe.errors import InputError
 
 CONFIG = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=75, timeout_seconds=120)
 
@@ -90,18 +92,18 @@ def test_a_job_can_be_followed_from_a_cell_and_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "error"),
     [
-        ({"replan": "always"}, "replan 'always': expected one of never, epoch, measured, predicted, live"),
-        ({"replan": "live"}, "replan live: needs the profile"),
-        ({"replan": "live", "detach": True}, "leave detach out"),
-        ({"replan": "live", "profile": network(12)}, "needs the profile that the plan was made for, and the devices"),
-        ({"replan": "live", "profile": network(11), "cluster": cpus(2)}, "the plan cannot run"),
-        ({"replan": "live", "profile": network(12), "cluster": cpus(1)}, "the plan cannot run"),
+        ({"replan": "always"}, ("replan.unknown", "always", "never, epoch, measured, predicted, live")),
+        ({"replan": "live"}, ("replan.no_profile", "live")),
+        ({"replan": "live", "detach": True}, ("replan.detached",)),
+        ({"replan": "live", "profile": network(12)}, ("replan.no_profile",)),
+        ({"replan": "live", "profile": network(11), "cluster": cpus(2)}, ("plan.violations", "the plan cannot run")),
+        ({"replan": "live", "profile": network(12), "cluster": cpus(1)}, ("plan.violations", "the plan cannot run")),
     ],
 )
-def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path, given, told):
-    with pytest.raises(InputError, match=told) as caught:
+def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path, given, error):
+    with raises(*error) as caught:
         launch(partition(network(12), cpus(2)), CONFIG, run_dir=tmp_path / "run", **given)
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
@@ -120,6 +122,6 @@ def test_run_wants_the_profile(tmp_path):
     assert (
         code == 2
         and not out
-        and "replan live: needs the profile" in lines[-1]
-        and "give --profile [TYPE=]FILE, and --cluster FILE" in lines[-1]
+        and "--profile [TYPE=]FILE, and --cluster FILE" in lines[-1]
+        and lines[-1].endswith("[replan.no_profile]")
     )

@@ -4,10 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from drifting_runs import PROFILE, SLOW_FROM, Piece, WrittenRun, as_measured, cluster_with, drifting, halves, slowed
 
-from sparsepipe import InputError, Plan, RunRecord, Stage
+from sparsepipe import Plan, RunRecord, Stage
 from sparsepipe.dynamics import Follower, RunRows, drift_of
 from sparsepipe.errors import DamagedRecord
 from sparsepipe.io.files import write_json
@@ -30,9 +31,9 @@ def test_of_a_run_that_is_over(tmp_path):
 def test_of_a_run_that_does_not_name_its_profile(tmp_path):
     record = written(tmp_path / "run", named=False)
     assert drift_of(record, PROFILE, cluster_with()).alarms
-    with pytest.raises(InputError, match="give profile=… and cluster=…"):
+    with raises("run.no_profile"):
         drift_of(record)
-    with pytest.raises(InputError, match="give profile=… and cluster=…"):
+    with raises("run.no_profile"):
         Follower(record, PROFILE)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from dynamics_worlds import KEPT, cpus, network, stump
 from nvml_library import BUSY, FIRST, UUID, answering
@@ -39,13 +40,13 @@ def test_a_variant_has_the_predictor_that_it_asks_and_no_other(here):
     check_predictor("predicted", None, needed=False)
     check_predictor(None, None, needed=True)
     refused = {
-        "replan predicted: needs a predictor of this machine": ("predicted", None),
-        "replan live: asks no predictor": ("live", here),
-        "a predictor goes with replan": (None, here),
-        "learned from other metrics than this machine has": ("predicted", stump(("gpu watts",))),
+        ("replan.no_predictor", "predicted"): ("predicted", None),
+        ("replan.predictor_unused", "live"): ("live", here),
+        ("replan.predictor_alone",): (None, here),
+        ("predictor.metrics_differ",): ("predicted", stump(("gpu watts",))),
     }
-    for told, (replan, predictor) in refused.items():
-        with pytest.raises(InputError, match=told) as caught:
+    for error, (replan, predictor) in refused.items():
+        with raises(*error) as caught:
             check_predictor(replan, predictor, needed=True)
         assert "\n" not in str(caught.value)
 
@@ -125,7 +126,7 @@ def test_ranks_on_other_hosts_are_asked_for_and_known_by_what_comes_from_there(t
     predictions.look()
     assert predictions.of(1) is None
     rank_readings.write(logs, 1, {"gpu watts": 1.0})
-    with pytest.raises(InputError, match="host of rank 1: the predictor learned from other metrics"):
+    with raises("predictor.metrics_differ", "host of rank 1"):
         predictions.look()
     for damaged in ("[]", '{"ran": "much"}', '{"ran": NaN}', "{", "9" * 10**5):
         (logs / "rank1.machine.json").write_text(damaged)
@@ -146,7 +147,7 @@ def test_a_predictor_of_processors_is_refused_for_a_run_on_gpus_and_the_other_wa
     check_predictor("predicted", of_gpus, needed=True, device="cuda")
     check_predictor("predicted", here, needed=True, device="cpu")
     for predictor, device in ((of_gpus, "cpu"), (here, "cuda")):
-        with pytest.raises(InputError, match="other metrics than this machine has.*'gpu .*measure --device"):
+        with raises("predictor.metrics_differ", "'gpu"):
             check_predictor("predicted", predictor, needed=True, device=device)
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from coded import raises
 from engine_clouds import close, leaf, random_batch, real_batch, sorted_rows
 
 from sparsepipe.data import PointBatch
@@ -210,26 +211,26 @@ def test_bad_tensors_are_refused(name, request):
     twice = CoordinateSet(stride, torch.cat([coordinates, coordinates[-1:]]))
     with pytest.raises(InputError, match="distinct"):
         chosen.join(Parts((twice,), {"x": Feature(torch.cat([rows, rows[:1]]), 0)}))
-    with pytest.raises(InputError, match=f"x: {len(rows) - 1} feature rows for {len(rows)} coordinates"):
+    with raises("tensor.row_count", len(rows) - 1, len(rows)):
         chosen.join(Parts(parts.coordinate_sets, {"x": Feature(rows[:-1], 0)}))
-    with pytest.raises(InputError, match="still sparse: pool it globally first"):
+    with raises("output.still_sparse"):
         chosen.rows(tensor)
     narrow = {"in_channels": 1, "out_channels": 3, "kernel_size": 3}
-    with pytest.raises(InputError, match="a tensor with 2 channels meets a convolution of 1 input channels"):
+    with raises("layer.channels", "2", "meets a convolution", channels=1):
         chosen.layer(Row("c", "convolution", (INPUT,), narrow))(tensor)
     one = chosen.tensor(PointBatch(torch.zeros(1, 4, dtype=torch.int32), torch.ones(1, 2), torch.zeros(1).long()))
     norm = chosen.layer(Row("n", "batch_norm", (INPUT,), {"channels": 2}))
-    with pytest.raises(InputError, match="batch norm over 1 voxel: expected at least 2"):
+    with raises("batch_norm.too_few_voxels"):
         norm(one)
     assert chosen.features(norm.eval()(one)).shape == (1, 2)
 
 
 def test_names_of_engines(capsys, monkeypatch):
-    with pytest.raises(InputError, match="unknown engine 'dense', expected one of torch, native, minkowski, auto"):
+    with raises("engine.unknown", "torch, native, minkowski, auto", name="dense"):
         engine("dense")
     monkeypatch.setitem(sys.modules, "MinkowskiEngine", None)  # what import finds where it is not installed
     monkeypatch.delitem(sys.modules, "sparsepipe.engines.minkowski", raising=False)
-    with pytest.raises(InputError, match="does not import here"):
+    with raises("engine.not_importable"):
         engine("minkowski")
     monkeypatch.setattr("sparsepipe.engines.native.machine_code.compiled", lambda: (0, "no compiler"))
     assert engine("auto").name == "native"
@@ -342,11 +343,11 @@ def test_tables_equal_minkowski_on_real_voxels(minkowski, name, real):
 def test_tensors_on_other_voxels_do_not_merge(kind, minkowski):
     net = table(COARSE, Row("both", kind, ("coarse", INPUT)))
     for chosen in (NATIVE, minkowski):
-        with pytest.raises(InputError, match="meet: expected the same voxels"):
+        with raises("tensor.strides_differ"):
             Subnetwork(net, chosen)({INPUT: chosen.tensor(random_batch())}, minibatch=0)
 
 
 def test_voxels_outside_a_dense_grid():
     net = table(Row("grid", "dense_grid", (INPUT,), {"size": 4}))
-    with pytest.raises(InputError, match=r"voxels -6\.\.5 on a dense grid of 4: expected 0\.\.3; .* voxel size 0\.25"):
+    with raises("dense.out_of_range", "3", "0.25", low=-6, high=5, size=4):
         Subnetwork(net, NATIVE)({INPUT: NATIVE.tensor(random_batch())}, minibatch=0)

@@ -5,12 +5,12 @@ import itertools
 
 import pytest
 import torch
+from coded import raises
 from engine_clouds import close, random_batch
 from runtime_jobs import branching_order
 from torch.func import functional_call
 
 from sparsepipe.engines import Feature, Parts, Subnetwork, engine
-from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row, network
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
@@ -194,9 +194,9 @@ def test_batch_norm_uses_the_minibatch_in_training_and_running_statistics_after(
 
 
 def test_what_is_missing_is_named(chosen):
-    with pytest.raises(InputError, match="minkvgg11bn-narrow has no layer 'conv9_9'"):
+    with raises("plan.layer_unknown", "conv9_9", name="minkvgg11bn-narrow"):
         Subnetwork(NET, chosen, ["conv1_1", "conv9_9"])
-    with pytest.raises(InputError, match="layer 'bn1_1' needs the output of 'conv1_1', which is not alive"):
+    with raises("layer.input_missing", "the output of 'conv1_1'", layer="bn1_1"):
         Subnetwork(NET, chosen, ["bn1_1"])({}, minibatch=0)
 
 

@@ -306,7 +306,7 @@ def test_the_terminal(record, capsys):
         assert code in (0, 2) and not set(told.out + told.err) & {"\x1b", "\u202e"}
     assert "\x1b" not in runs_show(options).text.replace("\n", "")
     assert str(PLANS["a" + NAME]).isascii() or "\x1b" not in str(PLANS["a" + NAME])
-    for error in (InputError(LINES), RunFailed(LINES)):
+    for error in (InputError("a.b", LINES), RunFailed("a.b", LINES)):
         assert "\n" not in str(error) and "\x1b" not in str(error)
         assert error._render_traceback_() == [f"{type(error).__name__}: {one_line(LINES)}"]
     assert table([("a", "b"), (LINES, "\t")]).count("\n") == 1

@@ -1,8 +1,9 @@
 import json
 
 import pytest
+from coded import raises
 
-from sparsepipe import GraphText, InputError, Plan, Profile, Stage, partition
+from sparsepipe import GraphText, Plan, Profile, Stage, partition
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.formats.pipedream_conf import conf_of, export_plan, graph_text_of, load_conf, load_plan
 from sparsepipe.models import network
@@ -66,7 +67,7 @@ def test_a_conf_is_a_plan_for_the_model_of_its_layers(tmp_path, profile):
     assert load_plan(tmp_path / "hybrid_conf.json", graph).stages[0].warmup == 3
     assert load_plan(tmp_path / "hybrid_conf.json", profile.graph).stages[0].layers == plan.stages[0].layers
     assert load_plan(plan.save(tmp_path / "plan.json"), graph) == plan
-    with pytest.raises(InputError, match="gpus=3.txt: is of another network: 52 layers"):
+    with raises("conf.graph_differs", "gpus=3.txt", "52 layers"):
         load_plan(tmp_path / "hybrid_conf.json", network("minkresnet34", num_classes=10).graph())
 
 
@@ -78,7 +79,7 @@ def test_of_several_graphs_beside_a_conf_it_is_the_one_for_as_many_ranks(tmp_pat
     assert len(load_plan(tmp_path / "hybrid_conf.json", profile.graph).stages[0].layers) == 20
     assert len(load_plan(tmp_path / "mp_conf.json", profile.graph).stages[0].layers) == 9
     (tmp_path / "gpus=3.txt").rename(tmp_path / "gpus=4.txt")
-    with pytest.raises(InputError, match="is for 3 ranks, and gpus=3.txt is not among"):
+    with raises("conf.graph_missing", "3 ranks", name="gpus=3.txt"):
         load_plan(tmp_path / "hybrid_conf.json", profile.graph)
 
 
@@ -88,25 +89,31 @@ def test_a_conf_alone_may_list_every_layer_of_the_model(tmp_path):
     (tmp_path / "conf.json").write_text(json.dumps(conf))
     assert [len(stage.layers) for stage in load_plan(tmp_path / "conf.json", graph).stages] == [10, 42]
     (tmp_path / "conf.json").write_text(json.dumps(conf | {"module_to_stage_map": [0, 1, 1]}))
-    with pytest.raises(InputError, match="conf.json: lists 2 modules, but the graph has 52 layers and no stage_ids"):
+    with raises("conf.graph_needed", "conf.json", "52 layers", "no stage_ids", num_modules=2):
         load_plan(tmp_path / "conf.json", graph)
 
 
 @pytest.mark.parametrize(
-    ("conf", "message"),
+    ("conf", "error"),
     [
-        ([], "expected a JSON object"),
-        ({"module_to_stage_map": [0, 0]}, "expected a JSON object"),
-        ({"module_to_stage_map": "0", "stage_to_rank_map": {"0": [0]}}, "not a list of stage numbers"),
-        ({"module_to_stage_map": [0, 0], "stage_to_rank_map": {"0": 3}}, "not a map of stages to ranks"),
-        ({"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"1": [0]}}, "stages 1, expected 0 to 0"),
-        ({"module_to_stage_map": [0, 1, 1], "stage_to_rank_map": {"0": [0], "1": [1]}}, "lists 2 modules"),
-        ({"module_to_stage_map": [1] * 9 + [0] * 44, "stage_to_rank_map": {"0": [0], "1": [1]}}, "earlier stage"),
-        ({"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"0": [0, 0]}}, "more than one replica"),
+        ([], ("conf.malformed",)),
+        ({"module_to_stage_map": [0, 0]}, ("conf.malformed",)),
+        ({"module_to_stage_map": "0", "stage_to_rank_map": {"0": [0]}}, ("conf.modules_malformed",)),
+        ({"module_to_stage_map": [0, 0], "stage_to_rank_map": {"0": 3}}, ("conf.ranks_malformed",)),
+        ({"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"1": [0]}}, ("conf.stages_unnumbered", "1", "0")),
+        ({"module_to_stage_map": [0, 1, 1], "stage_to_rank_map": {"0": [0], "1": [1]}}, ("conf.graph_needed", "2")),
+        (
+            {"module_to_stage_map": [1] * 9 + [0] * 44, "stage_to_rank_map": {"0": [0], "1": [1]}},
+            ("plan.violations", "earlier stage"),
+        ),
+        (
+            {"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"0": [0, 0]}},
+            ("plan.violations", "more than one replica"),
+        ),
     ],
 )
-def test_bad_confs_are_named(tmp_path, profile, conf, message):
+def test_bad_confs_are_named(tmp_path, profile, conf, error):
     (tmp_path / "conf.json").write_text(json.dumps(conf))
-    with pytest.raises(InputError, match=message) as caught:
+    with raises(*error) as caught:
         load_conf(tmp_path / "conf.json", profile.to_graph_text())
     assert str(caught.value).startswith(str(tmp_path / "conf.json"))

@@ -6,12 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from fuzzing import fuzzed
 from hypothesis import given
 from test_parsers_fuzzed import damaged, edits, read_or_refused, write
 
-from sparsepipe import InputError, RunConfig, RunRecord
+from sparsepipe import RunConfig, RunRecord
 from sparsepipe.data import make_shapes
 from sparsepipe.formats.pipedream_driver import DriverFile
 
@@ -84,7 +85,7 @@ def test_every_driver_file_that_is_shipped(shared_reference):
             *("compress_activations", "compress_in_gpu", "translation_model", "eval_batch_size"),
         }
         if "gpus=7_hete" in text:
-            with pytest.raises(InputError, match="gpus=7_hete/hybrid_conf.json' is neither beside it"):
+            with raises("driver.conf_missing", "gpus=7_hete/hybrid_conf.json'"):
                 driver.config_file  # noqa: B018
         else:
             assert driver.config_file.resolve() == (path.parent.parent / driver.values["config_file"]).resolve()

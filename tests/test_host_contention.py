@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from coded import raises
 from processes import until
 
 from sparsepipe.errors import InputError
@@ -56,7 +57,7 @@ def test_they_are_at_work_until_the_block_ends() -> None:
 
 def test_one_that_cannot_work_is_named() -> None:
     with (
-        pytest.raises(InputError, match="^a process beside .* ended: The Zen of Python, by Tim Peters$"),
+        raises("contention.process_ended", "The Zen of Python, by Tim Peters"),
         contending_processes(1, "this", {}),
     ):
         pytest.fail("nobody is at work")

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from coded import raises
 
-from sparsepipe import Cluster, InputError
+from sparsepipe import Cluster
 from sparsepipe.data import downloads
 from sparsepipe.host.file_locks import lock_file
 from sparsepipe.launchers import lock
@@ -40,7 +41,7 @@ def disk_without_locks(request, monkeypatch):
 
 def test_a_run_is_refused_in_a_line_that_names_its_lock(tmp_path, disk_without_locks):
     open_before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(InputError, match="another disk") as refused:
+    with raises("lock.unsupported", "another disk") as refused:
         lock.hold(tmp_path / "run")
     assert str(tmp_path / "run" / lock.LOCK) in str(refused.value) and disk_without_locks in str(refused.value)
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before
@@ -60,11 +61,11 @@ def test_records_there_can_be_looked_at(tmp_path, disk_without_locks):
 
 
 def test_downloads_and_emulated_links_name_what_they_cannot_lock(tmp_path, disk_without_locks):
-    with pytest.raises(InputError, match="another disk") as refused, downloads._alone(tmp_path / ".set.partial"):
+    with raises("lock.unsupported", "another disk") as refused, downloads._alone(tmp_path / ".set.partial"):
         pass
     assert str(tmp_path / ".set.partial" / "lock") in str(refused.value)
     links = LinksOfHost(tmp_path / "logs" / ".ports", Cluster.uniform(2))
-    with pytest.raises(InputError, match="another disk") as refused:
+    with raises("lock.unsupported", "another disk") as refused:
         links.send(0, 1, 1000, forward=True)
     assert str(tmp_path / "logs" / ".ports") in str(refused.value)
 
@@ -91,7 +92,7 @@ def test_a_lock_that_another_has_is_no_fault_of_the_disk(tmp_path):
 @pytest.mark.parametrize("number", [errno.ENODEV, errno.EINVAL], ids=errno.errorcode.get)
 def test_what_cannot_be_mapped_is_named(tmp_path, monkeypatch, make, number):
     monkeypatch.setattr(mmap, "mmap", refusing(number))
-    with pytest.raises(InputError, match="another disk") as refused:
+    with raises("disk.not_mappable") as refused:
         make(tmp_path / "shared")
     assert "shared: " in str(refused.value) and os.strerror(number) in str(refused.value)
 

@@ -62,7 +62,9 @@ def test_it_is_found_in_what_caused_an_exception(error: Exception | Callable[[],
     assert document["message"] == found and document["limit"]
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.ENOENT, ""), InputError("no"), BlockingIOError(11, "")])
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), OSError(errno.ENOENT, ""), InputError("a.b", "no"), BlockingIOError(11, "")]
+)
 def test_other_exceptions_are_no_limit(error: Exception) -> None:
     assert limit_met(error) is None
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from coded import raises
 from nvml_library import BUSY, FIRST, UUID, answering
 from processes import until
 
-from sparsepipe.errors import InputError
 from sparsepipe.host.background_load import cpu_seconds
 from sparsepipe.host.metrics import MachineWatch, machine_watch
 from sparsepipe.host.metrics.machine_watch import gpu_metrics, library, stalled_seconds
@@ -80,7 +80,7 @@ def test_readings_have_the_same_names_and_a_process_that_is_gone_is_told():
         assert watch.read().keys() == names
         process.kill()
         process.communicate()
-        with pytest.raises(InputError, match=f"process {process.pid} is gone"):
+        with raises("watch.process_gone", process.pid):
             watch.read()
 
 

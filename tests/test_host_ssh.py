@@ -4,9 +4,9 @@ import shlex
 import sys
 
 import pytest
+from coded import raises
 from network_hosts import network_hosts
 
-from sparsepipe import InputError
 from sparsepipe.host.ssh import Destination, command_failure, ssh_command, ssh_failure
 
 ODD = ["a b", "$HOME", "'", '"', "`id`", "*", "\\", ";", "-n", "ü"]
@@ -38,7 +38,7 @@ def test_a_port_is_an_option_of_ssh(called, words):
 
 @pytest.mark.parametrize("text", ["", "gpu1:", "gpu1:0", "gpu1:65536", "gpu1:x", "a:1:2", "@gpu1", "me@", "a/b"])
 def test_what_is_no_destination_is_refused(text):
-    with pytest.raises(InputError, match="expected host, user@host, host:port"):
+    with raises("ssh.destination_malformed"):
         Destination.parse(text)
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from coded import raises
 from processes import until
 
 from sparsepipe.cli import main
@@ -16,7 +17,6 @@ from sparsepipe.dynamics.interference import intruding
 from sparsepipe.dynamics.interference.intruding import run_intruders
 from sparsepipe.dynamics.interference.kinds import KINDS
 from sparsepipe.dynamics.interference.places import CPU
-from sparsepipe.errors import InputError
 from sparsepipe.host.background_load import cpu_seconds, processors_of
 from sparsepipe.host.python_path import python_command, python_environment
 
@@ -77,7 +77,7 @@ def test_an_intruder_rests_until_it_is_told_to_begin_and_again():
             until(lambda: _idle(used), "one that rests")
         intruder.process.kill()
         intruder.process.wait()
-        with pytest.raises(InputError, match=f"the intruder on processor {CORE} is gone"):
+        with raises("intruder.gone", CORE):
             intruder.begin()
 
 
@@ -171,9 +171,9 @@ def test_bad_input_of_the_command_is_one_line(capsys, arguments, message):
 
 def test_no_intruders_of_unknown_kinds_or_on_no_processor():
     with (
-        pytest.raises(InputError, match="no intruder 'x', expected one of matrix-products"),
+        raises("intruder.kind_unknown", "matrix-products", kind="x"),
         intruding(["x"], cores=[0]),
     ):
         pytest.fail("it began")
-    with pytest.raises(InputError, match="no cores given"), intruding([QUICK], cores=[]):
+    with raises("intruder.core_unusable", "no cores"), intruding([QUICK], cores=[]):
         pytest.fail("it began")

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from coded import raises
 from processes import until
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Profile
@@ -18,7 +19,6 @@ from sparsepipe.dynamics.interference.measurements import Measurement, Measureme
 from sparsepipe.dynamics.interference.measuring import intruder_sets
 from sparsepipe.dynamics.interference.predictor import Predictor, learn
 from sparsepipe.dynamics.interference.victims import KindSeconds, kind_of
-from sparsepipe.errors import InputError
 from sparsepipe.host.background_load import processors_of
 from sparsepipe.host.python_path import python_command, python_environment
 
@@ -62,7 +62,7 @@ def test_slowdowns_are_over_the_time_alone(measurements):
     rows = rows_of(measurements)
     assert [row.slowdown for row in rows[0]] == [1, 1]
     assert [row.slowdown for row in rows[20]] == pytest.approx([2, 3])
-    with pytest.raises(InputError, match="net × 8 was not measured alone"):
+    with raises("interference.no_baseline", victim="net × 8"):
         rows_of(measurements[1:])
 
 
@@ -78,7 +78,7 @@ def test_what_it_learned_is_judged_on_measurements_held_out(measurements):
     _, judged = learn(measurements, growth=Growth(trees=30))
     assert judged.num_held_out == 2 * 9 and judged.error < 0.1 < judged.mean_predictor_error
     assert "did not learn from" in str(judged)
-    with pytest.raises(InputError, match="3 measurements to learn from"):
+    with raises("predictor.too_few", "3 measurements"):
         learn(measurements[:3])
 
 
@@ -90,29 +90,27 @@ def test_a_predictor_comes_back_from_its_file(tmp_path, predictor, profile):
 
 
 def test_a_predictor_from_other_metrics_is_refused(predictor, profile):
-    with pytest.raises(
-        InputError, match=r"other metrics than this machine has \(on a machine\): \['gpu watts', 'waited'\]"
-    ):
+    with raises("predictor.metrics_differ", "on a machine", "['gpu watts', 'waited']"):
         predictor.layer_factors({"busy": 1.0, "gpu watts": 300.0}, profile, "cpu")
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("key", "value", "error"),
     [
-        ("format", "x", "expected an object whose format is"),
-        ("metrics", ["other"], "asks for other features than its metrics and kinds give"),
-        ("kinds", "relu", "kinds = 'relu': expected a list of strings"),
-        ("forest", None, "forest: expected an object whose format"),
-        ("error", [1], "error = [1]"),
-        ("machine", 1, "machine = 1"),
+        ("format", "x", ("predictor.malformed",)),
+        ("metrics", ["other"], ("predictor.features_differ",)),
+        ("kinds", "relu", ("value.not_texts", "kinds", "relu")),
+        ("forest", None, ("forest.malformed", "forest")),
+        ("error", [1], ("predictor.error_malformed", "[1]")),
+        ("machine", 1, ("value.not_text", "machine", "1")),
     ],
 )
-def test_a_predictor_file_that_is_none_is_refused_in_one_line(tmp_path, predictor, key, value, message):
+def test_a_predictor_file_that_is_none_is_refused_in_one_line(tmp_path, predictor, key, value, error):
     path = tmp_path / "p.json"
     path.write_text(json.dumps({**predictor.to_json(), key: value}))
-    with pytest.raises(InputError) as caught:
+    with raises(*error) as caught:
         Predictor.load(path)
-    assert message in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_rows_are_taken_up_where_a_kill_left_them(tmp_path, measurements):
@@ -127,29 +125,32 @@ def test_rows_are_taken_up_where_a_kill_left_them(tmp_path, measurements):
     assert list(again.measured.values()) == measurements[:3]
     again.add(measurements[3])
     assert read_measurements(path)[1] == measurements[:4]
-    with pytest.raises(InputError, match="was measured with seconds 2.0, now 3.0; choose another --out"):
+    with raises("interference.setting_differs", "seconds", "2.0", "3.0"):
         MeasurementFile(path, {**header, "seconds": 3.0})
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "error"),
     [
-        ("{}\n", "no measurements of interference"),
-        ("", "no measurements of interference"),
-        ('{"format": "sparsepipe-interference-2"}\n{"victim": "v"}\n', ":2"),
-        ('{"format": "sparsepipe-interference-2"}\n{"metrics": {"a": "b"}}\n', ":2: metrics: a = 'b'"),
+        ("{}\n", ("interference.malformed",)),
+        ("", ("interference.malformed",)),
+        ('{"format": "sparsepipe-interference-2"}\n{"victim": "v"}\n', ("record.key_missing", "2")),
+        (
+            '{"format": "sparsepipe-interference-2"}\n{"metrics": {"a": "b"}}\n',
+            ("number.malformed", "2: metrics: a", "b"),
+        ),
         (
             '{"format": "sparsepipe-interference-2"}\n{"kinds": {"relu": 1}}\n',
-            ":2: kinds: relu = 1: expected an object",
+            ("value.not_an_object", "2: kinds: relu", "1"),
         ),
     ],
 )
-def test_rows_of_something_else_are_refused_in_one_line(tmp_path, text, message):
+def test_rows_of_something_else_are_refused_in_one_line(tmp_path, text, error):
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
-    with pytest.raises(InputError) as caught:
+    with raises(*error) as caught:
         read_measurements(path)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 QUICK = ["--victim", "minkvgg11bn-narrow", "--batch-size", "2", "--seconds", "0.05", "--together", "1"]

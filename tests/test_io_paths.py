@@ -4,10 +4,11 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from runtime_jobs import plan_of
 
-from sparsepipe import Cluster, InputError, Plan, RunConfig, RunRecord, data, launch
+from sparsepipe import Cluster, Plan, RunConfig, RunRecord, data, launch
 from sparsepipe.cli.command import parser
 from sparsepipe.data.cache import open_cache
 from sparsepipe.data.sources import data_folders
@@ -69,7 +70,7 @@ def test_data_settings_and_functions_are_found(home: Path, monkeypatch: pytest.M
     assert open_cache("~/kept").folder == home / "kept"
     monkeypatch.setenv("SPARSEPIPE_CACHE", "~/other")
     assert open_cache(None).folder == home / "other"
-    with pytest.raises(InputError, match="no such folder"):
+    with raises("dataset.not_found"):
         launch(plan_of(MODEL, [[0]]), RunConfig(MODEL, "~/none"), run_dir="~/runs/two")
 
 

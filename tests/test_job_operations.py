@@ -1,6 +1,7 @@
 """A real job's table of operations becomes a trace; what is no such table is refused in one line."""
 
 import pytest
+from coded import raises
 from fuzzing import fuzzed, put
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,26 +92,26 @@ def test_a_chrome_trace_keeps_what_the_job_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "error"),
     [
-        (lambda t: t.drop(columns=["mb_id", "seq_id"]), "no column seq_id, mb_id"),
-        (lambda t: t.assign(duration=float("nan")), "duration has values that are no numbers"),
-        (lambda t: t.assign(duration=-1.0), "duration has -1, expected 0 to"),
-        (lambda t: t.assign(start_ts=float("inf")), "start_ts has inf"),
-        (lambda t: t.assign(step=0.5), "step has fractions"),
-        (lambda t: t.assign(step="one"), "step has values that are no numbers"),
-        (lambda t: t.assign(rank=-3), "rank has -3"),
-        (lambda t: t.assign(rank=5), "a rank is in two places"),
-        (lambda t: t.assign(mb_id=-1), "without its microbatch"),
-        (lambda t: t.assign(mb_id=2**31 - 1), "beyond any job's"),
-        (lambda t: t.assign(optype="gc"), "no operation forward-compute or backward-compute"),
-        (lambda t: pandas.concat([t, t.head(1).assign(optype="a\nb")]), "expected a word"),
-        (lambda t: t.head(0), "0 rows"),
+        (lambda t: t.drop(columns=["mb_id", "seq_id"]), ("operations.column_missing", "seq_id, mb_id")),
+        (lambda t: t.assign(duration=float("nan")), ("operations.not_numbers", "duration")),
+        (lambda t: t.assign(duration=-1.0), ("operations.out_of_range", "duration", "-1", "0")),
+        (lambda t: t.assign(start_ts=float("inf")), ("operations.out_of_range", "start_ts", "inf")),
+        (lambda t: t.assign(step=0.5), ("operations.not_whole", "step")),
+        (lambda t: t.assign(step="one"), ("operations.not_numbers", "step")),
+        (lambda t: t.assign(rank=-3), ("operations.out_of_range", "rank", "-3")),
+        (lambda t: t.assign(rank=5), ("operations.rank_twice",)),
+        (lambda t: t.assign(mb_id=-1), ("operations.no_microbatch",)),
+        (lambda t: t.assign(mb_id=2**31 - 1), ("operations.number_too_large",)),
+        (lambda t: t.assign(optype="gc"), ("operations.no_compute", "forward-compute or backward-compute")),
+        (lambda t: pandas.concat([t, t.head(1).assign(optype="a\nb")]), ("operations.type_malformed",)),
+        (lambda t: t.head(0), ("operations.row_count", "0")),
     ],
 )
-def test_what_is_no_table_of_operations_is_refused(tmp_path, change, told):
+def test_what_is_no_table_of_operations_is_refused(tmp_path, change, error):
     change(pandas.DataFrame(job())).to_parquet(tmp_path / "job.parquet")
-    with pytest.raises(InputError, match=told) as refused:
+    with raises(*error) as refused:
         Trace.load(tmp_path / "job.parquet")
     assert "\n" not in str(refused.value) and "job.parquet" in str(refused.value)
 
@@ -122,10 +123,10 @@ def test_a_small_file_that_unpacks_to_a_large_table_is_refused(tmp_path, monkeyp
     table = pandas.concat([pandas.DataFrame(job())] + [pandas.DataFrame(job()).assign(optype="x" * 2**16)] * 40)
     table.to_parquet(path, compression="zstd", use_dictionary=False)
     assert path.stat().st_size < 2**17
-    with pytest.raises(InputError, match="unpacked larger than 1 MiB"):
+    with raises("operations.too_large", "1"):
         Trace.load(path)
     pandas.DataFrame(job()).assign(rank="x" * 2**16).to_parquet(path, compression="zstd")
-    with pytest.raises(InputError, match="rank has values that are no numbers"):
+    with raises("operations.not_numbers", name="rank"):
         Trace.load(path)
 
 
@@ -133,14 +134,14 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "torn.parquet").write_bytes(b"PAR1" + bytes(100))
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "empty").write_text("")
-    for name, told in (
-        ("torn.parquet", "cannot be read as parquet"),
-        ("list.json", "not a trace this project wrote"),
-        ("empty", "not JSON"),
-        ("none", "No such file"),
-        (".", "is a folder"),
+    for name, error in (
+        ("torn.parquet", ("operations.unreadable",)),
+        ("list.json", ("trace.foreign",)),
+        ("empty", ("json.malformed",)),
+        ("none", ("trace.unreadable", "No such file")),
+        (".", ("trace.unreadable", "is a folder")),
     ):
-        with pytest.raises(InputError, match=told) as refused:
+        with raises(*error) as refused:
             Trace.load(tmp_path / name)
         assert "\n" not in str(refused.value)
 

@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from coded import raises
 from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
 
-from sparsepipe import InputError, RunFailed
+from sparsepipe import InputError
 from sparsepipe.launchers import attach
 from sparsepipe.launchers.followed_job import FollowedJob, KeptRows
 from sparsepipe.launchers.handle import AttachedProcess
@@ -123,7 +124,7 @@ def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> Non
     guard.stop()
     seen: list[dict] = []
     if what in ("a FIFO", "a folder", "removed"):
-        with pytest.raises(RunFailed, match=r"the run finished, but its metrics.jsonl has no summary any more"):
+        with raises("run.no_summary", "finished"):
             job.wait(timeout=ENOUGH, on_row=seen.append)
     else:
         assert job.wait(timeout=ENOUGH, on_row=seen.append) == SUMMARY
@@ -151,7 +152,7 @@ def test_a_damaged_status_ends_the_wait_with_its_name(record, status: str | None
         path.write_text(status)
     job = FollowedJob(record, guard := Held())
     guard.stop()
-    with pytest.raises(RunFailed, match=r"run: how it ended is not known: .*status.json is damaged, ") as caught:
+    with raises("run.failed", "run: how it ended is not known", "status.json is damaged") as caught:
         job.wait(timeout=ENOUGH)
     assert "\n" not in str(caught.value) and not job.running and job.state == "unknown"
 
@@ -181,7 +182,7 @@ def test_a_follower_that_fails_ends_the_wait_with_the_reason(record, monkeypatch
     monkeypatch.setattr(Tail, "read", lambda self: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     job = FollowedJob(record, Held())
-    with pytest.raises(RunFailed, match="it could not be followed .ZeroDivisionError: division by zero."):
+    with raises("run.failed"):
         job.wait(timeout=ENOUGH)
 
 
@@ -189,7 +190,7 @@ def test_a_run_whose_folder_was_removed_is_said_to_be_gone(record) -> None:
     job = FollowedJob(record, guard := Held())
     record.folder.rename(record.folder.with_name("moved"))
     guard.stop()
-    with pytest.raises(RunFailed, match="the run folder is gone: .*run was moved or removed"):
+    with raises("run.failed", "the run folder is gone", "run was moved or removed"):
         job.wait(timeout=ENOUGH)
     assert not record.folder.exists(), "not made anew for the status"
 
@@ -270,11 +271,11 @@ def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
                 hold(record.folder)
             monkeypatch.setattr("sparsepipe.launchers.handle._TO_START", 0.2)
             job = attach(record.folder)
-            with pytest.raises(InputError, match=f"cannot be cancelled, {named}; end that process"):
+            with raises("run.not_cancellable", f"held by process {holder.pid}"):
                 job.cancel()
         finally:
             holder.kill()
-    with pytest.raises(RunFailed, match="its guard was killed"):
+    with raises("run.failed", "its guard was killed"):
         job.wait(timeout=ENOUGH)
 
 

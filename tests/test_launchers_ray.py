@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from dynamics_worlds import network
 from pipeline_jobs import PipelinesResult, pipelines_of
@@ -82,7 +83,7 @@ def test_ranks_that_ray_never_has_room_for_are_refused(types, gpus, told):
 def test_nodes_that_were_lost_have_no_room():
     nodes = [node("a", "10.0.0.1", kind="slow"), node("b", "10.0.0.2", kind="slow")]
     check_room(["slow"], nodes, gpus=False, without={"a"})
-    with pytest.raises(InputError, match="needs 2 CPUs of type 'slow' .* have 1"):
+    with raises("ray.too_few_devices", "CPUs of type 'slow'", "1", needed=2):
         check_room(["slow"] * 2, nodes, gpus=False, without={"a"})
     assert labels(["slow", None]) == [{"device": "slow"}, {}]
     assert labels(["slow", None], without={"b", "a"}) == [
@@ -189,10 +190,10 @@ def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
     code, out, lines = sparsepipe(*words, "--launcher", "ray")
     assert (code, out, len(lines)) == (2, "", 1) and 'pip install "sparsepipe[cluster]"' in lines[0]
     code, _, lines = sparsepipe(*words, "--ray-address", "10.0.0.1:6379")
-    assert code == 2 and "--ray-address goes with --launcher ray" in lines[-1]
+    assert code == 2 and lines[-1].endswith("[option.of_ray]")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     code, _, lines = sparsepipe(*words, "--launcher", "ray", "--on-lost-host", "wait")
-    assert code == 2 and "--on-lost-host goes with a Ray cluster" in lines[-1]
+    assert code == 2 and lines[-1].endswith("[option.of_ray]")
     assert not (tmp_path / "run").exists()
 
 
@@ -207,7 +208,7 @@ def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
         with pytest.raises(InputError, match=told):
             launch(plan, config, run_dir=tmp_path / "run", launcher="ray", **options)
     twice = pipelines_of(NORMED, [[0]], [[0]], rule="partial-reduce")
-    with pytest.raises(InputError, match="rank 0 is in more than one pipeline"):
+    with raises("plan.rank_in_two_pipelines", "rank 0"):
         launch(twice, config.replace(model=NORMED), run_dir=tmp_path / "run", launcher="ray")
     assert not (tmp_path / "run").exists()
 

@@ -5,11 +5,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from coded import raises
 from runtime_jobs import plan_of
 
 from sparsepipe.cli.command import parser
 from sparsepipe.cli.run_verbs import settings_of
-from sparsepipe.errors import InputError
 from sparsepipe.launchers.prepare import _changed
 from sparsepipe.launchers.resuming import nothing_left
 from sparsepipe.record import Origin, RunRecord
@@ -59,21 +59,21 @@ def test_nothing_is_said_where_the_rate_goes_on_as_it_would_have(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "error"),
     [
         (
             {"epochs": 1},
-            r"epochs 1 would end the run after minibatch 5, but .*minibatch-00000010 has trained 10 \(2 epochs",
+            ("resume.ends_before", "epochs 1", "5", "minibatch-00000010", "10", "2 epochs"),
         ),
-        ({"minibatches": 7}, "minibatches 7 would end the run after minibatch 7, but .* has trained 10"),
-        ({"last_minibatch": "drop"}, "last_minibatch is 'drop', but 'keep' in the checkpoint .* 4 minibatches, not 5"),
-        ({"batch_size": 3}, "batch_size is 3, but 4 in the checkpoint"),
+        ({"minibatches": 7}, ("resume.ends_before", "minibatches 7", "7", "10")),
+        ({"last_minibatch": "drop"}, ("checkpoint.last_minibatch_differs", "drop", "keep", "4 minibatches", "5")),
+        ({"batch_size": 3}, ("checkpoint.order_differs", "batch_size", "3", "4")),
     ],
 )
-def test_what_cannot_go_on_is_refused_with_nothing_changed(tmp_path, change, message):
+def test_what_cannot_go_on_is_refused_with_nothing_changed(tmp_path, change, error):
     """--epochs 1 after 4 ended with exit code 0, and config.json said 1 from then on."""
     plan, before = trained(tmp_path / "run"), (tmp_path / "run" / "config.json").read_bytes()
-    with pytest.raises(InputError, match=message):
+    with raises(*error):
         _changed(tmp_path / "run", plan, replace(BEFORE, **change))
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
@@ -95,7 +95,7 @@ def test_metrics_that_are_gone_are_told(tmp_path):
     with pytest.warns(UserWarning, match=r"metrics.jsonl: gone, and with it the losses of the first 5 minibatches"):
         _changed(tmp_path / "run", plan, BEFORE)
     plan = trained(tmp_path / "done", metrics=False)
-    with pytest.raises(InputError, match=r"metrics.jsonl: gone, and nothing is left to train"):
+    with raises("resume.metrics_missing", "metrics.jsonl"):
         _changed(tmp_path / "done", plan, BEFORE)
 
 

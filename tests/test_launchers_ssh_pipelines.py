@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 
 import pytest
+from coded import raises
 from hosts_desk import config
 from pipeline_jobs import PipelinesResult, pipelines_of
 from processes import ENOUGH, until
@@ -13,7 +14,6 @@ from replayed_pipelines import Replay, same_ends
 from runtime_jobs import NORMED, PLAIN
 
 from sparsepipe.cluster import Cluster, DeviceType, Node
-from sparsepipe.errors import InputError
 from sparsepipe.io.files import read_rows
 from sparsepipe.launchers.ssh.placement import hosted_pipelines
 from sparsepipe.record import RunRecord
@@ -152,11 +152,11 @@ def test_each_rank_of_a_pipeline_is_at_its_device_and_knows_how_many_others_are_
 
 def test_what_hosts_cannot_do_for_pipelines_is_told_in_one_line():
     plan = pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
-    for given, hosts, told in (
-        (plan, cluster(1), "uses rank 1, the cluster has 1 device;"),
-        (pipelines_of(PLAIN, [[0]], [[0]], rule="partial-reduce"), cluster(2), "rank 0 is in more than one pipeline"),
-        (plan, cluster(1, 1, addresses=["127.0.0.1"] * 2), "the address of more than one host"),
+    for given, hosts, error in (
+        (plan, cluster(1), ("plan.rank_not_in_cluster", "1", "1 device")),
+        (pipelines_of(PLAIN, [[0]], [[0]], rule="partial-reduce"), cluster(2), ("plan.rank_in_two_pipelines", "0")),
+        (plan, cluster(1, 1, addresses=["127.0.0.1"] * 2), ("cluster.address_twice",)),
     ):
-        with pytest.raises(InputError, match=told) as found:
+        with raises(*error) as found:
             hosted_pipelines(given, hosts)
         assert "\n" not in str(found.value)

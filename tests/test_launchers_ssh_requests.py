@@ -5,6 +5,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from coded import raises
 from runtime_jobs import PLAIN, plan_of, settings
 
 from sparsepipe import InputError
@@ -44,7 +45,7 @@ def test_a_plan_is_handed_on_once_and_is_the_runs_when_a_host_says_so(asked):
     assert request.head["name"] == "control/request.json" and told.pop("predicted_gain_seconds") == 3.0
     assert told == {"command": "replan", "plan": token, "reason": "rank 0 is slow", "memory_bytes": [5, 7]}
     answer = json.dumps({"command": "replan", "minibatch": 12, "plan": token}).encode()
-    with pytest.raises(InputError, match="a plan that the run was not asked for"):
+    with raises("request.plan_unknown"):
         requests.take(ANSWERS[0], answer.replace(token.encode(), b"01234567"))
     assert requests.take(ANSWERS[0], answer) == OTHER
     assert followed_plans(folder) == ((0, PLAN), (12, OTHER)) and num_processes(folder, OTHER) == 3
@@ -52,7 +53,7 @@ def test_a_plan_is_handed_on_once_and_is_the_runs_when_a_host_says_so(asked):
     assert sorted(path.name for path in (folder / "control").iterdir()) == ["taken.json"]
     given = {"port": None, "run_dir": folder}
     assert for_hosts(OTHER, resume=True, **given) == 3, "what it leaves out stays in the job"
-    with pytest.raises(InputError, match="a job begins with all of its ranks"):
+    with raises("plan.ranks_not_of_job"):
         for_hosts(OTHER, resume=False, **given)
     commands.ask(folder, commands.STOP)
     requests.forward(host)

@@ -7,10 +7,10 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from coded import raises
 from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of, settings, shapes
 
-from sparsepipe import InputError
 from sparsepipe.cli.run_verbs import runs_stop
 from sparsepipe.launchers import Job, attach, launch
 from sparsepipe.runtime import commands
@@ -46,7 +46,7 @@ def test_a_job_stops_and_goes_on(tmp_path, clouds) -> None:
     assert latest(folder).minibatches == done and _trained(job) == list(range(done)) and done % 18 % 2 == 0
     assert commands.taken(folder) == ("stop", done) and not (folder / "logs/.announcement").exists()
     assert attach(folder).wait(timeout=ENOUGH)["minibatches"] == done, "whoever comes later is told the same"
-    with pytest.raises(InputError, match="is not running, it is stopped"):
+    with raises("run.not_running", "stopped"):
         runs_stop(Namespace(run=folder))
     job.stop()  # too late, and harmless
     commands.ask(folder, "stop")  # left by somebody who came too late: not for the next launch

@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
+from coded import raises
 
 from sparsepipe.data import IGNORED
-from sparsepipe.errors import InputError
 from sparsepipe.losses import CrossEntropy, Segmentation, Tally, open_loss
 from sparsepipe.losses.masked_words import MaskedWords
 
@@ -95,7 +95,7 @@ def test_masked_words_and_sentences_are_means_of_their_own() -> None:
 
 
 def test_a_label_for_each_row() -> None:
-    with pytest.raises(InputError, match="4 outputs for 3 labels"):
+    with raises("loss.label_count", "4", "3"):
         CrossEntropy(2)(torch.zeros(4, 2), torch.zeros(3, dtype=torch.int64), samples=3)
 
 
@@ -153,7 +153,7 @@ def test_heads_of_images_count_too() -> None:
 @pytest.mark.parametrize("given", [[1.0], [1, 2, 3, -1], [0, 0, 0, 0], [1, 2, 3, math.nan], "1234", 3, [1, 2, 3, "4"]])
 def test_weights_that_fit_no_classes_are_refused(given) -> None:
     for kind in (CrossEntropy, Segmentation):
-        with pytest.raises(InputError, match="class_weights .* expected a number from 0 on for each of 4 classes"):
+        with raises("loss.class_weights_malformed", "4 classes"):
             kind(4, class_weights=given)
 
 

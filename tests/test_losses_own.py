@@ -4,10 +4,10 @@ from collections import namedtuple
 
 import pytest
 import torch
+from coded import raises
 from torch import nn
 
 from sparsepipe.data import IGNORED
-from sparsepipe.errors import InputError
 from sparsepipe.losses import LOSSES, CrossEntropy, Loss, Segmentation, Tally, open_loss
 
 FACTS = {"num_classes": 8, "image_size": 32}
@@ -87,21 +87,26 @@ def test_facts_that_a_loss_does_not_ask_for_are_not_looked_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "facts", "args", "what"),
+    ("name", "facts", "args", "error"),
     [
-        ("crossentropy", FACTS, {}, "unknown loss 'crossentropy', expected classes, voxels, .*package.module:function"),
-        ("classes", {}, {}, "loss classes needs num_classes, which these data do not tell"),
-        ("tokens", FACTS, {"smoothing": 0.1}, "loss tokens has no setting 'smoothing'; it has label_smoothing"),
-        ("output", FACTS, {"weight": 1}, "loss output has no setting 'weight'; it has none"),
-        ("tokens", FACTS, {"label_smoothing": 1}, "label_smoothing 1, expected 0 or more, and below 1"),
-        ("classes", FACTS, {"auxiliary": "much"}, "auxiliary 'much', expected a number from 0 on"),
-        ("classes", FACTS, {"num_classes": "8"}, "num_classes '8', expected a number from 1 on"),
-        ("gone.py:loss", FACTS, {}, "there is no file gone.py"),
-        ("no_such_package.losses:loss", FACTS, {}, "cannot be imported"),
+        ("crossentropy", FACTS, {}, ("loss.unknown", "crossentropy", "classes, voxels")),
+        ("classes", {}, {}, ("loss.fact_missing", "classes", "num_classes")),
+        (
+            "tokens",
+            FACTS,
+            {"smoothing": 0.1},
+            ("loss.setting_unknown", "tokens", "smoothing", "it has label_smoothing"),
+        ),
+        ("output", FACTS, {"weight": 1}, ("loss.setting_unknown", "output", "weight", "it has none")),
+        ("tokens", FACTS, {"label_smoothing": 1}, ("loss.label_smoothing_malformed", "1")),
+        ("classes", FACTS, {"auxiliary": "much"}, ("loss.auxiliary_malformed", "much")),
+        ("classes", FACTS, {"num_classes": "8"}, ("loss.num_classes_malformed", "8")),
+        ("gone.py:loss", FACTS, {}, ("function.no_file", "gone.py")),
+        ("no_such_package.losses:loss", FACTS, {}, ("function.not_importable",)),
     ],
 )
-def test_what_cannot_be_opened(name, facts, args, what) -> None:
-    with pytest.raises(InputError, match=what):
+def test_what_cannot_be_opened(name, facts, args, error) -> None:
+    with raises(*error):
         open_loss(name, facts=facts, args=args)
 
 
@@ -123,25 +128,25 @@ def test_further_heads_count_for_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "target", "what"),
+    ("output", "target", "error"),
     [
-        (torch.zeros(4, 5), torch.zeros(4).long(), r"gives float32 \[4, 5\], the data have 8 classes"),
-        (torch.zeros(4, 8, 3), torch.zeros(4).long(), r"gives float32 \[4, 8, 3\], the data have 8 classes"),
-        (torch.zeros(4, 8), torch.zeros(4, 8), r"the target is float32 \[4, 8\], expected classes"),
-        (torch.zeros(4, 8), torch.zeros(4, 1).long(), r"float32 \[4, 8\] for a target of int64 \[4, 1\]"),
-        (torch.zeros(4, 8), None, "the target is None, expected classes"),
-        ((torch.zeros(4, 8), torch.zeros(4, 9)), torch.zeros(4).long(), r"a head .* float32 \[4, 9\], the first one"),
-        ("cat", torch.zeros(4).long(), "forward gives a str, expected a tensor"),
-        ({}, torch.zeros(4).long(), "forward gives {}, expected a tensor"),
+        (torch.zeros(4, 5), torch.zeros(4).long(), ("loss.class_count", "float32 [4, 5]", "8 classes")),
+        (torch.zeros(4, 8, 3), torch.zeros(4).long(), ("loss.class_count", "float32 [4, 8, 3]", "8 classes")),
+        (torch.zeros(4, 8), torch.zeros(4, 8), ("loss.target_malformed", "float32 [4, 8]")),
+        (torch.zeros(4, 8), torch.zeros(4, 1).long(), ("loss.shapes_differ", "float32 [4, 8]", "int64 [4, 1]")),
+        (torch.zeros(4, 8), None, ("loss.target_malformed", "None")),
+        ((torch.zeros(4, 8), torch.zeros(4, 9)), torch.zeros(4).long(), ("loss.heads_differ", "float32 [4, 9]")),
+        ("cat", torch.zeros(4).long(), ("loss.output_malformed", "a str")),
+        ({}, torch.zeros(4).long(), ("loss.output_malformed", "{}")),
     ],
 )
-def test_outputs_that_do_not_fit_the_classes(output, target, what) -> None:
-    with pytest.raises(InputError, match=what):
+def test_outputs_that_do_not_fit_the_classes(output, target, error) -> None:
+    with raises(*error):
         open_loss("classes", facts=FACTS)(output, target, samples=4)
 
 
 def test_voxels_are_told_among_their_classes_alone() -> None:
-    with pytest.raises(InputError, match="the data have 3 classes"):
+    with raises("loss.class_count", "3 classes"):
         Segmentation(3)(torch.zeros(4, 5), torch.zeros(4).long(), samples=1)
 
 
@@ -172,41 +177,39 @@ def test_ranks_that_see_no_sample_add_up_all_the_same(own) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "error"),
     [
-        ("rows", r"losses_of_mine.py:rows returns is float32 \[3\], expected a scalar: take its mean"),
-        ("whole", "is int64 .*expected a floating-point scalar"),
-        ("cut_off", "has no gradient: compute it from the output, without detach"),
-        ("number", "is a float, expected a scalar tensor"),
-        ("listed", "beside the loss, expected a dict of numbers"),
-        ("text", "{name: a str}, expected a number for each name"),
-        ("taken", "reports 'loss', a name that reports have already"),
-        ("below_zero", "says counted: -1.0, expected a finite number, of counts from 0 on"),
-        ("endless", "says iou: nan, expected a finite number"),
-        ("wordy", "reports 17 numbers, at most 16"),
+        ("rows", ("loss.not_a_scalar", "losses_of_mine.py:rows returns", "float32 [3]")),
+        ("whole", ("loss.not_floating", "int64")),
+        ("cut_off", ("loss.no_gradient",)),
+        ("number", ("loss.not_a_scalar", "a float")),
+        ("listed", ("loss.numbers_malformed",)),
+        ("text", ("loss.number_malformed", "{name: a str}")),
+        ("taken", ("loss.name_reserved", "loss")),
+        ("below_zero", ("loss.number_not_finite", "counted", "-1.0")),
+        ("endless", ("loss.number_not_finite", "iou", "nan")),
+        ("wordy", ("loss.too_many_numbers", "17", "16")),
     ],
 )
-def test_what_a_loss_must_not_return(own, name, what) -> None:
-    with pytest.raises(InputError, match=what):
+def test_what_a_loss_must_not_return(own, name, error) -> None:
+    with raises(*error):
         own(name)(torch.ones(3, requires_grad=True), torch.zeros(3), samples=3)
 
 
 def test_a_loss_that_raises_is_told_with_what_it_was_given(own) -> None:
-    with pytest.raises(
-        InputError, match=r"mean raises RuntimeError .*output float32 \[3\], target int64 \[2\]"
-    ) as told:
+    with raises("loss.raises", "mean", "output float32 [3], target int64 [2]", kind="RuntimeError") as told:
         own("mean")(torch.ones(3, requires_grad=True), torch.zeros(2).long(), samples=3)
     assert "\n" not in str(told.value)
-    with pytest.raises(InputError, match="mean raises TypeError .*unexpected keyword argument 'power'.*power"):
+    with raises("loss.raises", "mean", "unexpected keyword argument 'power'", "power", kind="TypeError"):
         own("mean", power=3)(torch.ones(3, requires_grad=True), torch.zeros(3), samples=3)
-    with pytest.raises(InputError, match="has no function 'median'; it has below_zero"):
+    with raises("function.missing", "it has below_zero", name="median"):
         own("median")
 
 
 def test_a_loss_reports_the_same_names_always(own) -> None:
     changing = own("changing")
     changing(torch.ones(3, requires_grad=True), None, samples=3)
-    with pytest.raises(InputError, match="reports size_2, reported size_3 before"):
+    with raises("loss.names_changed", "size_2", before="size_3"):
         changing(torch.ones(2, requires_grad=True), None, samples=2)
 
 
@@ -223,17 +226,17 @@ def test_the_last_layer_may_compute_the_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "what"),
+    ("output", "error"),
     [
-        ({"logits": torch.zeros(3)}, r'gives {logits: float32 \[3\]}, expected "loss" among its entries'),
-        ((), r"is \(\), expected a scalar tensor"),
-        (torch.zeros(4, 8), r"is float32 \[4, 8\], expected a scalar"),
-        ("loss", "is a str, expected a scalar tensor"),
-        (torch.tensor(1.0), "has no gradient"),
+        ({"logits": torch.zeros(3)}, ("loss.output_malformed", "{logits: float32 [3]}")),
+        ((), ("loss.not_a_scalar",)),
+        (torch.zeros(4, 8), ("loss.not_a_scalar", "float32 [4, 8]")),
+        ("loss", ("loss.not_a_scalar", "a str")),
+        (torch.tensor(1.0), ("loss.no_gradient",)),
     ],
 )
-def test_an_output_that_is_no_loss(output, what) -> None:
-    with pytest.raises(InputError, match=what):
+def test_an_output_that_is_no_loss(output, error) -> None:
+    with raises(*error):
         open_loss("output", facts={})(output, None, samples=4)
 
 
@@ -244,5 +247,5 @@ def test_transformers_models_give_their_loss_themselves() -> None:
     words = torch.randint(0, 20, (2, 5))
     given = model(input_ids=words, labels=words)
     assert open_loss("output", facts={})(given, None, samples=2)[0] is given.loss
-    with pytest.raises(InputError, match='expected "loss" among its entries'):
+    with raises("loss.output_malformed"):
         open_loss("output", facts={})(model(input_ids=words), None, samples=2)

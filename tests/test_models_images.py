@@ -6,9 +6,9 @@ from importlib import import_module
 
 import pytest
 import torch
+from coded import raises
 from torch import nn
 
-from sparsepipe.errors import InputError
 from sparsepipe.models import MODULE_NETWORKS, NETWORKS
 from sparsepipe.models.images import IMAGE_NETWORKS
 from sparsepipe.models.images.inception import InceptionOutputs
@@ -90,7 +90,7 @@ def test_images_are_large_enough_or_refused(name, least, args):
     network(torch.empty(2, channels, least, least, device="meta"))
     with pytest.raises((RuntimeError, ValueError)):
         network(torch.empty(2, channels, least - 1, least - 1, device="meta"))
-    with pytest.raises(InputError, match=rf"{least} x {least} pixels or more, these have {least - 1} x 400"):
+    with raises("images.too_small", least, least, least - 1):
         built(name, image_size=(least - 1, 400), **args)
 
 

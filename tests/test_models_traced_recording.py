@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as functional
+from coded import raises
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsepipe.engines.plain import PlainEngine
-from sparsepipe.errors import InputError
 from sparsepipe.models.traced import trace, verify
 from sparsepipe.models.traced.in_place import out_of_place
 from sparsepipe.models.traced.recording import CannotBeTraced
@@ -245,7 +245,7 @@ def counted(words, table):
 
 def test_an_operation_without_a_derivative_is_told_in_a_line():
     network = trace(Between(lambda net, h: torch.floor_divide(h, 0.5) * h), torch.randn(4, 6))
-    with pytest.raises(InputError, match="the backward of Between raises .*floor_divide"):
+    with raises("model.backward_raises", "floor_divide", kind="Between"):
         verify(network, torch.randn(4, 6), engine=PlainEngine())
 
 
@@ -254,7 +254,7 @@ def test_sparse_gradients_of_functions():
     same(Looked(lambda words, table: functional.embedding(words, table, sparse=True).sum(1)), words, within=1e-6)
     same(Looked(lambda words, table: functional.embedding_bag(words, table, sparse=True)), words, within=1e-6)
     network = trace(Looked(counted), words)  # one layer, whose Python is as it was
-    with pytest.raises(InputError, match="the gradient of table is sparse"):
+    with raises("model.sparse_gradient", name="table"):
         verify(network, words, engine=PlainEngine())
 
 
@@ -301,5 +301,5 @@ class Remembers(nn.Linear):
 
 
 def test_the_entry_of_an_output_that_is_no_tensor_is_named():
-    with pytest.raises(InputError, match=r"it returns more.0.cache: a Cache, .*leave it out .*use_cache=False"):
+    with raises("model.not_traceable", "it returns more.0.cache: a Cache", "leave it out", "use_cache=False"):
         trace(Remembers(6, 6), torch.randn(4, 6))

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
+from coded import raises
 from PIL import Image
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import make_shapes
-from sparsepipe.errors import InputError
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.reproduce import NOTEBOOKS
 from sparsepipe.reproduce.overview import Overview
@@ -76,7 +76,7 @@ def test_a_list_of_the_newest_says_of_how_many_and_where_all_are(tmp_path):
     for rows in (0, 3):
         told = Overview.open(tmp_path, rows=rows).runs._repr_html_()
         assert told.count("<tr>") == 4 and "newest" not in told
-    with pytest.raises(InputError, match="rows"):
+    with raises("number.not_whole", "rows"):
         Overview.open(tmp_path, rows=-1)
 
 

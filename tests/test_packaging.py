@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from coded import raises
 from runtime_jobs import shapes
 
-from sparsepipe import InputError
 from sparsepipe.data.formats import read
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -130,7 +130,7 @@ def test_a_file_is_not_called_damaged_where_its_extra_is_missing(tmp_path, monke
     cloud.x = cloud.y = cloud.z = np.arange(20.0)
     cloud.write(str(tmp_path / f"cloud{suffix}"))
     monkeypatch.setitem(sys.modules, "laspy", None)
-    with pytest.raises(InputError, match=r"sparsepipe\[clouds\]"):
+    with raises("extra.not_installed", extra="clouds"):
         read(tmp_path / f"cloud{suffix}")
 
 

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from coded import raises
 
 from sparsepipe.cli import main
 from sparsepipe.cluster import Cluster, DeviceType, Link
-from sparsepipe.errors import InputError
 from sparsepipe.forecast import forecast
 from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.planners import PLANNERS, partition
@@ -70,9 +70,7 @@ def test_the_command_says_it_on_stderr_and_in_its_documents(tmp_path, capsys):
 def test_interleaving_never_leaves_a_device_unused(layers, devices, stages, best):
     """19 stages per device left one of two devices unused, and the warning blamed the number of layers."""
     profile, cluster = profile_of(layers), cluster_of(devices)
-    with pytest.raises(
-        InputError, match=f"{stages} stages on each of {devices} devices.*expected {best} stages per device"
-    ):
+    with raises("planner.too_many_stages", stages, devices, best):
         partition(profile, cluster, planner="model-parallel", stages_per_device=stages)
     plan = partition(profile, cluster, planner="model-parallel", schedule="1f1b-flush", stages_per_device=best)
     assert (len(plan.ranks), plan.stages_per_rank, plan.warnings) == (devices, best, ())

@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coded import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import partition
 from sparsepipe.cluster import Cluster, DeviceType, Node
-from sparsepipe.errors import InputError
 from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.planners.hosts_left import plan_for_devices_left, plan_for_hosts_left
@@ -109,8 +109,8 @@ def test_ranks_left_have_the_numbers_of_their_devices_in_the_order_of_the_hosts(
 
 
 def test_no_host_or_interleaved_stages_are_refused_in_a_line(tmp_path):
-    with pytest.raises(InputError, match="no host is left"):
+    with raises("hosts.none_left"):
         plan_for_hosts_left(chain(1, 1), hosts("cpu", "cpu"), {"host1", "host2"}, profile=tmp_path / "none")
     laps = chain(1, 1, 1, 1, ranks=[[0], [1], [0], [1]], schedule="interleaved-zero-bubble")
-    with pytest.raises(InputError, match="interleaved cannot be joined; plan for the hosts left"):
+    with raises("plan.interleaved"):
         plan_for_hosts_left(laps, hosts("cpu", "cpu"), {"host1"}, profile=tmp_path / "none")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from coded import raises
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -98,7 +99,7 @@ def test_memory_forbids_splits_that_would_be_faster():
     small = cluster("aaaa", memory=20.0)
     found = partition_pipelines(profile, small, 2, schedule="gpipe", num_microbatches=1)
     assert [len(plan.ranks) for plan in found.pipelines] == [2, 2]
-    with pytest.raises(InputError, match="memory"):
+    with raises("planner.no_plan", "memory"):
         partition_pipelines(profile, small, 3, schedule="gpipe", num_microbatches=1)
 
 
@@ -157,10 +158,11 @@ def test_planners_that_prove_nothing_leave_no_bound():
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(1, "pipelines: 1 given, expected at least 2"), (5, "5 pipelines on 3 devices")]
+    ("count", "error"),
+    [(1, ("number.below_least", "pipelines", "1", "2")), (5, ("planner.too_few_devices", "5 pipelines", "3 devices"))],
 )
-def test_a_wrong_number_of_pipelines_is_told(count, told):
-    with pytest.raises(InputError, match=told):
+def test_a_wrong_number_of_pipelines_is_told(count, error):
+    with raises(*error):
         partition_pipelines(network(4, {"a": 1.0}, 1), cluster("aaa"), count)
 
 

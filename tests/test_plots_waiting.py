@@ -5,10 +5,11 @@ import math
 
 import plotly.graph_objects as go
 import pytest
+from coded import raises
 from test_pipeline_simulator import like_pipelines, network
 from test_plots import shows
 
-from sparsepipe import InputError, RunRecord, plots, simulate_pipelines
+from sparsepipe import RunRecord, plots, simulate_pipelines
 from sparsepipe.errors import DamagedRecord
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.plots.outcomes import NOBODY
@@ -95,7 +96,7 @@ def test_groups_are_shares_and_large_values_are_put_together():
     measured = plots.Outcome("ad-psgd", "", "measured", (1.0,), (1.0,), {2: 3})
     for found, told in (([one], "simulated (horizontal lines) · "), ([measured], "measured · "), ([one, measured], "")):
         assert list(plots.groups(found).layout.meta["notes"]) == [told + NOBODY]
-    with pytest.raises(InputError, match="no averages to draw"):
+    with raises("plot.nothing"):
         plots.groups([plots.Outcome("diloco", "", "simulated", (1.0,), (1.0,))])
 
 
@@ -135,7 +136,7 @@ def test_a_run_is_an_outcome_as_a_simulation_is(trained):
     assert one.straggler == "rank 0 is 4 times as slow"
     assert one.lost_seconds == {"group": 2.0, "exchange": 1.0, "bound": 0.0}
     write_rows(trained[0].folder / "metrics.jsonl", [])
-    with pytest.raises(InputError, match="no finished run of several pipelines"):
+    with raises("run.not_finished"):
         plots.Outcome.of_run(trained[0])
 
 
@@ -148,7 +149,7 @@ def test_losses_are_by_samples_and_by_seconds_since_the_first_minibatch(trained)
     told = figure.layout.title.text
     assert told.count("rank 0 is 4 times as slow") == 1 and "doubtful: quorum: held up" not in told
     write_rows(trained[0].folder / "metrics.jsonl", [])
-    with pytest.raises(InputError, match="no minibatch has a loss"):
+    with raises("run.no_loss"):
         plots.losses(trained[0])
 
 
@@ -175,7 +176,7 @@ def test_distances_are_means_over_members_and_none_where_gradients_are_averaged(
     assert set(table.distance["all-reduce"]) == {0.0}
     shows(plots.distances(*trained), 100 * table.distance)
     (trained[1].folder / "merges.jsonl").unlink()
-    with pytest.raises(InputError, match="nothing was averaged"):
+    with raises("run.no_averages"):
         plots.distances(trained[1])
 
 

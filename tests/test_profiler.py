@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from coded import raises
 from engine_clouds import close, random_batch
 
 from sparsepipe.data import Sample, collate
 from sparsepipe.engines import Subnetwork, engine, subnetwork
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
-from sparsepipe.errors import InputError
 from sparsepipe.losses import CrossEntropy
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.profile import Profile, StepOverhead
@@ -434,7 +434,7 @@ def test_parts_of_a_minibatch_that_a_network_cannot_take_are_left_out_aloud():
     found = measure.profile(NET, chosen, engine("native"), warmup=0, repeats=1, training=training, progress=said.append)
     assert found.origin["measured_voxels"] == [batch.size for batch in chosen[1:]]
     assert said[0].startswith("a minibatch of 1 is left out: layer 'bn1_1'")
-    with pytest.raises(InputError, match="batch norm over 1 voxel"):
+    with raises("batch_norm.too_few_voxels"):
         measure.profile(NET, chosen[:1], engine("native"), warmup=0, repeats=1, training=training)
 
 
@@ -459,15 +459,15 @@ def test_measuring_ends_in_time_and_says_what_was_left_out():
 
 
 @pytest.mark.parametrize(
-    ("found", "more", "message"),
+    ("found", "more", "error"),
     [
-        ([], {}, r"minibatches of \[\] voxels to profile on: expected one or more, all different"),
-        (batches(50, 50), {}, "all different"),
-        (batches(50), {"repeats": 0}, "0 repeats after 2 warm-up passes"),
-        (batches(50), {"device": "cuda:99"}, "device 'cuda:99': torch sees . CUDA devices here; use 'cpu'"),
-        (batches(50), {"device": "gpu"}, "device 'gpu': "),
+        ([], {}, ("profiler.sizes_malformed", "[]", "voxels")),
+        (batches(50, 50), {}, ("profiler.sizes_malformed",)),
+        (batches(50), {"repeats": 0}, ("profiler.repeats_malformed", "0", "2")),
+        (batches(50), {"device": "cuda:99"}, ("device.no_cuda",)),
+        (batches(50), {"device": "gpu"}, ("device.malformed", "gpu")),
     ],
 )
-def test_bad_input(found, more, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_input(found, more, error):
+    with raises(*error):
         measure.profile(NET, found, engine("native"), **more)

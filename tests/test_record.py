@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-import pytest
+from coded import raises
 
-from sparsepipe import InputError, Plan, RunRecord, Span, Stage
+from sparsepipe import Plan, RunRecord, Span, Stage
 from sparsepipe.host.background_load import BackgroundLoad
 from sparsepipe.io.files import write_rows
 from sparsepipe.record import NOTEBOOK, Origin
@@ -39,7 +39,7 @@ def test_sizes_of_minibatches_are_what_the_run_counts(tmp_path):
     ]
     write_rows(tmp_path / "run/metrics.jsonl", [{"event": "step", **row} for row in [*rows, {"epoch": 2}]])
     assert [record.sizes_of_epoch(epoch) for epoch in (0, 1, 3)] == [(40.0,), (8.0, 3.0), ()]
-    with pytest.raises(InputError, match="a step without its voxels, tokens, pixels, samples"):
+    with raises("run.no_sizes", "voxels, tokens, pixels, samples"):
         record.sizes_of_epoch(2)
 
 
@@ -64,12 +64,12 @@ def test_a_row_cut_short_by_a_kill_is_left_out(tmp_path):
 
 def test_a_run_is_never_written_over(tmp_path):
     RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
-    with pytest.raises(InputError, match="holds a run already"):
+    with raises("run_dir.taken"):
         RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match="not a run"):
+    with raises("run.not_found"):
         RunRecord.load(tmp_path)
 
 
@@ -90,5 +90,5 @@ def test_an_origin_names_no_folder_of_the_machine():
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file: cannot hold a run .Not a directory.; choose another run_dir"):
+    with raises("run_dir.unusable"):
         RunRecord.create(tmp_path / "file", PLAN, {}, Origin())

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from coded import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_simulator import pipeline
@@ -11,7 +12,6 @@ from test_simulator import pipeline
 from sparsepipe import (
     Cluster,
     DeviceType,
-    InputError,
     Link,
     Node,
     Plan,
@@ -326,7 +326,7 @@ def test_steps_may_claim_any_number_of_minibatches():
 
 
 def test_a_trace_without_training_is_refused():
-    with pytest.raises(InputError, match="no forwards and backwards"):
+    with raises("trace.nothing_to_replay"):
         replay(Trace((Span(0, "0E0", 0.0, 1.0, "wait"),), "measured"))
 
 
@@ -376,5 +376,5 @@ def verb(name, *arguments, capsys):
 
 
 def test_what_is_no_trace_is_told_in_a_line():
-    with pytest.raises(InputError, match="'runs/a' given, expected a Trace, as load_trace reads it"):
+    with raises("trace.not_a_trace", "runs/a"):
         what_if("runs/a")

@@ -1,6 +1,7 @@
 """Replication rules as values: chosen by name and options, written and read back, refused in one line."""
 
 import pytest
+from coded import raises
 
 from sparsepipe.errors import InputError
 from sparsepipe.replication import RULES, parse_rule, rule, rule_from_json, rule_text, rule_to_json
@@ -79,10 +80,10 @@ def test_damaged_documents_are_refused_in_one_line(document):
 
 @pytest.mark.parametrize("name", RULES)
 def test_one_pipeline_has_nobody_to_average_with(name):
-    with pytest.raises(InputError, match=f"replication {name} of 1 pipeline: expected at least 2"):
+    with raises("replication.one_pipeline", name):
         rule(name).groups(1)
 
 
 def test_a_quorum_above_the_number_of_pipelines_is_refused():
-    with pytest.raises(InputError, match="quorum = 5 of 4 pipelines"):
+    with raises("replication.quorum", quorum=5, num_pipelines=4):
         rule("quorum", {"quorum": 5}).groups(4)

@@ -4,9 +4,9 @@ import random
 from collections import Counter
 
 import pytest
+from coded import raises
 from replication_worlds import World
 
-from sparsepipe.errors import InputError
 from sparsepipe.replication import RULES, parse_rule
 
 OPTIONS = {
@@ -100,13 +100,13 @@ def test_all_who_are_ready_together_are_one_merge_of_equal_weights(given):
 def test_one_that_left_or_waits_cannot_contribute(name):
     groups = parse_rule(name).groups(3)
     groups.leave(1, now=0)
-    with pytest.raises(InputError, match="pipeline 1 contributes and is not there"):
+    with raises("replication.not_a_member", pipeline=1):
         groups.contribute(1, now=1, samples=1)
-    with pytest.raises(InputError, match="pipeline 3 joins, and there are 0 to 2"):
+    with raises("replication.pipeline_unknown", "2", pipeline=3):
         groups.join(3, now=1)
     assert groups.leave(1, now=2) == []
     if not groups.contribute(0, now=3, samples=1):
-        with pytest.raises(InputError, match="pipeline 0 contributes again before its last contribution was merged"):
+        with raises("replication.contributes_twice", pipeline=0):
             groups.contribute(0, now=3, samples=1)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from coded import raises
 from processes import ENOUGH, until
 
 from sparsepipe import plots
@@ -176,16 +177,16 @@ def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_p
     assert "[2/3] b: ran to its end before" in told and "] a: begins" in told and "] c: begins" in told
     run(few, tmp_path, resume=True)
     assert "begins" not in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"no notebook has a parameter 'numbr', expected one of figures, number"):
+    with raises("notebooks.parameter_unknown", "figures, number", parameter="numbr"):
         run(few, tmp_path, parameters={"numbr": 2})
     few("b", "figures = ''\nown = 2")
     others = {"number": 2, "own": 3}  # other parameters: nothing of it is done
     asked = {"out": tmp_path / "figures", "notebooks": few.folder, "data": None}
     assert all(NotebookJob.prepare(**asked, parameters={}).has_ended_well(name) for name in "abc")
     assert not any(NotebookJob.prepare(**asked, parameters=others).has_ended_well(name) for name in "abc")
-    with pytest.raises(InputError, match=r"^a has no parameter 'own': leave it out, or run one of b$"):
+    with raises("notebooks.parameter_unused", "a has no", "own", "b"):
         run(few, tmp_path, "a", parameters={"own": 3})
-    with pytest.raises(InputError, match=r"^none of these notebooks has a parameter 'own'"):
+    with raises("notebooks.parameter_unused", "none of these notebooks has a", parameter="own"):
         run(few, tmp_path, "a", "c", parameters={"number": 2, "own": 3})
     asked["parameters"] = {"own": 3}  # which a and c have not: they are done as they are
     assert [name for name in "abc" if NotebookJob.prepare(**asked).has_ended_well(name)] == ["a", "c"]
@@ -225,29 +226,30 @@ def test_what_measures_runs_alone():
 
 
 @pytest.mark.parametrize(
-    ("names", "out", "expected"),
+    ("names", "out", "error"),
     [
-        (["09_nothing"], "figures", "no notebook or figure '09_nothing', expected one of 01_data"),
-        ([], "file", "is a file"),
+        (["09_nothing"], "figures", ("notebooks.unknown", "09_nothing", "01_data")),
+        ([], "file", ("out.is_file",)),
     ],
 )
-def test_bad_input_is_named(tmp_path, names, out, expected):
+def test_bad_input_is_named(tmp_path, names, out, error):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=expected):
+    with raises(*error):
         reproduce(names, out=tmp_path / out)
 
 
 def test_a_folder_without_notebooks_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"no 01_data.ipynb"):
+    with raises("notebooks.missing", "01_data"):
         reproduce(out=tmp_path / "figures", notebooks=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("data", "told"), [("modelnet11", "no data set 'modelnet11'"), ("no/such", "no/such: no such")]
+    ("data", "error"),
+    [("modelnet11", ("dataset.unknown", "modelnet11")), ("no/such", ("dataset.not_found", "no/such"))],
 )
-def test_data_that_are_not_there_are_told_before_a_notebook_begins(data, told):
+def test_data_that_are_not_there_are_told_before_a_notebook_begins(data, error):
     """They were told of in a cell, with exit code 1, after a kernel had started."""
-    with pytest.raises(InputError, match=told):
+    with raises(*error):
         NotebookJob.prepare(out="figures", notebooks=None, data=data, parameters={})
 
 
@@ -318,7 +320,7 @@ def test_a_batch_that_draws_no_pictures_says_so_at_its_end_and_draws_them_next_t
     browser.chmod(0o755)
     real = plots.browser()
     monkeypatch.setenv("BROWSER_PATH", str(browser))
-    with pytest.raises(RunFailed, match=r"^1 of 1 figures have no pictures: .*the Chromium .*browser cannot be used"):
+    with raises("notebooks.failed", "1 of 1 figures have no pictures", "the Chromium", "browser cannot be used"):
         run(few, tmp_path, "a")
     told = capsys.readouterr().err
     assert "a: warning: layers' sum is 0.506 × a whole step" in told and "1 of 1 notebooks warn: a" in told
@@ -343,7 +345,7 @@ def test_a_folder_that_cannot_be_written_to_fails_the_batch(few, tmp_path):
         "place = Workplace(place.root, Path('/proc/none'), 'digits')",
         EXPORT,
     )
-    with pytest.raises(RunFailed, match=r"a.ipynb: cell 4: InputError: /proc/none: cannot be written to"):
+    with raises("notebooks.failed", "a.ipynb: cell 4: InputError: /proc/none: cannot be written to"):
         run(few, tmp_path, "a", pictures=False)
 
 
@@ -388,16 +390,16 @@ def test_a_parameter_of_a_wrong_type_is_named(tmp_path, name, value):
 
 def test_a_count_of_devices_of_a_wrong_type_is_named(tmp_path):
     place = Workplace.open(tmp_path, data="digits")
-    with pytest.raises(InputError, match="num_devices = '2': expected a whole number"):
+    with raises("number.not_whole", "num_devices", "2"):
         place.beside("2")
-    with pytest.raises(InputError, match="a device count of '2' given, expected a whole number"):
+    with raises("number.not_whole", "a", "device count of '2'"):
         Cluster.uniform("2")
     assert place.beside(1) == 0 and 0 <= place.beside(10_000) < 10_000
 
 
 def test_synthetic_shapes_are_made_by_whole_numbers(tmp_path):
     for wrong in ({"seed": "a"}, {"shapes_per_class": 2.5}, {"shapes_per_class": 0}):
-        with pytest.raises(InputError, match=f"{next(iter(wrong))} = .*: expected a whole number"):
+        with raises("number.not_whole", next(iter(wrong))):
             Workplace.open(tmp_path, **wrong)
 
 

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
+from coded import raises
 
 from sparsepipe.data import IGNORED
 from sparsepipe.data.examples import open_examples
@@ -17,7 +17,7 @@ from sparsepipe.reproduce.dense import TASKS, bleu_told, kept_told, usable
 
 def test_what_cannot_be_had_is_left_out_and_images_are_those_of_scikit_learn(monkeypatch, capsys):
     def nowhere(name):
-        raise InputError(f"{name}: not here")
+        raise InputError("dataset.not_found", f"{name}: not here")
 
     monkeypatch.setattr(dense, "find", nowhere)
     monkeypatch.setattr(dense, "fetch", nowhere)
@@ -32,7 +32,7 @@ def test_what_cannot_be_had_is_left_out_and_images_are_those_of_scikit_learn(mon
     module = build_module(images.model, {}, examples.facts, seed=0)
     assert module(examples.batch(range(3)).inputs).shape == (3, 10)
     assert (len(examples), len(open_examples(images.data, split="test"))) == (1437, 360)
-    with pytest.raises(InputError, match="no task 'speech', expected one of images, translation, masked words"):
+    with raises("task.unknown", "images, translation, masked words", name="speech"):
         usable(["speech"])
 
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from coded import raises
 
-from sparsepipe import InputError, data
+from sparsepipe import data
 from sparsepipe.data import make_shapes
 from sparsepipe.reproduce.learning import (
     commonest_share,
@@ -93,15 +94,15 @@ def test_what_is_held_out_of_a_scan_is_not_trained_on(tmp_path, name):
     places = [{tuple(row) for row in part.sample(0).coordinates.tolist()} for part in (kept, held)]
     assert len(kept.sample(0).coordinates) == 150 and len(held.sample(0).coordinates) == 50
     assert all(map(len, places))
-    with pytest.raises(InputError, match="held_out 1"):
+    with raises("learning.held_out", held_out=1):
         labelled_scans(tmp_path, held_out=1)
 
 
 def test_what_is_no_scan_is_refused(tmp_path):
     (tmp_path / "scan.bin").write_bytes(b"12345")
-    with pytest.raises(InputError, match="5 bytes, expected rows of 6 float32: a ScanNet room"):
+    with raises("scan.size_odd", "5", "a ScanNet room", width=6):
         labelled_room(tmp_path / "scan.bin", tmp_path / "room")
-    with pytest.raises(InputError, match="5 bytes, expected rows of 4 float32: a KITTI sweep"):
+    with raises("scan.size_odd", "5", "a KITTI sweep", width=4):
         labelled_sweep(tmp_path / "scan.bin", tmp_path / "sweep")
 
 

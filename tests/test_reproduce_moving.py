@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coded import raises
 from dynamics_worlds import cpus, network
 from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
@@ -150,9 +151,9 @@ def test_what_an_intruder_costs_each_rank_is_read_off_a_run_that_never_moved(tmp
         (record.folder / f"trace-rank{rank}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert slowed_by(record).ranks == pytest.approx((1.0, 3.0))
     (record.folder / FILE).unlink()
-    with pytest.raises(InputError, match="expected minibatches beside an intruder and others"):
+    with raises("run.no_intruder"):
         slowed_by(record)
-    with pytest.raises(InputError, match=r"none were beside the intruder, or all; give more --minibatches$"):
+    with raises("run.no_intruder", "none were beside the intruder, or all; give more --minibatches"):
         cost_of_intruder(record)  # bench_replan's, of a run that was over before the intruder came
 
 
@@ -231,17 +232,17 @@ def test_in_simulations_moving_pays_for_who_stays_and_not_for_who_is_gone_at_onc
 
 
 @pytest.mark.parametrize(
-    ("kind", "visits", "told"),
+    ("kind", "visits", "error"),
     [
-        ("rain", [[0.1, 0.2]], "no intruder 'rain', expected one of"),
-        ("training", [[0.3, 0.2]], "expected pairs"),
-        ("training", [[0.1, 0.5], [0.4, 0.6]], "expected pairs"),
-        ("training", [[0.1, 1.5]], "expected pairs"),
-        ("training", [[0.1]], "expected pairs"),
+        ("rain", [[0.1, 0.2]], ("intruder.kind_unknown", "rain")),
+        ("training", [[0.3, 0.2]], ("visits.malformed",)),
+        ("training", [[0.1, 0.5], [0.4, 0.6]], ("visits.malformed",)),
+        ("training", [[0.1, 1.5]], ("visits.malformed",)),
+        ("training", [[0.1]], ("visits.malformed",)),
     ],
 )
-def test_visits_that_cannot_be_are_refused_in_one_line(kind, visits, told):
-    with pytest.raises(InputError, match=told) as caught:
+def test_visits_that_cannot_be_are_refused_in_one_line(kind, visits, error):
+    with raises(*error) as caught:
         Intrusion.of(kind, visits)
     assert "\n" not in str(caught.value)
 

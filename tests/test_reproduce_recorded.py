@@ -3,8 +3,8 @@
 import re
 
 import pytest
+from coded import raises
 
-from sparsepipe.errors import InputError
 from sparsepipe.formats.spot_machines import SpotMachines
 from sparsepipe.reproduce import recorded
 from sparsepipe.reproduce.recorded import (
@@ -38,7 +38,7 @@ def test_pipelines_train_while_they_have_their_machines(record):
         assert (number.measured, number.predicted, number.unit) == (one.counted, one.simulated, "minibatches")
     told = r"by hand, simulated: all-reduce \(3 pipelines\) trains 6.% of an undisturbed job's 400 minibatches, "
     assert re.fullmatch(told + r"partial-reduce \(4 pipelines\) 8.%", in_words([waiting, free]))
-    with pytest.raises(InputError, match="few: never has a machine for each of 4 pipelines"):
+    with raises("recorded.too_few_machines", "4", name="few"):
         trained_on_spot_machines(SpotMachines("few", (0, 1), (3, 3)))
 
 
@@ -83,5 +83,5 @@ def test_what_is_not_here_is_left_out_with_a_word(tmp_path, monkeypatch, capsys)
     assert spot_machines() == [] and slow_workers() == []
     told = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[0] for line in told] == ["preemptions", "minibatch-times"]
-    with pytest.raises(InputError, match="no job_.*; expected the folder that data fetch makes"):
+    with raises("recorded.files_missing", "job_"):
         slow_workers(str(tmp_path))

@@ -1,11 +1,11 @@
 """What 04_partition plans for: the mixed cluster by default, the published profiles by one name, files of one's own."""
 
 import pytest
+from coded import raises
 
 from sparsepipe import (
     Cluster,
     CostSample,
-    InputError,
     Layer,
     LayerCost,
     LayerGraph,
@@ -100,9 +100,7 @@ def test_two_machines_have_both_types_that_02_measured():
 
 
 def test_the_published_profiles_are_one_parameter_away(shared_reference, monkeypatch):
-    with pytest.raises(
-        InputError, match="no profiles of RTX, tv, txp here: run `sparsepipe data fetch sparsepipe-prof"
-    ):
+    with raises("profile.not_fetched", "RTX, tv, txp"):
         unlike_devices(MODEL, cluster="sparsepipe-mix")
     monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
     profile, cluster = unlike_devices(MODEL, cluster="sparsepipe-mix")
@@ -125,14 +123,11 @@ def test_files_of_ones_own(tmp_path, shared_reference):
     files = {"fast": str(graph), "slow": str(tmp_path / "slow.json")}
     profile, cluster = unlike_devices(MODEL, profiles=files, cluster=str(tmp_path / "own.toml"))
     assert profile.device_types == ("fast", "slow") and len(cluster.devices) == 2
-    with pytest.raises(InputError, match="devices of type 'fast', the profiles know slow: give profiles = "):
+    with raises("profile.no_device_type", "fast", "slow"):
         unlike_devices(MODEL, profiles={"slow": files["slow"]}, cluster=str(tmp_path / "own.toml"))
-    with pytest.raises(InputError, match="no profiles of fast here"):
+    with raises("profile.not_fetched", "fast"):
         unlike_devices("other", cluster=str(tmp_path / "own.toml"))
-    with pytest.raises(
-        InputError,
-        match="nowhere: no such cluster file; check the path, or name one of mixed-cores, sparsepipe-mix, two-cores",
-    ):
+    with raises("manifest.not_found", "nowhere", "cluster file", "mixed-cores, sparsepipe-mix, two-cores"):
         unlike_devices(MODEL, cluster="nowhere")
 
 
@@ -143,5 +138,5 @@ def test_one_more_of_a_type_stands_where_the_last_one_does():
         ["native-2t", "native-1t", "native-1t"],
         ["minkowski-2t", "minkowski-1t"],
     ]
-    with pytest.raises(InputError, match="'V100': no such device"):
+    with raises("device_type.unknown", name="V100"):
         one_more(cluster, "V100")

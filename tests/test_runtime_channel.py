@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from coded import raises
 from processes import ENOUGH
 
-from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
+from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.transport.channel import Inbox, LocalQueue, Outbox, tag_of
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, HEADER_BYTES, Packet, Slot, encode
 from sparsepipe.runtime.transport.shared_memory import Pipes, SharedMemory, SharedMemoryTransport, make_pipe
@@ -36,18 +37,18 @@ def test_a_packet_that_is_not_the_one_expected_is_refused_with_both_sides_number
     own, theirs = _shared()
     outbox = Outbox([SharedMemoryTransport(own)])
     outbox.send(_packet(3), 1, timeout=ENOUGH, action="0F3")
-    told = "packet from rank 0: minibatch 3 sent, 4 expected; boundary 7 sent, 8 expected"
-    with pytest.raises(PacketMismatch, match=told):
+    error = ("packet.sides_differ", "0", "minibatch 3 sent, 4 expected; boundary 7 sent, 8 expected")
+    with raises(*error):
         inbox = Inbox([(0, 4)], direction=FORWARD, boundary=8, transports=[SharedMemoryTransport(theirs)])
         inbox.take(4, timeout=ENOUGH, action="1F4")
     inbox = Inbox([(0, 4), (0, 5)], direction=FORWARD, boundary=7, transports=[SharedMemoryTransport(theirs)])
-    with pytest.raises(PacketMismatch, match="1F5 asks for minibatch 5, but 4 from rank 0 comes next"):
+    with raises("packet.other_minibatch", action="1F5", minibatch=5, due=4, peer=0):
         inbox.take(5, timeout=ENOUGH, action="1F5")
     local = LocalQueue(0)
-    with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but nothing is in the queue"):
+    with raises("packet.other_minibatch", "nothing", action="1B2", minibatch=2):
         local.take(2, timeout=ENOUGH, action="1B2")
     local.put(_packet(3, direction=BACKWARD))
-    with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but minibatch 3 is in the queue"):
+    with raises("packet.other_minibatch", "minibatch 3", action="1B2", minibatch=2):
         local.take(2, timeout=ENOUGH, action="1B2")
     own.close()
     theirs.close()
@@ -196,7 +197,7 @@ def test_a_frame_is_as_long_as_its_header_says(length: int) -> None:
     frame = _framed(_packet(0, rows=100))
     peer.sendall(lengths(HEADER_BYTES, length) + frame[LENGTHS_BYTES:])
     inbox = Inbox([(0, 0)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(sockets)])
-    with pytest.raises(PacketMismatch, match=f"a frame of {length} bytes whose header says"):
+    with raises("packet.frame_malformed", length):
         inbox.take(0, timeout=ENOUGH, action="1F0")
     peer.close()
     sockets.close()
@@ -210,7 +211,7 @@ def test_a_header_comes_alone_where_something_else_carries_the_payload_and_nowhe
     header, payload = encode(_packet(0, rows=100))
     peer.sendall(lengths(HEADER_BYTES, 0) + header.numpy().tobytes() + _framed(_packet(1, rows=100)))
     taken = []
-    with pytest.raises(PacketMismatch, match="a frame of .* bytes whose header says"):
+    with raises("packet.frame_malformed"):
         for _ in range(2):
             taken.append(sockets.take(0, TAG, deadline=time.monotonic() + ENOUGH, message="1F0 waited"))
     assert len(taken) == headers_alone and len(payload) > 0

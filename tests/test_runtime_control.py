@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from coded import raises
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from processes import ENOUGH
@@ -39,9 +40,9 @@ def test_a_command_is_asked_for_taken_up_and_carried_out(tmp_path):
 
 
 def test_a_run_that_cannot_be_asked_is_named(tmp_path):
-    with pytest.raises(InputError, match="unknown command 'dance', expected one of stop"):
+    with raises("command.unknown", "stop", command="dance"):
         commands.ask(tmp_path, "dance")
-    with pytest.raises(InputError, match=r"gone: cannot be told to stop \(No such file or directory\)"):
+    with raises("command.undeliverable", "gone", "No such file or directory", command="stop"):
         commands.ask(tmp_path / "gone", "stop")
 
 

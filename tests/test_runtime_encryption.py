@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from coded import raises
 from processes import ENOUGH, until
 from runtime_jobs import run_ranks
 
@@ -115,13 +116,13 @@ def wire():
 
 def test_a_certificate_is_for_its_owner_alone_and_one_that_cannot_be_used_is_refused(encryption, tmp_path):
     assert encryption.path.stat().st_mode & 0o077 == 0
-    with pytest.raises(InputError, match="no certificate that can be used"):
+    with raises("encryption.no_certificate"):
         Encryption.of_run(tmp_path)
     (tmp_path / CERTIFICATE).parent.mkdir()
     whole = encryption.path.read_text()
     for damaged in ("", whole[:100], whole.replace("CERTIFICATE", "NOTHING"), "\0\n"):
         (tmp_path / CERTIFICATE).write_text(damaged)
-        with pytest.raises(InputError, match="no certificate that can be used") as told:
+        with raises("encryption.no_certificate") as told:
             Encryption.of_run(tmp_path)
         assert "\n" not in str(told.value)
 
@@ -140,7 +141,7 @@ def test_ranks_that_meet_in_a_store_of_torchs_own_are_refused(tmp_path):
     identity = Identity(0, 2, store=("10.0.0.1", 29500))
     told = {"device": "cpu", "threads": torch.get_num_threads(), "timeout": ENOUGH}
     (tmp_path / "logs").mkdir()
-    with pytest.raises(InputError, match=r"torch's own store at 10\.0\.0\.1, in clear; launch it with launcher='ssh'"):
+    with raises("encryption.store_in_clear", "10.0.0.1"):
         with joined(identity, run_dir=tmp_path, encrypt=True, **told):
             raise AssertionError("it has joined")
 

@@ -1,6 +1,6 @@
 import pytest
+from coded import raises
 
-from sparsepipe.errors import InputError
 from sparsepipe.runtime.processes.identity import Identity
 
 TORCHRUN = {
@@ -37,5 +37,5 @@ def test_ranks_meet_through_a_file_unless_the_launcher_has_a_store():
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"])
 @pytest.mark.parametrize("told", ["", "one", "-1", "1.5", "²"])
 def test_what_is_no_number_is_named(name, told):
-    with pytest.raises(InputError, match=f"{name}='{told}' in the environment, expected a whole number"):
+    with raises("environment.not_whole", name, told):
         Identity.from_environment({**TORCHRUN, name: told})

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from coded import raises
 from pipeline_jobs import pipelines_of
 from processes import ENOUGH
 from runtime_jobs import NORMED, Job, plan_of, run_jobs, settings, shapes
@@ -149,7 +150,7 @@ def test_a_job_computes_outputs_from_a_run(runs, tmp_path):
         summary = running.wait(timeout=ENOUGH)
     assert running.record.plan == several.local(0)
     assert told == ["forwards alone: the first of the plan's 2 pipelines computes the outputs, on 1 of 3 devices"]
-    with pytest.raises(InputError, match="uses rank 1, the cluster has 1 device;"):
+    with raises("plan.rank_not_in_cluster", "1", "1 device"):
         launch(several, job.config, run_dir=tmp_path / "few", forward_only=trained.folder, cluster=Cluster.uniform(1))
     assert running.state == "finished" and summary["checkpoint"].endswith("minibatch-00000005")
     with np.load(tmp_path / "run" / PREDICTIONS) as found:
@@ -168,5 +169,5 @@ def test_a_job_computes_outputs_from_a_run(runs, tmp_path):
 
 def test_a_run_without_a_checkpoint_is_told(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(InputError, match="has no checkpoint yet"):
+    with raises("run.no_checkpoint"):
         find_checkpoint(tmp_path, plan_of(NORMED, [[0]]), settings(tmp_path))

@@ -18,11 +18,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as functional
+from coded import raises
 from processes import ENOUGH
 from runtime_jobs import NORMED, PLAIN, UNET, Job, one_at_a_time, plan_of, run_jobs, settings, shapes
 from torch.func import functional_call
 
-from sparsepipe import InputError, data
+from sparsepipe import data
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.launchers import launch
 from sparsepipe.models import network
@@ -450,6 +451,6 @@ def test_lists_that_deadlock_in_this_runs_epochs_are_refused_before_the_first_mi
     first, last = plan_of(PLAIN, [[0, 1], [2]], schedule="1f1b").stages
     plan = Plan((first, replace(last, warmup=3)), "1f1b", accumulation=3)
     job = launch(plan, settings(shapes(tmp_path), batch_size=1), run_dir=tmp_path / "run")
-    with pytest.raises(InputError, match="schedule '1f1b' of this plan deadlocks: rank 0 waits at"):
+    with raises("schedule.deadlock", "'1f1b'", "rank 0 waits at"):
         job.wait(timeout=ENOUGH)
     assert not job.record.metrics("step")

@@ -10,6 +10,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as functional
+from coded import raises
 from own_networks import heads_loss
 from runtime_jobs import Job, run_jobs, same_training
 from test_runtime_laws import CLOSE, Oracle, _optimizer
@@ -273,20 +274,20 @@ def test_a_checkpoint_has_the_names_of_the_users_module(runs):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "error"),
     [
-        ({"model": f"{OWN}:nothing"}, "own_networks.py has no function 'nothing'; it has "),
-        ({"model": f"{OWN}:text"}, "returns a str, expected a torch.nn.Module"),
-        ({"model_args": '{"depth": 3}'}, "unexpected keyword argument 'depth'; it takes .*model_args"),
-        ({"data_args": '{"split": "test"}'}, "data_args has 'split', which a run gives by itself"),
-        ({"engine": "native"}, "engine 'native' asked, but .* is made of torch modules"),
-        ({"data": f"{OWN}:text"}, "returns no data set|text"),
-        ({"model": "minkvgg11"}, "takes point clouds"),
+        ({"model": f"{OWN}:nothing"}, ("function.missing", "own_networks.py", "nothing", "it has")),
+        ({"model": f"{OWN}:text"}, ("model.not_a_module", "str")),
+        ({"model_args": '{"depth": 3}'}, ("model.arguments_refused", "unexpected keyword argument 'depth'")),
+        ({"data_args": '{"split": "test"}'}, ("setting.data_args_reserved", "split")),
+        ({"engine": "native"}, ("engine.of_modules", "native", "torch")),
+        ({"data": f"{OWN}:text"}, ("own_data.arguments_refused",)),
+        ({"model": "minkvgg11"}, ("model.of_clouds",)),
     ],
 )
-def test_bad_input_is_one_line(changes, message):
+def test_bad_input_is_one_line(changes, error):
     config = settings(**WORDS | changes)
-    with pytest.raises(InputError, match=message) as caught:
+    with raises(*error) as caught:
         open_task(config, engine_name=config.engine, seed=0)
     assert "\n" not in str(caught.value)
 
@@ -338,9 +339,7 @@ def test_what_a_layer_cannot_take_is_told_with_its_name():
     stage = task.network.build(engine=task.engine, seed=0)
     entering = stage.enter(task.engine.tensor(task.training.batch([0])))
     grown = {name: tensor[:, :, :1, :1] for name, tensor in entering.items()}
-    with pytest.raises(
-        InputError, match=r"layer 'norms.0' of own_networks.py:pictures raises ValueError in minibatch 7"
-    ):
+    with raises("layer.raises", "ValueError in minibatch 7", layer="norms.0", name="own_networks.py:pictures"):
         stage(grown, minibatch=7)
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from coded import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.engines.base import CoordinateSet
-from sparsepipe.runtime.failures import PacketMismatch
 from sparsepipe.runtime.transport.packet import (
     BACKWARD,
     FORWARD,
@@ -112,7 +112,7 @@ def test_one_dense_tensor_is_sent_from_its_own_memory() -> None:
 
 
 def test_a_header_that_is_none_is_refused_with_both_numbers() -> None:
-    with pytest.raises(PacketMismatch, match="0x0 where a packet's header starts, expected 0x53504b54"):
+    with raises("packet.header_malformed", "0x0", "0x53504b54"):
         payload_bytes(torch.zeros(HEADER_INTEGERS, dtype=torch.int64))
 
 

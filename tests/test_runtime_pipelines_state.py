@@ -1,6 +1,7 @@
 """The coordinator's state by hand: an epoch of two pipelines, deaths, holders, what is refused and what is counted."""
 
 import pytest
+from coded import raises
 
 from sparsepipe.display.numbers import validation_text
 from sparsepipe.errors import InputError
@@ -238,9 +239,9 @@ def test_holders_are_known_once_all_have_registered() -> None:
 
 def test_pipelines_of_unlike_data_are_refused() -> None:
     state = begun()
-    with pytest.raises(InputError, match="pipeline 1 has 8 minibatches per epoch and 14 in all, others have 7 and 14"):
+    with raises("pipelines.minibatches_differ", "8 minibatches", "14", "7", "14", number=1):
         asks(state, "begin", 1, 1, whole=2, num_holders=1, epoch_minibatches=8, total_minibatches=14)
-    with pytest.raises(InputError, match="pipeline 1 has other training data than those that came before it"):
+    with raises("pipelines.data_differ", number=1):
         asks(state, "begin", 1, 1, whole=2, num_holders=1, epoch_minibatches=7, total_minibatches=14, data="ab")
 
 

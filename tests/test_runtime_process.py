@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from coded import raises
 from runtime_jobs import PLAIN, Job, plan_of, run_jobs, run_ranks, settings, shapes
 
 from sparsepipe.engines.base import CoordinateSet
-from sparsepipe.errors import InputError
 from sparsepipe.io.files import write_atomic
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.processes.identity import Identity
@@ -57,7 +57,7 @@ def test_a_job_of_more_ranks_than_the_plan_has_is_refused(tmp_path, monkeypatch)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     data, folder = shapes(tmp_path), tmp_path / "run"
-    with pytest.raises(InputError, match=r"the plan needs ranks \[0, 1\], but this job has 3: 0 to 2"):
+    with raises("plan.ranks_not_of_job", "2", ranks="[0, 1]", world_size=3):
         run(folder, plan_of(PLAIN, [[0], [1]]), settings(data))
     assert not folder.exists()
 

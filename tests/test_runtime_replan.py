@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from coded import raises
 from processes import ENOUGH
 from replan_jobs import Moves, ask_all
 from runtime_jobs import NORMED, PLAIN, Job, Result, plan_of, run_jobs, settings, shapes
 from test_runtime_laws import CLOSE, FULL, HALF, _has_minkowski
 
-from sparsepipe import InputError
 from sparsepipe.models import network
 from sparsepipe.plan import Plan
 from sparsepipe.record.plans import begin_plan, followed_plans, plan_at, went_back
@@ -43,7 +43,7 @@ def test_a_plan_is_handed_over_once(tmp_path):
     token = replan_request.leave(tmp_path, NEXT, reason="rank 1\nis slow", **told)
     found = commands.request(tmp_path)
     assert found == ("replan", token, "rank 1 is slow", 3.0, [5, 7]) and replan_request.read(tmp_path, token) == NEXT
-    with pytest.raises(InputError, match="is asked for a change already"):
+    with raises("replan.asked_already"):
         replan_request.leave(tmp_path, NEXT)
     assert len(list((tmp_path / "control").glob("*.json"))) == 2, "of the second nothing is left"
     commands.take(tmp_path, commands.REPLAN, 40, plan=token)
@@ -58,13 +58,18 @@ def test_a_plan_is_handed_over_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "Expecting value"), (b"[]", "not a plan"), (b"[" * 10**5, "recursion"), (b"{" + b" " * 2**24, "at most")],
+    ("content", "error"),
+    [
+        (b"", ("replan.request_malformed", "Expecting value")),
+        (b"[]", ("replan.request_malformed", "not a plan")),
+        (b"[" * 10**5, ("replan.request_malformed", "recursion")),
+        (b"{" + b" " * 2**24, ("replan.request_malformed", "at most")),
+    ],
 )
-def test_a_plan_that_cannot_be_read_is_told_in_one_line(tmp_path, content, message):
+def test_a_plan_that_cannot_be_read_is_told_in_one_line(tmp_path, content, error):
     (tmp_path / "control").mkdir()
     (tmp_path / "control/plan-01234567.json").write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with raises(*error):
         replan_request.read(tmp_path, "01234567")
 
 
@@ -73,11 +78,11 @@ def test_a_plan_is_no_link_and_no_pipe(tmp_path):
     path = tmp_path / "control/plan-01234567.json"
     NEXT.save(tmp_path / "elsewhere.json")
     path.symlink_to(tmp_path / "elsewhere.json")
-    with pytest.raises(InputError, match="cannot be read"):
+    with raises("file.unreadable"):
         replan_request.read(tmp_path, "01234567")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(InputError, match="expected a file"):
+    with raises("replan.request_malformed", "expected a file"):
         replan_request.read(tmp_path, "01234567")
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coded import raises
 from processes import ENOUGH
 
 from sparsepipe import (
     Cluster,
     CostSample,
     DeviceType,
-    InputError,
     Layer,
     LayerCost,
     LayerGraph,
@@ -221,5 +221,5 @@ TRANSFERS = (
 
 
 def test_a_replay_without_a_profile_is_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match="engine 'replay' needs the profile and the cluster"):
+    with raises("engine.no_profile", engine="replay"):
         launch(_plan(), CONFIG, run_dir=tmp_path / "run")

@@ -4,11 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from coded import raises
 
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.engines import ENGINES, Subnetwork
-from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.epoch_parts import RunLength
@@ -74,9 +74,7 @@ def test_a_last_minibatch_of_one_sample_trains_unless_it_is_kept(shapes, last):
     module = Subnetwork(workload.network, workload.engine, seed=0)
     batches = [workload.engine.tensor(workload.training.batch(indices)) for indices in workload.order(0)]
     if last == "keep":
-        with pytest.raises(
-            InputError, match=r"layer 'bn\w+' in minibatch 1: batch norm over 1 voxel: expected at least 2"
-        ):
+        with raises("batch_norm.too_few_voxels", "layer 'bn", "in minibatch 1"):
             for number, batch in enumerate(batches):
                 module({INPUT: batch}, minibatch=number)
     else:
@@ -85,5 +83,5 @@ def test_a_last_minibatch_of_one_sample_trains_unless_it_is_kept(shapes, last):
 
 
 def test_features_that_the_samples_have_not_are_refused(shapes):
-    with pytest.raises(InputError, match="features"):
+    with raises("setting.name_unknown", name="features"):
         opened(shapes, features=("colour", "size"))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from coded import raises
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime_jobs import NORMED, PLAIN, UNET, Job, plan_of, run_jobs, same_training, settings, shapes
@@ -9,7 +10,6 @@ from runtime_jobs import NORMED, PLAIN, UNET, Job, plan_of, run_jobs, same_train
 from sparsepipe import data
 from sparsepipe.engines import engine
 from sparsepipe.models import INPUT, Network, Row, network
-from sparsepipe.runtime.failures import PacketMismatch
 from sparsepipe.runtime.stages.base import InFlight, Output
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
@@ -84,7 +84,7 @@ def test_values_of_a_gradient_go_back_to_their_elements() -> None:
 
 def test_values_too_many_are_refused() -> None:
     present = without_zeros(Slot(torch.eye(8))).present
-    with pytest.raises(PacketMismatch, match=r"values \[9\] arrived for 8 elements that are not zero"):
+    with raises("packet.value_count", "[9]", "8"):
         with_zeros(torch.ones(9), present, (8, 8))
 
 
@@ -153,7 +153,7 @@ def test_a_gradient_of_another_size_is_refused(rows: torch.Tensor, clouds) -> No
     runner = NetworkStage(network(PLAIN, num_classes=3), engine("native"), plan, 0, config=config, device=CPU)
     present = without_zeros(Slot(torch.eye(8))).present
     flight = InFlight(3, Version(0, {}), (), Output.of(torch.eye(8, requires_grad=True)), outputs_present=(present,))
-    with pytest.raises(PacketMismatch, match=r"gradients of minibatch 3 have shapes .*, its features had \[\(8,\)\]"):
+    with raises("packet.gradient_shapes", minibatch=3, sent="[(8,)]"):
         runner.unpack_output_gradients(flight, Packet(BACKWARD, 3, 0, (Slot(rows),)))
 
 

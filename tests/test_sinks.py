@@ -4,8 +4,8 @@ import json
 from argparse import Namespace
 
 import pytest
+from coded import raises
 
-from sparsepipe import InputError
 from sparsepipe.cli import main
 from sparsepipe.cli.run_verbs import _sinks
 from sparsepipe.reproduce.compressed import halves
@@ -86,16 +86,16 @@ def test_a_sink_that_raises_ends_no_run_and_is_told_of_once(tmp_path, capsys):
 
 def test_what_is_no_sink_is_refused(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    with pytest.raises(InputError, match=r"own.py:offline: raises OSError as it is opened \(no route\)"):
+    with raises("sink.raises", "own.py:offline", "no route", kind="OSError"):
         open_sink(f"{tmp_path}/own.py:offline", tmp_path)
-    with pytest.raises(InputError, match="returned no sink, expected what takes rows"):
+    with raises("sink.malformed"):
         open_sink(f"{tmp_path}/own.py:wrong", tmp_path)
 
 
 def test_what_cannot_be_logged_to_is_told_in_one_line(tmp_path):
-    with pytest.raises(InputError, match="log 'wandb': expected tensorboard, package.module:function or path/file"):
+    with raises("sink.unknown", "tensorboard", kind="wandb"):
         open_sink("wandb", tmp_path)
-    with pytest.raises(InputError, match="nobody follows the run"):
+    with raises("option.of_followed_run"):
         _sinks(Namespace(log=[["tensorboard", str(tmp_path)]], detach=True))
 
 

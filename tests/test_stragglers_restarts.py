@@ -4,10 +4,11 @@ import json
 from collections import Counter
 
 import pytest
+from coded import raises
 from command_line import sparsepipe
 from test_simulator import pipeline
 
-from sparsepipe import InputError, simulate
+from sparsepipe import simulate
 from sparsepipe.forecast import forecast
 from sparsepipe.replaying import replay, what_if
 from sparsepipe.stragglers import Stragglers
@@ -56,9 +57,9 @@ def test_who_lives_on_is_not_killed_and_others_draw_as_before():
     total = parts.imbalance + parts.dependency + parts.communication + parts.restart
     assert total == pytest.approx(found.trace.bubble_fraction)
     assert parts.restart == pytest.approx(GONE / found.trace.makespan)
-    with pytest.raises(InputError, match="restart_seconds"):
+    with raises("number.malformed", "restart_seconds"):
         simulate(plan, profile, cluster, [1], stragglers=twice, restart_seconds=-1.0)
-    with pytest.raises(InputError, match="minibatches of an epoch"):
+    with raises("number.below_least", "minibatches", "of an epoch"):
         simulate(plan, profile, cluster, [1], stragglers=twice, epoch_minibatches=0)
 
 

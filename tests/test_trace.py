@@ -1,6 +1,7 @@
 import pytest
+from coded import raises
 
-from sparsepipe import InputError, Span, Trace
+from sparsepipe import Span, Trace
 from sparsepipe.plots.anatomy import anatomy_table
 
 TRACE = Trace(
@@ -57,9 +58,9 @@ def test_an_empty_trace_has_no_time():
 
 
 def test_what_is_no_trace_is_refused():
-    with pytest.raises(InputError, match="kind 'sleeping'"):
+    with raises("trace.kind_unknown", kind="sleeping"):
         Trace((Span(0, "0F0", 0, 1, "sleeping"),), "measured")
-    with pytest.raises(InputError, match="not a trace"):
+    with raises("trace.foreign"):
         Trace.from_chrome({"traceEvents": [{"ph": "X"}]})
-    with pytest.raises(InputError, match="not a trace this project wrote: it is .*, no object with 'traceEvents'"):
+    with raises("trace.foreign", "it is", "no object with 'traceEvents'"):
         Trace.from_chrome([{"ph": "X"}])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import ipywidgets
 import plotly.graph_objects as go
 import pytest
+from coded import raises
 from processes import ENOUGH, until
 
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
@@ -70,7 +71,7 @@ def test_a_layer_is_found_by_name_or_kind_and_brought_into_sight():
 
 
 def test_a_plan_of_another_network_is_refused_in_one_line(profile):
-    with pytest.raises(InputError, match=r"different graph: 1 of its layers \(other\)") as caught:
+    with raises("plan.violations", "different graph: 1 of its layers (other") as caught:
         LayerGraphExplorer(profile, Plan((Stage(("other",), (0,)),)))
     assert caught.value._render_traceback_() == [f"InputError: {caught.value}"]
 
@@ -136,7 +137,7 @@ def test_messages_show_a_sentence_for_input_and_a_traceback_for_the_rest():
             raise error
 
     guarded = messages.shown(act)
-    guarded(InputError("a <b> is wrong"))
+    guarded(InputError("a.b", "a <b> is wrong"))
     assert "A &lt;b&gt; is wrong" in messages.value and "Traceback" not in messages.value
     guarded(KeyError("x"))
     assert "Traceback" in messages.value

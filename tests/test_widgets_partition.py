@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from coded import raises
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.display.numbers import as_measured, scaled_bytes
@@ -210,14 +211,14 @@ def test_no_device_and_too_little_memory_are_said_in_words(explorer):
 
 
 def test_what_is_no_profile_or_cluster_is_refused_in_words(profile, cluster):
-    with pytest.raises(InputError, match="'p.json' given, expected a Profile: Profile.load"):
+    with raises("explorer.value_kind", "Profile", given="p.json", kind="Profile"):
         PartitionExplorer("p.json", cluster)
-    with pytest.raises(InputError, match="None given, expected a Cluster: Cluster.load"):
+    with raises("explorer.value_kind", "None", "Cluster", kind="Cluster"):
         PartitionExplorer(profile, None)
 
 
 def test_a_profile_that_does_not_fit_the_cluster_is_refused_in_words(profile):
-    with pytest.raises(InputError, match=r"devices of type 'gpu', the profile knows fast, slow"):
+    with raises("profile.no_device_type", "fast, slow", name="gpu"):
         PartitionExplorer(profile, Cluster.uniform(2, device_type="gpu"))
 
 

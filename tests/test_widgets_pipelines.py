@@ -8,9 +8,10 @@ from dataclasses import replace
 from decimal import Decimal
 
 import pytest
+from coded import raises
 from processes import ENOUGH, until
 
-from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
+from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cli import main
 from sparsepipe.display.numbers import as_measured
 from sparsepipe.plan import Plan
@@ -231,7 +232,7 @@ def too_little_memory(explorer):
 def test_what_cannot_be_is_one_line_and_leaves_nothing_to_act_on(explorer, refuse, told):
     before = explorer.view.drawing.scene
     refuse(explorer)
-    with pytest.raises(InputError, match="cannot be planned"):
+    with raises("explorer.no_plan", "cannot be planned"):
         explorer.current()
     assert told in explorer.state.refused and "\n" not in explorer.state.refused
     assert "Traceback" not in explorer.messages.value and explorer.messages.value.count("<pre") == 1

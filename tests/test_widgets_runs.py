@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from coded import raises
 
 from sparsepipe import (
     CostSample,
-    InputError,
     Layer,
     LayerCost,
     LayerGraph,
@@ -147,7 +147,7 @@ def test_runs_that_did_not_finish_are_compared_by_what_they_did(table, tmp_path)
     table.compare.click()
     assert table.figures.accuracy.layout.display == "" and "(cancelled)" in table.figures.throughput.figure
     assert "has no summary" not in table.messages.value
-    with pytest.raises(InputError, match="has no summary"):
+    with raises("run.no_summary"):
         plots.throughput(half)  # a paper's figure is of runs that finished
 
 
@@ -239,7 +239,7 @@ def test_metrics_are_flat_tables(table, tmp_path):
     (made.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     stages = made.frame("stage")
     assert (stages.event[0], stages.stage[0], stages.busy_fraction[0]) == ("summary", 0, 0.5)
-    with pytest.raises(InputError, match="event 'steps' given, expected one of step, epoch, stage"):
+    with raises("event.unknown", "step, epoch, stage", event="steps"):
         made.frame("steps")
 
 
@@ -400,7 +400,7 @@ def test_the_page_of_a_trace_holds_its_spans(title):
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     table = RunsTable(tmp_path)
-    with pytest.raises(InputError, match="no run is marked"):
+    with raises("runs.none_marked"):
         _ = table.chosen
 
 

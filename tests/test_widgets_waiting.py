@@ -5,9 +5,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from coded import raises
 from test_pipeline_simulator import like_pipelines, network
 
-from sparsepipe import InputError, Link, simulate_pipelines
+from sparsepipe import Link, simulate_pipelines
 from sparsepipe.cli.plan_verbs import forecast_text
 from sparsepipe.stragglers import Stragglers
 from sparsepipe.widgets import WaitingExplorer
@@ -139,7 +140,7 @@ def test_what_cannot_be_is_said_and_the_picture_stays(explorer):
         assert "sp-faded" not in explorer.waiting.widget._dom_classes
     explorer.controls.straggler.kind.value = SLOW
     assert explorer.waiting.paces.figure == before
-    with pytest.raises(InputError, match="no such rule"):
+    with raises("replication.unknown"):
         WaitingExplorer(explorer.profile, Link(), rules=("majority",))
 
 

@@ -290,9 +290,10 @@ def _run_verb(options: argparse.Namespace, verbs: Verbs, *, has_output: bool) ->
         if answer.fault:
             return _failed(one_line(answer.fault), 2)
     except InputError as error:
-        return _failed(error.written(lambda name, value: as_option(name, value, options.verb, verbs)), 2)
+        text = error.written(lambda name, value: as_option(name, value, options.verb, verbs))
+        return _failed(f"{text} [{error.code}]", 2)
     except RunFailed as error:
-        return _failed(str(error), 1)
+        return _failed(f"{error} [{error.code}]", 1)
     except OutputLost as error:
         return _failed(f"{options.verb} is done, but its answer could not be written to standard output ({error})", 1)
     except KeyboardInterrupt:
@@ -344,7 +345,10 @@ def _paper(options: argparse.Namespace) -> "Paper | None":
     if not asked:
         return None
     if options.no_pictures:
-        raise InputError("--width, --height, --font and --no-title are of pictures: leave them out, or --no-pictures")
+        raise InputError(
+            "option.without_effect",
+            "--width, --height, --font and --no-title are of pictures: leave them out, or --no-pictures",
+        )
     from ..plots import Paper  # here: it brings plotly
 
     return Paper(**asked)

@@ -122,7 +122,9 @@ def _counted(what: str, counts: Mapping[str, int]) -> str:
 def _options_of_examples(options: argparse.Namespace) -> dict[str, Any]:
     given = json_object(options.data_args, "--data-args")
     if given and not is_examples(options.path):
-        raise InputError(f"{options.path}: --data-args given, which point clouds do not have; leave it away")
+        raise InputError(
+            "option.of_examples", f"{options.path}: --data-args given, which point clouds do not have; leave it away"
+        )
     return given
 
 

@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace) -> Answer:
     from ..dynamics.interference.victims import Victim
 
     if options.predictor and options.predictor.is_dir():
-        raise InputError(f"{options.predictor}: is a folder, expected a file for the predictor")
+        raise InputError("predictor.is_folder", f"{options.predictor}: is a folder, expected a file for the predictor")
     settings = {"data": options.data, "voxel_size": options.voxel_size, "engine": options.engine}
     models, sizes = options.victim or options.victims, options.batch_size or options.batch_sizes
     victims = [Victim(model, batch_size=size, **settings) for model in models for size in sizes]

@@ -45,17 +45,21 @@ def new_run_dir(model: str, parent: Path = RUNS) -> Path:
 def check_launcher(options: argparse.Namespace, launcher: str) -> None:
     """Raise InputError for options that go with another launcher."""
     if options.ray_address and launcher != RAY:
-        raise InputError(f"--ray-address goes with --launcher {RAY}")
+        raise InputError("option.of_ray", f"--ray-address goes with --launcher {RAY}")
     on_lost_host = getattr(options, "on_lost_host", None)
     if on_lost_host and launcher == RAY and not (options.ray_address or os.environ.get("RAY_ADDRESS")):
-        raise InputError("--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out")
+        raise InputError(
+            "option.of_ray", "--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out"
+        )
     cache = getattr(options, "cache", None)
     if launcher == LOCAL and cache not in (None, NO_CACHE):
         # Else workers would go on without, which their logs alone tell.
         expanded(cache).mkdir(parents=True, exist_ok=True)
     given = {"--encrypt": options.encrypt, "--on-lost-host": on_lost_host}
     if launcher == LOCAL and (named := [name for name, value in given.items() if value]):
-        raise InputError(f"{named[0]} goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
+        raise InputError(
+            "option.of_hosts", f"{named[0]} goes with hosts beyond this one: name them, --cluster FILE, or leave it out"
+        )
 
 
 def follower_of(record: RunRecord) -> RunFollower:
@@ -98,9 +102,14 @@ def check_forward_only(options: argparse.Namespace) -> None:
     names += ["balance", "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
     if given := [name for name in names if getattr(options, name) is not None]:
-        raise InputError(f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}")
+        raise InputError(
+            "option.of_training", f"--forward-only trains nothing: leave out --{given[0].replace('_', '-')}"
+        )
     if options.validate is False:
-        raise InputError("--forward-only computes outputs for the validation split: leave out --no-validation")
+        raise InputError(
+            "option.no_validation",
+            "--forward-only computes outputs for the validation split: leave out --no-validation",
+        )
 
 
 def checkpoint_or_run(given: Path) -> Path:
@@ -115,11 +124,11 @@ def trained_by(options: argparse.Namespace) -> RunRecord | None:
     """
     if not options.forward_only.exists():
         told = "no such folder, expected a checkpoint's or a run's; `sparsepipe runs list` names the runs there are"
-        raise InputError(f"--forward-only {options.forward_only}: {told}")
+        raise InputError("option.of_training", f"--forward-only {options.forward_only}: {told}")
     folder = run_of(options.forward_only)
     if not folder and not _is_checkpoint(options.forward_only):
         told = "neither a run (no plan.json) nor a checkpoint (no manifest.json)"
-        raise InputError(f"--forward-only {one_line(options.forward_only)}: {told}")
+        raise InputError("option.of_training", f"--forward-only {one_line(options.forward_only)}: {told}")
     return RunRecord.load(folder) if folder else None
 
 

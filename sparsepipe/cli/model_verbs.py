@@ -25,7 +25,9 @@ def models(options: argparse.Namespace) -> Answer:
     found = catalogue(options.text)
     if not found:
         near = f"; did you mean {one}?" if (one := meant(options.text, [row.name for row in catalogue("")])) else ""
-        raise InputError(f"no model's name contains {options.text!r}; sparsepipe models lists all{near}")
+        raise InputError(
+            "model.none_found", f"no model's name contains {options.text!r}; sparsepipe models lists all{near}"
+        )
     rows = [{**asdict(entry), "parameters": _parameters(entry, options)} for entry in found]
     columns = ("name", "kind", "takes", "parameters", "summary")
     lines = [columns, *([_cell(row[column]) for column in columns] for row in rows)]

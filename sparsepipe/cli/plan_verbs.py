@@ -57,14 +57,17 @@ _CLASSES = 10  # of a network whose stages are written, where nobody says
 def profile(options: argparse.Namespace) -> Answer:
     for name in ("model", "data", "batch_size"):
         if getattr(options, name) is None:
-            raise InputError(f"no {name.replace('_', ' ')}: give --{name.replace('_', '-')}")
+            raise InputError("option.missing", f"no {name.replace('_', ' ')}: give --{name.replace('_', '-')}")
     of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args")}
     warn(of_other_data(of_data, options.data))
     warn(unread_files(options.data))
     if options.model_args is not None and is_table(options.model):
         warn([no_effect("model_args", OF_MODULES)])
     if options.out.is_dir():  # told before anything is measured
-        raise InputError(f"--out {options.out}: is a folder, expected a file's name, such as profile.json in it")
+        raise InputError(
+            "plan.out_is_folder",
+            f"--out {options.out}: is a folder, expected a file's name, such as profile.json in it",
+        )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     # Before torch comes in with the profiler: the workers of a run get the same.
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
@@ -115,19 +118,24 @@ def plan(options: argparse.Namespace) -> Answer:
     if options.num_microbatches is not None and not _takes_steps(schedule):
         known = ", ".join(name for name in SCHEDULE_RULES if _takes_steps(name))
         raise InputError(
+            "option.no_microbatches",
             f"--num-microbatches with schedule {schedule}, which updates after each minibatch: leave it out, "
-            f"or give --schedule {known}"
+            f"or give --schedule {known}",
         )
     several = options.pipelines is not None and options.pipelines > 1
     if options.replication and not several:
-        raise InputError("--replication goes with several pipelines that average: give --pipelines P, 2 or more")
+        raise InputError(
+            "option.of_several_pipelines",
+            "--replication goes with several pipelines that average: give --pipelines P, 2 or more",
+        )
     if several:
         return _pipelines(options, found, cluster, settings)
     if options.objective == LATENCY and options.schedule:
         warn([no_effect("schedule", f"with --objective {LATENCY} forwards alone are planned")])
     if options.objective == LATENCY and len(options.planner or ()) > 1:
         raise InputError(
-            f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal"
+            "option.of_planner",
+            f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal",
         )
     plans = [
         partition(found, cluster, planner=name, **settings, **own)
@@ -155,7 +163,10 @@ def plan(options: argparse.Namespace) -> Answer:
 def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:
     names = _planners(options, options.schedule or PlanSettings.schedule)
     if len(names) > 1:
-        raise InputError(f"--pipelines with {len(names)} planners: expected one; plan with each by itself to compare")
+        raise InputError(
+            "option.one_planner",
+            f"--pipelines with {len(names)} planners: expected one; plan with each by itself to compare",
+        )
     ((name, own),) = _planner_options(options, names)
     rule = parse_rule(options.replication) if options.replication else None
     several = partition_pipelines(found, cluster, options.pipelines, replication=rule, planner=name, **settings, **own)
@@ -195,8 +206,9 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
         if not any(key in fields_ for fields_ in known.values()):
             having = " or ".join(planners_with(key))
             raise InputError(
+                "option.of_planner",
                 f"--{key.replace('_', '-')} means nothing to planner {', '.join(names)}: leave it out, or give "
-                f"--planner {having}"
+                f"--planner {having}",
             )
     return [(name, {key: value for key, value in asked.items() if key in known[name]}) for name in names]
 
@@ -205,22 +217,34 @@ def simulate(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options)
     stragglers = Stragglers.parse(";".join(options.straggler or ()))
     if options.restart_seconds is not None and not stragglers.end_ranks:
-        raise InputError("--restart-seconds goes with --straggler kill:…: give that, or leave it out")
+        raise InputError(
+            "option.of_killing", "--restart-seconds goes with --straggler kill:…: give that, or leave it out"
+        )
     chosen = load_plan(options.plan, found.graph)
     if chosen.members:
         if options.replan:
-            raise InputError("--replan goes with plans of one pipeline; several keep their plans")
+            raise InputError(
+                "option.of_one_pipeline", "--replan goes with plans of one pipeline; several keep their plans"
+            )
         if options.epoch_minibatches:
-            raise InputError("--epoch-minibatches goes with plans of one pipeline; this plan has several")
+            raise InputError(
+                "option.of_one_pipeline", "--epoch-minibatches goes with plans of one pipeline; this plan has several"
+            )
         return _simulate_pipelines(options, chosen, found, cluster, stragglers)
     if options.replication:
-        raise InputError("--replication goes with several pipelines that average; this plan has one")
+        raise InputError(
+            "option.of_several_pipelines", "--replication goes with several pipelines that average; this plan has one"
+        )
     if options.seed is not None:
         raise InputError(
-            "--seed goes with plans of several pipelines; stragglers draw by their own, --straggler 'SPEC;seed=N'"
+            "option.of_several_pipelines",
+            "--seed goes with plans of several pipelines; stragglers draw by their own, --straggler 'SPEC;seed=N'",
         )
     if options.epoch_minibatches and not (options.replan or stragglers.end_ranks):
-        raise InputError("--epoch-minibatches goes with --replan or --straggler kill:…: give one, or leave it out")
+        raise InputError(
+            "option.of_replanning",
+            "--epoch-minibatches goes with --replan or --straggler kill:…: give one, or leave it out",
+        )
     chosen.check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))
     sizes = _sizes(found, options.minibatches)
@@ -302,10 +326,13 @@ def _simulate_pipelines(
 
 def export(options: argparse.Namespace) -> Answer:
     if options.classes is not None and not options.model:
-        raise InputError("--classes goes with --model, whose stages are written: give that, or leave it out")
+        raise InputError(
+            "option.of_model", "--classes goes with --model, whose stages are written: give that, or leave it out"
+        )
     if options.model and not is_table(options.model):
         raise InputError(
-            f"--model {options.model}: its stages are parts of a torch module, which export cannot write out"
+            "export.traced_model",
+            f"--model {options.model}: its stages are parts of a torch module, which export cannot write out",
         )
     chosen = Plan.load(options.plan).one("PipeDream has no files for several")
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)

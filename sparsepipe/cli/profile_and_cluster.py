@@ -34,12 +34,16 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
         instead = _joined(options.profile) if options.profile else None
         return servers.profile(instead), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
     if not options.profile:
-        raise InputError("no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles")
+        raise InputError(
+            "option.no_profile", "no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles"
+        )
     if brought := _with_its_devices(options.profile):
         itself = options.cluster is not None and str(options.cluster) == options.profile[0]
         if (options.cluster or options.devices) and not itself:
             asked = "--cluster" if options.cluster else "--devices"
-            raise InputError(f"{options.profile[0]}: brings its own devices; leave {asked} out")
+            raise InputError(
+                "option.brings_devices", f"{options.profile[0]}: brings its own devices; leave {asked} out"
+            )
         return brought.profile, brought.cluster
     joined = _joined(options.profile)
     if warn:
@@ -51,7 +55,7 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
             progress_line(f"warning: {text}")
         return joined, cluster
     if not options.devices:
-        raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
+        raise InputError("option.no_devices", "no devices: give --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
 
 
@@ -62,24 +66,29 @@ def check_machines(options: argparse.Namespace) -> None:
     if options.devices:
         named.append("--devices")
     if len(named) > 1:
-        raise InputError(f"{' and '.join(named)}: each says which devices there are; give one of them")
+        raise InputError(
+            "option.devices_twice", f"{' and '.join(named)}: each says which devices there are; give one of them"
+        )
     facts = {"--bandwidth": options.bandwidth, "--memory": options.memory}
     asked = [name for name, value in facts.items() if value]
     if not asked:
         return
     if not named:
         raise InputError(
-            f"{asked[0]} without devices that it is of: give --devices N or a file of hosts, or leave it out"
+            "option.of_devices",
+            f"{asked[0]} without devices that it is of: give --devices N or a file of hosts, or leave it out",
         )
     if options.cluster and tells_links(options.cluster):
         raise InputError(
+            "option.of_cluster_file",
             f"{asked[0]} with --cluster {options.cluster}: that file says itself what memory and links there are; "
-            f"change it there, or leave out {asked[0]}"
+            f"change it there, or leave out {asked[0]}",
         )
     if not options.devices and len(options.bandwidth or ()) > 2:
         raise InputError(
+            "option.too_many_bandwidths",
             f"{len(options.bandwidth)} --bandwidth with {named[0]}: expected two at most, inside a host and between "
-            "hosts"
+            "hosts",
         )
 
 
@@ -92,7 +101,7 @@ def _joined(given: list[str]) -> Profile:
         try:
             joined = joined | one if joined else one
         except InputError as error:
-            raise InputError(f"{path or text}: {error}") from None
+            raise InputError(error.code, f"{path or text}: {error}", **error.fields) from None
     assert joined is not None
     return joined
 
@@ -118,7 +127,8 @@ def _cluster_file(options: argparse.Namespace, found: Profile) -> Cluster:
     kinds = found.device_types
     if len(kinds) > 1 and not tells_types(path):
         raise InputError(
-            f"{options.cluster}: tells no device types, and the profile has {', '.join(kinds)}: write a cluster TOML"
+            "cluster.no_device_types",
+            f"{options.cluster}: tells no device types, and the profile has {', '.join(kinds)}: write a cluster TOML",
         )
     names = ("link", "network")  # inside a node, between nodes
     links = {name: Link(bandwidth) for name, bandwidth in zip(names, options.bandwidth or (), strict=False)}
@@ -138,18 +148,26 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
     """`--devices 4 --devices 2`: two nodes of four like devices, with a bandwidth for each level."""
     if len(found.device_types) > 1:
         raise InputError(
-            f"--devices means like devices, but the profile has {', '.join(found.device_types)}: use --cluster"
+            "devices.heterogeneous_profile",
+            f"--devices means like devices, but the profile has {', '.join(found.device_types)}: use --cluster",
         )
     if len(counts) > 2:
-        raise InputError(f"--devices was given {len(counts)} times: expected once, or twice (devices per node, nodes)")
+        raise InputError(
+            "devices.too_many_levels",
+            f"--devices was given {len(counts)} times: expected once, or twice (devices per node, nodes)",
+        )
     if any(count < 1 for count in counts):
-        raise InputError(f"a device count of {min(counts)}: expected at least 1")
+        raise InputError("devices.below_one", f"a device count of {min(counts)}: expected at least 1")
     if prod(counts) > MOST_LIKE_DEVICES:
         raise InputError(
-            f"--devices {' --devices '.join(map(str, counts))}: expected {MOST_LIKE_DEVICES} at most in all"
+            "devices.too_many",
+            f"--devices {' --devices '.join(map(str, counts))}: expected {MOST_LIKE_DEVICES} at most in all",
         )
     if bandwidths and len(bandwidths) != len(counts):
-        raise InputError(f"{len(bandwidths)} --bandwidth for {len(counts)} --devices: expected one for each level")
+        raise InputError(
+            "devices.bandwidth_count",
+            f"{len(bandwidths)} --bandwidth for {len(counts)} --devices: expected one for each level",
+        )
     links = [Link(bandwidth) for bandwidth in bandwidths] if bandwidths else [Link()] * len(counts)
     kind = DeviceType(found.device_types[0], memory or float("inf"))
     nodes = range(counts[1] if len(counts) == 2 else 1)

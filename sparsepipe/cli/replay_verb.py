@@ -31,7 +31,7 @@ def replay(options: argparse.Namespace) -> Answer:
     """
     check_launcher(options, options.launcher)
     if options.launcher == SSH and not options.cluster:
-        raise InputError(f"--launcher {SSH} goes with hosts: name their file, --cluster FILE")
+        raise InputError("option.of_hosts", f"--launcher {SSH} goes with hosts: name their file, --cluster FILE")
     profile, cluster = profile_and_cluster(options)
     plan = load_plan(options.plan, profile.graph)
     plan.check(profile.graph, cluster)

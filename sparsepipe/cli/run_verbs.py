@@ -59,7 +59,10 @@ def for_slurm(options: argparse.Namespace, *, run_dir: Path, plan: Plan, cluster
     Raises InputError for what Slurm cannot give.
     """
     if options.detach:
-        raise InputError("--detach with --launcher slurm, whose jobs outlive a terminal by themselves: leave it out")
+        raise InputError(
+            "option.of_local_launcher",
+            "--detach with --launcher slurm, whose jobs outlive a terminal by themselves: leave it out",
+        )
     script = sbatch_script(options.words, run_dir=run_dir, num_ranks=len(plan.ranks), cluster=cluster, gpus=gpus)
     document = {"script": script, "run_dir": str(run_dir)}
     if not options.submit:
@@ -84,20 +87,23 @@ def run(options: argparse.Namespace) -> Answer:
     record: RunRecord | None
     if options.resume:
         if options.forward_only:
-            raise InputError("--forward-only computes outputs anew: leave out --resume")
+            raise InputError("option.of_training", "--forward-only computes outputs anew: leave out --resume")
         record = RunRecord.load(options.resume)
         settings, folder = dict(record.config), record.folder
         if options.run_dir and options.run_dir.resolve() != folder.resolve():
             raise InputError(
+                "option.run_dir_of_resume",
                 f"--run-dir {options.run_dir} with --resume {options.resume}: a run goes on in its own folder; leave "
-                "out --run-dir, or copy the folder and resume the copy"
+                "out --run-dir, or copy the folder and resume the copy",
             )
     else:
         record = trained_by(options) if options.forward_only else None
         settings = dict(record.config) if record else {}
         for name in ("plan", "model", "data"):
             if not getattr(options, name) and record is None:
-                raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume RUN")
+                raise InputError(
+                    "option.missing", f"no {name}: sparsepipe run PLAN --model M --data D, or --resume RUN"
+                )
         parent = driver.folder if driver and driver.folder else RUNS
         folder = options.run_dir or new_run_dir(options.model or settings["model"], parent)
     config = settings_of(options, before=settings if record else None)
@@ -112,7 +118,7 @@ def run(options: argparse.Namespace) -> Answer:
             chosen.check(layer_graph(config))
         return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
     if options.submit:
-        raise InputError(f"--submit goes with --launcher {SLURM}")
+        raise InputError("option.of_slurm", f"--submit goes with --launcher {SLURM}")
     check_launcher(options, launcher)
     profile, cluster = _held_against(options, chosen, cluster)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
@@ -165,7 +171,10 @@ def _held_against(
     if not options.profile:
         return None, cluster
     if options.resume:
-        raise InputError("--profile goes with a new run; one that resumes keeps the profile that it was launched with")
+        raise InputError(
+            "option.of_new_run",
+            "--profile goes with a new run; one that resumes keeps the profile that it was launched with",
+        )
     given = dict.fromkeys(("server_file", "bandwidth", "memory", "devices")) | vars(options)
     if options.cluster is None:
         given["devices"] = [len(plan.ranks)]
@@ -235,7 +244,7 @@ def runs_compare(options: argparse.Namespace) -> Answer:
         progress_line(f"warning: {text}")
     if damaged := [row["damage"] for row in rows if "damage" in row]:
         if len(damaged) == len(rows):
-            raise InputError(damaged[0])
+            raise InputError("run.damaged", damaged[0])
     return _side_by_side(rows, tuple(_NO_ROW))
 
 
@@ -255,7 +264,7 @@ def runs_stop(options: argparse.Namespace) -> Answer:
 
     record = _record(options.run)
     if not is_alive(record):
-        raise InputError(f"{record.folder}: is not running, it is {state_of(record)}")
+        raise InputError("run.not_running", f"{record.folder}: is not running, it is {state_of(record)}")
     job = attach(record.folder)
     job.stop()
     follower = follower_of(record)
@@ -286,7 +295,7 @@ def runs_replan(options: argparse.Namespace) -> Answer:
 def runs_cancel(options: argparse.Namespace) -> Answer:
     record = _record(options.run)
     if not is_alive(record):
-        raise InputError(f"{record.folder}: is not running, it is {state_of(record)}")
+        raise InputError("run.not_running", f"{record.folder}: is not running, it is {state_of(record)}")
     job = attach(record.folder)
     job.cancel()
     state = "killed" if job.state == "running" else job.state
@@ -297,7 +306,7 @@ def runs_export(options: argparse.Namespace) -> Answer:
     record = _record(options.run)
     trace = record.trace()
     if not trace.spans:
-        raise InputError(f"{record.folder}: has no trace yet")
+        raise InputError("run.no_trace", f"{record.folder}: has no trace yet")
     path = write_json(options.chrome, trace.to_chrome())
     facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
     missing = f" ({left_out(trace)})" if trace.left_out else ""
@@ -328,7 +337,8 @@ def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster
     check_machines(options)
     if options.bandwidth or options.memory:
         raise InputError(
-            f"--{'bandwidth' if options.bandwidth else 'memory'} goes with --profile: give that, or leave it out"
+            "option.of_profile",
+            f"--{'bandwidth' if options.bandwidth else 'memory'} goes with --profile: give that, or leave it out",
         )
     return None, load_cluster(known_cluster(options.cluster)) if options.cluster else None
 
@@ -336,7 +346,10 @@ def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster
 def _sinks(options: argparse.Namespace) -> list[Sink]:
     """Open what --log asks for. Raises InputError for what cannot be opened, and where nobody will follow the run."""
     if options.log and getattr(options, "detach", False):
-        raise InputError("--log and --detach: nobody follows the run; leave it out, and give it to `runs attach`")
+        raise InputError(
+            "option.of_followed_run",
+            "--log and --detach: nobody follows the run; leave it out, and give it to `runs attach`",
+        )
     return [Forgiving(kind, open_sink(kind, folder)) for kind, folder in options.log]
 
 

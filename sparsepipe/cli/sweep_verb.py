@@ -19,7 +19,9 @@ def run_sweep(options: argparse.Namespace) -> Answer:
     for text in options.variant:
         label, equals, path = text.partition("=")
         if not (label and equals and path):
-            raise InputError(f"--variant {text}: expected LABEL=FILE, a profile of the same network")
+            raise InputError(
+                "variant.malformed", f"--variant {text}: expected LABEL=FILE, a profile of the same network"
+            )
         profiles[label] = Profile.load(path)
     given = {"planners": options.planner, "schedules": options.schedule, "compressions": options.compression}
     asked = {name: list(dict.fromkeys(value)) for name, value in given.items() if value}

@@ -64,7 +64,8 @@ def export(options: argparse.Namespace) -> Answer:
     path = options.out
     if path.suffix.lower() not in (".json", ".html"):
         raise InputError(
-            f"--out {path}: expected a name that ends in .json (for Perfetto and Chrome) or .html (a page of its own)"
+            "trace.out_suffix",
+            f"--out {path}: expected a name that ends in .json (for Perfetto and Chrome) or .html (a page of its own)",
         )
     trace = _opened(options)
     if path.suffix.lower() == ".html":
@@ -87,7 +88,7 @@ def _opened(options: argparse.Namespace) -> Trace:
         path = RunRecord.load(path).folder
     trace = load_trace(path)
     if not trace.spans:
-        raise InputError(f"{path}: has no trace yet; choose a run that has trained, or another file")
+        raise InputError("run.no_trace", f"{path}: has no trace yet; choose a run that has trained, or another file")
     return trace
 
 

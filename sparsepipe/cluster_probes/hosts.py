@@ -45,7 +45,9 @@ class Probe:
             )
         except OSError as error:
             self._errors.close()
-            raise InputError(f"{node.name}: {command[0]}: {error.strerror}; install it (openssh-client)") from None
+            raise InputError(
+                "probe.not_startable", f"{node.name}: {command[0]}: {error.strerror}; install it (openssh-client)"
+            ) from None
         assert self._process.stdin and self._process.stdout
         self._writer = FrameWriter(self._process.stdin.fileno())
         self._reader = FrameReader(self._process.stdout.fileno())
@@ -61,22 +63,24 @@ class Probe:
             while True:
                 frame = self._reader.read(seconds=max(0.0, deadline - time.monotonic()))
                 if frame is None:
-                    raise InputError(self._why_it_ended())
+                    raise InputError("probe.ended", self._why_it_ended())
                 if frame.head.get("number") == self._num_asked:
                     break  # others are late answers, to a question whose time was over
             answer = json.loads(frame.payload)
         except TimeoutError:
             raise InputError(
-                f"{self.node.name}: no answer within {timeout:.0f} s; is it overloaded, or asleep?"
+                "probe.timeout", f"{self.node.name}: no answer within {timeout:.0f} s; is it overloaded, or asleep?"
             ) from None
         except InputError:
             raise
         except ValueError as error:
-            raise InputError(f"{self.node.name}: does not answer as a probe does ({error})") from None
+            raise InputError(
+                "probe.answer_malformed", f"{self.node.name}: does not answer as a probe does ({error})"
+            ) from None
         if not isinstance(answer, dict):
-            raise InputError(f"{self.node.name}: does not answer as a probe does")
+            raise InputError("probe.answer_malformed", f"{self.node.name}: does not answer as a probe does")
         if "error" in answer:
-            raise InputError(f"{self.node.name}: {complaint(answer['error'])}")
+            raise InputError("probe.failed", f"{self.node.name}: {complaint(answer['error'])}")
         return answer
 
     def close(self) -> None:

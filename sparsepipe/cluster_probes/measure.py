@@ -133,7 +133,7 @@ def measure_cluster(
     Raises InputError in one line that names the host.
     """
     if told := unlike_networks(cluster.nodes):
-        raise InputError(told[0])
+        raise InputError("probe.hosts_unlike", told[0])
     secret = new_secret().hex()
     with probes(cluster.nodes) as begun:
         ports = for_each(lambda probe: probe.ask("listen", address=probe.node.address, secret=secret)["port"], begun)

@@ -42,13 +42,24 @@ class Augmentation:
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most or (name == "dropout" and value == 1):
                 bound = "at least 0" if most == math.inf else f"from 0 to {most}"
-                raise InputError(f"{name} {value!r} given, expected a number {bound}{', below 1' * (most == 1)}")
+                raise InputError(
+                    "augmentation.out_of_range",
+                    f"{name} {value!r} given, expected a number {bound}{', below 1' * (most == 1)}",
+                )
         if not _is_pair(self.scale) or not 0 < self.scale[0] <= self.scale[1]:
-            raise InputError(f"scale {self.scale!r} given, expected (smallest, largest) factor above 0")
+            raise InputError(
+                "augmentation.scale_malformed",
+                f"scale {self.scale!r} given, expected (smallest, largest) factor above 0",
+            )
         if not isinstance(self.elastic, tuple) or not all(_is_pair(e) and e[0] > 0 and e[1] >= 0 for e in self.elastic):
-            raise InputError(f"elastic {self.elastic!r} given, expected pairs (spacing, magnitude), spacing above 0")
+            raise InputError(
+                "augmentation.elastic_malformed",
+                f"elastic {self.elastic!r} given, expected pairs (spacing, magnitude), spacing above 0",
+            )
         if not isinstance(self.in_cube, bool):
-            raise InputError(f"in_cube {self.in_cube!r} given, expected true or false")
+            raise InputError(
+                "augmentation.in_cube_malformed", f"in_cube {self.in_cube!r} given, expected true or false"
+            )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,7 +69,10 @@ class Augmentation:
         """Read what `to_json` wrote. Raises InputError for an unknown setting."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(document) - known):
-            raise InputError(f"unknown augmentation {unknown[0]!r}, expected some of {', '.join(sorted(known))}")
+            raise InputError(
+                "augmentation.option_unknown",
+                f"unknown augmentation {unknown[0]!r}, expected some of {', '.join(sorted(known))}",
+            )
         return cls(**{name: _as_tuple(value) for name, value in document.items()})
 
     def apply(self, cloud: Cloud, *, seed: int) -> Cloud:
@@ -96,7 +110,11 @@ def named_augmentation(given: "Augmentation | str | None") -> Augmentation | Non
     """Return the augmentation that a name stands for, or the one given. Raises InputError that lists the names."""
     if isinstance(given, str):
         if given not in AUGMENTATIONS:
-            raise InputError(f"no augmentation {given!r}, expected one of {', '.join(AUGMENTATIONS)}")
+            raise InputError(
+                "augmentation.unknown",
+                f"no augmentation {given!r}, expected one of {', '.join(AUGMENTATIONS)}",
+                given=given,
+            )
         return AUGMENTATIONS[given]
     return given
 
@@ -126,7 +144,11 @@ def _smooth_field(points: np.ndarray, spacing: float, rng: Generator) -> np.ndar
     """
     position = (points - points.min(axis=0)) / spacing
     if position.max() > 2**20:
-        raise InputError(f"elastic spacing {spacing} is below a millionth of the cloud's extent; use a larger one")
+        raise InputError(
+            "augmentation.spacing_too_small",
+            f"elastic spacing {spacing} is below a millionth of the cloud's extent; use a larger one",
+            spacing=spacing,
+        )
     cell = np.floor(position).astype(np.int64)
     share = (position - cell)[:, None]
     weights = np.where(_CORNERS, share, 1 - share).prod(axis=2)  # [P, 8]

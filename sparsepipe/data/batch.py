@@ -45,43 +45,62 @@ class PointBatch:
         coordinates, features, labels = self.coordinates, self.features, self.labels
         if coordinates.dtype != torch.int32 or coordinates.ndim != 2 or coordinates.shape[1] < 2:
             raise InputError(
-                f"coordinates are {_described(coordinates)}, expected int32 [N, 1+D]; put the sample index in column 0"
+                "batch.coordinates_malformed",
+                f"coordinates are {_described(coordinates)}, expected int32 [N, 1+D]; put the sample index in column 0",
             )
         if features.dtype != torch.float32 or features.ndim != 2 or len(features) != len(coordinates):
             raise InputError(
-                f"features are {_described(features)}, expected float32 [{len(coordinates)}, C]: one row for each voxel"
+                "batch.features_malformed",
+                f"features are {_described(features)}, expected float32 [{len(coordinates)}, C]: one row for each "
+                "voxel",
             )
         if labels.dtype != torch.int64 or labels.ndim != 1 or len(labels) == 0:
             shape = "[N] with N >= 1: one for each voxel" if self.per_voxel else "[B] with B >= 1: one for each sample"
-            raise InputError(f"labels are {_described(labels)}, expected int64 {shape}")
+            raise InputError("batch.labels_malformed", f"labels are {_described(labels)}, expected int64 {shape}")
         if self.per_voxel and len(labels) != len(coordinates):
-            raise InputError(f"{len(labels)} labels, expected {len(coordinates)}: one for each voxel")
+            raise InputError(
+                "batch.label_count", f"{len(labels)} labels, expected {len(coordinates)}: one for each voxel"
+            )
         if len({coordinates.device, features.device, labels.device}) != 1:
             raise InputError(
+                "batch.devices_differ",
                 f"coordinates, features and labels are on {coordinates.device}, {features.device} and {labels.device}; "
-                "move them to one device"
+                "move them to one device",
             )
         self._check_samples()
         lowest = labels[labels != IGNORED] if self.per_voxel else labels
         if len(lowest) and int(lowest.min()) < 0:
-            raise InputError(f"label {int(lowest.min())} is negative, expected class indices from 0; check the labels")
+            raise InputError(
+                "batch.label_negative",
+                f"label {int(lowest.min())} is negative, expected class indices from 0; check the labels",
+            )
         if not bool(torch.isfinite(features).all()):
-            raise InputError("features hold NaN or infinity, expected finite numbers; check the input clouds")
+            raise InputError(
+                "batch.features_not_finite",
+                "features hold NaN or infinity, expected finite numbers; check the input clouds",
+            )
 
     def _check_samples(self) -> None:
         index = self.coordinates[:, 0].long()
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise InputError(
+                "batch.sample_index_out_of_range",
                 f"sample indices run from {int(index.min())} to {int(index.max())}, "
-                f"expected 0 to {len(self) - 1}{'' if self.per_voxel else f' for {len(self)} labels'}"
+                f"expected 0 to {len(self) - 1}{'' if self.per_voxel else f' for {len(self)} labels'}",
             )
         if bool((index[1:] < index[:-1]).any()):
-            raise InputError("rows of one sample do not stand together; order the rows by sample index")
+            raise InputError(
+                "batch.samples_scattered", "rows of one sample do not stand together; order the rows by sample index"
+            )
         empty = (torch.bincount(index, minlength=len(self)) == 0).nonzero().flatten().tolist()
         if empty:
-            raise InputError(f"sample {empty[0]} of the minibatch has no voxel; leave empty clouds out")
+            raise InputError(
+                "batch.sample_empty", f"sample {empty[0]} of the minibatch has no voxel; leave empty clouds out"
+            )
         if _has_duplicates(self.coordinates):
-            raise InputError("a voxel occurs twice in one sample, expected unique coordinates; use voxelize()")
+            raise InputError(
+                "batch.voxel_twice", "a voxel occurs twice in one sample, expected unique coordinates; use voxelize()"
+            )
 
     def __len__(self) -> int:
         """Count the samples."""
@@ -119,15 +138,20 @@ class PointBatch:
         samples = self.samples()
         for index in indices:
             if not 0 <= index < len(samples):
-                raise InputError(f"sample {index} asked of a minibatch of {len(samples)}; use 0 to {len(samples) - 1}")
+                raise InputError(
+                    "batch.sample_unknown",
+                    f"sample {index} asked of a minibatch of {len(samples)}; use 0 to {len(samples) - 1}",
+                    index=index,
+                )
         return collate([samples[index] for index in indices])
 
     def check_classes(self, num_classes: int) -> "PointBatch":
         """Return self. Raises InputError where a label lies outside `num_classes`."""
         if int(self.labels.max()) >= num_classes:
             raise InputError(
+                "batch.label_out_of_range",
                 f"label {int(self.labels.max())} is out of range for {number_of(num_classes, 'class')} (0 to "
-                f"{num_classes - 1}); use a model with as many outputs as the data has classes"
+                f"{num_classes - 1}); use a model with as many outputs as the data has classes",
             )
         return self
 
@@ -138,17 +162,24 @@ def collate(samples: Sequence[Sample]) -> PointBatch:
     Raises InputError without samples, or where their widths differ.
     """
     if not samples:
-        raise InputError("a minibatch of no samples; expected at least one")
+        raise InputError("batch.no_samples", "a minibatch of no samples; expected at least one")
     for name, widths in (
         ("coordinates", {sample.coordinates.shape[1] for sample in samples}),
         ("features", {sample.features.shape[1] for sample in samples}),
     ):
         if len(widths) > 1:
-            raise InputError(f"samples with {sorted(widths)} columns of {name} in one minibatch; expected one width")
+            raise InputError(
+                "batch.widths_differ",
+                f"samples with {sorted(widths)} columns of {name} in one minibatch; expected one width",
+                name=name,
+            )
     labels = [sample.label for sample in samples]
     per_voxel = [label for label in labels if isinstance(label, Tensor)]
     if 0 < len(per_voxel) < len(samples):
-        raise InputError("samples with one label and with a label for each voxel in one minibatch; expected one kind")
+        raise InputError(
+            "batch.label_kinds_differ",
+            "samples with one label and with a label for each voxel in one minibatch; expected one kind",
+        )
     counts = torch.tensor([len(sample) for sample in samples])
     index = torch.repeat_interleave(torch.arange(len(samples), dtype=torch.int32), counts)
     index = index.to(samples[0].coordinates.device)

@@ -94,15 +94,21 @@ class VoxelDataset:
         self.recipe = recipe
         self.task = task or folder.tasks[0]
         if self.task not in folder.tasks:
-            raise InputError(f"{folder.path}: task {self.task!r} asked, expected {' or '.join(folder.tasks)}")
+            raise InputError(
+                "dataset.task_unknown",
+                f"{folder.path}: task {self.task!r} asked, expected {' or '.join(folder.tasks)}",
+                task=self.task,
+            )
         if not folder.metric and recipe.voxel_size > 1:
             raise InputError(
-                f"voxel size {recipe.voxel_size} given, expected above 0 and at most 1, as clouds fill the unit cube"
+                "voxels.size_out_of_range",
+                f"voxel size {recipe.voxel_size} given, expected above 0 and at most 1, as clouds fill the unit cube",
             )
         if folder.metric and recipe.augmentation is not None and recipe.augmentation.in_cube:
             raise InputError(
+                "augmentation.of_unit_cube",
                 f"{folder.path}: its clouds keep their metres, but the augmentation asked brings them into "
-                "the unit cube; use another, such as scans"
+                "the unit cube; use another, such as scans",
             )
         self.files = folder.split(split) if files is None else tuple(files)
         self._cache = open_cache(cache)
@@ -129,7 +135,10 @@ class VoxelDataset:
     def labels(self) -> tuple[int, ...]:
         """Each sample's class. Raises InputError where only voxels have classes."""
         if not self.folder.classes:
-            raise InputError(f"{self.folder.path}: its scans have no class as a whole; take labels from batch()")
+            raise InputError(
+                "dataset.no_class_labels",
+                f"{self.folder.path}: its scans have no class as a whole; take labels from batch()",
+            )
         return tuple(cast("int", file.label) for file in self.files)
 
     @property
@@ -260,7 +269,12 @@ class VoxelDataset:
         """Return the chosen samples of an epoch side by side, in the order given."""
         for index in indices:
             if not 0 <= index < len(self):
-                raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
+                raise InputError(
+                    "dataset.sample_unknown",
+                    f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}",
+                    index=index,
+                    split=self.split,
+                )
         return collate([self.placed(index, epoch=epoch) for index in indices])
 
     def placed(self, index: int, *, epoch: int = 0) -> Sample:
@@ -284,7 +298,8 @@ class VoxelDataset:
     def _named(self, error: OutOfReach, cloud: Cloud, file: SampleFile) -> InputError:
         """Return an error that names the file and the point by its row there."""
         row = int(cloud.file_rows[error.point])
-        return InputError(f"{file.path}: {OutOfReach(row, error.place, error.problem)}")
+        there = OutOfReach(row, error.place, error.problem)
+        return InputError(there.code, f"{file.path}: {there}", **there.fields)
 
     def voxel_counts(self) -> np.ndarray:
         """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""
@@ -302,7 +317,7 @@ class VoxelDataset:
         try:
             drawn = sample_points(content, num_points, seed=sample_seed(self.recipe.seed, file.name))
         except InputError as error:
-            raise InputError(f"{file.path}: {error}") from None
+            raise InputError(error.code, f"{file.path}: {error}", **error.fields) from None
         return drawn if isinstance(content, Cloud) else self.recipe.measured(drawn, file.path, self.folder.reading)
 
     def _placed(self, cloud: Cloud, file: SampleFile) -> Cloud:
@@ -312,13 +327,13 @@ class VoxelDataset:
         try:
             return replace(cloud, points=unit_cube(cloud.points))
         except InputError as error:
-            raise InputError(f"{file.path}: {error}") from None
+            raise InputError(error.code, f"{file.path}: {error}", **error.fields) from None
 
     def _augmented(self, index: int, epoch: int) -> Sample:
         """Draw an epoch's points from the sample's reservoir, then change them, by seed, name and epoch."""
         given_integer(epoch, "epoch")
         if epoch < 0:
-            raise InputError(f"epoch {epoch} given, expected 0 or more")
+            raise InputError("dataset.epoch_negative", f"epoch {epoch} given, expected 0 or more", epoch=epoch)
         file, recipe = self.files[index], self.recipe
         assert recipe.augmentation is not None
         kept = self._kept.get(index)
@@ -360,7 +375,7 @@ class VoxelDataset:
         except OutOfReach as error:
             raise self._named(error, cloud, file) from None
         except InputError as error:
-            raise InputError(f"{file.path}: {error}") from None
+            raise InputError(error.code, f"{file.path}: {error}", **error.fields) from None
         label: int | torch.Tensor | None = file.label
         if self.task == SEGMENTATION:
             label = torch.from_numpy(majority(self._point_labels(cloud, file), index, len(coordinates)))
@@ -370,14 +385,16 @@ class VoxelDataset:
     def _point_labels(self, cloud: Mesh | Cloud, file: SampleFile) -> np.ndarray:
         if cloud.labels is None:
             raise InputError(
-                f"{file.path}: its points have no labels, expected one each for segmentation; choose a task"
+                "dataset.no_point_labels",
+                f"{file.path}: its points have no labels, expected one each for segmentation; choose a task",
             )
         if (label := cloud.labels.max()) >= len(self.classes):
             first = int(cloud.labels.argmax())
             where = f"face {first}" if isinstance(cloud, Mesh) else f"point {cloud.file_rows[first]}"
             raise InputError(
+                "dataset.label_out_of_range",
                 f"{file.path}: label {label} is out of range for {number_of(len(self.classes), 'class')}; "
-                f'correct the label of {where} or the list of parts, or declare "ignore": [{label}] in dataset.json'
+                f'correct the label of {where} or the list of parts, or declare "ignore": [{label}] in dataset.json',
             )
         return cloud.labels
 

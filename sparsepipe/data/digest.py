@@ -30,4 +30,6 @@ def files_digest(paths: Iterable[Path], names: Sequence[tuple[str, int]]) -> dic
 
 def unreadable(error: OSError) -> InputError:
     """Return what to say of a data set's file that cannot be read."""
-    return InputError(f"{error.filename}: cannot be read ({error.strerror}); check the data set's files")
+    return InputError(
+        "file.unreadable", f"{error.filename}: cannot be read ({error.strerror}); check the data set's files"
+    )

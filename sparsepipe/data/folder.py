@@ -24,7 +24,7 @@ def open_folder(path: Path | str) -> DataFolder:
     if folder.faults:
         more = len(folder.faults) - 1
         rest = f" ({more} more like this: `sparsepipe data check` lists all)" if more else ""
-        raise InputError(f"{folder.faults[0]}{rest}")
+        raise InputError("dataset.folder_fault", f"{folder.faults[0]}{rest}")
     return folder
 
 
@@ -33,7 +33,9 @@ def list_folder(path: Path | str) -> DataFolder:
     given = expanded(path)
     if not given.is_dir():
         state = "is a file" if given.exists() else "no such folder"
-        raise InputError(f"{given}: {state}, expected a folder CLASS/{{train,test}}/FILE; check the path")
+        raise InputError(
+            "dataset.not_found", f"{given}: {state}, expected a folder CLASS/{{train,test}}/FILE; check the path"
+        )
     top = root = given.resolve()
     beside: list[LeftOut] = []
     while True:
@@ -47,7 +49,11 @@ def list_folder(path: Path | str) -> DataFolder:
             )
         if len(inner) > 1:
             names = ", ".join(folder.name for folder in inner[:8]) + (", …" if len(inner) > 8 else "")
-            raise InputError(f"{root}: holds {len(inner)} data sets, {names}; give the path of one of them")
+            raise InputError(
+                "dataset.several",
+                f"{root}: holds {len(inner)} data sets, {names}; give the path of one of them",
+                names=names,
+            )
         beside += [
             LeftOut(f"{folder.relative_to(top).as_posix()}/", f"beside the data set {inner[0].name}")
             for folder in inside
@@ -104,7 +110,10 @@ def _layout(root: Path) -> ModuleType | None:
     found = [layout for layout in LAYOUTS if layout.found(root)]
     if len(found) > 1 and not (hdf5 in found and hdf5.FILES in read_marker(root)):
         names = " and one of layout ".join(layout.__name__.rpartition(".")[2] for layout in found)
-        raise InputError(f"{root}: holds a data set of layout {names}, expected one; move one of them elsewhere")
+        raise InputError(
+            "dataset.layouts_mixed",
+            f"{root}: holds a data set of layout {names}, expected one; move one of them elsewhere",
+        )
     return hdf5 if len(found) > 1 else next(iter(found), None)
 
 

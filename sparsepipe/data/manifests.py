@@ -70,7 +70,9 @@ def manifests_folder() -> Path:
         if (root / "data_manifests" / "datasets").is_dir():
             return root / "data_manifests" / "datasets"
     missing = package.parent / "data_manifests" / "datasets"
-    raise InputError(f"{missing}: no such folder; install sparsepipe again, or use a checkout of it")
+    raise InputError(
+        "manifest.folder_missing", f"{missing}: no such folder; install sparsepipe again, or use a checkout of it"
+    )
 
 
 def list_datasets(manifests: Path | None = None, *, damaged: list[str] | None = None) -> tuple[Manifest, ...]:
@@ -115,7 +117,11 @@ def _paths_by_name(manifests: Path | None) -> dict[str, Path]:
 
 def _unknown(name: str, known: Sequence[str]) -> InputError:
     near = f"; did you mean {one!r}?" if (one := meant(name, known)) else ""
-    return InputError(f"no data set {name!r}, expected one of {', '.join(known)}, or a folder's path{near}")
+    return InputError(
+        "dataset.unknown",
+        f"no data set {name!r}, expected one of {', '.join(known)}, or a folder's path{near}",
+        name=name,
+    )
 
 
 def shipped(text: str, folder: str, ending: str) -> Path:
@@ -128,7 +134,10 @@ def shipped(text: str, folder: str, ending: str) -> Path:
         named = manifests_folder().parent / folder / f"{text}{ending}"
         if not named.is_file():
             known = sorted(one.stem for one in named.parent.glob(f"*{ending}"))
-            raise InputError(f"{text}: no such {_SHIPPED[folder]}; check the path, or name one of {', '.join(known)}")
+            raise InputError(
+                "manifest.not_found",
+                f"{text}: no such {_SHIPPED[folder]}; check the path, or name one of {', '.join(known)}",
+            )
         return named
     return path
 
@@ -282,4 +291,4 @@ def _is_count(value: object) -> bool:
 
 def _require(condition: bool, path: Path, problem: str) -> None:
     if not condition:
-        raise InputError(f"{path}: {problem}")
+        raise InputError("manifest.malformed", f"{path}: {problem}")

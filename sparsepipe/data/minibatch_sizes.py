@@ -13,7 +13,11 @@ def sizes(num_samples: int, batch_size: int, *, last: str = KEEP) -> tuple[int, 
     may have one voxel left in a coarse layer, over which batch norm cannot normalise; of two samples two are left.
     """
     if last not in LAST_MINIBATCH:
-        raise InputError(f"last minibatch {last!r} given, expected one of {', '.join(LAST_MINIBATCH)}")
+        raise InputError(
+            "order.last_minibatch",
+            f"last minibatch {last!r} given, expected one of {', '.join(LAST_MINIBATCH)}",
+            last=last,
+        )
     whole, rest = divmod(num_samples, batch_size)
     if not rest or (last == DROP and whole):
         return (batch_size,) * whole

@@ -40,7 +40,7 @@ def voxel_balanced_minibatches(
     rng = _checked(len(counts), batch_size, seed, epoch)
     given_integer(window, "window")
     if window < 1:
-        raise InputError(f"window {window} given, expected at least 1 minibatch")
+        raise InputError("order.window_below_one", f"window {window} given, expected at least 1 minibatch")
     order = rng.permutation(len(counts))
     whole = len(counts) // batch_size * batch_size
     dealt: list[tuple[int, ...]] = []
@@ -158,5 +158,5 @@ def _checked(num_samples: int, batch_size: int, seed: int, epoch: int) -> Genera
         given_integer(value, name, least=least)
     given_integer(seed, "seed")
     if seed < 0:
-        raise InputError(f"seed {seed} given, expected 0 or more")
+        raise InputError("seed.negative", f"seed {seed} given, expected 0 or more")
     return np.random.default_rng((seed, epoch))

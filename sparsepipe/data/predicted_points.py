@@ -54,8 +54,9 @@ def to_points(
     missing = [name for name in ("predictions", "name", "sample", "point_row", "coordinates") if name not in arrays]
     if missing:
         raise InputError(
+            "predictions.not_of_clouds",
             f"{_named(predictions)}: has no {', '.join(missing)}, expected predictions of voxels of point clouds; "
-            "run --forward-only with a network for segmentation"
+            "run --forward-only with a network for segmentation",
         )
     folder = data.folder if isinstance(data, VoxelDataset) else open_folder(find(data))
     files = {file.name: file for file in folder.files}
@@ -65,7 +66,10 @@ def to_points(
         chosen = np.where(rows == NOT_USED, IGNORED, arrays["predictions"][rows])
         if (rows == NOT_USED).any():
             if name not in files:
-                raise InputError(f"{folder.path}: no sample {name!r}, which the predictions have; give their data set")
+                raise InputError(
+                    "predictions.sample_unknown",
+                    f"{folder.path}: no sample {name!r}, which the predictions have; give their data set",
+                )
             content = folder.read(files[name])
             points, places = (
                 (content.vertices, np.arange(len(content.vertices)))
@@ -74,8 +78,9 @@ def to_points(
             )
             if len(rows) != (num_points := number_of_points(content)):
                 raise InputError(
+                    "predictions.point_count",
                     f"{files[name].path}: {number_of(num_points, 'point')}, expected {len(rows)}, as the predictions "
-                    "have; give the data set that they were made of"
+                    "have; give the data set that they were made of",
                 )
             open_ones = rows[places] == NOT_USED
             nearest = _nearest(points[open_ones], arrays, sample)
@@ -103,7 +108,7 @@ def _loaded(predictions: Path | str | Mapping[str, np.ndarray]) -> Mapping[str, 
         with np.load(path, allow_pickle=False) as found:
             return {name: found[name] for name in found.files}
     except (OSError, ValueError, TypeError, BadZipFile) as error:  # another file, of one array or of none
-        raise InputError(f"{path}: cannot be read as predictions ({error})") from None
+        raise InputError("predictions.unreadable", f"{path}: cannot be read as predictions ({error})") from None
 
 
 def _named(predictions: Path | str | Mapping[str, np.ndarray]) -> str:

@@ -23,4 +23,8 @@ def look_at(files: Iterable[Path], split: str) -> None:
         more = (
             f" and {number_of(len(bad) - 1, 'more file')} {'is' if len(bad) == 2 else 'are'} so" if len(bad) > 1 else ""
         )
-        raise InputError(f"{bad[0]}{more}, in split {split}; repair or remove what `sparsepipe data check` lists")
+        raise InputError(
+            "dataset.files_faulty",
+            f"{bad[0]}{more}, in split {split}; repair or remove what `sparsepipe data check` lists",
+            split=split,
+        )

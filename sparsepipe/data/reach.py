@@ -24,7 +24,10 @@ def reach(engine: str, dimension: int) -> int:
     if engine in _EXACT:
         return _EXACT[engine]
     if dimension not in AXIS_BITS:
-        raise InputError(f"coordinates with {dimension} spatial axes: expected 1 to 4, after the batch index")
+        raise InputError(
+            "coordinates.dimension",
+            f"coordinates with {dimension} spatial axes: expected 1 to 4, after the batch index",
+        )
     return 3 << (AXIS_BITS[dimension] - 3)
 
 
@@ -55,8 +58,9 @@ def check_within(coordinates: Tensor, limit: int) -> None:
     if len(coordinates) and not _fits(coordinates, limit):
         low, high = (int(bound) for bound in torch.aminmax(coordinates[:, 1:]))
         raise InputError(
+            "coordinates.out_of_range",
             f"voxel coordinates {low}..{high}: expected {-limit}..{limit - 1} in {coordinates.shape[1] - 1} "
-            "dimensions; use a larger voxel size or cut the cloud into pieces"
+            "dimensions; use a larger voxel size or cut the cloud into pieces",
         )
 
 

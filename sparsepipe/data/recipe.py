@@ -44,20 +44,27 @@ class Recipe:
     def __post_init__(self) -> None:
         given_number(self.voxel_size, "voxel size")
         if not (math.isfinite(self.voxel_size) and self.voxel_size > 0):
-            raise InputError(f"voxel size {self.voxel_size} given, expected a positive number such as 0.02")
+            raise InputError(
+                "voxels.size_out_of_range",
+                f"voxel size {self.voxel_size} given, expected a positive number such as 0.02",
+            )
         if self.num_points is None:  # as records wrote it
             object.__setattr__(self, "num_points", ALL)
         if self.most_points is not None:
             given_integer(self.most_points, "points a sample:")
         given_integer(self.seed, "seed")
         if self.most_points is not None and self.most_points < 1:
-            raise InputError(f"{self.num_points} points a sample given, expected at least 1, or {ALL!r}")
+            raise InputError(
+                "recipe.num_points", f"{self.num_points} points a sample given, expected at least 1, or {ALL!r}"
+            )
         if self.seed < 0:
-            raise InputError(f"seed {self.seed} given, expected 0 or more")
+            raise InputError("seed.negative", f"seed {self.seed} given, expected 0 or more")
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown or not self.features or len(set(self.features)) != len(self.features):
             given = ", ".join(unknown or self.features) or "none"
-            raise InputError(f"features {given} given, expected each once of {', '.join(FEATURES)}")
+            raise InputError(
+                "recipe.features_malformed", f"features {given} given, expected each once of {', '.join(FEATURES)}"
+            )
 
     @property
     def in_channels(self) -> int:
@@ -100,7 +107,10 @@ class Recipe:
             return np.ones((num_voxels, 1), dtype=np.float32)
         places = _places(cloud.names, FEATURES[name])
         if cloud.attributes is None or places is None:
-            raise InputError(f"no {name} in it, only {', '.join(cloud.names) or 'points'}; ask for other features")
+            raise InputError(
+                "recipe.feature_missing",
+                f"no {name} in it, only {', '.join(cloud.names) or 'points'}; ask for other features",
+            )
         scale = 255 if FEATURES[name] == COLOUR else 1
         return mean_in_voxels(cloud.attributes[:, places] / scale, index, num_voxels)
 

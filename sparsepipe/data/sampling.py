@@ -17,11 +17,15 @@ def sample_points(content: Mesh | Cloud, num_points: int | None, *, seed: int) -
     Raises InputError for a mesh without area.
     """
     if num_points is not None and num_points < 1:
-        raise InputError(f"{num_points} points asked for, expected at least 1")
+        raise InputError("recipe.num_points", f"{num_points} points asked for, expected at least 1")
     if isinstance(content, Mesh):
         num_points = MESH_POINTS if num_points is None else num_points
         if num_points > _MOST_OF_A_MESH:
-            raise InputError(f"{num_points} points of a mesh asked for, expected {_MOST_OF_A_MESH} at most")
+            raise InputError(
+                "sampling.too_many_points",
+                f"{num_points} points of a mesh asked for, expected {_MOST_OF_A_MESH} at most",
+                num_points=num_points,
+            )
         return sample_surface(content, num_points, seed=seed)
     if num_points is None or len(content) <= num_points:
         return content
@@ -40,7 +44,11 @@ def sample_surface(mesh: Mesh, num_points: int, *, seed: int) -> Cloud:
     areas = np.sqrt((across**2).sum(axis=1)) / 2
     area = float(areas.sum())
     if not (np.isfinite(area) and area > 0):
-        raise InputError(f"the mesh has an area of {area} over {len(mesh.faces)} faces, expected a surface; remove it")
+        raise InputError(
+            "mesh.no_area",
+            f"the mesh has an area of {area} over {len(mesh.faces)} faces, expected a surface; remove it",
+            area=area,
+        )
     random, up_to = np.random.default_rng(seed), np.cumsum(areas)
     faces = np.searchsorted(up_to, random.random(num_points) * up_to[-1])
     # Two sides of the face, each to a share: beyond the third side lies the other half of a parallelogram, turned back.

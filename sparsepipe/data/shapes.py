@@ -49,11 +49,13 @@ def make_shapes(
         "parts": list(PARTS),
     }
     if out.is_file():
-        raise InputError(f"{out}: is a file, expected a folder that is empty or not there yet")
+        raise InputError("out.is_file", f"{out}: is a file, expected a folder that is empty or not there yet")
     if out.is_dir() and any(out.iterdir()):
         if (out / MARKER).is_file() and read_json(out / MARKER) == marker:
             return out
-        raise InputError(f"{out}: holds other files, expected a folder that is empty or not there yet; name another")
+        raise InputError(
+            "out.not_empty", f"{out}: holds other files, expected a folder that is empty or not there yet; name another"
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     work = folder_beside(out)
     try:
@@ -77,11 +79,13 @@ def _check(names: tuple[str, ...], *, num_train: int, num_test: int, seed: int) 
     unknown = [name for name in names if name not in FAMILIES]
     if unknown or not names or len(set(names)) != len(names):
         given = ", ".join(unknown or names) or "none"
-        raise InputError(f"families {given} given, expected each once of {', '.join(FAMILIES)}")
+        raise InputError(
+            "shapes.families_malformed", f"families {given} given, expected each once of {', '.join(FAMILIES)}"
+        )
     for what, value, least in (("training shapes", num_train, 1), ("test shapes", num_test, 1), ("seed", seed, 0)):
         given_integer(value, f"{what}:")
         if value < least:
-            raise InputError(f"{what}: {value} given, expected at least {least}")
+            raise InputError("shapes.below_least", f"{what}: {value} given, expected at least {least}")
 
 
 def _shape(family: str, number: int, *, seed: int) -> tuple["Trimesh", np.ndarray]:

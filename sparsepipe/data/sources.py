@@ -42,7 +42,10 @@ def found(source: str) -> Path | None:
     if path.exists():
         return path
     if os.sep in source:
-        raise InputError(f"{source}: no such folder, expected a data set's folder, its name, or path/data.py:function")
+        raise InputError(
+            "dataset.not_found",
+            f"{source}: no such folder, expected a data set's folder, its name, or path/data.py:function",
+        )
     _, place = _known(source)
     return place
 
@@ -54,7 +57,9 @@ def _known(name: str) -> tuple[Manifest, Path | None]:
     if place is None and not manifest.generator:
         places = ", ".join(str(folder) for folder in data_folders())
         raise InputError(
-            f"{name}: not in {places}; run `sparsepipe data fetch {name}`, or name its folder in SPARSEPIPE_DATA"
+            "dataset.not_fetched",
+            f"{name}: not in {places}; run `sparsepipe data fetch {name}`, or name its folder in SPARSEPIPE_DATA",
+            name=name,
         )
     return manifest, place
 
@@ -71,5 +76,7 @@ def generator(name: str) -> Callable[[Path], Path]:
 
     generators = {"digits": make_digits}
     if name not in generators:
-        raise InputError(f"no generator {name!r} of data sets, expected one of {', '.join(generators)}")
+        raise InputError(
+            "dataset.generator_unknown", f"no generator {name!r} of data sets, expected one of {', '.join(generators)}"
+        )
     return generators[name]

@@ -52,7 +52,7 @@ def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -
             part.replace(path)
             return path
         vain = 0 if _size(part) > start else vain + 1
-    raise InputError(f"{file.url}: cannot be downloaded ({failure}); try again, what came is kept")
+    raise InputError("download.failed", f"{file.url}: cannot be downloaded ({failure}); try again, what came is kept")
 
 
 def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None) -> str | None:
@@ -81,21 +81,24 @@ def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None)
             return None
         if error.code < 500 and error.code not in (408, 429):
             raise InputError(
-                f"{file.url}: cannot be downloaded ({complaint(error)}); check the manifest's URL"
+                "download.failed", f"{file.url}: cannot be downloaded ({complaint(error)}); check the manifest's URL"
             ) from None
         return complaint(error)
     except UnicodeError as error:  # a host that no name server knows how to spell
-        raise InputError(f"{file.url}: cannot be downloaded ({complaint(error)}); check the manifest's URL") from None
+        raise InputError(
+            "download.failed", f"{file.url}: cannot be downloaded ({complaint(error)}); check the manifest's URL"
+        ) from None
     except _BROKEN as error:
         if not web:
             part.unlink(missing_ok=True)
-            raise InputError(f"{file.url}: cannot be downloaded ({_reason(error)})") from None
+            raise InputError("download.failed", f"{file.url}: cannot be downloaded ({_reason(error)})") from None
         return _reason(error)
     if file.num_bytes is None and size > _MOST_UNSTATED_BYTES:
         part.unlink(missing_ok=True)
         raise InputError(
+            "download.too_large",
             f"{file.url}: more than {SIZE.shown(_MOST_UNSTATED_BYTES)} came, the most that is taken of a file whose "
-            "manifest does not say its size; put its bytes there"
+            "manifest does not say its size; put its bytes there",
         )
     short = size < (total or 0) or (web and size < (file.num_bytes or 0))
     return f"{size} of {file.num_bytes or total} bytes came" if short else None
@@ -137,8 +140,10 @@ def _verified(file: RemoteFile, part: Path, *, resumed: bool) -> bool:
         return False
     if found is None:
         more = "or more " if size > (file.num_bytes or 0) else ""
-        raise InputError(f"{file.url}: {size} bytes {more}came, expected {file.num_bytes}; try again")
-    raise InputError(f"{file.url}: its SHA-256 is {found}, expected {file.sha256}; not used")
+        raise InputError(
+            "download.size_differs", f"{file.url}: {size} bytes {more}came, expected {file.num_bytes}; try again"
+        )
+    raise InputError("download.digest_differs", f"{file.url}: its SHA-256 is {found}, expected {file.sha256}; not used")
 
 
 def _size(path: Path) -> int:

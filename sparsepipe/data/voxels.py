@@ -20,7 +20,9 @@ class OutOfReach(InputError):
     """A point that lies too far away: `point` is its row in the array that was given, `problem` what is wrong."""
 
     def __init__(self, point: int, place: np.ndarray, problem: str) -> None:
-        super().__init__(f"point {point} at {[round(float(x), 3) for x in place]} {problem}")
+        super().__init__(
+            "voxels.out_of_reach", f"point {point} at {[round(float(x), 3) for x in place]} {problem}", point=point
+        )
         self.point, self.place, self.problem = point, place, problem
 
 
@@ -40,7 +42,9 @@ def cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
     low = points.min(axis=0)
     extent = float((points.max(axis=0) - low).max())
     if not extent > 0:
-        raise InputError(f"all {len(points)} points coincide, expected a cloud with an extent; leave it out")
+        raise InputError(
+            "cloud.no_extent", f"all {len(points)} points coincide, expected a cloud with an extent; leave it out"
+        )
     return low, extent
 
 
@@ -123,7 +127,9 @@ def _in_voxels(points: np.ndarray, voxel_size: float) -> np.ndarray:
     """Return points measured in voxels, float64 [P, D]; infinite where the quotient is too large for a float64."""
     given_number(voxel_size, "voxel size")
     if not (math.isfinite(voxel_size) and voxel_size > 0):
-        raise InputError(f"voxel size {voxel_size} given, expected a positive number such as 0.02")
+        raise InputError(
+            "voxels.size_out_of_range", f"voxel size {voxel_size} given, expected a positive number such as 0.02"
+        )
     with np.errstate(over="ignore"):  # refused by the caller
         return _checked(points) / voxel_size
 
@@ -140,8 +146,10 @@ def _check_resolution(points: np.ndarray, voxel_size: float) -> None:
         step = float(np.spacing(np.float32(largest)))
         if step > voxel_size and (column.astype(np.float32) == column).all() and (column % (2 * step)).any():
             raise InputError(
+                "cloud.rounded",
                 f"its {axis} reaches {largest:.0f} and was rounded to 32-bit numbers, {step:g} apart there: coarser "
-                f"than voxels of {voxel_size}, its shape is lost; write 64-bit numbers, or take an origin off first"
+                f"than voxels of {voxel_size}, its shape is lost; write 64-bit numbers, or take an origin off first",
+                axis=axis,
             )
 
 
@@ -170,14 +178,15 @@ def mean_in_voxels(values: np.ndarray, index: np.ndarray, num_voxels: int) -> np
 def _checked(points: np.ndarray) -> np.ndarray:
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] == 0:
-        raise InputError(f"points of shape {list(points.shape)} given, expected [P, D]")
+        raise InputError("cloud.shape", f"points of shape {list(points.shape)} given, expected [P, D]")
     if len(points) == 0:
-        raise InputError("an empty cloud given, expected at least one point; leave it out")
+        raise InputError("cloud.no_points", "an empty cloud given, expected at least one point; leave it out")
     bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
     if len(bad):
         raise InputError(
+            "cloud.not_finite",
             f"point {bad[0]} is {points[bad[0]].tolist()} ({len(bad)} of {len(points)} points are NaN or infinite), "
-            "expected finite coordinates; remove these points"
+            "expected finite coordinates; remove these points",
         )
     return points
 

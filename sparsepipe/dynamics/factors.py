@@ -35,14 +35,15 @@ class Factors:
 
     def __post_init__(self) -> None:
         if not self.ranks:
-            raise InputError("factors without ranks: expected one for each device")
+            raise InputError("factors.no_ranks", "factors without ranks: expected one for each device")
         for rank, factor in enumerate(self.ranks):
             _factor(factor, f"factor of rank {rank}")
         for (low, high), factor in self.links.items():
             if not 0 <= low < high < len(self.ranks):
                 raise InputError(
+                    "factors.link_unknown",
                     f"factor of the link between ranks {low} and {high}: expected two of the "
-                    f"{number_of(len(self.ranks), 'rank')}, the lower first"
+                    f"{number_of(len(self.ranks), 'rank')}, the lower first",
                 )
             _factor(factor, f"factor of the link between ranks {low} and {high}")
 
@@ -70,8 +71,9 @@ class Factors:
         """
         if len(self.ranks) != len(cluster.devices):
             raise InputError(
+                "factors.rank_count",
                 f"factors of {number_of(len(self.ranks), 'rank')} for {number_of(len(cluster.devices), 'device')}: "
-                "expected as many"
+                "expected as many",
             )
         kinds = [device.type.name for device in cluster.devices]
         now = [_type_now(kind, factor) for kind, factor in zip(kinds, self.ranks, strict=True)]
@@ -106,12 +108,19 @@ class Factors:
     def from_json(cls, document: object) -> "Factors":
         """Read what `to_json` wrote. Raises InputError in one line for anything else."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-            raise InputError(f"factors are {shown(document)}: expected an object with format {FORMAT!r}")
+            raise InputError(
+                "factors.malformed", f"factors are {shown(document)}: expected an object with format {FORMAT!r}"
+            )
         ranks, links = document.get("ranks"), document.get("links", [])
         if not isinstance(ranks, list):
-            raise InputError(f"factors of ranks are {shown(ranks)}: expected a list of numbers")
+            raise InputError(
+                "factors.ranks_malformed", f"factors of ranks are {shown(ranks)}: expected a list of numbers"
+            )
         if not isinstance(links, list) or not all(isinstance(link, list) and len(link) == 3 for link in links):
-            raise InputError(f"factors of links are {shown(links)}: expected a list of [rank, rank, factor]")
+            raise InputError(
+                "factors.links_malformed",
+                f"factors of links are {shown(links)}: expected a list of [rank, rank, factor]",
+            )
         return cls(
             tuple(_factor(factor, f"factor of rank {rank}") for rank, factor in enumerate(ranks)),
             {
@@ -123,7 +132,9 @@ class Factors:
 
 def _factor(value: Any, what: str) -> float:
     if not LEAST <= number(value, what) <= MOST:
-        raise InputError(f"{what} = {shown(value)}: expected {LEAST:g} to {MOST:g}, 1 is as the profile says")
+        raise InputError(
+            "factors.out_of_range", f"{what} = {shown(value)}: expected {LEAST:g} to {MOST:g}, 1 is as the profile says"
+        )
     return float(value)
 
 

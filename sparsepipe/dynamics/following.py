@@ -37,6 +37,7 @@ def check_replan(name: str | None, plan: Plan, profile: Profile | None, cluster:
     plan.one("several keep theirs: leave out replan")
     if profile is None or cluster is None:
         raise InputError(
+            "replan.no_profile",
             f"replan {name}: needs the profile that the plan was made for, and the devices; give {{profile}}, and "
             "{cluster} where they are not alike",
             setting={"profile": ..., "cluster": ...},

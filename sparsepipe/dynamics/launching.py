@@ -75,12 +75,16 @@ def launch(
     """
     check_options(given.get("launcher", LOCAL), given, beside=keywords_of(launch))
     if not isinstance(plan, Plan):
-        raise InputError(f"plan {shown(plan)} given, expected a Plan, as partition makes or Plan.load reads")
+        raise InputError(
+            "plan.not_a_plan", f"plan {shown(plan)} given, expected a Plan, as partition makes or Plan.load reads"
+        )
     if not isinstance(config, RunConfig):
-        raise InputError(f"config {shown(config)} given, expected a RunConfig(model, data, …)")
+        raise InputError("config.not_a_config", f"config {shown(config)} given, expected a RunConfig(model, data, …)")
     if replan is not None:
         if given.get("detach"):
-            raise InputError(f"replan {replan}: the process that launches a run follows it; leave detach out")
+            raise InputError(
+                "replan.detached", f"replan {replan}: the process that launches a run follows it; leave detach out"
+            )
         known = profile, cluster
         if given.get("resume") and None in known:
             known = devices_of(RunRecord.load(run_dir), profile, cluster)

@@ -99,16 +99,23 @@ def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster
     spans, rows = [one.trace().spans for one in own], [one.metrics("step") for one in own]
     sizes = [step_sizes(each, _units(profile)) for each in rows]
     if not any(spans) or not any(rows):
-        raise InputError(f"{record.folder}: has no trace and no steps yet; drift is told of minibatches that are done")
+        raise InputError(
+            "run.no_trace",
+            f"{record.folder}: has no trace and no steps yet; drift is told of minibatches that are done",
+        )
     if not any(sizes):
         raise InputError(
+            "run.size_unit_differs",
             f"{record.folder}: its steps do not count {profile.size_unit}, as the profile does; give the profile of "
-            "its model"
+            "its model",
         )
     watch = _watches(record, profile, cluster)
     watch.see([*zip(spans, sizes, (left_out_of(one.metrics("left_out")) for one in own), strict=True)])
     if not any(one.rank is not None for one in watch.standings):
-        raise InputError(f"{record.folder}: no minibatch has both its forward and its backward in the trace")
+        raise InputError(
+            "run.no_whole_minibatch",
+            f"{record.folder}: no minibatch has both its forward and its backward in the trace",
+        )
     return watch
 
 
@@ -117,6 +124,7 @@ def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | No
     kept = record.folder / "profile.json", record.folder / "cluster.toml"
     if profile is None and not kept[0].exists() or cluster is None and not kept[1].exists():
         raise InputError(
+            "run.no_profile",
             f"{record.folder}: does not say which profile and cluster it is held against, as a run launched without "
             "them; give {profile} and {cluster}",
             setting={"profile": ..., "cluster": ...},

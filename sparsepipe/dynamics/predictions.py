@@ -25,19 +25,26 @@ def check_predictor(
     """
     if replan is None:
         if predictor is not None:
-            raise InputError("a predictor goes with replan, such as predicted; leave it out, or say how to replan")
+            raise InputError(
+                "replan.predictor_alone",
+                "a predictor goes with replan, such as predicted; leave it out, or say how to replan",
+            )
         return
     asked = variant(replan)
     if predictor is None:
         if asked.needs_predictor and needed:
             raise InputError(
+                "replan.no_predictor",
                 f"replan {replan}: needs a predictor of this machine; make one with `sparsepipe interference measure "
                 "--predictor FILE`, and give {predictor}",
                 setting={"predictor": ...},
             )
         return
     if not asked.asks_predictor:
-        raise InputError(f"replan {replan}: asks no predictor; leave it out, or replan by predicted or epoch")
+        raise InputError(
+            "replan.predictor_unused",
+            f"replan {replan}: asks no predictor; leave it out, or replan by predicted or epoch",
+        )
     if here:
         with MachineWatch(gpu=None if device == "cpu" else _ANY_GPU) as watch:
             predictor.check_metrics(watch.read())
@@ -90,4 +97,4 @@ class Predictions:
         try:
             self._predictor.check_metrics(metrics)
         except InputError as error:
-            raise InputError(f"the host of rank {rank}: {error}") from None
+            raise InputError(error.code, f"the host of rank {rank}: {error}", **error.fields) from None

@@ -74,7 +74,7 @@ def simulate_from(
     stragglers.check(len(cluster.devices))
     own = simulate(plan, profile, cluster, sizes, stragglers=stragglers.later(first_minibatch))
     if own.facts.get("restart"):
-        raise InputError(NO_KILLS)
+        raise InputError("straggler.kill_not_simulated", NO_KILLS)
     spans = (
         span._replace(start=span.start + begin, end=span.end + begin, minibatch=span.minibatch + first_minibatch)
         for span in own.spans

@@ -167,4 +167,4 @@ def check_replans(stragglers: Stragglers, num_ranks: int, num_minibatches: int) 
     """Raise InputError for a straggler that ends a process: a simulation of changing plans has none to end."""
     stragglers.check(num_ranks)
     if any(stragglers.kills(rank, m) for rank in range(num_ranks) for m in range(num_minibatches)):
-        raise InputError(NO_KILLS)
+        raise InputError("straggler.kill_not_simulated", NO_KILLS)

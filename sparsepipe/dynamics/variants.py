@@ -56,7 +56,7 @@ class Variant:
 def variant(name: str) -> Variant:
     """The variant of a name. Raises InputError for one that is none."""
     if name not in VARIANTS:
-        raise InputError(f"replan {shown(name)}: expected one of {', '.join(VARIANTS)}")
+        raise InputError("replan.unknown", f"replan {shown(name)}: expected one of {', '.join(VARIANTS)}")
     return VARIANTS[name]
 
 

@@ -30,7 +30,8 @@ def _minkowski() -> "Engine":
         from .minkowski import MinkowskiEngine
     except ImportError as error:
         raise InputError(
-            f"engine 'minkowski' does not import here ({error}): install MinkowskiEngine 0.5.4 or use 'native'"
+            "engine.not_importable",
+            f"engine 'minkowski' does not import here ({error}): install MinkowskiEngine 0.5.4 or use 'native'",
         ) from error
     return MinkowskiEngine()
 
@@ -76,7 +77,7 @@ def engine(name: str) -> "Engine":
     from .allocator import keep_freed_memory
 
     if name not in ENGINES:
-        raise InputError(f"unknown engine {name!r}, expected one of {', '.join(ENGINES)}")
+        raise InputError("engine.unknown", f"unknown engine {name!r}, expected one of {', '.join(ENGINES)}", name=name)
     keep_freed_memory()
     return ENGINES[name]()
 

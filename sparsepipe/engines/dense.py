@@ -27,8 +27,12 @@ def dense_grid(coordinates: Tensor, features: Tensor, size: int) -> Tensor:
     low, high = int(coordinates[:, 1:].min()), int(coordinates[:, 1:].max())
     if low < 0 or high > size:
         raise InputError(
+            "dense.out_of_range",
             f"voxels {low}..{high} on a dense grid of {size}: expected 0..{size - 1}; a unit cube has "
-            f"them at voxel size {1 / size:g}, augmented only by what keeps to it, such as shapes-in-cube"
+            f"them at voxel size {1 / size:g}, augmented only by what keeps to it, such as shapes-in-cube",
+            low=low,
+            high=high,
+            size=size,
         )
     batch, *axes = coordinates.long().unbind(dim=1)
     axes = [axis.clamp(max=size - 1) for axis in axes]

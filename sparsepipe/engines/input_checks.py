@@ -23,16 +23,25 @@ def checked(module: nn.Module, row: Row, engine: Engine) -> nn.Module:
         rows, meets = engine.features(tensor), f"meets {article} {row.kind}"
         if row.dimension is not None and (axes := engine.dimension(tensor)) != row.dimension:
             raise InputError(
-                f"layer {row.id!r}: a tensor of {axes} spatial axes {meets} of {row.dimension}: see the row's dimension"
+                "layer.dimension",
+                f"layer {row.id!r}: a tensor of {axes} spatial axes {meets} of {row.dimension}: see the row's "
+                "dimension",
+                layer=row.id,
+                axes=axes,
+                dimension=row.dimension,
             )
         if channels is not None and rows.shape[1] != channels:
             raise InputError(
-                f"layer {row.id!r}: a tensor with {rows.shape[1]} channels {meets} of {channels} input channels"
+                "layer.channels",
+                f"layer {row.id!r}: a tensor with {rows.shape[1]} channels {meets} of {channels} input channels",
+                layer=row.id,
+                channels=channels,
             )
         parameter = next(module.parameters(), None)
         if parameter is not None and parameter.device != rows.device:
             raise InputError(
-                f"layer {row.id!r}: a tensor on {rows.device} {meets} on {parameter.device}: move one to the other"
+                "layer.device",
+                f"layer {row.id!r}: a tensor on {rows.device} {meets} on {parameter.device}: move one to the other",
             )
 
     module.register_forward_pre_hook(check)

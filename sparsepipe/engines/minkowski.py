@@ -39,7 +39,12 @@ class MinkowskiEngine:
             # Its layers instantiate autograd functions, which torch deprecates and still allows.
             warnings.filterwarnings("ignore", message="<class 'Minkowski", category=DeprecationWarning)
             if row.kind not in LAYERS:
-                raise InputError(f"layer {row.id!r}: MinkowskiEngine has no {row.kind}; use engine 'native'")
+                raise InputError(
+                    "layer.kind_unsupported",
+                    f"layer {row.id!r}: MinkowskiEngine has no {row.kind}; use engine 'native'",
+                    layer=row.id,
+                    kind=row.kind,
+                )
             space: dict[str, Any] = (
                 {} if row.dimension is None else {"dimension": row.dimension}
             )  # which the library wants named
@@ -80,7 +85,8 @@ class MinkowskiEngine:
             key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), origin)
             if len(kept) != len(coordinates):
                 raise InputError(
-                    f"{len(kept)} of {len(coordinates)} coordinates at stride {stride} are distinct: expected all"
+                    "coordinates.not_distinct",
+                    f"{len(kept)} of {len(coordinates)} coordinates at stride {stride} are distinct: expected all",
                 )
             keys.append(key)
         if manager is not None:
@@ -111,7 +117,9 @@ class MinkowskiEngine:
         if not isinstance(output, ME.SparseTensor):
             return output
         if not _one_voxel_each(output):
-            raise InputError(f"an output of {len(output)} voxels is still sparse: pool it globally first")
+            raise InputError(
+                "output.still_sparse", f"an output of {len(output)} voxels is still sparse: pool it globally first"
+            )
         return output.F.index_select(0, torch.argsort(output.C[:, 0]))
 
     def correct(self, module: nn.Module) -> list[str]:
@@ -145,7 +153,9 @@ def _join(name: str, feature: Feature, keys: list[Any], manager: Any, parts: Par
         return feature.rows
     coordinates = parts.coordinate_sets[feature.coordinate_set].coordinates
     if len(feature.rows) != len(coordinates):
-        raise InputError(f"{name}: {len(feature.rows)} feature rows for {len(coordinates)} coordinates")
+        raise InputError(
+            "tensor.row_count", f"{name}: {len(feature.rows)} feature rows for {len(coordinates)} coordinates"
+        )
     # With a key instead of coordinates the library takes the rows as they are, the very tensor, in the set's order.
     return ME.SparseTensor(feature.rows, coordinate_map_key=keys[feature.coordinate_set], coordinate_manager=manager)
 
@@ -279,7 +289,7 @@ def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor,
     sparse: list[Any] = list(tensors)
     strides = [list(tensor.tensor_stride) for tensor in sparse]
     if any(tensor.coordinate_map_key != first.coordinate_map_key for tensor in sparse):
-        raise InputError(f"tensors of strides {strides} meet: expected the same voxels")
+        raise InputError("tensor.strides_differ", f"tensors of strides {strides} meet: expected the same voxels")
     return _with_features(first, function([tensor.F for tensor in sparse]))
 
 

@@ -22,7 +22,10 @@ class PlainEngine:
 
     def layer(self, row: Row) -> nn.Module:
         """Raises InputError: rows of a table are layers of a sparse engine."""
-        raise InputError(f"layer {row.id!r}: engine {self.name!r} has no sparse layers; use 'native' or 'minkowski'")
+        raise InputError(
+            "engine.no_sparse_layers",
+            f"layer {row.id!r}: engine {self.name!r} has no sparse layers; use 'native' or 'minkowski'",
+        )
 
     def tensor(self, batch: ExampleBatch, device: Any = "cpu") -> Any:
         """Put the inputs of a minibatch on a device, in the structure that the network's forward takes.
@@ -30,7 +33,10 @@ class PlainEngine:
         Raises InputError for voxels, which a network of plain tensors cannot take.
         """
         if not isinstance(batch, ExampleBatch):
-            raise InputError("point clouds for a network of plain torch modules: use a data set of images, texts, ...")
+            raise InputError(
+                "engine.no_clouds",
+                "point clouds for a network of plain torch modules: use a data set of images, texts, ...",
+            )
         return on_device(batch.inputs, device)
 
     def split(self, tensors: Mapping[str, Tensor]) -> Parts:

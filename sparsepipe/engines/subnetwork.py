@@ -67,7 +67,11 @@ class Subnetwork(nn.Module):
         super().__init__()
         wanted = {row.id for row in network.rows} if layer_ids is None else set(layer_ids)
         if unknown := wanted - {row.id for row in network.rows}:
-            raise InputError(f"{network.name} has no layer {min(unknown)!r}: the plan was made for another network")
+            raise InputError(
+                "plan.layer_unknown",
+                f"{network.name} has no layer {min(unknown)!r}: the plan was made for another network",
+                name=network.name,
+            )
         self.network, self.engine, self.seed = network, engine, seed
         self.table = tuple(row for row in network.rows if row.id in wanted)
         for row in self.table:
@@ -117,14 +121,18 @@ class Subnetwork(nn.Module):
         try:
             return {row.id: module(*inputs)}
         except TooFewVoxels as error:
-            raise InputError(f"layer {row.id!r} in minibatch {minibatch}: {error}") from None
+            raise InputError(
+                error.code, f"layer {row.id!r} in minibatch {minibatch}: {error}", **error.fields
+            ) from None
 
 
 def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:
     if name not in tensors:
         source = "the network's input" if name == INPUT else f"the output of {name!r}"
         raise InputError(
-            f"layer {layer_id!r} needs {source}, which is not alive here: {', '.join(tensors) or 'nothing'} is"
+            "layer.input_missing",
+            f"layer {layer_id!r} needs {source}, which is not alive here: {', '.join(tensors) or 'nothing'} is",
+            layer=layer_id,
         )
     return tensors[name]
 

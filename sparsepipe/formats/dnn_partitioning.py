@@ -45,13 +45,13 @@ class PartitioningFile:
         try:
             return cls.of(content, name=expanded(path).stem)
         except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
     @classmethod
     def of(cls, content: Any, *, name: str) -> "PartitioningFile":
         """Read the content of a file."""
         if not is_partitioning_file(content):
-            raise InputError(f"not a graph of dnn-partitioning: expected {', '.join(_KEYS)}")
+            raise InputError("dnn_graph.malformed", f"not a graph of dnn-partitioning: expected {', '.join(_KEYS)}")
         nodes = _nodes(content["nodes"])
         sent = _edges(content["edges"], nodes)
         names = _names(nodes)
@@ -77,7 +77,7 @@ class PartitioningFile:
         counts = [integer(content[key], key, most=_MOST_DEVICES) for key in ("maxFPGAs", "maxCPUs")]
         kinds = (DeviceType(ACCELERATOR, memory or float("inf")),) * counts[0] + (DeviceType(CPU),) * counts[1]
         if not kinds:
-            raise InputError("maxFPGAs and maxCPUs are both 0, expected a device")
+            raise InputError("dnn_graph.no_devices", "maxFPGAs and maxCPUs are both 0, expected a device")
         used = {kind.name for kind in kinds}
         profile = Profile(
             graph, {kind: own for kind, own in costs.items() if kind in used}, (1.0,), origin, size_unit="samples"
@@ -92,17 +92,22 @@ def is_partitioning_file(content: object) -> bool:
 
 def _nodes(found: object) -> dict[int, dict[str, Any]]:
     if not isinstance(found, list) or not 0 < len(found) <= _MOST_NODES:
-        raise InputError(f"nodes: expected a list of 1 to {_MOST_NODES}")
+        raise InputError("dnn_graph.nodes_malformed", f"nodes: expected a list of 1 to {_MOST_NODES}")
     nodes: dict[int, dict[str, Any]] = {}
     for place, node in enumerate(found):
         what = f"nodes[{place}]"
         if not isinstance(node, dict) or not {"id", "fpgaLatency", "cpuLatency"} <= node.keys():
-            raise InputError(f"{what} = {shown(node)}: expected id, fpgaLatency and cpuLatency")
+            raise InputError(
+                "dnn_graph.node_malformed", f"{what} = {shown(node)}: expected id, fpgaLatency and cpuLatency"
+            )
         if node.get("isBackwardNode"):
-            raise InputError(f"{what}: a node of a backward; graphs of inference are read, not those of training")
+            raise InputError(
+                "dnn_graph.of_training",
+                f"{what}: a node of a backward; graphs of inference are read, not those of training",
+            )
         id = integer(node["id"], f"{what}: id", most=2**53)
         if id in nodes:
-            raise InputError(f"{what}: id {id} is there twice")
+            raise InputError("dnn_graph.id_twice", f"{what}: id {id} is there twice")
         color = node.get("colorClass")
         nodes[id] = {
             "name": node.get("name", ""),
@@ -119,19 +124,22 @@ def _nodes(found: object) -> dict[int, dict[str, Any]]:
 def _edges(found: object, nodes: Mapping[int, Any]) -> dict[tuple[int, int], float]:
     """(source, target) → what it costs to send the source's output, the same for all of its targets."""
     if not isinstance(found, list):
-        raise InputError("edges: expected a list")
+        raise InputError("dnn_graph.edges_malformed", "edges: expected a list")
     costs: dict[int, float] = {}
     sent: dict[tuple[int, int], float] = {}
     for place, edge in enumerate(found):
         what = f"edges[{place}]"
         if not isinstance(edge, dict) or not {"sourceId", "destId", "cost"} <= edge.keys():
-            raise InputError(f"{what} = {shown(edge)}: expected sourceId, destId and cost")
+            raise InputError("dnn_graph.edge_malformed", f"{what} = {shown(edge)}: expected sourceId, destId and cost")
         ends = [integer(edge[key], f"{what}: {key}", most=2**53) for key in ("sourceId", "destId")]
         if missing := [end for end in ends if end not in nodes]:
-            raise InputError(f"{what}: no node {missing[0]}")
+            raise InputError("dnn_graph.node_unknown", f"{what}: no node {missing[0]}")
         cost = number(edge["cost"], f"{what}: cost")
         if abs(costs.setdefault(ends[0], cost) - cost) > 1e-6:
-            raise InputError(f"{what}: node {ends[0]} sends at {cost:g} here and at {costs[ends[0]]:g} elsewhere")
+            raise InputError(
+                "dnn_graph.costs_differ",
+                f"{what}: node {ends[0]} sends at {cost:g} here and at {costs[ends[0]]:g} elsewhere",
+            )
         sent[ends[0], ends[1]] = costs[ends[0]]
     return sent
 

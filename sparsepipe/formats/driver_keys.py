@@ -85,7 +85,8 @@ def _key(key: object) -> str:
         return str(key)
     alike = get_close_matches(str(key), known, n=1)
     raise InputError(
-        f"key {shown(key)} is none of a driver file's" + (f": is it {alike[0]}?" if alike else ": leave it out")
+        "driver.key_unknown",
+        f"key {shown(key)} is none of a driver file's" + (f": is it {alike[0]}?" if alike else ": leave it out"),
     )
 
 

@@ -55,10 +55,12 @@ def load_partition(
     ranks = _ranks_of(found) if found else None
     try:
         if not is_partition(content):
-            raise InputError("not a partition file: expected an object with partition, such as [15, 5, 18]")
+            raise InputError(
+                "partition.malformed", "not a partition file: expected an object with partition, such as [15, 5, 18]"
+            )
         return _plan_of(content, graph if isinstance(graph, LayerGraph) else graph(), ranks, found, given=bool(conf))
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
 
 def _beside(path: Path) -> Path | None:
@@ -70,12 +72,14 @@ def _ranks_of(path: Path) -> list[tuple[int, ...]]:
     content = read_json(path, what="conf json")
     stages = content.get(KEYS[1]) if isinstance(content, Mapping) else None
     if not isinstance(stages, Mapping) or sorted(stages) != sorted(str(k) for k in range(len(stages))):
-        raise InputError(f'{path}: expected stage_to_rank_map, such as {{"0": [0, 1], "1": [2]}}')
+        raise InputError("partition.no_ranks", f'{path}: expected stage_to_rank_map, such as {{"0": [0, 1], "1": [2]}}')
     found = []
     for k in range(len(stages)):
         own = stages[str(k)]
         if not isinstance(own, list) or not own:
-            raise InputError(f"{path}: ranks of stage {k} are {shown(own)}: expected a list of them")
+            raise InputError(
+                "partition.ranks_malformed", f"{path}: ranks of stage {k} are {shown(own)}: expected a list of them"
+            )
         where = f"{path}: rank of stage {k}"
         found.append(tuple(integer(rank, where, most=MOST_DEVICES - 1) for rank in own))
     return found
@@ -93,14 +97,15 @@ def _plan_of(
     counts = [integer(one, "partition", least=1, most=len(ids)) for one in _list(content, "partition")]
     if sum(counts) != len(ids):
         raise InputError(
-            f"partition {shown(counts)} is of {number_of(sum(counts), 'layer')}, the network has {len(ids)}"
+            "partition.layer_count",
+            f"partition {shown(counts)} is of {number_of(sum(counts), 'layer')}, the network has {len(ids)}",
         )
     ratios, warnings = _ratios(content, len(counts)), list[str]()
     replicas = _replicas(content, len(counts))
     if ranks is not None and len(ranks) != len(counts):
         told = f"{conf} has {number_of(len(ranks), 'stage')}, the partition {len(counts)}"
         if given:
-            raise InputError(told)
+            raise InputError("partition.ranks_not_whole", told)
         warnings.append(f"{told}: ranks are numbered stage by stage")
         ranks = None
     if ranks is None:
@@ -108,8 +113,9 @@ def _plan_of(
         ranks = [tuple(range(a, b)) for a, b in pairwise(bounds)]
     elif replicas != [len(own) for own in ranks] and "batch_size" in content:
         raise InputError(
+            "partition.replica_count",
             f"batch_size {shown(content['batch_size'])} of {shown(content['batch_size_all'])} is for {replicas} "
-            f"replicas, {conf} has {[len(own) for own in ranks]}"
+            f"replicas, {conf} has {[len(own) for own in ranks]}",
         )
     if any(len(own) > 1 for own in ranks):
         warnings.append("replicas that split each minibatch's rows take whole minibatches in turn here")
@@ -128,7 +134,7 @@ def _list(content: Mapping[str, Any], key: str, length: int | None = None) -> Se
     found = content[key]
     if not isinstance(found, list) or not found or (length is not None and len(found) != length):
         expected = "a list" if length is None else f"{length} of them, one a stage"
-        raise InputError(f"{key} = {shown(found)}: expected {expected}")
+        raise InputError("partition.value_malformed", f"{key} = {shown(found)}: expected {expected}")
     return found
 
 
@@ -137,7 +143,10 @@ def _ratios(content: Mapping[str, Any], num_stages: int) -> list[float]:
         return [0.0] * num_stages
     found = [number(one, "recompute_ratio") for one in _list(content, "recompute_ratio", num_stages)]
     if max(found) > 1:
-        raise InputError(f"recompute_ratio = {max(found):g}: expected a share of a stage's layers, 0 to 1")
+        raise InputError(
+            "partition.recompute_out_of_range",
+            f"recompute_ratio = {max(found):g}: expected a share of a stage's layers, 0 to 1",
+        )
     return found
 
 
@@ -146,14 +155,20 @@ def _replicas(content: Mapping[str, Any], num_stages: int) -> list[int]:
     if "batch_size" not in content:
         return [1] * num_stages
     if "batch_size_all" not in content:
-        raise InputError("batch_size without batch_size_all: expected both")
+        raise InputError("partition.batch_size_lacking", "batch_size without batch_size_all: expected both")
     (whole,) = (integer(one, "batch_size_all", least=1) for one in _list(content, "batch_size_all", 1))
     rows = [integer(one, "batch_size", least=1, most=whole) for one in _list(content, "batch_size", num_stages)]
     if uneven := [one for one in rows if whole % one or whole // one > MOST_DEVICES]:
-        raise InputError(f"batch_size {uneven[0]} of a minibatch of {whole}: expected equal parts of it")
+        raise InputError(
+            "partition.batch_size_uneven",
+            f"batch_size {uneven[0]} of a minibatch of {whole}: expected equal parts of it",
+        )
     replicas = [whole // one for one in rows]
     if sum(replicas) > MOST_DEVICES:
-        raise InputError(f"batch_size is for {sum(replicas)} replicas, expected {MOST_DEVICES} at most")
+        raise InputError(
+            "partition.too_many_replicas",
+            f"batch_size is for {sum(replicas)} replicas, expected {MOST_DEVICES} at most",
+        )
     return replicas
 
 
@@ -170,7 +185,7 @@ def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: 
     """
     path = expanded(path)
     if not is_layer_list(path):
-        raise InputError(f"{path}: expected a list of forward times, named …{FORWARD}")
+        raise InputError("layer_times.malformed", f"{path}: expected a list of forward times, named …{FORWARD}")
     stem = path.name.removesuffix(FORWARD)
     forward, backward = _milliseconds(path), _milliseconds(path.with_name(stem + BACKWARD))
     beside = path.with_name(stem.split("_data_")[0] + SENDING)
@@ -179,8 +194,9 @@ def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: 
     for other, values, count in ((path.with_name(stem + BACKWARD), backward, 0), (sent_by, sent, 1)):
         if len(values) != len(forward):
             raise InputError(
+                "layer_times.line_count",
                 f"{other}: {len(values) - count} lines for {number_of(len(forward), 'layer')}, expected "
-                f"{len(forward) - count}"
+                f"{len(forward) - count}",
             )
     layers = [Layer(f"layer{k}") for k in range(len(forward))]
     costs = tuple(
@@ -194,7 +210,9 @@ def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: 
 def _milliseconds(path: Path) -> list[float]:
     lines = read_text(path, what="list of milliseconds").rstrip().splitlines()
     if not 0 < len(lines) <= _MOST_LAYERS:
-        raise InputError(f"{path}: {len(lines)} lines, expected one a layer, {_MOST_LAYERS} at most")
+        raise InputError(
+            "layer_times.line_count", f"{path}: {len(lines)} lines, expected one a layer, {_MOST_LAYERS} at most"
+        )
     found = []
     for place, line in enumerate(lines, 1):
         try:

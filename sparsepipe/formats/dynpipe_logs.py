@@ -63,7 +63,9 @@ def read_log(path: Path | str) -> DynPipeLog:
         elif (found := _VALIDATION.match(line)) and iterations:
             validation.append((iterations[-1].running_seconds / 3600, _number(found["top1"], path)))
     if not iterations:
-        raise InputError(f"{path}: no line of an iteration in it, expected a log of DynPipe")
+        raise InputError(
+            "dynpipe_log.no_iterations", f"{path}: no line of an iteration in it, expected a log of DynPipe"
+        )
     return DynPipeLog(tuple(iterations), tuple(marks), tuple(validation))
 
 
@@ -73,11 +75,13 @@ def read_curve(path: Path | str) -> list[tuple[float, float]]:
     for number, line in enumerate(read_text(path, what="curve").splitlines(), start=1):
         words = line.split()
         if words and len(words) != 2:
-            raise InputError(f"{path}:{number}: {shown(line)}, expected hours and a value")
+            raise InputError(
+                "dynpipe_log.line_malformed", f"{path}:{number}: {shown(line)}, expected hours and a value"
+            )
         if words:
             found.append((_number(words[0], f"{path}:{number}"), _number(words[1], f"{path}:{number}")))
     if not found:
-        raise InputError(f"{path}: empty, expected lines of hours and a value")
+        raise InputError("dynpipe_log.empty", f"{path}: empty, expected lines of hours and a value")
     return found
 
 
@@ -87,5 +91,5 @@ def _number(text: str, where: Path | str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{where}: {shown(text)}, expected a finite number")
+        raise InputError("dynpipe_log.not_a_number", f"{where}: {shown(text)}, expected a finite number")
     return value

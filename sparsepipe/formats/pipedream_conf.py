@@ -72,7 +72,7 @@ def load_conf(path: Path | str, text: GraphText) -> Plan:
     try:
         return _plan_of(document, text.graph, _stage_ids(text)).check(text.graph)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
 
 def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) -> Plan:
@@ -95,7 +95,7 @@ def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) ->
     try:
         return _plan_of(document, graph, {}).check(graph)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
 
 def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
@@ -109,7 +109,9 @@ def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
     name = f"gpus={count}.txt"
     if path.parent / name not in found:
         raise InputError(
-            f"{path}: is for {number_of(count, 'rank')}, and {name} is not among the gpus=N.txt beside it: add it"
+            "conf.graph_missing",
+            f"{path}: is for {number_of(count, 'rank')}, and {name} is not among the gpus=N.txt beside it: add it",
+            name=name,
         )
     return path.parent / name
 
@@ -121,8 +123,9 @@ def _renamed(plan: Plan, graph: LayerGraph, other: LayerGraph, *, where: Path) -
         return plan
     if len(ids) != len(names) or edges != expected:
         raise InputError(
+            "conf.graph_differs",
             f"{where}: is of another network: {number_of(len(ids), 'layer')} and {len(edges)} edges between them; the "
-            f"model has {len(names)} and {len(expected)}, or other edges"
+            f"model has {len(names)} and {len(expected)}, or other edges",
         )
     name = dict(zip(ids, names, strict=True))
     stages = (replace(stage, layers=tuple(name[id] for id in stage.layers)) for stage in plan.stages)
@@ -138,7 +141,7 @@ def _shape(graph: LayerGraph) -> tuple[list[str], set[tuple[int, int]]]:
 
 def _plan_of(conf: object, graph: LayerGraph, stage_ids: Mapping[str, int]) -> Plan:
     if not isinstance(conf, Mapping) or any(key not in conf for key in KEYS):
-        raise InputError(f"expected a JSON object with {' and '.join(KEYS)}")
+        raise InputError("conf.malformed", f"expected a JSON object with {' and '.join(KEYS)}")
     modules, ranks, depths = conf[KEYS[0]], conf[KEYS[1]], conf.get("stage_to_depth_map") or {}
     _require_count_lists(modules, ranks, depths)
     count = max(modules) + 1
@@ -146,7 +149,10 @@ def _plan_of(conf: object, graph: LayerGraph, stage_ids: Mapping[str, int]) -> P
     one_stage = dict.fromkeys((layer.id for layer in _computing(graph)), 0)
     module_of = _module_of(graph, stage_ids, len(modules) - 1) if count > 1 else one_stage
     if sorted(ranks) != sorted(str(k) for k in range(count)):
-        raise InputError(f"stage_to_rank_map has stages {', '.join(sorted(ranks))}, expected 0 to {count - 1}")
+        raise InputError(
+            "conf.stages_unnumbered",
+            f"stage_to_rank_map has stages {', '.join(sorted(ranks))}, expected 0 to {count - 1}",
+        )
     stages = []
     for k in range(count):
         own = (layer.id for layer in _computing(graph) if modules[module_of[layer.id]] == k)
@@ -159,11 +165,19 @@ def _require_count_lists(modules: Any, ranks: Any, depths: Any) -> None:
         return isinstance(values, list) and all(type(value) is int and 0 <= value < MOST_DEVICES for value in values)
 
     if not counts(modules) or len(modules) < 2:
-        raise InputError("module_to_stage_map is not a list of stage numbers, one a module and the criterion's last")
+        raise InputError(
+            "conf.modules_malformed",
+            "module_to_stage_map is not a list of stage numbers, one a module and the criterion's last",
+        )
     if not isinstance(ranks, Mapping) or not all(counts(value) for value in ranks.values()):
-        raise InputError('stage_to_rank_map is not a map of stages to ranks, such as {"0": [0, 1], "1": [2]}')
+        raise InputError(
+            "conf.ranks_malformed", 'stage_to_rank_map is not a map of stages to ranks, such as {"0": [0, 1], "1": [2]}'
+        )
     if not isinstance(depths, Mapping) or not counts(list(depths.values())):
-        raise InputError('stage_to_depth_map is not a map of stages to warm-up minibatches, such as {"0": 2}')
+        raise InputError(
+            "conf.depths_malformed",
+            'stage_to_depth_map is not a map of stages to warm-up minibatches, such as {"0": 2}',
+        )
 
 
 def _stage_ids(text: GraphText) -> dict[str, int]:
@@ -181,8 +195,10 @@ def _module_of(graph: LayerGraph, stage_ids: Mapping[str, int], num_modules: int
         return {layer.id: k for k, layer in enumerate(layers)}
     stages = "no stage_ids" if len(known) < len(layers) else number_of(len(set(known.values())), "stage")
     raise InputError(
+        "conf.graph_needed",
         f"lists {num_modules} modules, but the graph has {number_of(len(layers), 'layer')} and {stages}: give its "
-        "gpus=N.txt"
+        "gpus=N.txt",
+        num_modules=num_modules,
     )
 
 

@@ -44,7 +44,7 @@ class DriverFile:
         path = expanded(path)
         document = read_yaml(path, what="driver file")
         if not isinstance(document, Mapping) or "machines" not in document:
-            raise InputError(f"{path}: expected a driver file with machines: ['host:gpu', …]")
+            raise InputError("driver.no_machines", f"{path}: expected a driver file with machines: ['host:gpu', …]")
         hosts = hosts_of_machines(path, document)  # which looks at all keys
         return cls(path, checked_values(document), hosts)
 
@@ -59,8 +59,9 @@ class DriverFile:
             if (found := pattern.format(name)) in of_kind.networks:
                 return found
         raise InputError(
+            "driver.model_unknown",
             f"{self.path}: module {shown(module)} of model_type {kind} names no network of ours: add --model M "
-            "(sparsepipe models lists them)"
+            "(sparsepipe models lists them)",
         )
 
     @property
@@ -69,8 +70,9 @@ class DriverFile:
         if found := self._near("config_file"):
             return found
         raise InputError(
+            "driver.conf_missing",
             f"{self.path}: config_file {shown(self._value('config_file'))} is neither beside it, nor beside its "
-            "folder, nor here: add it, or give the conf json or another plan in the place of this file"
+            "folder, nor here: add it, or give the conf json or another plan in the place of this file",
         )
 
     @property
@@ -82,8 +84,9 @@ class DriverFile:
         found = str(self._near("data_dir") or self._value("data_dir"))
         if is_function(found):
             raise InputError(
+                "driver.data_is_function",
                 f"{self.path}: data_dir {shown(found)} names a function, expected a folder or a data set: read its "
-                "code, and give it as --data if it is to be run"
+                "code, and give it as --data if it is to be run",
             )
         return found
 
@@ -118,8 +121,9 @@ class DriverFile:
         count = sum(host.num_devices for host in self.hosts)
         if len(plan.ranks) > count:
             raise InputError(
+                "driver.rank_count",
                 f"{self.path}: machines lists {number_of(count, 'GPU')}, and {self.values.get('config_file')} is for "
-                f"{number_of(len(plan.ranks), 'rank')}: list as many"
+                f"{number_of(len(plan.ranks), 'rank')}: list as many",
             )
         if self.values.get("no_input_pipelining"):
             plan = plan.with_schedule("sequential")
@@ -139,7 +143,7 @@ class DriverFile:
 
     def _value(self, key: str) -> Any:
         if key not in self.values:
-            raise InputError(f"{self.path}: has no {key}: expected one, as a driver file has")
+            raise InputError("driver.key_missing", f"{self.path}: has no {key}: expected one, as a driver file has")
         return self.values[key]
 
 

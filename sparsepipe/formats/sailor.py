@@ -58,7 +58,10 @@ class SizedLink:
         for coefficient in self.coefficients:
             bandwidth = bandwidth * size + coefficient
         if not bandwidth > 0:
-            raise InputError(f"a link for messages of {num_bytes / self.senders:.0f} bytes: {bandwidth:g} GB/s")
+            raise InputError(
+                "sailor.no_bandwidth",
+                f"a link for messages of {num_bytes / self.senders:.0f} bytes: {bandwidth:g} GB/s",
+            )
         return num_bytes / 1e9 / bandwidth
 
 
@@ -165,14 +168,16 @@ class SailorFiles:
         try:
             return self._plan(content, path)
         except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
     def _folders(self, path: Path) -> tuple[str, ...]:
         """The folders that a plan lies in, below those of all plans: by its own path first, which may be a link."""
         for of in (os.path.abspath, os.path.realpath):
             with suppress(ValueError):
                 return Path(of(path)).relative_to(of(self.folder / PLANS)).parts[:-1]
-        raise InputError(f"expected a plan below {self.folder / PLANS}, whose folders name its model")
+        raise InputError(
+            "sailor.no_model", f"expected a plan below {self.folder / PLANS}, whose folders name its model"
+        )
 
     def _plan(self, content: Mapping[str, Any], path: Path) -> MeasuredPlan:
         folders = self._folders(path)
@@ -182,7 +187,7 @@ class SailorFiles:
         stages, types = _stages(content)
         batch = integer(_at(content, "", "gbs"), "gbs", least=1)
         if batch % samples:
-            raise InputError(f"gbs = {batch}: expected a multiple of mbs = {samples}")
+            raise InputError("sailor.batch_size_uneven", f"gbs = {batch}: expected a multiple of mbs = {samples}")
         kinds = {kind: parts for own in types for kind, parts in own}
         profile, shards = self._profile(model, stages, kinds, samples)
         plan, ranks = _plan_of(stages, types, batch // samples, profile.graph)
@@ -223,7 +228,8 @@ class SailorFiles:
             tables = self._times(model, gpu, degree)
             if samples not in tables:
                 raise InputError(
-                    f"no profile of {model} on {gpu} with {number_of(samples, 'sample')} and tensor degree {degree}"
+                    "sailor.no_profile",
+                    f"no profile of {model} on {gpu} with {number_of(samples, 'sample')} and tensor degree {degree}",
                 )
             # The plan's microbatch was measured itself: a law through other sizes would say less of it.
             costs[kind] = tuple(_cost(tables[samples], samples, held[k], k) for k in range(count))
@@ -252,7 +258,7 @@ class SailorFiles:
                 found = _find(self.alike, "inter", a[0], own)
             if found is not None:
                 return SizedLink(_coefficients(found, f"link from {a[0]} to {b[0]}"), senders)
-        raise InputError(f"no link from {a[0]} to {b[0]} in {zone}")
+        raise InputError("sailor.no_link", f"no link from {a[0]} to {b[0]} in {zone}")
 
     def _inner_link(self, gpu: str, degree: int) -> SizedLink | None:
         """Within a node, where half of its GPUs were measured sending to the other half; None where they were not."""
@@ -265,7 +271,7 @@ class SailorFiles:
 def _coefficients(found: object, what: str) -> tuple[float, ...]:
     numbers = found[0] if isinstance(found, list) and found else None
     if not isinstance(numbers, list) or not numbers:
-        raise InputError(f"{what}: {shown(found)}, expected coefficients")
+        raise InputError("sailor.coefficients_malformed", f"{what}: {shown(found)}, expected coefficients")
     return tuple(real(one, f"coefficient of a {what}") for one in numbers)
 
 
@@ -289,20 +295,24 @@ def _stages(content: Mapping[str, Any]) -> tuple[list[list[int]], list[list[tupl
     """Layers of each stage, and the replicas of each: (device type, (GPU, tensor degree))."""
     pipelines = _at(content, "", "pipeline_list")
     if not isinstance(pipelines, list) or len(pipelines) != 1:
-        raise InputError(f"pipeline_list = {shown(pipelines)}: expected one pipeline")
+        raise InputError("sailor.several_pipelines", f"pipeline_list = {shown(pipelines)}: expected one pipeline")
     own = pipelines[0]
     layers, replicas = _at(own, "pipeline", "layers_per_stage"), _at(own, "pipeline", "tmp_per_stage")
     if not isinstance(layers, list) or not isinstance(replicas, list) or len(layers) != len(replicas) or not layers:
-        raise InputError("layers_per_stage and tmp_per_stage: expected lists with an entry for each stage")
+        raise InputError(
+            "sailor.lists_differ", "layers_per_stage and tmp_per_stage: expected lists with an entry for each stage"
+        )
     stages = [
         [integer(k, "layers_per_stage", most=_MOST_LAYERS) for k in part] if isinstance(part, list) else []
         for part in layers
     ]
     if [k for part in stages for k in part] != list(range(sum(map(len, stages)))) or not all(stages):
-        raise InputError(f"layers_per_stage = {shown(layers)}: expected all layers in their order")
+        raise InputError(
+            "sailor.layers_malformed", f"layers_per_stage = {shown(layers)}: expected all layers in their order"
+        )
     types = [list(_replicas(part)) for part in replicas]
     if not all(types) or sum(map(len, types)) > MOST_DEVICES:
-        raise InputError("tmp_per_stage: expected replicas of each stage")
+        raise InputError("sailor.replicas_malformed", "tmp_per_stage: expected replicas of each stage")
     return stages, types
 
 
@@ -312,7 +322,7 @@ def _replicas(part: object) -> Iterator[tuple[str, tuple[str, int]]]:
             ((gpu, _, _),), degree = replica
         except (TypeError, ValueError):
             told = "expected [[[GPU, count, zone]], tensor degree], on one machine"
-            raise InputError(f"tmp_per_stage has {shown(replica)}: {told}") from None
+            raise InputError("sailor.replica_malformed", f"tmp_per_stage has {shown(replica)}: {told}") from None
         gpu, degree = text(gpu, "GPU"), integer(degree, "tensor degree", least=1, most=_MOST_GPUS)
         yield f"{gpu} x{degree}", (gpu, degree)
 
@@ -328,14 +338,16 @@ def _seconds(table: Mapping[str, Any], layer: int) -> list[float]:
     """Seconds of a layer's forward, its backward, and the optimizer."""
     found = _at(table, "profiles_tmp.json", str(layer))
     if not isinstance(found, list) or len(found) != 3:
-        raise InputError(f"profiles_tmp.json: layer {layer} is {shown(found)}, expected three numbers")
+        raise InputError(
+            "sailor.profile_malformed", f"profiles_tmp.json: layer {layer} is {shown(found)}, expected three numbers"
+        )
     return [number(one, f"profiles_tmp.json: layer {layer}") for one in found]
 
 
 def _table(path: Path) -> Mapping[str, Any]:
     content = read_json(path, what="file of Sailor's")
     if not isinstance(content, Mapping):
-        raise InputError(f"{path}: {shown(content)}, expected an object")
+        raise InputError("sailor.malformed", f"{path}: {shown(content)}, expected an object")
     return content
 
 
@@ -343,7 +355,7 @@ def _at(content: object, where: str, *keys: str) -> Any:
     """What an object holds below keys. Raises InputError that names the first that is not there."""
     for key in keys:
         if not isinstance(content, Mapping) or key not in content:
-            raise InputError(f"{where + ': ' if where else ''}no {shown_key(key)}")
+            raise InputError("sailor.key_missing", f"{where + ': ' if where else ''}no {shown_key(key)}")
         content = content[key]
     return content
 
@@ -359,5 +371,5 @@ def _positive(content: Mapping[str, Any], key: str) -> float:
     """A number above 0 of a plan's file."""
     found = number(_at(content, "", key), key)
     if not found > 0:
-        raise InputError(f"{key} = {found:g}: expected more than 0")
+        raise InputError("sailor.not_positive", f"{key} = {found:g}: expected more than 0")
     return found

@@ -49,18 +49,23 @@ def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
     document = read_yaml(path, what="heturun file")
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not entries:
-        raise InputError(f"{path}: expected nodes: with a list of hosts, each with workers")
+        raise InputError("sdpipe.no_nodes", f"{path}: expected nodes: with a list of hosts, each with workers")
     try:
         nodes = tuple(_node(k, entry) for k, entry in enumerate(entries))
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
     hosts = [node.host for node in nodes]
     if len(set(hosts)) < len(hosts):
-        raise InputError(f"{path}: host {shown(max(hosts, key=hosts.count))} is there twice: expected an entry a host")
+        raise InputError(
+            "hostfile.host_twice",
+            f"{path}: host {shown(max(hosts, key=hosts.count))} is there twice: expected an entry a host",
+        )
     if (chiefs := sum(node.chief for node in nodes)) != 1:
-        raise InputError(f"{path}: {number_of(chiefs, 'node')} with chief: true, expected one")
+        raise InputError("sdpipe.several_chiefs", f"{path}: {number_of(chiefs, 'node')} with chief: true, expected one")
     if (count := sum(node.workers for node in nodes)) > MOST_DEVICES:
-        raise InputError(f"{path}: {count} workers, expected {MOST_DEVICES} at most: correct the counts")
+        raise InputError(
+            "hostfile.too_many_devices", f"{path}: {count} workers, expected {MOST_DEVICES} at most: correct the counts"
+        )
     return nodes
 
 
@@ -80,19 +85,23 @@ def cluster_of(
     own = link or Link()
     made = [Node(one.host, (kind,) * one.workers, own, address=one.host) for one in nodes if one.workers]
     if not made:
-        raise InputError("no host has workers: expected workers: 1 or more at least once")
+        raise InputError("sdpipe.no_workers", "no host has workers: expected workers: 1 or more at least once")
     return Cluster(tuple(made), network or Link())
 
 
 def _node(k: int, entry: object) -> HetuNode:
     where = f"nodes[{k}]"
     if not isinstance(entry, Mapping):
-        raise InputError(f"{where} = {shown(entry)}: expected host, servers, workers and chief")
+        raise InputError(
+            "sdpipe.node_malformed", f"{where} = {shown(entry)}: expected host, servers, workers and chief"
+        )
     if unknown := [key for key in entry if key not in HetuNode.__dataclass_fields__]:
-        raise InputError(f"{where} has {shown(unknown[0])}: expected host, servers, workers and chief")
+        raise InputError(
+            "sdpipe.key_unknown", f"{where} has {shown(unknown[0])}: expected host, servers, workers and chief"
+        )
     host = entry.get("host")
     if not isinstance(host, str) or not host:
-        raise InputError(f"{where} has host = {shown(host)}: expected a name or an address")
+        raise InputError("hostfile.host_malformed", f"{where} has host = {shown(host)}: expected a name or an address")
     counts = {
         key: integer(entry.get(key, 0), f"{where} ({host}): {key}", most=MOST_DEVICES) for key in ("servers", "workers")
     }
@@ -114,7 +123,9 @@ def load_layouts(path: Path | str, hosts: Sequence[str] = ()) -> dict[str, Layou
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"{path}: not Python ({complaint(error)}), expected lists of rgpu(host, number)") from None
+        raise InputError(
+            "sdpipe.not_python", f"{path}: not Python ({complaint(error)}), expected lists of rgpu(host, number)"
+        ) from None
     names: dict[str, Any] = {}
     layouts: dict[str, Layout] = {}
     count = 0
@@ -125,15 +136,21 @@ def load_layouts(path: Path | str, hosts: Sequence[str] = ()) -> dict[str, Layou
         try:
             _assign(target, statement.value, names, hosts)
         except InputError as error:
-            raise InputError(f"{path}:{statement.lineno}: {error}") from None
+            raise InputError(error.code, f"{path}:{statement.lineno}: {error}", **error.fields) from None
         name = target.id if isinstance(target, ast.Name) else ""
         if isinstance(value := names.get(name), list) and name not in layouts:
             layouts[name] = _layout(f"{path}:{statement.lineno}", name, value)
             count += len(value) * len(value[0])
             if count > _MOST_GPUS:
-                raise InputError(f"{path}:{statement.lineno}: more than {_MOST_GPUS} GPUs in its lists; leave some out")
+                raise InputError(
+                    "sdpipe.too_many_devices",
+                    f"{path}:{statement.lineno}: more than {_MOST_GPUS} GPUs in its lists; leave some out",
+                )
     if not layouts:
-        raise InputError(f"{path}: no layout in it, expected such as my_device = [[rgpu('w0', 0)], [rgpu('w0', 1)]]")
+        raise InputError(
+            "sdpipe.no_layout",
+            f"{path}: no layout in it, expected such as my_device = [[rgpu('w0', 0)], [rgpu('w0', 1)]]",
+        )
     return layouts
 
 
@@ -143,8 +160,9 @@ def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], hosts: Seq
         wanted = [one.id for one in target.elts if isinstance(one, ast.Name)]
         if len(hosts) < len(wanted):
             raise InputError(
+                "sdpipe.host_count",
                 f"{', '.join(wanted)} are hosts that a function finds out, and {len(hosts)} are given: give "
-                f"{len(wanted)}, in order"
+                f"{len(wanted)}, in order",
             )
         names |= dict(zip(wanted, hosts, strict=False))
     elif isinstance(target, ast.Name) and isinstance(value, ast.List | ast.BinOp | ast.Name):
@@ -157,7 +175,9 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return node.value
     if isinstance(node, ast.Name):
         if node.id not in names:
-            raise InputError(f"name {shown(node.id)} is not known, expected one that was assigned above")
+            raise InputError(
+                "sdpipe.name_unknown", f"name {shown(node.id)} is not known, expected one that was assigned above"
+            )
         return names[node.id]
     if isinstance(node, ast.List):
         return _bounded([_value(one, names) for one in node.elts])
@@ -172,7 +192,9 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return None, arguments[0]
         if (node.func.id, kinds) == ("rgpu", [str, int]):
             return arguments[0], arguments[1]
-    raise InputError(f"{shown(ast.unparse(node))}: expected lists of gpu(number) and rgpu(host, number)")
+    raise InputError(
+        "sdpipe.not_lists", f"{shown(ast.unparse(node))}: expected lists of gpu(number) and rgpu(host, number)"
+    )
 
 
 def _bounded(values: list[Any]) -> list[Any]:
@@ -182,22 +204,31 @@ def _bounded(values: list[Any]) -> list[Any]:
         inner = left.pop()
         count += len(inner)
         if count > MOST_DEVICES:
-            raise InputError(f"a list of more than {MOST_DEVICES} GPUs, expected as many at most")
+            raise InputError(
+                "sdpipe.too_many_devices", f"a list of more than {MOST_DEVICES} GPUs, expected as many at most"
+            )
         left += [one for one in inner if isinstance(one, list)]
     return values
 
 
 def _layout(where: str, name: str, rows: list[Any]) -> Layout:
     if not rows or not all(isinstance(row, list) and row for row in rows):
-        raise InputError(f"{where}: {name} is no list of lists, expected a list for each stage with a GPU a pipeline")
+        raise InputError(
+            "sdpipe.layout_malformed",
+            f"{where}: {name} is no list of lists, expected a list for each stage with a GPU a pipeline",
+        )
     for row in rows:
         if unknown := [one for one in row if not isinstance(one, tuple)]:
-            raise InputError(f"{where}: {name} has {shown(unknown[0])}, expected gpu(number) or rgpu(host, number)")
+            raise InputError(
+                "sdpipe.device_malformed",
+                f"{where}: {name} has {shown(unknown[0])}, expected gpu(number) or rgpu(host, number)",
+            )
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise InputError(
+            "sdpipe.stages_differ",
             f"{where}: {name} has stages of {min(lengths)} and {number_of(max(lengths), 'GPU')}, expected one a "
-            "pipeline"
+            "pipeline",
         )
     return tuple(map(tuple, rows))
 
@@ -219,8 +250,9 @@ def pipelines_of(
     counts = tuple(layers) if layers is not None else _even(len(ids), len(layout))
     if len(counts) != len(layout) or sum(counts) != len(ids) or min(counts) < 1:
         raise InputError(
+            "sdpipe.layer_counts",
             f"layers {list(counts)} for {number_of(len(layout), 'stage')}: expected {len(layout)} counts, 1 or more "
-            f"each, {len(ids)} together"
+            f"each, {len(ids)} together",
         )
     bounds = [sum(counts[:k]) for k in range(len(counts) + 1)]
     plans = tuple(_plan(layout, k, cluster, ids, bounds, schedule) for k in range(len(layout[0])))
@@ -243,17 +275,20 @@ def _rank(gpu: Gpu, cluster: Cluster) -> int:
     host, number = gpu
     if host is None and len(cluster.nodes) > 1:
         raise InputError(
-            f"gpu({number}) names no host, and the cluster has {len(cluster.nodes)}: use rgpu(host, number)"
+            "sdpipe.host_needed",
+            f"gpu({number}) names no host, and the cluster has {len(cluster.nodes)}: use rgpu(host, number)",
         )
     first = 0
     for node in cluster.nodes:
         if host in (None, node.name):
             if 0 <= number < len(node.device_types):
                 return first + number
-            raise InputError(f"GPU {number} of {node.name!r}: expected 0 to {len(node.device_types) - 1}")
+            raise InputError(
+                "sdpipe.device_unknown", f"GPU {number} of {node.name!r}: expected 0 to {len(node.device_types) - 1}"
+            )
         first += len(node.device_types)
     names = ", ".join(node.name for node in cluster.nodes[:8])
-    raise InputError(f"host {shown(host)} is not in the cluster, which has {names}")
+    raise InputError("sdpipe.host_unknown", f"host {shown(host)} is not in the cluster, which has {names}")
 
 
 def _even(num_layers: int, num_stages: int) -> tuple[int, ...]:

@@ -42,15 +42,22 @@ class ServerFile:
                 else:
                     _add_devices(words, servers, profiles)
             except InputError as error:
-                raise InputError(f"{path}:{number}: {error}") from None
+                raise InputError(error.code, f"{path}:{number}: {error}", **error.fields) from None
         if not servers:
             raise InputError(
-                f"{path}: no line starts with 'Server': expected a server's name, then its devices below it"
+                "servers.none",
+                f"{path}: no line starts with 'Server': expected a server's name, then its devices below it",
             )
         if empty := [name for name, devices in servers.items() if not devices]:
-            raise InputError(f"{path}: server {empty[0]!r} has no devices: expected a line 'NAME COUNT PATH' below it")
+            raise InputError(
+                "servers.no_devices",
+                f"{path}: server {empty[0]!r} has no devices: expected a line 'NAME COUNT PATH' below it",
+            )
         if (count := sum(sum(devices.values()) for devices in servers.values())) > MOST_DEVICES:
-            raise InputError(f"{path}: {count} devices, expected {MOST_DEVICES} at most: correct the counts")
+            raise InputError(
+                "hostfile.too_many_devices",
+                f"{path}: {count} devices, expected {MOST_DEVICES} at most: correct the counts",
+            )
         listed = tuple((name, tuple(devices.items())) for name, devices in servers.items())
         return cls(listed, tuple(profiles.items()), expanded(path).parent)
 
@@ -63,7 +70,10 @@ class ServerFile:
         given = instead.device_types if instead is not None else ()
         types = [name for name, _ in self.profiles]
         if unknown := [name for name in given if name not in types]:
-            raise InputError(f"a profile of device type {unknown[0]!r}: the server file has {', '.join(types)}")
+            raise InputError(
+                "servers.device_type_unknown",
+                f"a profile of device type {unknown[0]!r}: the server file has {', '.join(types)}",
+            )
         joined = instead
         for name, path in self.profiles:
             if name in given:
@@ -73,7 +83,7 @@ class ServerFile:
             try:
                 joined = one if joined is None else joined | one
             except InputError as error:
-                raise InputError(f"{found}: {error}") from None
+                raise InputError(error.code, f"{found}: {error}", **error.fields) from None
         assert joined is not None
         return joined
 
@@ -108,7 +118,10 @@ class ServerFile:
                 counts[kind.name] = counts.get(kind.name, 0) + 1
             servers.append((node.name if node.name.startswith("Server") else f"Server{k}", tuple(counts.items())))
         if lacking := [kind.name for kind in cluster.device_types if kind.name not in profiles]:
-            raise InputError(f"no profile path for device type {lacking[0]!r}: a server file names one for each")
+            raise InputError(
+                "servers.no_profile",
+                f"no profile path for device type {lacking[0]!r}: a server file names one for each",
+            )
         return cls(tuple(servers), tuple((kind.name, profiles[kind.name]) for kind in cluster.device_types))
 
     def __str__(self) -> str:
@@ -124,25 +137,37 @@ class ServerFile:
 
 def _add_server(words: list[str], servers: dict[str, dict[str, int]]) -> None:
     if len(words) != 1:
-        raise InputError(f"{len(words)} words after a line that starts with 'Server': expected the server's name alone")
+        raise InputError(
+            "servers.name_malformed",
+            f"{len(words)} words after a line that starts with 'Server': expected the server's name alone",
+        )
     if words[0] in servers:
-        raise InputError(f"server {words[0]!r} is listed twice: names must differ")
+        raise InputError("servers.twice", f"server {words[0]!r} is listed twice: names must differ")
     servers[words[0]] = {}
 
 
 def _add_devices(words: list[str], servers: dict[str, dict[str, int]], profiles: dict[str, str]) -> None:
     if len(words) != 3:
-        raise InputError(f"{len(words)} words: expected 'NAME COUNT PATH' without spaces in the path, or 'Server…'")
+        raise InputError(
+            "servers.line_malformed",
+            f"{len(words)} words: expected 'NAME COUNT PATH' without spaces in the path, or 'Server…'",
+        )
     if not servers:
-        raise InputError(f"devices {words[0]!r} before any server: expected a line that starts with 'Server' above")
+        raise InputError(
+            "servers.device_before_server",
+            f"devices {words[0]!r} before any server: expected a line that starts with 'Server' above",
+        )
     name, count, path = words
     if not (count.isascii() and count.isdigit() and int(count[:9]) >= 1 and len(count) < 7):
-        raise InputError(f"count {count!r} of {name!r}: expected a whole number, 1 or more")
+        raise InputError("servers.count_malformed", f"count {count!r} of {name!r}: expected a whole number, 1 or more")
     devices = servers[next(reversed(servers))]
     if name in devices:
-        raise InputError(f"device type {name!r} is listed twice in one server: add up the counts")
+        raise InputError(
+            "servers.device_type_twice", f"device type {name!r} is listed twice in one server: add up the counts"
+        )
     if profiles.setdefault(name, path) != path:
         raise InputError(
-            f"device type {name!r} has profile {path!r} here and {profiles[name]!r} above: give one a new name"
+            "servers.profiles_differ",
+            f"device type {name!r} has profile {path!r} here and {profiles[name]!r} above: give one a new name",
         )
     devices[name] = int(count)

@@ -61,11 +61,11 @@ def read_spot_machines(path: Path | str) -> SpotMachines:
     rows = [(f"{path}, line {k}", [field.strip() for field in line.split(",")]) for k, line in enumerate(lines, 1)]
     rows = [(where, fields) for where, fields in rows if fields != [""]]
     if not rows:
-        raise InputError(f"{path}: has no rows; expected such as {_EVENT!r} or {_READING!r}")
+        raise InputError("spot.empty", f"{path}: has no rows; expected such as {_EVENT!r} or {_READING!r}")
     of_events = any(fields[1:2] == [word] for _, fields in rows for word in _EVENTS)  # a head line is of neither kind
     counts = _from_events(rows) if of_events else _from_readings(rows)
     if len(counts) < 2:
-        raise InputError(f"{path}: is of one moment alone; expected machines over time")
+        raise InputError("spot.one_moment", f"{path}: is of one moment alone; expected machines over time")
     first = next(iter(counts))
     return SpotMachines(path.stem, tuple(at - first for at in counts), tuple(counts.values()))
 
@@ -75,11 +75,11 @@ def _from_events(rows: Sequence[Row]) -> dict[float, int]:
     found: dict[float, int] = {}
     for where, fields in rows:
         if len(fields) != 3 or fields[1] not in _EVENTS or not fields[2]:
-            raise InputError(f"{where}: {shown(','.join(fields))}, expected such as {_EVENT!r}")
+            raise InputError("spot.event_malformed", f"{where}: {shown(','.join(fields))}, expected such as {_EVENT!r}")
         at, machine = _whole(fields[0], f"{where}: milliseconds") / 1000, fields[2]
         if (fields[1] == "add") == (machine in there):
             was = "was there" if machine in there else "was not there"
-            raise InputError(f"{where}: {fields[1]} {shown(machine)}, which {was}")
+            raise InputError("spot.event_impossible", f"{where}: {fields[1]} {shown(machine)}, which {was}")
         there ^= {machine}
         _put(found, at, len(there), where)
     return found
@@ -91,18 +91,22 @@ def _from_readings(rows: Sequence[Row]) -> dict[float, int]:
         try:
             at = datetime.strptime(" ".join(fields[:-1]), "%Y-%m-%d %H:%M:%S")
         except ValueError:
-            raise InputError(f"{where}: {shown(','.join(fields))}, expected such as {_READING!r}") from None
+            raise InputError(
+                "spot.reading_malformed", f"{where}: {shown(','.join(fields))}, expected such as {_READING!r}"
+            ) from None
         _put(found, (at - datetime.min).total_seconds(), _whole(fields[-1], f"{where}: machines"), where)
     return found
 
 
 def _put(found: dict[float, int], at: float, count: int, where: str) -> None:
     if found and at < next(reversed(found)):
-        raise InputError(f"{where}: is earlier than the line before; expected rows in the order of their times")
+        raise InputError(
+            "spot.out_of_order", f"{where}: is earlier than the line before; expected rows in the order of their times"
+        )
     found[at] = count
 
 
 def _whole(written: str, what: str) -> int:
     if written.isascii() and written.isdigit() and len(written) < 16:
         return int(written)
-    raise InputError(f"{what} is {shown(written)}, expected a whole number")
+    raise InputError("spot.not_whole", f"{what} is {shown(written)}, expected a whole number")

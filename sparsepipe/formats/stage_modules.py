@@ -35,7 +35,7 @@ def stage_source(plan: Plan, network: Network, stage: int) -> str:
     own = [rows[id] for id in plan.stages[stage].layers]
     received, sent = _alive(plan, network, stage), _alive(plan, network, stage + 1)
     if not own:
-        raise InputError(f"stage {stage} has no layers: nothing to write")
+        raise InputError("export.stage_empty", f"stage {stage} has no layers: nothing to write")
     ranks = ", ".join(map(str, plan.stages[stage].ranks))
     returned = ", ".join(sent) if sent else own[-1].id
     lines = [

@@ -55,7 +55,10 @@ def processes_at_work(
         for other in others:
             assert other.stdout is not None
             if (said := other.stdout.readline().strip()) != _AT_WORK:
-                raise InputError(f"a process beside the one that is measured ended: {said or 'it said nothing'}")
+                raise InputError(
+                    "contention.process_ended",
+                    f"a process beside the one that is measured ended: {said or 'it said nothing'}",
+                )
         yield tuple(others)
     finally:
         for other in others:

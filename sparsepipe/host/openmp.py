@@ -39,6 +39,7 @@ def check_threads(threads: int | None) -> None:
     cores = num_processors()
     if threads is not None and threads > cores:
         raise InputError(
+            "threads.too_many",
             f"{{threads}} is {threads}, but this process may use {number_of(cores, 'core')}; expected 1 to {cores}",
             setting="threads",
         )

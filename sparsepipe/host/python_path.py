@@ -48,7 +48,7 @@ def check_current_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise InputError("the current folder was removed; change to another") from None
+        raise InputError("current_folder.removed", "the current folder was removed; change to another") from None
 
 
 def python_path() -> str:

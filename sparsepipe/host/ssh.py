@@ -59,7 +59,9 @@ class Destination(NamedTuple):
         match = _FORM.fullmatch(text.removesuffix("/") if text.startswith("ssh://") else text)
         port = int(match["port"]) if match and match["port"] else None
         if match is None or port is not None and not 1 <= port <= _MOST_PORT:
-            raise InputError(f"{text[:_LONGEST]!r}: expected host, user@host, host:port or [IPv6]:port")
+            raise InputError(
+                "ssh.destination_malformed", f"{text[:_LONGEST]!r}: expected host, user@host, host:port or [IPv6]:port"
+            )
         return cls(match["user"] or "", match["bracketed"] or match["plain"], port)
 
     @property

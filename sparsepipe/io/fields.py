@@ -19,28 +19,28 @@ def number(value: object, what: str) -> float:
     """Return `value` as a float, 0 or more and finite. Raises InputError that names `what`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST:
         return float(value)
-    raise InputError(f"{what} = {shown(value)}: expected a finite number, 0 or more")
+    raise InputError("number.malformed", f"{what} = {shown(value)}: expected a finite number, 0 or more")
 
 
 def integer(value: object, what: str, *, least: int = 0, most: int = 10**9) -> int:
     """Return `value` if it is a whole number from `least` to `most`. Raises InputError that names `what`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{what} = {shown(value)}: expected a whole number, {least} to {most}")
+        raise InputError("number.not_whole", f"{what} = {shown(value)}: expected a whole number, {least} to {most}")
     return value
 
 
 def given_number(value: object, what: str) -> None:
     """Raise InputError where a caller's `value` is no number: notebooks' tools pass what was typed as text."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"{what} {shown(value)} given, expected a number")
+        raise InputError("number.not_a_number", f"{what} {shown(value)} given, expected a number")
 
 
 def given_integer(value: object, what: str, *, least: int | None = None) -> None:
     """Raise InputError where a caller's `value` is no whole number, or below `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{what} {shown(value)} given, expected a whole number")
+        raise InputError("number.not_whole", f"{what} {shown(value)} given, expected a whole number")
     if least is not None and value < least:
-        raise InputError(f"{what} {value} given, expected at least {least}")
+        raise InputError("number.below_least", f"{what} {value} given, expected at least {least}")
 
 
 def json_object(given: str | None, what: str, *, example: str = '{"width": 64}') -> dict[str, Any]:
@@ -48,23 +48,25 @@ def json_object(given: str | None, what: str, *, example: str = '{"width": 64}')
     try:
         found = json.loads(given) if given else {}
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{what} {shown(given)}: no JSON ({error}); expected such as '{example}'") from None
+        raise InputError(
+            "json.malformed", f"{what} {shown(given)}: no JSON ({error}); expected such as '{example}'"
+        ) from None
     if not isinstance(found, dict):
-        raise InputError(f"{what} {shown(given)}: expected a JSON object, such as '{example}'")
+        raise InputError("json.not_an_object", f"{what} {shown(given)}: expected a JSON object, such as '{example}'")
     return found
 
 
 def text(value: object, what: str) -> str:
     """Return `value` if it is a string. Raises InputError that names `what`."""
     if not isinstance(value, str):
-        raise InputError(f"{what} = {shown(value)}: expected a string")
+        raise InputError("value.not_text", f"{what} = {shown(value)}: expected a string")
     return value
 
 
 def texts(value: object, what: str) -> tuple[str, ...]:
     """Return the strings of a list. Raises InputError that names `what`."""
     if not isinstance(value, list):
-        raise InputError(f"{what} = {shown(value)}: expected a list of strings")
+        raise InputError("value.not_texts", f"{what} = {shown(value)}: expected a list of strings")
     return tuple(text(item, what) for item in value)
 
 
@@ -113,7 +115,7 @@ class Fields(dict[str, Any]):
         self.what = what
 
     def __missing__(self, key: str) -> Any:
-        raise DamagedRecord(f"{self.what}: has no {key!r}; it is damaged, or of another version")
+        raise DamagedRecord("record.key_missing", f"{self.what}: has no {key!r}; it is damaged, or of another version")
 
 
 def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Callable[[object, str], Fields]:
@@ -121,7 +123,7 @@ def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Callab
 
     def check(value: object, what: str) -> Fields:
         if not isinstance(value, dict):
-            raise InputError(f"{what} = {shown(value)}: expected an object")
+            raise InputError("value.not_an_object", f"{what} = {shown(value)}: expected an object")
         checked = dict(value)
         for key, item in value.items():
             if one := known.get(key, others):
@@ -136,7 +138,7 @@ def each(check: Check) -> Check:
 
     def checked(value: object, what: str) -> list[Any]:
         if not isinstance(value, list):
-            raise InputError(f"{what} = {shown(value)}: expected a list")
+            raise InputError("value.not_a_list", f"{what} = {shown(value)}: expected a list")
         return [check(item, f"{what}[{place}]") for place, item in enumerate(value)]
 
     return checked
@@ -152,7 +154,7 @@ def one_of(*names: str) -> Check:
 
     def checked(value: object, what: str) -> str:
         if not isinstance(value, str) or value not in names:
-            raise InputError(f"{what} = {shown(value)}: expected one of {', '.join(names)}")
+            raise InputError("value.not_a_choice", f"{what} = {shown(value)}: expected one of {', '.join(names)}")
         return value
 
     return checked
@@ -162,7 +164,7 @@ def real(value: object, what: str) -> float:
     """Return `value` if it is a finite number, of either sign. Raises InputError that names `what`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST:
         return value
-    raise InputError(f"{what} = {shown(value)}: expected a finite number")
+    raise InputError("number.malformed", f"{what} = {shown(value)}: expected a finite number")
 
 
 def measured(value: object, what: str) -> float:
@@ -175,7 +177,7 @@ def measured(value: object, what: str) -> float:
 def flag(value: object, what: str) -> bool:
     """Return `value` if it is true or false. Raises InputError that names `what`."""
     if not isinstance(value, bool):
-        raise InputError(f"{what} = {shown(value)}: expected true or false")
+        raise InputError("value.not_a_boolean", f"{what} = {shown(value)}: expected true or false")
     return value
 
 

@@ -143,12 +143,12 @@ def read_text(path: Path | str, *, what: str = "file") -> str:
     try:
         return io.TextIOWrapper(io.BytesIO(read_whole(path)), encoding="utf-8-sig").read()
     except FileNotFoundError:
-        raise InputError(f"{path}: no such {what}; check the path") from None
+        raise InputError("file.not_found", f"{path}: no such {what}; check the path") from None
     except IsADirectoryError:
-        raise InputError(f"{path}: is a folder, expected a {what}") from None
+        raise InputError("file.is_folder", f"{path}: is a folder, expected a {what}") from None
     except (OSError, ValueError) as error:  # no UTF-8, or a name that no file can have
         told = getattr(error, "strerror", None) or error  # without the name again
-        raise InputError(f"{path}: cannot be read as a {what} ({told})") from None
+        raise InputError("file.unreadable", f"{path}: cannot be read as a {what} ({told})") from None
 
 
 def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
@@ -158,12 +158,13 @@ def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}), expected a {what}"
+            "json.malformed",
+            f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}), expected a {what}",
         ) from None
     except RecursionError:
-        raise InputError(f"{path}: nested too deeply for a {what}") from None
+        raise InputError("json.too_deep", f"{path}: nested too deeply for a {what}") from None
     except ValueError as error:  # a whole number of thousands of digits
-        raise InputError(f"{path}: not JSON ({error}), expected a {what}") from None
+        raise InputError("json.malformed", f"{path}: not JSON ({error}), expected a {what}") from None
 
 
 def read_rows(path: Path | str, *, wanted: Callable[[bytes], bool] | None = None) -> list[dict[str, Any]]:
@@ -185,11 +186,15 @@ def read_numbered_rows(
         with open_regular(path) as handle:
             for number, line in enumerate(iter(lambda: handle.readline(_MOST_LINE_BYTES), b""), start=1):
                 if len(line) == _MOST_LINE_BYTES:
-                    raise InputError(f"{path}:{number}: longer than a row of JSON can be; take the line out")
+                    raise InputError(
+                        "json.row_too_long",
+                        f"{path}:{number}: longer than a row of JSON can be; take the line out",
+                        number=number,
+                    )
                 if line.endswith(b"\n") and not line.isspace() and (wanted is None or wanted(line)):
                     lines.append((number, line))
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError("file.unreadable", f"{path}: cannot be read ({error.strerror})") from None
     rows = _all_at_once([line.strip() for _, line in lines])
     if rows is None:  # one of them is damaged
         rows = [_row(path, number, line) for number, line in lines]
@@ -211,11 +216,19 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except RecursionError:
-        raise InputError(f"{path}:{number}: nested too deeply for a row of JSON; take the line out") from None
+        raise InputError(
+            "json.too_deep", f"{path}:{number}: nested too deeply for a row of JSON; take the line out"
+        ) from None
     except ValueError as error:
-        raise InputError(f"{path}:{number}: not a row of JSON ({error}); take the line out") from None
+        raise InputError(
+            "json.row_malformed", f"{path}:{number}: not a row of JSON ({error}); take the line out", number=number
+        ) from None
     if not isinstance(row, dict):
-        raise InputError(f"{path}:{number}: not a row of JSON (expected an object); take the line out")
+        raise InputError(
+            "json.row_malformed",
+            f"{path}:{number}: not a row of JSON (expected an object); take the line out",
+            number=number,
+        )
     return row
 
 

@@ -98,24 +98,30 @@ def _read(path: Path) -> Any:
     try:
         with open_regular(path) as handle, pyarrow.parquet.ParquetFile(handle, read_dictionary=["optype"]) as file:
             if os.fstat(handle.fileno()).st_size > _MOST_FILE_BYTES:
-                raise InputError(f"{path}: larger than {_MOST_FILE_BYTES >> 20} MiB; cut it into several steps' files")
+                raise InputError(
+                    "operations.too_large",
+                    f"{path}: larger than {_MOST_FILE_BYTES >> 20} MiB; cut it into several steps' files",
+                )
             num_rows, names = file.metadata.num_rows, set(file.schema_arrow.names)
             if missing := [name for name in COLUMNS if name not in names]:
                 raise InputError(
-                    f"{path}: no column {', '.join(missing)}; expected operations of a job: {', '.join(COLUMNS)}"
+                    "operations.column_missing",
+                    f"{path}: no column {', '.join(missing)}; expected operations of a job: {', '.join(COLUMNS)}",
                 )
             if not 0 < num_rows <= _MOST_ROWS:
-                raise InputError(f"{path}: {num_rows} rows, expected 1 to {_MOST_ROWS}")
+                raise InputError("operations.row_count", f"{path}: {num_rows} rows, expected 1 to {_MOST_ROWS}")
             for name in COLUMNS:
                 kind = file.schema_arrow.field(name).type
                 is_number = any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean))
                 if types.is_nested(kind) or (name != "optype" and not is_number):
-                    raise InputError(f"{path}: column {name} has values that are no numbers")
+                    raise InputError(
+                        "operations.not_numbers", f"{path}: column {name} has values that are no numbers", name=name
+                    )
             return _in_parts(file, path)
     except InputError:
         raise
     except (ValueError, OSError, TypeError, KeyError, NotImplementedError, ArithmeticError, MemoryError) as error:
-        raise InputError(f"{path}: cannot be read as parquet ({complaint(error)})") from None
+        raise InputError("operations.unreadable", f"{path}: cannot be read as parquet ({complaint(error)})") from None
 
 
 def _in_parts(file: Any, path: Path) -> Any:
@@ -132,7 +138,10 @@ def _in_parts(file: Any, path: Path) -> Any:
             break
         parts.append(part)
     if max(claimed, num_bytes) > _MOST_BYTES:
-        raise InputError(f"{path}: unpacked larger than {_MOST_BYTES >> 20} MiB; cut it into several steps' files")
+        raise InputError(
+            "operations.too_large",
+            f"{path}: unpacked larger than {_MOST_BYTES >> 20} MiB; cut it into several steps' files",
+        )
     return pyarrow.Table.from_batches(parts).unify_dictionaries().to_pandas(ignore_metadata=True)
 
 
@@ -147,7 +156,9 @@ def _checked(table: Any, path: Path) -> Any:
             known[name] = column.astype(str)
             continue
         if not pandas.api.types.is_numeric_dtype(column) or column.isna().any():
-            raise InputError(f"{path}: column {name} has values that are no numbers")
+            raise InputError(
+                "operations.not_numbers", f"{path}: column {name} has values that are no numbers", name=name
+            )
         if name in ("start_ts", "duration"):
             least, most = (0.0 if name == "duration" else -_MOST_SECONDS), _MOST_SECONDS
             known[name] = column.astype("float64")
@@ -155,23 +166,29 @@ def _checked(table: Any, path: Path) -> Any:
             least, most = (-1 if name in ("mb_id", "gmc", "seq_id") else 0), _MOST_NUMBER
             known[name] = column.astype("float64")
             if not (known[name] == known[name].round()).all():
-                raise InputError(f"{path}: column {name} has fractions, expected whole numbers")
+                raise InputError("operations.not_whole", f"{path}: column {name} has fractions, expected whole numbers")
         if not known[name].between(least, most).all():
             wrong = known[name][~known[name].between(least, most)].iloc[0]
-            raise InputError(f"{path}: column {name} has {wrong:g}, expected {least:g} to {most:g}")
+            raise InputError(
+                "operations.out_of_range", f"{path}: column {name} has {wrong:g}, expected {least:g} to {most:g}"
+            )
         if name not in ("start_ts", "duration"):
             known[name] = known[name].astype("int64")
     checked = pandas.DataFrame(known)
     compute = checked["optype"].isin(list(COMPUTE))
     if not compute.any():
-        raise InputError(f"{path}: no operation {' or '.join(COMPUTE)}; expected those of a training job")
+        raise InputError(
+            "operations.no_compute", f"{path}: no operation {' or '.join(COMPUTE)}; expected those of a training job"
+        )
     if (checked.loc[compute, "mb_id"] < 0).any():
-        raise InputError(f"{path}: a {' or '.join(COMPUTE)} without its microbatch (mb_id)")
+        raise InputError("operations.no_microbatch", f"{path}: a {' or '.join(COMPUTE)} without its microbatch (mb_id)")
     places = checked[["rank", "dp_rank", "stage"]].drop_duplicates()
     if places["rank"].duplicated().any() or places.duplicated(["dp_rank", "stage"]).any():
-        raise InputError(f"{path}: a rank is in two places, expected one dp_rank and stage each")
+        raise InputError(
+            "operations.rank_twice", f"{path}: a rank is in two places, expected one dp_rank and stage each"
+        )
     if int(checked["mb_id"].max() + 1) * int(checked["dp_rank"].max() + 1) > _MOST_ROWS:
-        raise InputError(f"{path}: microbatch or dp_rank numbers beyond any job's")
+        raise InputError("operations.number_too_large", f"{path}: microbatch or dp_rank numbers beyond any job's")
     return checked
 
 
@@ -208,7 +225,9 @@ def _rows(table: object, num_microbatches: int, num_replicas: int, path: Path) -
         elif len(kind_of) <= 60 and kind_of.isprintable() and kind_of.strip():
             yield Row(rank, kind_of, start, end, "load", stage, last, -1)
         else:
-            raise InputError(f"{path}: optype {shown(kind_of)}, expected a word such as forward-compute")
+            raise InputError(
+                "operations.type_malformed", f"{path}: optype {shown(kind_of)}, expected a word such as forward-compute"
+            )
 
 
 def _microbatches_sent(table: Any) -> dict[tuple[int, int, str], dict[int, int]]:

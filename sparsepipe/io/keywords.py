@@ -41,7 +41,7 @@ def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> Non
     names = set(known)
     for name in given:
         if name not in names:
-            raise InputError(f"{call} has no argument {shown(name)}: {expected(name, names)}")
+            raise InputError("argument.unknown", f"{call} has no argument {shown(name)}: {expected(name, names)}")
 
 
 def knows_its_keywords(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:

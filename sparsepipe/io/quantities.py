@@ -38,19 +38,26 @@ class Quantity:
         found = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
         if found is None:
             raise InputError(
-                f"{shown(text)} is no {self.name}: expected a number with its unit, such as {self.example}"
+                "quantity.malformed",
+                f"{shown(text)} is no {self.name}: expected a number with its unit, such as {self.example}",
             )
         unit = " ".join(found[2].split())
         if unit in self.doubtful:
-            raise InputError(f"{shown(text)} does not say which {self.name} is meant: write {self.doubtful[unit]}")
+            raise InputError(
+                "quantity.undecided",
+                f"{shown(text)} does not say which {self.name} is meant: write {self.doubtful[unit]}",
+            )
         if unit not in self.units:
             raise InputError(
-                f"{shown(text)}: {shown(unit)} is no unit of a {self.name}, expected such as {self.example}"
+                "quantity.unit_unknown",
+                f"{shown(text)}: {shown(unit)} is no unit of a {self.name}, expected such as {self.example}",
             )
         value = Fraction(found[1]) * self.units[unit]
         if not (self.zero and value == 0) and not 1 / MOST <= value <= MOST:
             least = "0 or more" if self.zero else "more than 0"
-            raise InputError(f"{text.strip()}: expected {least} and finite, such as {self.example}")
+            raise InputError(
+                "quantity.out_of_range", f"{text.strip()}: expected {least} and finite, such as {self.example}"
+            )
         return float(value)
 
     def shown(self, value: float, digits: int = 4) -> str:

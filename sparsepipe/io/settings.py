@@ -212,7 +212,7 @@ class Settings:
         for name, one in rows(type(self)).items():
             value = getattr(self, name)
             if (value is not None or one.default is not None) and (fault := one.kind.fault(value)):
-                raise InputError(f"{{{name}}} is {fault}", setting=name)
+                raise InputError("setting.malformed", f"{{{name}}} is {fault}", setting=name)
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -241,7 +241,9 @@ class Settings:
         """Return `settings`. Raises InputError where one of them is none of these."""
         names = {item.name for item in fields(cls)}
         if unknown := sorted(set(settings) - names):
-            raise InputError(f"unknown setting {shown(unknown[0])} of a run: {expected(unknown[0], names)}")
+            raise InputError(
+                "setting.unknown", f"unknown setting {shown(unknown[0])} of a run: {expected(unknown[0], names)}"
+            )
         return dict(settings)
 
     def __repr__(self) -> str:

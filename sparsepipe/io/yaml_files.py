@@ -38,9 +38,11 @@ def read_yaml(path: Path, *, what: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None)
-        raise InputError(f"{path}{line}: not YAML ({complaint(ValueError(problem) if problem else error)})") from None
+        raise InputError(
+            "yaml.malformed", f"{path}{line}: not YAML ({complaint(ValueError(problem) if problem else error)})"
+        ) from None
     except (ValueError, TypeError, OverflowError, AttributeError, LookupError) as error:  # a number or date of none
-        raise InputError(f"{path}: not YAML that can be read ({complaint(error)})") from None
+        raise InputError("yaml.malformed", f"{path}: not YAML that can be read ({complaint(error)})") from None
 
 
 def _check_structure(path: Path, text: str) -> None:
@@ -49,10 +51,12 @@ def _check_structure(path: Path, text: str) -> None:
     for event in yaml.parse(text, Loader=_BASE):
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
-            raise InputError(f"{path}:{line}: an alias (*{shown(event.anchor)[1:-1]}), expected none; write it out")
+            raise InputError(
+                "yaml.alias", f"{path}:{line}: an alias (*{shown(event.anchor)[1:-1]}), expected none; write it out"
+            )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > _MOST_DEPTH:
-            raise InputError(f"{path}:{line}: nested more than {_MOST_DEPTH} deep; write it flatter")
+            raise InputError("yaml.too_deep", f"{path}:{line}: nested more than {_MOST_DEPTH} deep; write it flatter")

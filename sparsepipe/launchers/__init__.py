@@ -119,8 +119,9 @@ def _with_rule(plan: Plan, given: Rule | str | None) -> Plan:
     chosen = parse_rule(given) if isinstance(given, str) else given
     if plan.replication is None:
         raise InputError(
+            "replication.one_pipeline",
             f"replication {chosen.name} averages between pipelines, and this plan has one; plan several "
-            "(`sparsepipe plan --pipelines P`, in Python partition_pipelines), or leave the rule out"
+            "(`sparsepipe plan --pipelines P`, in Python partition_pipelines), or leave the rule out",
         )
     return replace(plan, replication=chosen)
 
@@ -136,7 +137,9 @@ def attach(run_dir: Path | str, *, launcher: str = "local") -> Job:
 
 def _launcher(name: str) -> Launcher:
     if name not in LAUNCHERS:
-        raise InputError(f"unknown launcher {name!r}, expected one of {', '.join(LAUNCHERS)}")
+        raise InputError(
+            "launcher.unknown", f"unknown launcher {name!r}, expected one of {', '.join(LAUNCHERS)}", name=name
+        )
     return LAUNCHERS[name]()
 
 

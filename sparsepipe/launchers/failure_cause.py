@@ -34,6 +34,7 @@ class FailureCause:
     lasting: bool = False
     precedence: int = 1
     limit: bool = False
+    code: str | None = None  # of the error (see errors.py), if it has one
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,7 +86,7 @@ def cause_of(error: BaseException, folder: Path) -> FailureCause:
     The traceback of what is not at fault in the user's input is printed: the launcher's log has it.
     """
     if isinstance(error, InputError):
-        return FailureCause(str(error), None, None, exit_code=2)
+        return FailureCause(str(error), None, None, exit_code=2, code=error.code)
     traceback.print_exception(error)
     what = limit_met(error, where=folder) or f"{type(error).__name__}: {error}"
     return FailureCause(f"the launcher: {what}; its log is logs/launcher.log", None, None)
@@ -126,7 +127,7 @@ def _of_error(error: Mapping[str, Any], plan: Plan, *, precedence: int = 1) -> F
     where = "" if unwritten else f"; traceback in logs/rank{rank}.error.json"
     code = 2 if error["input_error"] else 1
     reason, limit = f"{_named(rank, plan)}: {what}{where}", bool(error.get("limit", False))
-    return FailureCause(reason, rank, stage, code, error["lasting"], precedence, limit)
+    return FailureCause(reason, rank, stage, code, error["lasting"], precedence, limit, error.get("code"))
 
 
 def _end_of_log(run_dir: Path, rank: int) -> str:

@@ -116,7 +116,8 @@ class FollowedJob:
         self._thread.join(timeout=_TO_END)
         if not self._ended:
             raise RunFailed(
-                f"{self.record.folder}: still there {_TO_END:g} s after it was asked to end; its guard does not answer"
+                "run.guard_silent",
+                f"{self.record.folder}: still there {_TO_END:g} s after it was asked to end; its guard does not answer",
             )
 
     def _result(self) -> MetricsRow:
@@ -128,12 +129,13 @@ class FollowedJob:
             if summary := self._rows.last("summary"):
                 return summary
             raise RunFailed(
-                f"{self.record.folder}: the run {status['state']}, but its metrics.jsonl has no summary any more"
+                "run.no_summary",
+                f"{self.record.folder}: the run {status['state']}, but its metrics.jsonl has no summary any more",
             )
         reason = status.get("reason", f"ended in state {status['state']!r}")
         if status.get("exit_code") == 2:
-            raise InputError(reason)
-        raise RunFailed(f"{self.record.folder}: {reason}")
+            raise InputError(status.get("code") or "run.refused", reason)
+        raise RunFailed(status.get("code") or "run.failed", f"{self.record.folder}: {reason}")
 
     def _follow(self) -> None:
         """Read new rows until the processes are gone, then those of the end. However this ends, so does the wait."""

@@ -136,7 +136,7 @@ class AttachedProcess:
                 return
             if pid is None and waited > _TO_START:
                 who = held_by(self._folder) or "its lock is held, by whom cannot be told"
-                raise InputError(f"{self._folder}: cannot be cancelled, {who}; end that process")
+                raise InputError("run.not_cancellable", f"{self._folder}: cannot be cancelled, {who}; end that process")
             time.sleep(0.05)  # it is about to start
 
     def last_words(self) -> dict[str, Any] | None:
@@ -175,7 +175,9 @@ class AttachedProcess:
         except ProcessLookupError:
             pass
         except PermissionError:
-            raise InputError(f"{self._folder}: its guard, process {pid}, is another user's: ask them") from None
+            raise InputError(
+                "run.guard_of_other_user", f"{self._folder}: its guard, process {pid}, is another user's: ask them"
+            ) from None
 
 
 def _is_guard(pid: int, folder: Path) -> bool:

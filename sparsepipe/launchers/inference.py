@@ -15,7 +15,7 @@ def inference_config(config: RunConfig) -> RunConfig:
     """Return the settings of a run of forwards alone. Raises InputError for an engine that computes no outputs."""
     if not workload_facts(config.engine).trains:
         text = f"engine {config.engine!r} computes nothing, so there are no outputs; leave out {{forward_only}}"
-        raise InputError(text, setting="forward_only")
+        raise InputError("engine.computes_nothing", text, setting="forward_only")
     return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None)
 
 
@@ -40,7 +40,9 @@ def find_checkpoint(given: Path | str, plan: Plan, config: RunConfig) -> Path:
     if (folder / "plan.json").exists():
         found = checkpoint.latest(folder)
         if found is None:
-            raise InputError(f"{given}: this run has no checkpoint yet; name another, or let it end an epoch")
+            raise InputError(
+                "run.no_checkpoint", f"{given}: this run has no checkpoint yet; name another, or let it end an epoch"
+            )
     else:
         found = checkpoint.load(folder)
     found.check(model=short_name(config.model), layers=plan.layers)

@@ -31,7 +31,7 @@ def hold(folder: Path) -> int:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
     except OSError as error:
         text = f"{folder}: cannot hold a run ({error.strerror}); choose another {{run_dir}}"
-        raise InputError(text, setting="run_dir") from None
+        raise InputError("run_dir.unusable", text, setting="run_dir") from None
     path = folder / LOCK
     try:
         locked = _locks(lock, path) or (guard_of(folder) is None and _locks(lock, path, seconds=_TO_LOOK))
@@ -44,9 +44,11 @@ def hold(folder: Path) -> int:
         return lock
     os.close(lock)
     if guard_of(folder) is None and (who := held_by(folder)):
-        raise InputError(f"{folder}: {who}; end that process, or choose another {{run_dir}}", setting="run_dir")
+        raise InputError(
+            "run_dir.in_use", f"{folder}: {who}; end that process, or choose another {{run_dir}}", setting="run_dir"
+        )
     text = f"{folder}: this run is still running; cancel it first, or choose another {{run_dir}}"
-    raise InputError(text, setting="run_dir")
+    raise InputError("run_dir.in_use", text, setting="run_dir")
 
 
 def is_held(folder: Path) -> bool:

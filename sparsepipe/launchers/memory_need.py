@@ -53,7 +53,7 @@ def check_at_launch(
         except InputError:
             return  # another network's, or of a batch size from which nothing follows for this one
         if told := _beyond_devices(expected, cluster):
-            raise InputError(plan.prefix(k) + told)
+            raise InputError("memory.too_little", plan.prefix(k) + told)
         needed += needed_bytes(own, bytes_by_place(expected) or (), own.ranks)
     if here:
         check_memory(needed, config)
@@ -79,7 +79,7 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
     if expected is None:
         return MemoryNeed(None, _NOTHING_TELLS.format(why))
     if told := _beyond_devices(expected, cluster):
-        raise InputError(told)
+        raise InputError("memory.too_little", told)
     return MemoryNeed(bytes_by_place(expected))
 
 

@@ -53,12 +53,13 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
     """
     if port is not None:
         text = "a port goes with {launcher}: hosts choose theirs by themselves; leave it out"
-        raise InputError(text, setting={"launcher": "local"})
+        raise InputError("port.of_hosts", text, setting={"launcher": "local"})
     count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
     if not plan.members and not set(plan.ranks) <= set(range(count)):
         raise InputError(
+            "plan.ranks_not_of_job",
             f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
-            "give it another plan, which one that runs can change"
+            "give it another plan, which one that runs can change",
         )
     return count
 
@@ -85,7 +86,7 @@ def prepare(
     if forward_only is not None:
         if resume:
             text = "{forward_only} computes outputs anew: leave out {resume}, or {forward_only}"
-            raise InputError(text, setting={"forward_only": None, "resume": None})
+            raise InputError("resume.forward_only", text, setting={"forward_only": None, "resume": None})
         config = inference_config(config)
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
@@ -151,7 +152,7 @@ def _checked(
         if config.stragglers is not None:
             config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     except InputError as error:
-        raise InputError(f"{plan.prefix(k)}{error}") from None
+        raise InputError(error.code, f"{plan.prefix(k)}{error}", **error.fields) from None
     return config
 
 
@@ -161,12 +162,13 @@ def _check_together(plan: Plan, config: RunConfig, profile: Profile | None, clus
     if rule is None:
         return
     if found := plan.violations(profile.graph, cluster) if profile else plan.violations_together():
-        raise InputError("the plan cannot run: " + "; ".join(found))
+        raise InputError("plan.violations", "the plan cannot run: " + "; ".join(found))
     check_rule(plan)
     if rule.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
         raise InputError(
+            "replication.float16",
             f"replication {rule.name} averages gradients, which each pipeline scales by a factor of its "
-            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce"
+            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce",
         )
 
 
@@ -224,8 +226,9 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
         found.check(model=short_name(config.model), layers=())
         if not plan.members and any(found.manifest.get("left", {}).values()):
             raise InputError(
+                "resume.several_pipelines",
                 f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
-                "take up; resume with a plan of several, or from a checkpoint at an epoch's end"
+                "take up; resume with a plan of several, or from a checkpoint at an epoch's end",
             )
         found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
         resuming.check_end(found, config)
@@ -315,7 +318,7 @@ def check_name(folder: Path) -> None:
         os.fsencode(folder).decode("utf-8")
     except UnicodeDecodeError:
         text = f"{ascii(str(folder))}: a name that is not UTF-8; choose another {{run_dir}}"
-        raise InputError(text, setting="run_dir") from None
+        raise InputError("run_dir.not_utf8", text, setting="run_dir") from None
 
 
 def _keep_old(folder: Path, name: str) -> None:

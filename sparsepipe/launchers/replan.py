@@ -48,7 +48,7 @@ def request_replan(
     record = RunRecord.load(expanded(run_dir).resolve())
     folder = record.folder
     if not isinstance(plan, Plan):
-        raise InputError(f"plan {shown(plan)}: expected a Plan, as Plan.load reads it from a file")
+        raise InputError("plan.not_a_plan", f"plan {shown(plan)}: expected a Plan, as Plan.load reads it from a file")
     before = record.plan.one("several keep theirs: stop the run, and resume it under another")
     check_running(record)
     need = _checked_plan(record, before, plan.one("a running job has one and keeps it so"))
@@ -73,21 +73,27 @@ def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -
         if (minibatch := commands.taken_plan(folder, token)) is not None:
             return minibatch
         if (reason := commands.refused_plan(folder, token)) is not None:
-            raise InputError(f"{folder}: goes on under its old plan: {reason}")
+            raise InputError("replan.refused", f"{folder}: goes on under its old plan: {reason}")
         if not alive:
-            raise InputError(f"{folder}: the run ended before it came under the plan that it was asked for")
+            raise InputError(
+                "replan.run_ended", f"{folder}: the run ended before it came under the plan that it was asked for"
+            )
         time.sleep(_LOOK_SECONDS)
 
 
 def check_running(record: RunRecord) -> None:
     """Raise InputError for a run whose plan cannot be changed: one that is over, or of a version before."""
     if not is_alive(record):
-        raise InputError(f"{record.folder}: is not running, it is {state_of(record)}; resume it under the plan instead")
+        raise InputError(
+            "run.not_running",
+            f"{record.folder}: is not running, it is {state_of(record)}; resume it under the plan instead",
+        )
     status = record.status
     if status["state"] == "running" and commands.REPLAN not in status.get("commands", ()):
         raise InputError(
+            "replan.old_version",
             f"{record.folder}: was launched by a version before, which does not change plans; stop it, and resume it "
-            "under the plan"
+            "under the plan",
         )
 
 
@@ -97,11 +103,12 @@ def _checked_plan(record: RunRecord, before: Plan, plan: Plan) -> MemoryNeed:
     ranks = range(count := num_processes(record.folder, before))
     if not set(plan.ranks) <= set(ranks):
         raise InputError(
+            "replan.ranks_not_of_job",
             f"the plan uses ranks {sorted(plan.ranks)}, this job has {list(ranks)}: plan for as many devices or fewer, "
-            "or stop the run and resume it under the plan"
+            "or stop the run and resume it under the plan",
         )
     if plan == before:
-        raise InputError(f"{record.folder}: follows this plan already")
+        raise InputError("replan.same_plan", f"{record.folder}: follows this plan already")
     facts = workload_facts(config.engine)
     if not facts.trains:
         profile, cluster = Profile.load(record.folder / "profile.json"), Cluster.load(record.folder / "cluster.toml")

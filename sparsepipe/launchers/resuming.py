@@ -23,9 +23,10 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
     if total < done:
         asked = f"epochs {config.epochs}" if config.minibatches is None else f"minibatches {config.minibatches}"
         raise InputError(
+            "resume.ends_before",
             f"{asked} would end the run after minibatch {total}, but {found.folder} has trained {done} "
             f"({number_of(done / per_epoch, 'epoch', as_given)}) already; ask for that many or more, or train anew in "
-            "another folder"
+            "another folder",
         )
 
 
@@ -54,7 +55,8 @@ def _progress(found: Checkpoint) -> dict[str, Any]:
     per_epoch = epoch_minibatches(found)
     if per_epoch is None:
         raise InputError(
-            f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder"
+            "resume.no_epoch",
+            f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder",
         )
     left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
     if "left" not in found.manifest and found.minibatches % per_epoch:  # of a run of one pipeline
@@ -79,7 +81,10 @@ def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) 
     metrics = folder / "metrics.jsonl"
     if not metrics.exists() or metrics.stat().st_size == 0:
         if per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches:
-            raise InputError(f"{metrics}: gone, and nothing is left to train; put it back, or ask for more epochs")
+            raise InputError(
+                "resume.metrics_missing",
+                f"{metrics}: gone, and nothing is left to train; put it back, or ask for more epochs",
+            )
         yield (
             f"{metrics}: gone, and with it the losses of the first {number_of(found.minibatches, 'minibatch')}; the "
             f"run goes on after them from {found.folder.name}"

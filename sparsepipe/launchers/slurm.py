@@ -34,17 +34,21 @@ def sbatch_script(
     counts = [len(node.device_types) for node in cluster.nodes] if cluster else [num_ranks]
     if len(set(counts)) > 1:
         raise InputError(
+            "slurm.heterogeneous_hosts",
             f"hosts of {' and '.join(map(str, sorted(set(counts))))} devices: the hosts of a Slurm job are alike; give "
-            "--cluster a file of such hosts"
+            "--cluster a file of such hosts",
         )
     if cluster and sum(counts) < num_ranks:
         raise InputError(
+            "plan.ranks_not_in_cluster",
             f"the plan has {number_of(num_ranks, 'rank')}, and the cluster {number_of(sum(counts), 'device')}: add "
-            "hosts"
+            "hosts",
         )
     folder = run_dir.absolute()
     if "\n" in str(folder) or "\n" in str(Path.cwd()):
-        raise InputError("a folder with a line break in its name: sbatch takes none; choose another --run-dir")
+        raise InputError(
+            "slurm.folder_name", "a folder with a line break in its name: sbatch takes none; choose another --run-dir"
+        )
     kept = [*without(words), "--cluster", "slurm", "--run-dir", str(folder)]
     lines = [
         "#!/bin/bash",
@@ -62,15 +66,23 @@ def sbatch_script(
 def submit(script: str) -> str:
     """Give a script to sbatch and return the job's number. Raises InputError in one line where that fails."""
     if shutil.which("sbatch") is None:
-        raise InputError("no sbatch on this machine; without --submit the script is printed: take it to a login node")
+        raise InputError(
+            "slurm.no_sbatch",
+            "no sbatch on this machine; without --submit the script is printed: take it to a login node",
+        )
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"], input=script, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise InputError(f"sbatch did not answer within {_SECONDS:.0f} s; see squeue before submitting again") from None
+        raise InputError(
+            "slurm.timeout", f"sbatch did not answer within {_SECONDS:.0f} s; see squeue before submitting again"
+        ) from None
     if done.returncode:
-        raise InputError(f"sbatch refused the job ({complaint(done.stderr)}); without --submit the script is printed")
+        raise InputError(
+            "slurm.refused",
+            f"sbatch refused the job ({complaint(done.stderr)}); without --submit the script is printed",
+        )
     return done.stdout.strip().split(";")[0]
 
 

@@ -47,7 +47,8 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
         return UserLoss(UserFunction.parse(name), args)
     if name not in LOSSES:
         raise InputError(
-            f"unknown loss {name!r}, expected {', '.join(LOSSES)}, or one's own as package.module:function"
+            "loss.unknown",
+            f"unknown loss {name!r}, expected {', '.join(LOSSES)}, or one's own as package.module:function",
         )
     home, builder_name = LOSSES[name]
     builder: Callable[..., Loss] = getattr(import_module(f".{home}", __name__), builder_name)
@@ -55,11 +56,14 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
     for setting in args:
         if setting not in parameters:
             has = f"it has {', '.join(parameters)}" if parameters else "it has none"
-            raise InputError(f"loss {name} has no setting {setting!r}; {has}")
+            raise InputError("loss.setting_unknown", f"loss {name} has no setting {setting!r}; {has}")
     given = {fact: facts[fact] for fact in facts if fact in parameters} | dict(args)  # others may be dear to find
     lacking = [p for p, parameter in parameters.items() if parameter.default is parameter.empty and p not in given]
     if lacking:
-        raise InputError(f"loss {name} needs {', '.join(lacking)}, which these data do not tell; choose another loss")
+        raise InputError(
+            "loss.fact_missing",
+            f"loss {name} needs {', '.join(lacking)}, which these data do not tell; choose another loss",
+        )
     return builder(**given)
 
 

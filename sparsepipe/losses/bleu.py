@@ -95,14 +95,18 @@ def _marks(examples: ExampleDataset) -> tuple[int, int]:
     lacking = [name for name in _IDS if name not in examples.facts]
     if lacking:
         raise InputError(
-            f"BLEU needs the ids that sentences begin and end with: these data have no {', '.join(lacking)}"
+            "bleu.no_special_ids",
+            f"BLEU needs the ids that sentences begin and end with: these data have no {', '.join(lacking)}",
         )
     return examples.facts["begin"], examples.facts["end"]
 
 
 def _source(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(inputs, Mapping) or not all(name in inputs for name in _INPUTS):
-        raise InputError(f"BLEU is of translations: inputs are {described(inputs)}, expected {', '.join(_INPUTS)}")
+        raise InputError(
+            "bleu.inputs_malformed",
+            f"BLEU is of translations: inputs are {described(inputs)}, expected {', '.join(_INPUTS)}",
+        )
     return inputs["source"], inputs["source_mask"]
 
 

@@ -51,7 +51,9 @@ class CrossEntropy:
     def __post_init__(self) -> None:
         _check_classes(self.num_classes, self.class_weights)
         if not isinstance(self.auxiliary, int | float) or not 0 <= self.auxiliary < math.inf:
-            raise InputError(f"loss classes: auxiliary {self.auxiliary!r}, expected a number from 0 on")
+            raise InputError(
+                "loss.auxiliary_malformed", f"loss classes: auxiliary {self.auxiliary!r}, expected a number from 0 on"
+            )
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
@@ -63,7 +65,10 @@ class CrossEntropy:
         loss, outcome = mean_cross_entropy(main, labels, samples=samples, class_weights=self.class_weights)
         for head in auxiliary_outputs(output):
             if head.shape != whole.shape:
-                raise InputError(f"a head of the network gives {described(head)}, the first one {described(whole)}")
+                raise InputError(
+                    "loss.heads_differ",
+                    f"a head of the network gives {described(head)}, the first one {described(whole)}",
+                )
             rows = _as_rows(head, target)[0]
             other, _ = mean_cross_entropy(rows, labels, samples=samples, class_weights=self.class_weights)
             loss = loss + self.auxiliary * other
@@ -160,7 +165,10 @@ def mean_cross_entropy(
     Raises InputError unless there is a row of output for each target.
     """
     if isinstance(target, Tensor) and len(output) != len(target):
-        raise InputError(f"{len(output)} outputs for {len(target)} labels of the minibatch: expected one for each")
+        raise InputError(
+            "loss.label_count",
+            f"{len(output)} outputs for {len(target)} labels of the minibatch: expected one for each",
+        )
     check_rows(output, target)
     labels, rows = target.to(output.device), output.float()
     counted = int((labels != IGNORED).sum())
@@ -175,23 +183,25 @@ def mean_cross_entropy(
 
 def _check_classes(num_classes: int, class_weights: Any) -> None:
     if not isinstance(num_classes, int) or num_classes < 1:
-        raise InputError(f"num_classes {num_classes!r}, expected a number from 1 on")
+        raise InputError("loss.num_classes_malformed", f"num_classes {num_classes!r}, expected a number from 1 on")
     if class_weights is None:
         return
     given = class_weights if isinstance(class_weights, list | tuple) else []
     numbers = [each for each in given if isinstance(each, int | float) and 0 <= each < math.inf]
     if not len(given) == len(numbers) == num_classes or not any(numbers):
         raise InputError(
+            "loss.class_weights_malformed",
             f"class_weights {class_weights!r}, expected a number from 0 on for each of "
-            f"{number_of(num_classes, 'class')}"
+            f"{number_of(num_classes, 'class')}",
         )
 
 
 def _check_width(output: Tensor, num_classes: int, *, exactly: bool = False) -> None:
     if output.dim() != 2 or output.shape[1] < num_classes or (exactly and output.shape[1] > num_classes):
         raise InputError(
+            "loss.class_count",
             f"the network gives {described(output)}, the data have {number_of(num_classes, 'class')}: expected a row "
-            "of as many numbers for each target"
+            "of as many numbers for each target",
         )
 
 

@@ -66,7 +66,10 @@ def _targets(target: Any) -> tuple[Any, Any]:
     if not isinstance(target, Mapping):
         return target, None
     if "words" not in target:
-        raise InputError(f"the target is {described(target)}, expected a dict with words, and next_sentence if told")
+        raise InputError(
+            "loss.target_malformed",
+            f"the target is {described(target)}, expected a dict with words, and next_sentence if told",
+        )
     return target["words"], target.get("next_sentence")
 
 
@@ -75,7 +78,8 @@ def _second(output: Any) -> Tensor:
     second = entries[1] if isinstance(entries, tuple | list) and len(entries) > 1 else None
     if not isinstance(second, Tensor):
         raise InputError(
-            f"the network's forward gives {described(output)}, expected logits of words and of next sentences"
+            "loss.output_malformed",
+            f"the network's forward gives {described(output)}, expected logits of words and of next sentences",
         )
     return second
 

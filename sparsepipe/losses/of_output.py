@@ -26,7 +26,10 @@ class OutputLoss:
         found = output
         if isinstance(output, Mapping):
             if output.get("loss") is None:
-                raise InputError(f'the network\'s forward gives {described(output)}, expected "loss" among its entries')
+                raise InputError(
+                    "loss.output_malformed",
+                    f'the network\'s forward gives {described(output)}, expected "loss" among its entries',
+                )
             found = output["loss"]
         elif isinstance(output, tuple | list) and output:
             found = output[0]

@@ -71,28 +71,36 @@ class UserLoss:
             given = f"output {described(output)}, target {described(target)}"
             given += f", {', '.join(self._args)}" if self._args else ""
             raise InputError(
-                f"loss {self._name} raises {type(error).__name__} ({error}); called with {given}"
+                "loss.raises",
+                f"loss {self._name} raises {type(error).__name__} ({error}); called with {given}",
+                kind=type(error).__name__,
             ) from error
 
     def _numbers(self, numbers: Any) -> dict[str, float]:
         if not isinstance(numbers, Mapping):
             raise InputError(
-                f"loss {self._name} returns {described(numbers)} beside the loss, expected a dict of numbers"
+                "loss.numbers_malformed",
+                f"loss {self._name} returns {described(numbers)} beside the loss, expected a dict of numbers",
             )
         try:
             told = {str(name): _number(value) for name, value in numbers.items()}
         except (TypeError, ValueError, RuntimeError):
             raise InputError(
-                f"loss {self._name} returns {described(numbers)}, expected a number for each name"
+                "loss.number_malformed",
+                f"loss {self._name} returns {described(numbers)}, expected a number for each name",
             ) from None
         for name in _OURS & told.keys():
-            raise InputError(f"loss {self._name} reports {name!r}, a name that reports have already: choose another")
+            raise InputError(
+                "loss.name_reserved",
+                f"loss {self._name} reports {name!r}, a name that reports have already: choose another",
+            )
         for name, value in told.items():
             if (not math.isfinite(value) and told.get("counted") != 0) or (
                 name in ("counted", "correct") and value < 0
             ):
                 raise InputError(
-                    f"loss {self._name} says {name}: {value}, expected a finite number, of counts from 0 on"
+                    "loss.number_not_finite",
+                    f"loss {self._name} says {name}: {value}, expected a finite number, of counts from 0 on",
                 )
         return told
 
@@ -101,9 +109,15 @@ class UserLoss:
         self._reported = names if self._reported is None else self._reported
         if names != self._reported:
             before = ", ".join(self._reported) or "nothing"
-            raise InputError(f"loss {self._name} reports {', '.join(names) or 'nothing'}, reported {before} before")
+            raise InputError(
+                "loss.names_changed",
+                f"loss {self._name} reports {', '.join(names) or 'nothing'}, reported {before} before",
+                before=before,
+            )
         if len(names) > _ROOM:
-            raise InputError(f"loss {self._name} reports {len(names)} numbers, at most {_ROOM} can be")
+            raise InputError(
+                "loss.too_many_numbers", f"loss {self._name} reports {len(names)} numbers, at most {_ROOM} can be"
+            )
         details = torch.zeros(_ROOM, dtype=torch.float64)
         details[: len(names)] = torch.tensor([sums[name] for name in names], dtype=torch.float64)
         return names, details

@@ -21,7 +21,10 @@ def main_output(output: Any) -> Tensor:
     elif isinstance(output, tuple | list) and output:
         main = output[0]
     if not isinstance(main, Tensor):
-        raise InputError(f"the network's forward gives {described(output)}, expected a tensor, or one as first entry")
+        raise InputError(
+            "loss.output_malformed",
+            f"the network's forward gives {described(output)}, expected a tensor, or one as first entry",
+        )
     return main
 
 
@@ -38,11 +41,14 @@ def auxiliary_outputs(output: Any) -> tuple[Tensor, ...]:
 def check_rows(output: Tensor, target: Any) -> None:
     """Raise InputError unless `output` [..., classes] has a row for each of `target`, int64 [...]."""
     if not isinstance(target, Tensor) or target.dtype != torch.int64:
-        raise InputError(f"the target is {described(target)}, expected classes as a tensor of int64")
+        raise InputError(
+            "loss.target_malformed", f"the target is {described(target)}, expected classes as a tensor of int64"
+        )
     if output.shape[:-1] != target.shape:
         raise InputError(
+            "loss.shapes_differ",
             f"the network gives {described(output)} for a target of {described(target)}: "
-            "expected the target's shape and, last, one number for each class or word"
+            "expected the target's shape and, last, one number for each class or word",
         )
 
 
@@ -51,7 +57,8 @@ def check_known(output: Tensor, target: Tensor, what: str) -> None:
     largest = int(target.max()) if target.numel() else -1
     if largest >= output.shape[-1]:
         raise InputError(
-            f"the target has {what} {largest}, the network tells {output.shape[-1]} apart: it is made for other data"
+            "loss.class_count",
+            f"the target has {what} {largest}, the network tells {output.shape[-1]} apart: it is made for other data",
         )
 
 
@@ -75,13 +82,16 @@ def num_known(target: Any) -> tuple[int, ...]:
 def check_scalar(loss: Any, who: str) -> Tensor:
     """Return `loss` if it can be trained on. Raises InputError for what is no scalar, no float or has no gradient."""
     if not isinstance(loss, Tensor):
-        raise InputError(f"{who} is {described(loss)}, expected a scalar tensor")
+        raise InputError("loss.not_a_scalar", f"{who} is {described(loss)}, expected a scalar tensor")
     if loss.dim():
-        raise InputError(f"{who} is {described(loss)}, expected a scalar: take its mean")
+        raise InputError("loss.not_a_scalar", f"{who} is {described(loss)}, expected a scalar: take its mean")
     if not loss.is_floating_point():
-        raise InputError(f"{who} is {described(loss)}, expected a floating-point scalar")
+        raise InputError("loss.not_floating", f"{who} is {described(loss)}, expected a floating-point scalar")
     if torch.is_grad_enabled() and not loss.requires_grad:
-        raise InputError(f"{who} has no gradient: compute it from the output, without detach(), item() and no_grad()")
+        raise InputError(
+            "loss.no_gradient",
+            f"{who} has no gradient: compute it from the output, without detach(), item() and no_grad()",
+        )
     return loss
 
 

@@ -31,7 +31,10 @@ class TokenCrossEntropy:
 
     def __post_init__(self) -> None:
         if not isinstance(self.label_smoothing, int | float) or not 0 <= self.label_smoothing < 1:
-            raise InputError(f"loss tokens: label_smoothing {self.label_smoothing!r}, expected 0 or more, and below 1")
+            raise InputError(
+                "loss.label_smoothing_malformed",
+                f"loss tokens: label_smoothing {self.label_smoothing!r}, expected 0 or more, and below 1",
+            )
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None

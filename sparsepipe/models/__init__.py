@@ -71,7 +71,7 @@ def is_table(name: str) -> bool:
         return True
     if name in MODULE_NETWORKS or is_function(name):
         return False
-    raise InputError(_unknown(name))
+    raise InputError("model.unknown", _unknown(name))
 
 
 def _unknown(name: str) -> str:
@@ -85,7 +85,11 @@ def _unknown(name: str) -> str:
 def network(name: str, *, num_classes: int, in_channels: int = 1) -> Network:
     """Build a network by name, for example "minkvgg16bn". Raises InputError naming what is like it."""
     if name not in NETWORKS:
-        raise InputError(_unknown(name))
+        raise InputError("model.unknown", _unknown(name))
     if num_classes < 1 or in_channels < 1:
-        raise InputError(f"model {name}: {num_classes} classes and {in_channels} input channels, expected at least 1")
+        raise InputError(
+            "model.below_one",
+            f"model {name}: {num_classes} classes and {in_channels} input channels, expected at least 1",
+            num_classes=num_classes,
+        )
     return NETWORKS[name](name=name, num_classes=num_classes, in_channels=in_channels)

@@ -42,7 +42,8 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
         if self.group is None or not self.training:
             if self.training and input.numel() == input.shape[1]:
                 raise TooFewVoxels(
-                    "batch norm over 1 voxel: expected at least 2; use more samples per minibatch or smaller voxels"
+                    "batch_norm.too_few_voxels",
+                    "batch norm over 1 voxel: expected at least 2; use more samples per minibatch or smaller voxels",
                 )
             return super().forward(input)
         places = input.movedim(1, -1)
@@ -80,7 +81,9 @@ class _GroupNorm(torch.autograd.Function):
         means, squares, counts = torch.stack(group.gather(own)).split([channels, channels, 1], dim=1)
         count = float(counts.sum())
         if count < 2:
-            raise TooFewVoxels(f"batch norm over {count:.0f} voxels of all processes: expected at least 2")
+            raise TooFewVoxels(
+                "batch_norm.too_few_voxels", f"batch norm over {count:.0f} voxels of all processes: expected at least 2"
+            )
         mean = (means * counts).sum(0) / count
         variance = (squares.sum(0) + ((means - mean).square() * counts).sum(0)) / count
         scale = (variance + epsilon).rsqrt()

@@ -22,7 +22,11 @@ def each_axis(value: int | Sequence[int], dimension: int) -> tuple[int, ...]:
     """
     values = (value,) * dimension if isinstance(value, int) else tuple(value)
     if len(values) != dimension:
-        raise InputError(f"{list(values)} has {len(values)} numbers, expected one, or one for each of {dimension} axes")
+        raise InputError(
+            "layer.axis_count",
+            f"{list(values)} has {len(values)} numbers, expected one, or one for each of {dimension} axes",
+            dimension=dimension,
+        )
     return values
 
 
@@ -137,20 +141,27 @@ class Network:
         for row in self.rows:
             if row.kind not in LAYER_KINDS:
                 raise InputError(
+                    "layer.kind_unknown",
                     f"layer {row.id!r} of {self.name}: unknown kind {row.kind!r}, "
-                    f"expected one of {', '.join(LAYER_KINDS)}"
+                    f"expected one of {', '.join(LAYER_KINDS)}",
                 )
             if not row.id.isidentifier() or row.id in known:
                 raise InputError(
-                    f"layer {row.id!r} of {self.name}: expected a new name of letters, digits and underscores"
+                    "layer.name_malformed",
+                    f"layer {row.id!r} of {self.name}: expected a new name of letters, digits and underscores",
                 )
             if missing := [name for name in row.inputs if name not in known]:
-                raise InputError(f"layer {row.id!r} of {self.name}: input {missing[0]!r} is not an earlier layer")
+                raise InputError(
+                    "layer.input_unknown",
+                    f"layer {row.id!r} of {self.name}: input {missing[0]!r} is not an earlier layer",
+                )
             for name in _OF_EACH_AXIS & row.args.keys() if row.dimension else ():
                 try:
                     each_axis(row.args[name], row.dimension or 0)
                 except InputError as error:
-                    raise InputError(f"layer {row.id!r} of {self.name}: {name} {error}") from None
+                    raise InputError(
+                        error.code, f"layer {row.id!r} of {self.name}: {name} {error}", **error.fields
+                    ) from None
             known.add(row.id)
 
     @property

@@ -150,7 +150,10 @@ def partition_pipelines(
 
     problem = Problem(profile, cluster, _planned_as(schedule), num_microbatches or 1, recompute)
     if options.get("objective", PERIOD) != PERIOD:
-        raise InputError("objective goes with a plan of one pipeline: leave out pipelines, or the objective")
+        raise InputError(
+            "objective.of_one_pipeline",
+            "objective goes with a plan of one pipeline: leave out pipelines, or the objective",
+        )
     bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
     found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
     samples = profile.batch_size
@@ -178,8 +181,9 @@ def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> 
         others = " and ".join(planners_with(unknown[0]))
         near = None if others else meant(unknown[0], [*known, *takes])
         raise InputError(
+            "planner.option_unknown",
             f"planner {planner!r} has no option {unknown[0]!r}{f' ({others} has)' if others else ''}, "
-            f"{f'did you mean {near!r}? ' if near else ''}it has: {', '.join(known) or 'none'}"
+            f"{f'did you mean {near!r}? ' if near else ''}it has: {', '.join(known) or 'none'}",
         )
     return known
 

@@ -38,9 +38,13 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULE_RULES:
-            raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
+            raise InputError(
+                "schedule.unknown",
+                f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}",
+            )
         if not 1 <= self.num_microbatches <= MOST_MINIBATCHES:
             raise InputError(
+                "plan.num_microbatches",
                 f"{{num_microbatches}} is {shown(self.num_microbatches)}, expected 1 or more, at most "
                 f"{MOST_MINIBATCHES}",
                 setting="num_microbatches",
@@ -144,7 +148,7 @@ def check_interleaves(schedule: str, stages_per_device: int) -> None:
     elif stages_per_device < rules.stages_per_rank[0]:
         told += "; planner 'model-parallel' does"
     stages = number_of(stages_per_device, "stage")
-    raise InputError(f"{stages} per device: schedule {schedule!r} {told}")
+    raise InputError("schedule.stages_per_device", f"{stages} per device: schedule {schedule!r} {told}")
 
 
 class Planner(Protocol):

@@ -35,8 +35,9 @@ def by_hand(problem: Problem, ends: Sequence[int], groups: Sequence[Counts]) -> 
     _check_groups(problem, groups)
     if len(groups) != len(ends) + 1:
         raise InputError(
+            "by_hand.group_count",
             f"{number_of(len(ends), 'cut')} between {number_of(len(ends) + 1, 'stage')}, but devices are given for "
-            f"{len(groups)}"
+            f"{len(groups)}",
         )
     classes = device_classes(problem.cluster)
     device_groups = DeviceGroups.of(problem, classes, np.array(groups, dtype=np.intp))
@@ -60,12 +61,14 @@ def with_cuts(problem: Problem, ends: Sequence[int]) -> Plan:
     have = tuple(len(c.ranks) for c in classes)
     if len(ends) + 1 > sum(have):
         raise InputError(
+            "by_hand.too_many_cuts",
             f"{number_of(len(ends), 'cut')} between {number_of(len(ends) + 1, 'stage')} for "
-            f"{number_of(sum(have), 'device')}: remove cuts"
+            f"{number_of(sum(have), 'device')}: remove cuts",
         )
     if np.prod([n + 1 for n in have]) > MOST_STATES:
         raise InputError(
-            f"{number_of(sum(have), 'device')} of {len(have)} kinds are too many to choose from: pin them by hand too"
+            "by_hand.too_many_kinds",
+            f"{number_of(sum(have), 'device')} of {len(have)} kinds are too many to choose from: pin them by hand too",
         )
     options = [counts for counts in product(*(range(n + 1) for n in have)) if any(counts)]
     model = _model(problem, options)
@@ -93,7 +96,8 @@ def with_groups(problem: Problem, groups: Sequence[Counts]) -> Plan:
     num_layers, num_stages = len(problem.layers), len(groups)
     if num_stages > num_layers:
         raise InputError(
-            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer each"
+            "planner.too_many_stages",
+            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer each",
         )
     model = _model(problem, groups, in_this_order=True)
     places = np.arange(num_layers + 1)
@@ -140,8 +144,9 @@ def _check_cuts(problem: Problem, ends: Sequence[int]) -> None:
     bounds = [0, *ends, len(problem.layers)]
     if any(b <= a for a, b in zip(bounds, bounds[1:], strict=False)):
         raise InputError(
+            "by_hand.cuts_misplaced",
             f"cuts after {list(ends)} of {len(problem.layers)} layers: each must lie behind the one before, "
-            "with a layer in every stage; move them apart"
+            "with a layer in every stage; move them apart",
         )
 
 
@@ -149,10 +154,16 @@ def _check_groups(problem: Problem, groups: Sequence[Counts]) -> None:
     classes = device_classes(problem.cluster)
     for k, counts in enumerate(groups):
         if len(counts) != len(classes) or min(counts) < 0:
-            raise InputError(f"stage {k} has device counts {counts}, expected {len(classes)} of them, 0 or more each")
+            raise InputError(
+                "by_hand.count_malformed",
+                f"stage {k} has device counts {counts}, expected {len(classes)} of them, 0 or more each",
+            )
         if not any(counts):
-            raise InputError(f"stage {k} has no device: give it one, or remove the stage")
+            raise InputError("by_hand.stage_empty", f"stage {k} has no device: give it one, or remove the stage")
     for column, one in enumerate(classes):
         used = sum(counts[column] for counts in groups)
         if used > len(one.ranks):
-            raise InputError(f"the stages use {used} {one.type.name}, the cluster has {len(one.ranks)}: take some away")
+            raise InputError(
+                "by_hand.too_many_devices",
+                f"the stages use {used} {one.type.name}, the cluster has {len(one.ranks)}: take some away",
+            )

@@ -32,7 +32,7 @@ def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, 
     """
     nodes = tuple(node for node in cluster.nodes if node.name not in lost)
     if not nodes:
-        raise InputError("no host is left")
+        raise InputError("hosts.none_left", "no host is left")
     lost_ranks = {device.rank for device in cluster.devices if device.node.name in lost}
     kept = [device.rank for device in cluster.devices if device.rank not in lost_ranks]
     types = [device.type.name for device in cluster.devices]
@@ -69,14 +69,16 @@ def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
         profile, left, schedule=plan.schedule, num_microbatches=plan.num_microbatches, recompute=recompute
     )
     if sorted(found.ranks) != list(range(len(found.ranks))):
-        raise InputError(f"it leaves out a device, and uses ranks {sorted(found.ranks)}")
+        raise InputError("plan.leaves_out_device", f"it leaves out a device, and uses ranks {sorted(found.ranks)}")
     return replace(found, weights=plan.weights, accumulation=plan.accumulation)
 
 
 def _joined(plan: Plan, kept: Sequence[int]) -> Plan:
     """The plan with the ranks `kept` alone, counted anew in that order: stages that have none left join a neighbour."""
     if plan.stages_per_rank > 1:
-        raise InputError("stages that are interleaved cannot be joined; plan for the hosts left, and resume")
+        raise InputError(
+            "plan.interleaved", "stages that are interleaved cannot be joined; plan for the hosts left, and resume"
+        )
     stages = [_with(stage, kept) for stage in plan.stages]
     while not all(stage.ranks for stage in stages):
         stages = _one_fewer(stages)

@@ -58,7 +58,7 @@ def _sized(profile: Profile, batch_size: int, voxel_size: float) -> Profile:
     """Raises InputError where the profile does not tell what a minibatch of another size takes."""
     scale = Scale.of(profile)
     if scale is None and profile.batch_size not in (None, batch_size):
-        raise InputError(f"profiled at batch size {profile.batch_size} alone")
+        raise InputError("profile.other_batch_size", f"profiled at batch size {profile.batch_size} alone")
     if scale is None or (batch_size, voxel_size) == (scale.batch_size, scale.voxel_size):
         return profile
     return scale.scaled(profile, batch_size, voxel_size)

@@ -48,9 +48,10 @@ class Units:
             units = (cls._whole_nodes(cluster) if whole else units)._joined(num_parts)
         if units.num_parts > 4 * MOST_PARTS:
             raise InputError(
+                "planner.too_many_splits",
                 f"{number_of(num_parts, 'pipeline')} on {number_of(len(cluster.devices), 'device')} of "
                 f"{len(units.kinds)} kinds: too many to split; ask for fewer pipelines, or plan parts of the cluster "
-                "by themselves"
+                "by themselves",
             )
         return units
 
@@ -193,8 +194,9 @@ def split(problem: Problem, num_pipelines: int, plan: PlanOf, *, bounded: bool, 
     cluster = problem.cluster
     if num_pipelines > len(cluster.devices):
         raise InputError(
+            "planner.too_few_devices",
             f"{number_of(num_pipelines, 'pipeline')} on {number_of(len(cluster.devices), 'device')}: expected a "
-            "device for each at least"
+            "device for each at least",
         )
     units = Units.of(cluster, num_pipelines)
     search = _Search(problem, units, Worths(units, num_pipelines), plan, bounded, most_plans)
@@ -223,7 +225,9 @@ class _Search:
             hoped = np.where(self._planned(), self.worth, self.most)
             value, chosen = self.worths.best(hoped)
             if value == -np.inf:
-                raise InputError(self.refused or "no split of the devices can be planned; ask for fewer pipelines")
+                raise InputError(
+                    "planner.no_plan", self.refused or "no split of the devices can be planned; ask for fewer pipelines"
+                )
             waiting = [part for part in dict.fromkeys(chosen) if part not in self.plans]
             if not waiting:
                 break

@@ -44,7 +44,8 @@ def _rows(record: RunRecord) -> list[dict[str, Any]]:
     epochs = record.metrics("epoch")
     if not epochs:
         raise InputError(
-            f"{record.folder}: has no finished epoch ({record.status['state']}); train it longer, or leave it out"
+            "run.no_epoch",
+            f"{record.folder}: has no finished epoch ({record.status['state']}); train it longer, or leave it out",
         )
     rows = []
     for row in epochs:
@@ -79,7 +80,9 @@ def accuracy(
     one; a run has the same looks in all of them (see `run_places`).
     """
     if names and len(names) != len(records):
-        raise InputError(f"{len(names)} names for {number_of(len(records), 'run')}: expected one for each")
+        raise InputError(
+            "plot.name_count", f"{len(names)} names for {number_of(len(records), 'run')}: expected one for each"
+        )
     called = dict(zip(map(id, records), names, strict=True)) if names else {}
     among = among or records
     records, left_out = readable(records, _rows)

@@ -87,7 +87,7 @@ class _Drawer:
         while not heard.endswith(b"\n"):
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, last - time.monotonic()))
             if not ready:
-                raise NoPicture(f"did not answer within {seconds:g} s")
+                raise NoPicture("chromium.timeout", f"did not answer within {seconds:g} s")
             part = os.read(self.process.stdout.fileno(), 65536)
             if not part:
                 raise _Died("it ended")
@@ -142,13 +142,16 @@ def drawn(figure: go.Figure, suffix: str, scale: float) -> bytes:
     again until `close_browser`. Raises NoPicture in one line, at the latest after SECONDS_TO_START and SECONDS_TO_DRAW.
     """
     if told := os.environ.get(NO_PICTURES):
-        raise NoPicture(told)
+        raise NoPicture("chromium.left_out", told)
     path = browser()
     if path is None:
-        raise NoPicture("no Chromium; install it (Debian: apt install chromium) or name it in BROWSER_PATH")
+        raise NoPicture(
+            "chromium.not_installed",
+            "no Chromium; install it (Debian: apt install chromium) or name it in BROWSER_PATH",
+        )
     with _state.lock:
         if path in _state.refused:
-            raise NoPicture(_state.refused[path])
+            raise NoPicture("chromium.unusable", _state.refused[path])
         try:
             return _drawn(path, figure, suffix, scale)
         except (NoPicture, _Died) as error:
@@ -156,7 +159,7 @@ def drawn(figure: go.Figure, suffix: str, scale: float) -> bytes:
             why = " ".join(str(error).split())[:200]
             told = f"the Chromium {path} cannot be used ({why}); repair it, or name another in BROWSER_PATH"
             _state.refused[path] = told
-            raise NoPicture(told) from None
+            raise NoPicture("chromium.unusable", told) from None
         except BaseException:  # an interrupt: what is half drawn would be the answer to the next figure
             _end()
             raise

@@ -19,7 +19,7 @@ _PANEL = 210  # pixels
 def clouds_table(panels: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """One row for each point of each panel: x, y, z as given, and where it stands in the picture (right, up, depth)."""
     if not panels:
-        raise InputError("no cloud to draw: expected at least one")
+        raise InputError("plot.nothing", "no cloud to draw: expected at least one")
     return pd.concat(
         [_projected(name, np.asarray(points, dtype=float)) for name, points in panels.items()], ignore_index=True
     )
@@ -28,7 +28,9 @@ def clouds_table(panels: Mapping[str, np.ndarray]) -> pd.DataFrame:
 def _projected(name: str, points: np.ndarray) -> pd.DataFrame:
     """An orthographic view, nearest points last, so that they are drawn on top."""
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
-        raise InputError(f"cloud {name!r} has shape {list(points.shape)}, expected [N, 3] with N of 1 or more")
+        raise InputError(
+            "cloud.shape", f"cloud {name!r} has shape {list(points.shape)}, expected [N, 3] with N of 1 or more"
+        )
     x, y, z = points.T
     right = x * cos(_AZIMUTH) - y * sin(_AZIMUTH)
     away = x * sin(_AZIMUTH) + y * cos(_AZIMUTH)
@@ -102,7 +104,7 @@ def clouds(
 def voxel_counts_table(counts: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """One row for each sample at each voxel size."""
     if not counts:
-        raise InputError("no voxel counts to draw: expected at least one voxel size")
+        raise InputError("plot.nothing", "no voxel counts to draw: expected at least one voxel size")
     parts = [pd.DataFrame({"voxel_size": name, "voxels": np.asarray(values)}) for name, values in counts.items()]
     return pd.concat(parts, ignore_index=True)
 

@@ -22,14 +22,15 @@ _READ = 9  # pixels of the smallest letters
 def compare_table(*plans: Plan) -> pd.DataFrame:
     """One row for each layer: its stage in each plan. Raises InputError for plans of different layers."""
     if not plans:
-        raise InputError("no plan to compare: expected at least one")
+        raise InputError("plot.nothing", "no plan to compare: expected at least one")
     layers = plans[0].layers
     table = pd.DataFrame({"layer": layers})
     for name, plan in zip(plan_names(plans), plans, strict=True):
         stage_of = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers}
         if set(stage_of) != set(layers):
             raise InputError(
-                f"plan {name!r} is for other layers than {plan_names(plans)[0]!r}: compare plans of one network"
+                "plot.layers_differ",
+                f"plan {name!r} is for other layers than {plan_names(plans)[0]!r}: compare plans of one network",
             )
         table[name] = [stage_of[id] for id in layers]
     return table

@@ -27,9 +27,12 @@ def compression_table(*records: RunRecord) -> pd.DataFrame:
 def _row(record: RunRecord) -> dict[str, Any]:
     epochs = record.metrics("epoch")
     if not epochs or not epochs[-1]["validation"]:
-        raise InputError(f"{record.folder}: has no epoch that was validated ({record.status['state']}); leave it out")
+        raise InputError(
+            "run.no_validation",
+            f"{record.folder}: has no epoch that was validated ({record.status['state']}); leave it out",
+        )
     if (accuracy := epochs[-1]["validation"].get("accuracy")) is None:
-        raise InputError(f"{record.folder}: its validation has no accuracy; leave it out")
+        raise InputError("run.no_accuracy", f"{record.folder}: its validation has no accuracy; leave it out")
     minibatches = max(epochs[-1]["minibatches"], 1) / len(epochs)
     return {
         "compression": record.config["compression"] or DEFAULT,

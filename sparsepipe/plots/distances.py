@@ -63,7 +63,9 @@ def _rows(record: RunRecord) -> list[dict[str, Any]]:
     applied = [row for row in record.merges("applied") if row.get("applied", True)]
     rule = record.plan.replication
     if rule is None or not applied:
-        raise InputError(f"{record.folder}: nothing was averaged ({record.status['state']}); leave it out")
+        raise InputError(
+            "run.no_averages", f"{record.folder}: nothing was averaged ({record.status['state']}); leave it out"
+        )
     alike = rule.arithmetic is Arithmetic.MEAN_GRADIENTS
     found: dict[int, list[dict[str, Any]]] = {}
     for row in applied:

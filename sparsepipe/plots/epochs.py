@@ -22,12 +22,13 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
     if missing := [one for one in whole.left_out.get("minibatches", ()) if any(one[0] <= m <= one[1] for m in steps)]:
         first, last = missing[0]
         raise InputError(
+            "run.trace_left_out",
             f"{record.folder}: the trace of minibatches {first} to {last} was left out, and with it epoch {epoch} or a "
-            f"part of it; look at another epoch, or keep more of a run that is long ({MEGABYTES})"
+            f"part of it; look at another epoch, or keep more of a run that is long ({MEGABYTES})",
         )
     spans = [s for s in whole.spans if s.minibatch in steps and s.kind not in _BETWEEN_EPOCHS]
     if not spans:
-        raise InputError(f"{record.folder}: has no trace of epoch {epoch}")
+        raise InputError("run.epoch_unknown", f"{record.folder}: has no trace of epoch {epoch}")
     facts = {key: value for key, value in whole.facts.items() if key != "left_out"}  # of this epoch nothing is
     facts |= {"paces": paces} if (paces := _paces(record, epoch)) else {}
     return Trace(tuple(s._replace(minibatch=s.minibatch - min(steps)) for s in spans), whole.source, facts)
@@ -55,5 +56,5 @@ def working_epoch(record: RunRecord, epoch: int) -> Trace:
     whole = epoch_trace(record, epoch)
     work = [span for span in whole.spans if span.kind in (*WORK, "average")]
     if not work:
-        raise InputError(f"{record.folder}: nothing was worked on in the trace of epoch {epoch}")
+        raise InputError("run.epoch_empty", f"{record.folder}: nothing was worked on in the trace of epoch {epoch}")
     return whole.between(min(span.start for span in work), max(span.end for span in work))

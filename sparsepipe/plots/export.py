@@ -88,14 +88,16 @@ def export(
         except NoPicture as error:
             for path in paths[2:] if stale else ():
                 path.unlink(missing_ok=True)  # it would show numbers that are not those of the table beside it
-            raise NoPicture(f"{stem}: only the table and its origin were written: {error}") from None
+            raise NoPicture(
+                error.code, f"{stem}: only the table and its origin were written: {error}", **error.fields
+            ) from None
         pictures["pdf"] = with_facts(without_repeats(pictures["pdf"]), _of_pdf(facts))
         pictures["svg"] = _for_dark_pages_too(pictures["svg"])
         for path, suffix in zip(paths[2:], FORMATS, strict=True):
             write_atomic(path, pictures[suffix])
     except OSError as error:
         raise InputError(
-            f"{stem.parent}: cannot be written to ({error.strerror or error}); choose another folder"
+            "out.unwritable", f"{stem.parent}: cannot be written to ({error.strerror or error}); choose another folder"
         ) from None
     return paths
 
@@ -205,7 +207,8 @@ def _source(origin: object) -> Any:
     if isinstance(origin, str | Path):
         return {"file": str(origin)}
     raise InputError(
-        f"origin {shown(origin)} of a figure: expected a Provenance, a mapping, an Origin, a run's record or a file"
+        "provenance.malformed",
+        f"origin {shown(origin)} of a figure: expected a Provenance, a mapping, an Origin, a run's record or a file",
     )
 
 

@@ -77,7 +77,9 @@ def losses(*records: RunRecord, note: str = "") -> go.Figure:
 def _rows(record: RunRecord) -> list[dict[str, Any]]:
     rows = [row for row in record.metrics("step") if row.get("loss") is not None]
     if not rows:
-        raise InputError(f"{record.folder}: no minibatch has a loss ({record.status['state']}); leave it out")
+        raise InputError(
+            "run.no_loss", f"{record.folder}: no minibatch has a loss ({record.status['state']}); leave it out"
+        )
     columns = ("minibatch", "seconds", "loss", "samples")
     return [{"pipeline": row.get("pipeline", 0), **{key: row[key] for key in columns}} for row in rows]
 

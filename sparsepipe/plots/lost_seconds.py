@@ -35,7 +35,7 @@ def lost_seconds_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
         if cause in one.lost_seconds
     ]
     if not rows:
-        raise InputError("no lost seconds to draw: expected outcomes that count them")
+        raise InputError("plot.nothing", "no lost seconds to draw: expected outcomes that count them")
     return pd.DataFrame(rows)
 
 

@@ -75,7 +75,9 @@ class Outcome:
         summaries = record.metrics("summary")
         rule = record.plan.replication
         if rule is None or not summaries or "replication" not in summaries[-1]:
-            raise InputError(f"{record.folder}: no finished run of several pipelines ({record.status['state']})")
+            raise InputError(
+                "run.not_finished", f"{record.folder}: no finished run of several pipelines ({record.status['state']})"
+            )
         found = cls.of(
             summaries[-1]["replication"],
             rule=rule_text(rule),
@@ -116,7 +118,7 @@ def outcomes_table(outcomes: Iterable[Outcome]) -> pd.DataFrame:
         for one in outcomes
     ]
     if not rows:
-        raise InputError("no outcomes to draw: expected at least one rule")
+        raise InputError("plot.nothing", "no outcomes to draw: expected at least one rule")
     return pd.DataFrame(rows)
 
 

@@ -39,9 +39,9 @@ class Paper:
     def __post_init__(self) -> None:
         if not 2 <= self.inches <= 20:
             told = ", ".join(f"{name} {' or '.join(map(str, widths))}" for name, widths in COLUMN_WIDTHS.items())
-            raise InputError(f"a figure {self.inches:g} inches wide: expected 2 to 20 ({told})")
+            raise InputError("paper.width", f"a figure {self.inches:g} inches wide: expected 2 to 20 ({told})")
         if self.height is not None and not 1 <= self.height <= 20:
-            raise InputError(f"a figure {self.height:g} inches high: expected 1 to 20")
+            raise InputError("paper.height", f"a figure {self.height:g} inches high: expected 1 to 20")
 
     @classmethod
     def asked(cls) -> "Paper":
@@ -53,7 +53,7 @@ class Paper:
             if isinstance(error, InputError):
                 raise
             raise InputError(
-                f"{PAPER} is {shown(given)}: expected JSON such as {json.dumps(cls().to_json())}"
+                "paper.malformed", f"{PAPER} is {shown(given)}: expected JSON such as {json.dumps(cls().to_json())}"
             ) from None
 
     def doubt(self) -> str:

@@ -21,7 +21,10 @@ def sparse_dense_table(found: Mapping[str, Measured]) -> pd.DataFrame:
     for network, measured in found.items():
         for voxel_size, profile in measured:
             if not profile.batch_size:
-                raise InputError(f"{network} at voxel size {voxel_size}: its profile does not say its batch size")
+                raise InputError(
+                    "profile.no_batch_size",
+                    f"{network} at voxel size {voxel_size}: its profile does not say its batch size",
+                )
             kind, batch_size = profile.device_types[0], profile.batch_size
             layers = range(len(profile.graph.layers))
             kept = sum(profile.cost(k, kind).saved_bytes + profile.cost(k, kind).coordinate_bytes for k in layers)

@@ -22,7 +22,10 @@ def stages_table(*plans: Plan) -> pd.DataFrame:
     rows = []
     for name, plan in zip(plan_names(plans), plans, strict=True):
         if plan.estimate is None:
-            raise InputError(f"plan {name!r} carries no estimate: make it with a planner, or draw its simulated trace")
+            raise InputError(
+                "plan.no_estimate",
+                f"plan {name!r} carries no estimate: make it with a planner, or draw its simulated trace",
+            )
         for k, stage, estimate in zip(count(), plan.stages, plan.estimate.stages, strict=False):
             rows.append(
                 {

@@ -32,7 +32,7 @@ def tasks_table(runs: Runs) -> pd.DataFrame:
     run that did not finish.
     """
     if not any(runs.values()):
-        raise InputError("no runs to draw: expected some of at least one task")
+        raise InputError("plot.nothing", "no runs to draw: expected some of at least one task")
     parts = []
     for task, records in runs.items():
         names = [record.name for record in records]

@@ -69,7 +69,9 @@ def _partial_row(record: RunRecord) -> dict[str, Any]:
         return _row(record) | {"state": record.status["state"]}
     pace = _counted(record)
     if pace is None:
-        raise InputError(f"{record.folder}: did not do two minibatches ({record.status['state']}); leave it out")
+        raise InputError(
+            "run.too_short", f"{record.folder}: did not do two minibatches ({record.status['state']}); leave it out"
+        )
     return _told(record, pace) | {"state": record.status["state"]}
 
 
@@ -77,7 +79,8 @@ def _row(record: RunRecord) -> dict[str, Any]:
     summaries = record.metrics("summary")
     if not summaries:
         raise InputError(
-            f"{record.folder}: has no summary ({record.status['state']}); let it end (run --resume), or leave it out"
+            "run.no_summary",
+            f"{record.folder}: has no summary ({record.status['state']}); let it end (run --resume), or leave it out",
         )
     return _told(record, summaries[-1][SAMPLES if record.knows_samples else MINIBATCHES])
 

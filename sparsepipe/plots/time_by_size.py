@@ -27,7 +27,10 @@ def time_by_size_table(profile: Profile, *, layers: Sequence[str] = ()) -> pd.Da
     """
     index = profile.graph.index
     if unknown := [id for id in layers if id not in index]:
-        raise InputError(f"layer {unknown[0]!r} is unknown: expected one of the profile's, such as {min(index)!r}")
+        raise InputError(
+            "profile.layer_unknown",
+            f"layer {unknown[0]!r} is unknown: expected one of the profile's, such as {min(index)!r}",
+        )
     costliest = sorted(index, key=lambda id: -sum(profile.time([index[id]], profile.device_types[0])))
     rows = []
     for kind in profile.device_types:

@@ -40,7 +40,10 @@ def timeline_table(
         name = names[position] if names else _name(trace, traces, position)
         spans, begin, end = _window(trace, minibatches)
         if not spans:
-            raise InputError(f"trace {name!r} has no work on minibatches {minibatches}: ask for some that were run")
+            raise InputError(
+                "trace.minibatches_unknown",
+                f"trace {name!r} has no work on minibatches {minibatches}: ask for some that were run",
+            )
         rows += [
             {
                 "trace": name,

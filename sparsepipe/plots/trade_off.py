@@ -47,7 +47,7 @@ def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] =
     Raises InputError without any.
     """
     if not candidates:
-        raise InputError("no candidates to draw: give those of a sweep")
+        raise InputError("plot.nothing", "no candidates to draw: give those of a sweep")
     columns = ("variant", "planner", "schedule", "compression", "samples_per_second", "memory_bytes", "fits")
     rows = [{name: getattr(one, name) for name in columns} | {"best": one in best} for one in candidates]
     table = pd.DataFrame(rows).sort_values("samples_per_second", ascending=False, ignore_index=True)

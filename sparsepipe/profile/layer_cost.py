@@ -73,7 +73,7 @@ def checked_size(size: float) -> float:
     """Return a minibatch's size. Raises InputError for one that is no number of 0 or more."""
     given_number(size, "a minibatch's size of")
     if not 0 <= size <= MOST:
-        raise InputError(f"a minibatch's size of {size} given, expected 0 or more")
+        raise InputError("number.below_least", f"a minibatch's size of {size} given, expected 0 or more")
     return float(size)
 
 
@@ -91,7 +91,7 @@ class LayerCost:
     def __post_init__(self) -> None:
         counts = [sample.size for sample in self.samples]
         if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
-            raise InputError(f"cost samples at sizes {counts}: expected one or more, growing")
+            raise InputError("cost.sizes_malformed", f"cost samples at sizes {counts}: expected one or more, growing")
 
     def at(self, size: float) -> CostSample:
         """The cost of a minibatch of this size, by the law. Raises InputError for a size below 0."""

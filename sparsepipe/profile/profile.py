@@ -81,29 +81,42 @@ class Profile:
 
     def __post_init__(self) -> None:
         if unknown_readers := set(self.sample_readers) - {layer.id for layer in self.graph.layers}:
-            raise InputError(f"sample_readers has {shown(min(unknown_readers))}: expected layers of the graph")
+            raise InputError(
+                "profile.reader_unknown",
+                f"sample_readers has {shown(min(unknown_readers))}: expected layers of the graph",
+            )
         if self.size_unit not in SIZE_UNITS:
-            raise InputError(f"size_unit {shown(self.size_unit)}: expected one of {', '.join(SIZE_UNITS)}")
+            raise InputError(
+                "profile.size_unit_unknown",
+                f"size_unit {shown(self.size_unit)}: expected one of {', '.join(SIZE_UNITS)}",
+            )
         for what, named in (("update_rates", self.update_rates), ("step_overheads", self.step_overheads)):
             if unknown := named.keys() - self.costs.keys():
                 raise InputError(
-                    f"{what} of {min(unknown)!r}: expected device types of the profile, {', '.join(self.costs)}"
+                    "profile.device_type_unknown",
+                    f"{what} of {min(unknown)!r}: expected device types of the profile, {', '.join(self.costs)}",
                 )
         for name, rate in self.update_rates.items():
             number(rate, f"update_rates of {name!r}")
         for name, costs in self.costs.items():
             if len(costs) != len(self.graph.layers):
                 raise InputError(
+                    "profile.cost_count",
                     f"profile of {name!r} has {len(costs)} costs for {number_of(len(self.graph.layers), 'layer')}: "
-                    "expected one each"
+                    "expected one each",
                 )
         if not self.costs:
-            raise InputError("a profile without a device type: expected costs for at least one")
+            raise InputError("profile.empty", "a profile without a device type: expected costs for at least one")
         if any(not 0 <= size < math.inf for size in self.sizes):
-            raise InputError("sizes of a profile's minibatches: expected finite numbers, 0 or more")
+            raise InputError(
+                "profile.sizes_malformed", "sizes of a profile's minibatches: expected finite numbers, 0 or more"
+            )
         rows = self.voxels_by_stride
         if len(set(map(len, rows))) > 1 or any(not 1 <= count < math.inf for row in rows for count in row):
-            raise InputError("voxels_by_stride: expected as many finite numbers, 1 or more, of each minibatch")
+            raise InputError(
+                "profile.strides_malformed",
+                "voxels_by_stride: expected as many finite numbers, 1 or more, of each minibatch",
+            )
 
     @property
     def device_types(self) -> tuple[str, ...]:
@@ -370,8 +383,11 @@ class Profile:
     def _of(self, device_type: str) -> tuple[LayerCost, ...]:
         if device_type not in self.costs:
             raise InputError(
+                "profile.no_device_type",
                 f"no profile for device type {device_type!r}; this one has {', '.join(sorted(self.costs))}: "
-                f"profile the model on it, or give a profile its name (--profile {device_type}=FILE, in Python renamed)"
+                f"profile the model on it, or give a profile its name (--profile {device_type}=FILE, in Python "
+                "renamed)",
+                device_type=device_type,
             )
         return self.costs[device_type]
 
@@ -381,15 +397,17 @@ class Profile:
         The origin says what both have in common, and under "joined" where each device type's numbers come from.
         """
         if differences := graph_differences(self.graph, other.graph):
-            raise InputError(f"profiles of different graphs cannot be joined: {differences}")
+            raise InputError("profile.graphs_differ", f"profiles of different graphs cannot be joined: {differences}")
         if both := set(self.costs) & set(other.costs):
             raise InputError(
-                f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)"
+                "profile.device_type_twice",
+                f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)",
             )
         units = {one.size_unit for one in (self, other) if one.sized} or {self.size_unit}
         if len(units) > 1:
             raise InputError(
-                f"profiles over {' and over '.join(sorted(units))} cannot be joined: expected one unit of size"
+                "profile.size_units_differ",
+                f"profiles over {' and over '.join(sorted(units))} cannot be joined: expected one unit of size",
             )
         common = {key: value for key, value in self.origin.items() if other.origin.get(key) == value}
         joined = [part for profile in (self, other) for part in profile._joined()]
@@ -411,7 +429,10 @@ class Profile:
     def renamed(self, device_type: str) -> "Profile":
         """The same costs under another device type name. Raises InputError unless there is exactly one type."""
         if len(self.costs) != 1:
-            raise InputError(f"cannot rename a profile of {len(self.costs)} device types ({', '.join(self.costs)})")
+            raise InputError(
+                "profile.several_device_types",
+                f"cannot rename a profile of {len(self.costs)} device types ({', '.join(self.costs)})",
+            )
         ((old, costs),) = self.costs.items()
         rates = {device_type: self.update_rates[old]} if old in self.update_rates else {}
         overheads = {device_type: self.step_overheads[old]} if old in self.step_overheads else {}
@@ -471,7 +492,8 @@ class Profile:
             return write_json(path, self.to_json())
         if len(self.costs) != 1:
             raise InputError(
-                f"{path}: a graph.txt holds one device type, this profile has {', '.join(self.costs)}: name it .json"
+                "profile.several_device_types",
+                f"{path}: a graph.txt holds one device type, this profile has {', '.join(self.costs)}: name it .json",
             )
         return self.to_graph_text().save(path)
 
@@ -490,9 +512,11 @@ class Profile:
             for name in profile.costs:
                 profile._strides(name)  # refuses a file that tells of other strides than its layers have
         except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{path}: not a profile this project wrote ({error!r}); expected {FORMAT}") from None
+            raise InputError(
+                "profile.foreign", f"{path}: not a profile this project wrote ({error!r}); expected {FORMAT}"
+            ) from None
         return profile.renamed(device_type) if device_type else profile
 
     @classmethod
@@ -578,7 +602,7 @@ def graph_differences(a: LayerGraph, b: LayerGraph) -> str:
 
 def _from_document(document: Mapping[str, Any]) -> Profile:
     if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-        raise InputError(f"not a profile: expected a JSON object with format {FORMAT!r}")
+        raise InputError("profile.malformed", f"not a profile: expected a JSON object with format {FORMAT!r}")
     layers = [
         Layer(
             text(entry["id"], "layer id"),
@@ -589,7 +613,7 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
     ]
     graph = LayerGraph.from_ids(layers, [(text(a, "edge"), text(b, "edge")) for a, b in document["edges"]])
     if graph.layers != tuple(layers):
-        raise InputError("the layers are not in topological order")
+        raise InputError("profile.not_topological", "the layers are not in topological order")
     unit = text(document.get("size_unit", "voxels"), "size_unit")
     sizes, size = (_OF_VOXELS[name] if unit == "voxels" else name for name in ("sizes", "size"))
     columns = ["size" if column == size else column for column in texts(document["columns"], "columns")]
@@ -598,7 +622,7 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
         costs[name] = tuple(_cost(samples, columns, f"{name}, layer {k}") for k, samples in enumerate(rows))
     counts = tuple(number(count, sizes) for count in document[sizes])
     if not isinstance(document["origin"], Mapping):
-        raise InputError("origin is not an object: expected where the numbers come from")
+        raise InputError("profile.origin_malformed", "origin is not an object: expected where the numbers come from")
     rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
     overheads = {name: _overhead(told, name) for name, told in document.get("step_overheads", {}).items()}
     readers = tuple(texts(document.get("sample_readers", []), "sample_readers"))
@@ -631,11 +655,11 @@ def _overhead(told: Mapping[str, Any], device_type: str) -> StepOverhead:
     try:
         return StepOverhead(**known)
     except InputError as error:
-        raise InputError(f"step_overheads of {device_type!r}: {error}") from None
+        raise InputError(error.code, f"step_overheads of {device_type!r}: {error}", **error.fields) from None
 
 
 def _cost(samples: Sequence[Sequence[float]], columns: Sequence[str], where: str) -> LayerCost:
     try:
         return LayerCost(tuple(CostSample(**dict(zip(columns, sample, strict=True))) for sample in samples))
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(error.code, f"{where}: {error}", **error.fields) from None

@@ -65,7 +65,10 @@ class StrideLaws:
         plain = [LayerCost(cost.samples) for cost in costs]
         counts, levels = voxels_by_stride(plain)
         if len(counts) != typical.shape[1]:
-            raise InputError(f"voxels_by_stride tells {typical.shape[1]} of {len(counts)} strides that the layers have")
+            raise InputError(
+                "profile.strides_malformed",
+                f"voxels_by_stride tells {typical.shape[1]} of {len(counts)} strides that the layers have",
+            )
         if len(counts) == 1:
             return None
         rows = np.array([k for k, cost in enumerate(plain) if len(cost.samples) == counts.shape[1]])

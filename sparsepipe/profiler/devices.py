@@ -16,9 +16,12 @@ def usable(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"device {name!r}: {str(error).splitlines()[0]}") from None
+        raise InputError("device.malformed", f"device {name!r}: {str(error).splitlines()[0]}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {str(device)!r}: torch sees {torch.cuda.device_count()} CUDA devices here; use 'cpu'")
+        raise InputError(
+            "device.no_cuda",
+            f"device {str(device)!r}: torch sees {torch.cuda.device_count()} CUDA devices here; use 'cpu'",
+        )
     return device
 
 

@@ -166,9 +166,14 @@ def _sample_readers(network: AnyNetwork, *, targets: bool) -> tuple[str, ...]:
 def _check(batches: Sequence[Any], size_unit: str, *, warmup: int, repeats: int | None) -> None:
     counts = [batch.size for batch in batches]
     if not counts or len(set(counts)) < len(counts):
-        raise InputError(f"minibatches of {counts} {size_unit} to profile on: expected one or more, all different")
+        raise InputError(
+            "profiler.sizes_malformed",
+            f"minibatches of {counts} {size_unit} to profile on: expected one or more, all different",
+        )
     if (repeats is not None and repeats < 1) or warmup < 0:
-        raise InputError(f"{repeats} repeats after {warmup} warm-up passes: expected at least 1 and 0")
+        raise InputError(
+            "profiler.repeats_malformed", f"{repeats} repeats after {warmup} warm-up passes: expected at least 1 and 0"
+        )
 
 
 def _origin(network: AnyNetwork, engine: Engine, device: torch.device) -> dict[str, Any]:

@@ -104,8 +104,9 @@ def profile_model(
         config = config.replace(voxel_size=voxel_size)
     if beside and not isinstance(model, str):
         raise InputError(
+            "profiler.not_importable",
             f"a {config.model} profiled beside {number_of(beside, 'other process')}, which cannot import it: write it "
-            "to a file (%%writefile net.py) and give 'net.py:function'"
+            "to a file (%%writefile net.py) and give 'net.py:function'",
         )
     module = None if isinstance(model, str) else model
     task, order = opened(config, engine=engine, seed=seed, module=module, voxel_size_given=voxel_size is not None)
@@ -226,7 +227,7 @@ def opened(
     task = open_task(config, engine_name=engine, seed=seed, module=module)
     if task.training.size_unit == "voxels" and not voxel_size_given:
         text = f"{config.data}: point clouds are profiled with a voxel size; give {{voxel_size}}, such as 0.05"
-        raise InputError(text, setting="voxel_size")
+        raise InputError("profiler.no_voxel_size", text, setting="voxel_size")
     count = len(task.training)
     return task, data.minibatches(count, batch_size=config.batch_size, seed=seed, epoch=0, shuffle=True)
 

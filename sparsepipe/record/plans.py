@@ -103,14 +103,14 @@ def _read(path: Path) -> FollowedPlan:
     try:
         return FollowedPlan(first, Plan.from_json(document))
     except InputError as error:
-        raise DamagedRecord(f"{path}: {error}") from None
+        raise DamagedRecord(error.code, f"{path}: {error}", **error.fields) from None
 
 
 def _load(path: Path) -> Plan:
     try:
         return Plan.load(path)
     except InputError as error:
-        raise DamagedRecord(str(error)) from None
+        raise DamagedRecord(error.code, str(error), **error.fields) from None
 
 
 def _numbered(folder: Path, pattern: str) -> list[tuple[Path, int]]:

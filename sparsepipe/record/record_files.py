@@ -33,6 +33,7 @@ STATUS = fields(
         "exit_code": lambda value, what: integer(value, what, least=-255, most=255),
         "rank": maybe(integer),
         "stage": maybe(integer),
+        "code": maybe(text),
         "lasting": flag,
         "time": real,
         "commands": each(text),
@@ -141,15 +142,15 @@ def read_fields(path: Path, check: Callable[[object, str], Fields], *, what: str
     """Read a JSON object of a record. Raises DamagedRecord that names the file where it is not what it should be."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
-            raise InputError(f"{path}: not a file, expected a {what}; move it away")
+            raise InputError("file.not_regular", f"{path}: not a file, expected a {what}; move it away")
         document = read_json(path, what=what)
         if not isinstance(document, dict):
-            raise InputError(f"{path}: expected a {what}, found something that is no JSON object")
+            raise InputError("json.not_an_object", f"{path}: expected a {what}, found something that is no JSON object")
         if _depth(document) > _DEEPEST:
-            raise InputError(f"{path}: nested too deeply for a {what}")
+            raise InputError("json.too_deep", f"{path}: nested too deeply for a {what}")
         return check(document, str(path))
     except InputError as error:
-        raise DamagedRecord(str(error)) from None
+        raise DamagedRecord(error.code, str(error), **error.fields) from None
 
 
 def read_beside(path: Path) -> tuple[str, ...]:
@@ -157,7 +158,7 @@ def read_beside(path: Path) -> tuple[str, ...]:
     try:
         return texts(read_json(path, what="list of runs"), f"{path}: runs")
     except InputError as error:
-        raise DamagedRecord(str(error)) from None
+        raise DamagedRecord(error.code, str(error), **error.fields) from None
 
 
 def read_metrics(path: Path, event: str | None = None) -> list[Fields]:
@@ -183,7 +184,7 @@ def _read_events(path: Path, event: str | None, checked: Callable[[Any, str], Fi
         rows = read_numbered_rows(path, wanted=_others_left_out(event) if event else None)
         found = [checked(row, f"{path}:{place}") for place, row in rows]
     except InputError as error:
-        raise DamagedRecord(str(error)) from None
+        raise DamagedRecord(error.code, str(error), **error.fields) from None
     return [row for row in found if row["event"] == event or event is None]
 
 

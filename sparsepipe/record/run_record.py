@@ -144,13 +144,13 @@ class RunRecord:
         folder = expanded(folder)
         if (folder / "plan.json").exists():
             text = f"{folder}: holds a run already; choose another {{run_dir}}, or resume it"
-            raise InputError(text, setting="run_dir")
+            raise InputError("run_dir.taken", text, setting="run_dir")
         try:
             for name in ("checkpoints", "logs"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             text = f"{folder}: cannot hold a run ({error.strerror}); choose another {{run_dir}}"
-            raise InputError(text, setting="run_dir") from None
+            raise InputError("run_dir.unusable", text, setting="run_dir") from None
         write_json(folder / "config.json", dict(config))
         write_json(folder / "origin.json", origin.to_json())
         begin_plan(folder, plan, 0)
@@ -161,9 +161,11 @@ class RunRecord:
         """Open a record. Raises InputError where the folder holds none."""
         folder = expanded(folder)
         if folder.is_file():
-            raise InputError(f"{folder}: is a file, expected a run's folder")
+            raise InputError("run.is_file", f"{folder}: is a file, expected a run's folder")
         if not (folder / "plan.json").exists():
-            raise InputError(f"{folder}: not a run (no plan.json); `sparsepipe runs list` names those there are")
+            raise InputError(
+                "run.not_found", f"{folder}: not a run (no plan.json); `sparsepipe runs list` names those there are"
+            )
         return cls(folder)
 
     @property
@@ -203,7 +205,9 @@ class RunRecord:
         """
         rows = [row for row in self.metrics("step") if row.get("epoch") == epoch]
         if any(row.keys().isdisjoint(SIZE_UNITS) for row in rows):
-            raise InputError(f"{self.folder / 'metrics.jsonl'}: a step without its {', '.join(SIZE_UNITS)}")
+            raise InputError(
+                "run.no_sizes", f"{self.folder / 'metrics.jsonl'}: a step without its {', '.join(SIZE_UNITS)}"
+            )
         return tuple(float(next(row[unit] for unit in SIZE_UNITS if unit in row)) for row in rows)
 
     @cached_property
@@ -304,7 +308,9 @@ class RunRecord:
         from .frames import EVENTS, flat_frame, stage_frame  # here: pandas takes a second to come
 
         if event not in EVENTS:
-            raise InputError(f"event {event!r} given, expected one of {', '.join(EVENTS)}")
+            raise InputError(
+                "event.unknown", f"event {event!r} given, expected one of {', '.join(EVENTS)}", event=event
+            )
         return stage_frame(self.metrics()) if event == "stage" else flat_frame(self.metrics(event))
 
     def merges(self, event: str | None = None) -> list[dict[str, Any]]:

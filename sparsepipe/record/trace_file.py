@@ -57,7 +57,10 @@ def bytes_of_rank(num_ranks: int) -> int:
     except (ValueError, OverflowError):
         size = -1
     if not 0 < size < 2**60:
-        raise InputError(f"{MEGABYTES} is {given!r}, expected the megabytes of a run's trace that are kept, above 0")
+        raise InputError(
+            "trace.megabytes_malformed",
+            f"{MEGABYTES} is {given!r}, expected the megabytes of a run's trace that are kept, above 0",
+        )
     return max(_LEAST, size // num_ranks)
 
 
@@ -75,9 +78,9 @@ def read_spans(path: Path, *, most_bytes: int | None = None, epoch_minibatches: 
             left_out, count, wanted = [*thinning.ranges], thinning.num_spans, thinning.keeps()
         rows = read_numbered_rows(path, wanted=wanted)
     except InputError as error:
-        raise DamagedRecord(str(error)) from None
+        raise DamagedRecord(error.code, str(error), **error.fields) from None
     except OSError as error:
-        raise DamagedRecord(f"{path}: cannot be read ({error.strerror})") from None
+        raise DamagedRecord("file.unreadable", f"{path}: cannot be read ({error.strerror})") from None
     spans = []
     for place, row in rows:
         try:
@@ -88,7 +91,7 @@ def read_spans(path: Path, *, most_bytes: int | None = None, epoch_minibatches: 
             else:
                 spans.append(span_of(row))
         except InputError as error:
-            raise DamagedRecord(f"{path}:{place}: {error}; take the line out") from None
+            raise DamagedRecord(error.code, f"{path}:{place}: {error}; take the line out", **error.fields) from None
     return RankSpans(with_input_halves(spans), tuple(merged(left_out)), count)
 
 
@@ -272,8 +275,12 @@ def _mark(row: dict[str, Any]) -> tuple[int, int, int]:
     """Return (first, last, spans) of a row that says what was left out. Raises InputError where it does not."""
     found = row["left_out"]
     if not isinstance(found, list) or len(found) != 2:
-        raise InputError(f"left_out = {found!r:.60}: expected the first and the last minibatch")
+        raise InputError(
+            "trace.left_out_malformed", f"left_out = {found!r:.60}: expected the first and the last minibatch"
+        )
     first, last = (integer(number, "left_out", most=2**53) for number in found)
     if first > last:
-        raise InputError(f"left_out = {found!r:.60}: expected the first minibatch before the last")
+        raise InputError(
+            "trace.left_out_malformed", f"left_out = {found!r:.60}: expected the first minibatch before the last"
+        )
     return first, last, integer(row.get("spans", 0), "spans", most=2**53)

@@ -62,7 +62,9 @@ def steps_of(trace: Trace) -> list[Step]:
     trace = last_lives(trace)
     ranges = [(number, first, past) for number, first, past in trace.facts.get("steps", ())] or [*_flushed(trace)]
     if not ranges:
-        raise InputError("the trace has no forwards and backwards to replay; choose one of a training run")
+        raise InputError(
+            "trace.nothing_to_replay", "the trace has no forwards and backwards to replay; choose one of a training run"
+        )
     ranges.sort(key=lambda step: step[1])
     begins = [first for _, first, _ in ranges]
     spans: list[list[Span]] = [[] for _ in ranges]
@@ -159,7 +161,10 @@ class Dependencies:
     def of(cls, trace: Trace) -> "Dependencies":
         """Find what waits for what. Raises InputError for a trace without training in it, or a damaged one."""
         if not isinstance(trace, Trace):
-            raise InputError(f"{shown(trace)} given, expected a Trace, as load_trace reads it from a run or a file")
+            raise InputError(
+                "trace.not_a_trace",
+                f"{shown(trace)} given, expected a Trace, as load_trace reads it from a run or a file",
+            )
         steps = tuple(steps_of(trace))
         builder = _Builder(trace)
         for place, step in enumerate(steps):

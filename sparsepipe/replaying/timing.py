@@ -71,5 +71,7 @@ def _by_depth(num_nodes: int, pairs: Ints) -> tuple[Ints, list[int]]:
                     after.append(target)
         level = after
     if len(order) < num_nodes:
-        raise InputError("operations of the trace wait for each other in a circle; its times or names are damaged")
+        raise InputError(
+            "trace.circular", "operations of the trace wait for each other in a circle; its times or names are damaged"
+        )
     return np.array(order, dtype=np.int64), depths

@@ -53,9 +53,17 @@ class Gathering(ABC):
         """Take a contribution and return what is decided by it. Raises InputError of one that left or still waits."""
         merges = self.expire(now=now) if pipeline in self.waiting else self._overdue(now)
         if pipeline not in self.live:
-            raise InputError(f"pipeline {pipeline} contributes and is not there: it left, or there are fewer")
+            raise InputError(
+                "replication.not_a_member",
+                f"pipeline {pipeline} contributes and is not there: it left, or there are fewer",
+                pipeline=pipeline,
+            )
         if pipeline in self.waiting:
-            raise InputError(f"pipeline {pipeline} contributes again before its last contribution was merged")
+            raise InputError(
+                "replication.contributes_twice",
+                f"pipeline {pipeline} contributes again before its last contribution was merged",
+                pipeline=pipeline,
+            )
         self.waiting[pipeline] = Contribution(self._contributions[pipeline], now, samples)
         self._contributions[pipeline] += 1
         self.arrived(pipeline, now=now)
@@ -77,7 +85,11 @@ class Gathering(ABC):
     def join(self, pipeline: int, *, now: float) -> list[Merge]:
         """Count on a pipeline again. One that was live until now died unnoticed: it leaves first."""
         if not 0 <= pipeline < self._num_pipelines:
-            raise InputError(f"pipeline {pipeline} joins, and there are 0 to {self._num_pipelines - 1}")
+            raise InputError(
+                "replication.pipeline_unknown",
+                f"pipeline {pipeline} joins, and there are 0 to {self._num_pipelines - 1}",
+                pipeline=pipeline,
+            )
         merges = self.leave(pipeline, now=now)
         self.live.add(pipeline)
         self.joined(pipeline)
@@ -128,5 +140,8 @@ class Everybody(Gathering):
 def several(num_pipelines: int, rule: str) -> int:
     """Return the number of pipelines. Raises InputError where there is nobody to average with."""
     if num_pipelines < 2:
-        raise InputError(f"replication {rule} of {num_pipelines} pipeline: expected at least 2; leave the rule out")
+        raise InputError(
+            "replication.one_pipeline",
+            f"replication {rule} of {num_pipelines} pipeline: expected at least 2; leave the rule out",
+        )
     return num_pipelines

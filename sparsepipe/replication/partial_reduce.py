@@ -58,16 +58,28 @@ class PartialReduce:
             integer(getattr(self, option), f"{self.name}: {option}", least=1)
         flag(self.overlap, f"{self.name}: overlap")
         if self.grow < 1 or self.shrink > 1:
-            raise InputError(f"{self.name}: grow = {self.grow:g}, shrink = {self.shrink:g}: expected >= 1 and <= 1")
+            raise InputError(
+                "replication.growth",
+                f"{self.name}: grow = {self.grow:g}, shrink = {self.shrink:g}: expected >= 1 and <= 1",
+            )
         if self.wait is None:
             if self.least_wait is not None or self.most_wait is not None:
-                raise InputError(f"{self.name}: least_wait and most_wait are limits of wait; give wait too")
+                raise InputError(
+                    "replication.limits_without_wait",
+                    f"{self.name}: least_wait and most_wait are limits of wait; give wait too",
+                )
             return
         if self.patience is not None:
-            raise InputError(f"{self.name}: patience and wait are two ways to say how long a group waits; give one")
+            raise InputError(
+                "replication.patience_and_wait",
+                f"{self.name}: patience and wait are two ways to say how long a group waits; give one",
+            )
         least, most = self.limits(self.wait)
         if not least <= self.wait <= most:
-            raise InputError(f"{self.name}: wait = {self.wait:g}: expected {least:g} to {most:g} s, as its limits are")
+            raise InputError(
+                "replication.wait",
+                f"{self.name}: wait = {self.wait:g}: expected {least:g} to {most:g} s, as its limits are",
+            )
 
     @property
     def share(self) -> float:

@@ -49,7 +49,12 @@ class Quorum:
         several(num_pipelines, self.name)
         quorum = num_pipelines // 2 + 1 if self.quorum is None else self.quorum
         if quorum > num_pipelines:
-            raise InputError(f"{self.name}: quorum = {quorum} of {num_pipelines} pipelines; expected at most as many")
+            raise InputError(
+                "replication.quorum",
+                f"{self.name}: quorum = {quorum} of {num_pipelines} pipelines; expected at most as many",
+                quorum=quorum,
+                num_pipelines=num_pipelines,
+            )
         return _Window(num_pipelines, quorum=quorum, grace=self.grace, adaptive=self.adaptive)
 
 

@@ -41,7 +41,7 @@ class Wsp:
         integer(self.every, f"{self.name}: every", least=1)
         integer(self.bound, f"{self.name}: bound")
         if self.scale is not None and not 0 < number(self.scale, f"{self.name}: scale") <= 1:
-            raise InputError(f"{self.name}: scale = {self.scale}: expected a number above 0 to 1")
+            raise InputError("replication.scale", f"{self.name}: scale = {self.scale}: expected a number above 0 to 1")
         flag(self.overlap, f"{self.name}: overlap")
 
     def groups(self, num_pipelines: int, *, seed: int = 0) -> Groups:

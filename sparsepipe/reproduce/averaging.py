@@ -42,9 +42,13 @@ def averaging_link() -> Link:
             try:
                 code = both.wait(timeout=TIMEOUT)
             except subprocess.TimeoutExpired:
-                raise InputError(f"two processes that average did not end within {TIMEOUT:g} s; try again") from None
+                raise InputError(
+                    "averaging.timeout", f"two processes that average did not end within {TIMEOUT:g} s; try again"
+                ) from None
         if code:
-            raise InputError(f"two processes that average ended with exit code {code}; what they said is above")
+            raise InputError(
+                "averaging.failed", f"two processes that average ended with exit code {code}; what they said is above"
+            )
         small, large = read_json(Path(folder) / SECONDS)["seconds"]
     latency = small / 2  # two messages of half the bytes
     return Link(SIZES[1] / max(large - small, 1e-9), latency)

@@ -99,7 +99,8 @@ def notebooks_folder() -> Path:
         if all((folder / f"{name}.ipynb").exists() for name in NOTEBOOKS):
             return folder
     raise InputError(
-        f"{folders[0]}: the notebooks are not all there; install sparsepipe again, or use a checkout of it"
+        "notebooks.missing",
+        f"{folders[0]}: the notebooks are not all there; install sparsepipe again, or use a checkout of it",
     )
 
 

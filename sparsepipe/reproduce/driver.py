@@ -315,4 +315,4 @@ class _Batch:
             of = sum(len(self.job.exports[name]) for name in self.chosen)
             told.append(f"{len(missing)} of {of} figures have no pictures: {missing[0]}")
         if told:
-            raise RunFailed("; ".join(told))
+            raise RunFailed("notebooks.failed", "; ".join(told))

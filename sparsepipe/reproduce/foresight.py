@@ -36,7 +36,9 @@ def slowed_by(record: RunRecord) -> Factors:
     disturbed, or that was always disturbed.
     """
     if len(record.plans) != 1 or len(record.pipelines) != 1:
-        raise InputError(f"{record.folder}: its plan changed; what an intruder costs is told of a run of never")
+        raise InputError(
+            "run.plan_changed", f"{record.folder}: its plan changed; what an intruder costs is told of a run of never"
+        )
     visits, work = came_and_went(record), WorkOfRanks(record.plan)
     seconds: dict[tuple[int, bool], list[float]] = {}
     for done in filter(None, map(work.take, record.trace().spans)):
@@ -49,7 +51,8 @@ def slowed_by(record: RunRecord) -> Factors:
         )
     except (KeyError, ZeroDivisionError):
         raise InputError(
-            f"{record.folder}: expected minibatches beside an intruder and others, to tell what it costs"
+            "run.no_intruder",
+            f"{record.folder}: expected minibatches beside an intruder and others, to tell what it costs",
         ) from None
 
 

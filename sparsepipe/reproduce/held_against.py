@@ -104,7 +104,9 @@ def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]
     place = folder_of("straggler-analysis", folder)
     traces = sorted(place.rglob(f"{_TRACE}*.parquet"), key=lambda path: (path.stat().st_size, path)) if place else []
     if place and not traces:
-        raise InputError(f"{place}: no {_TRACE}JOB.parquet; expected the folder of ByteDance's traces")
+        raise InputError(
+            "bytedance.no_traces", f"{place}: no {_TRACE}JOB.parquet; expected the folder of ByteDance's traces"
+        )
     for trace in traces:
         job = trace.stem.removeprefix(_TRACE)
         path = trace.with_name(f"{_RESULT}{job}.json")
@@ -112,7 +114,7 @@ def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]
             print(f"{path.name} is not beside {trace.name}: {without}")
         told = read_json(path, what="ByteDance's result") if path.exists() else {}
         if not isinstance(told, dict):
-            raise InputError(f"{path}: expected an object, ByteDance's result")
+            raise InputError("bytedance.malformed", f"{path}: expected an object, ByteDance's result")
         yield job, trace, told
 
 
@@ -259,5 +261,5 @@ def _optima() -> dict[str, float]:
     document = read_yaml(path, what="file of published numbers")
     optima = document.get("optima") if isinstance(document, dict) else None
     if not isinstance(optima, dict):
-        raise InputError(f"{path}: optima is {shown(optima)}, expected numbers by graph")
+        raise InputError("bytedance.optima_malformed", f"{path}: optima is {shown(optima)}, expected numbers by graph")
     return {name: number(value, f"{path}: {name}") for name, value in optima.items()}

@@ -44,7 +44,10 @@ class Intrusion:
         check_share(self.share)
         moments = [0.0, *(moment for visit in self.visits for moment in visit), 1.0]
         if any(len(visit) != 2 for visit in self.visits) or moments != sorted(moments):
-            raise InputError(f"visits {shown(self.visits)}: expected pairs (from, to) of shares of a run, in order")
+            raise InputError(
+                "visits.malformed",
+                f"visits {shown(self.visits)}: expected pairs (from, to) of shares of a run, in order",
+            )
 
     @classmethod
     def of(cls, kind: str, visits: Sequence[Sequence[float]], *, share: float = 1.0) -> "Intrusion":
@@ -100,15 +103,15 @@ def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
     path = record.folder / FILE
     found = _FIELDS(read_json(path, what="intruder's visits"), str(path))
     if missing := sorted({"kind", "visits", "came_and_went"} - found.keys()):
-        raise InputError(f"{path}: has no {', '.join(missing)}")
+        raise InputError("visits.missing", f"{path}: has no {', '.join(missing)}")
     pairs = [tuple(pair) for pair in (*found["visits"], *found["came_and_went"])]
     if any(len(pair) != 2 for pair in pairs):
-        raise InputError(f"{path}: expected pairs (from, to)")
+        raise InputError("visits.malformed", f"{path}: expected pairs (from, to)")
     count = len(found["visits"])
     try:
         what = Intrusion.of(found["kind"], pairs[:count], share=found.get("share", 1.0))
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
     return what, pairs[count:]
 
 

@@ -106,7 +106,11 @@ def labelled_scans(folder: Path, *, held_out: float = 0.0) -> dict[str, tuple[Pa
     both, and a network is asked about what it was trained on. A line says which of the scans is nowhere.
     """
     if not 0 <= held_out < 1:
-        raise InputError(f"held_out {held_out!r}: expected a share of a scan's points, from 0 to below 1")
+        raise InputError(
+            "learning.held_out",
+            f"held_out {held_out!r}: expected a share of a scan's points, from 0 to below 1",
+            held_out=held_out,
+        )
     of = f"-without-{held_out:g}" if held_out else ""
     found = {}
     for name, (pattern, label, split) in _SCANS.items():
@@ -180,5 +184,7 @@ _SCANS = {
 
 def _rows(scan: Path, content: bytes, width: int, what: str) -> np.ndarray:
     if not content or len(content) % (4 * width):
-        raise InputError(f"{scan}: {len(content)} bytes, expected rows of {width} float32: {what}")
+        raise InputError(
+            "scan.size_odd", f"{scan}: {len(content)} bytes, expected rows of {width} float32: {what}", width=width
+        )
     return np.frombuffer(content, dtype="<f4").reshape(-1, width)

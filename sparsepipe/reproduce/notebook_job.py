@@ -199,12 +199,16 @@ class NotebookJob:
         folder = notebooks or catalogue.notebooks_folder()
         missing = [name for name in catalogue.NOTEBOOKS if not (folder / f"{name}.ipynb").exists()]
         if missing:
-            raise InputError(f"{folder}: no {missing[0]}.ipynb; run from a checkout of the project")
+            raise InputError(
+                "notebooks.missing", f"{folder}: no {missing[0]}.ipynb; run from a checkout of the project"
+            )
         out = expanded(out).resolve()
         if out.exists() and not out.is_dir():
-            raise InputError(f"{out}: is a file, expected a folder for the figures")
+            raise InputError("out.is_file", f"{out}: is a file, expected a folder for the figures")
         if data and not is_function(str(data)) and not (place := find(data)).exists():
-            raise InputError(f"{place}: no such folder; give that of a data set, or a name that `data list` has")
+            raise InputError(
+                "dataset.not_found", f"{place}: no such folder; give that of a data set, or a name that `data list` has"
+            )
         source = "" if not data else str(expanded(data).resolve()) if expanded(data).exists() else str(data)
         told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
         exports = {name: catalogue.exported(folder / f"{name}.ipynb") for name in catalogue.NOTEBOOKS}
@@ -223,7 +227,7 @@ class NotebookJob:
             if name not in catalogue.NOTEBOOKS and name not in by_figure and name not in short:
                 known = ", ".join([*catalogue.NOTEBOOKS, *by_figure])
                 near = f"; did you mean {one!r}?" if (one := meant(name, [*catalogue.NOTEBOOKS, *by_figure])) else ""
-                raise InputError(f"no notebook or figure {name!r}, expected one of {known}{near}")
+                raise InputError("notebooks.unknown", f"no notebook or figure {name!r}, expected one of {known}{near}")
         wanted = {short.get(name) or by_figure.get(name, name) for name in names}
         return [name for name in catalogue.NOTEBOOKS if name in wanted]
 
@@ -235,10 +239,18 @@ class NotebookJob:
             having = [name for name, parameters in known.items() if parameter in parameters]
             if not having:
                 near = f"; did you mean {one!r}?" if (one := meant(parameter, every)) else ""
-                raise InputError(f"no notebook has a parameter {parameter!r}, expected one of {', '.join(every)}{near}")
+                raise InputError(
+                    "notebooks.parameter_unknown",
+                    f"no notebook has a parameter {parameter!r}, expected one of {', '.join(every)}{near}",
+                    parameter=parameter,
+                )
             if not {*having}.intersection(names):
                 none = f"{names[0]} has no" if len(names) == 1 else "none of these notebooks has a"
-                raise InputError(f"{none} parameter {parameter!r}: leave it out, or run one of {', '.join(having)}")
+                raise InputError(
+                    "notebooks.parameter_unused",
+                    f"{none} parameter {parameter!r}: leave it out, or run one of {', '.join(having)}",
+                    parameter=parameter,
+                )
 
     def _parameters_of(self, name: str) -> tuple[str, ...]:
         return catalogue.parameter_names(self.notebooks / f"{name}.ipynb")

@@ -313,7 +313,9 @@ def _write(path: Path, text: str) -> None:
     try:
         write_atomic(path, text)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error}); choose another folder") from None
+        raise InputError(
+            "out.unwritable", f"{path}: cannot be written ({error.strerror or error}); choose another folder"
+        ) from None
 
 
 def _link_of(name: str) -> str:

@@ -22,5 +22,5 @@ def published_profiles(folder: str = "", only: Sequence[str] = ()) -> dict[str, 
     chosen = {name: path for name, path in paths.items() if not only or name in only}
     if not chosen:
         wanted = f"no profile of {', '.join(only)}" if only else "no graph.txt and no JSON below it"
-        raise InputError(f"{place}: {wanted}; it has {', '.join(paths) or 'none'}")
+        raise InputError("profile.not_found", f"{place}: {wanted}; it has {', '.join(paths) or 'none'}")
     return {name: Profile.load(path) for name, path in chosen.items()}

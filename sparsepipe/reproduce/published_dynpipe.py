@@ -79,7 +79,10 @@ def _of_system(folder: Path, system: str) -> Path:
     """A curve's file is called such as 1_DynPipe_vgg16_cifar10. Raises InputError where there is none."""
     found = sorted(folder.glob(f"?_{system}_*"))
     if not found:
-        raise InputError(f"{folder}: no curve of {system}; fetch the logs again: sparsepipe data fetch {MANIFEST}")
+        raise InputError(
+            "dynpipe_log.curve_missing",
+            f"{folder}: no curve of {system}; fetch the logs again: sparsepipe data fetch {MANIFEST}",
+        )
     return found[0]
 
 
@@ -126,7 +129,9 @@ def typed_numbers(which: str) -> list[SystemBar]:
     document = read_yaml(path, what="file of published numbers")
     cases = document.get(which) if isinstance(document, dict) else None
     if not isinstance(cases, dict) or not all(isinstance(systems, dict) for systems in cases.values()):
-        raise InputError(f"{path}: {which} is {shown(cases)}, expected numbers by case and system")
+        raise InputError(
+            "dynpipe_log.cases_malformed", f"{path}: {which} is {shown(cases)}, expected numbers by case and system"
+        )
     words = {"light": "light intruder", "heavy": "heavy intruder"}
     return [
         SystemBar(words.get(case) or case, system, number(value, f"{path}: {which}: {case}"))

@@ -65,7 +65,9 @@ def slow_workers(folder: str = "") -> list[Path]:
 def _files(place: Path, *patterns: str) -> list[Path]:
     found = sorted(path for pattern in patterns for path in place.rglob(pattern))
     if not found:
-        raise InputError(f"{place}: no {' or '.join(patterns)}; expected the folder that data fetch makes")
+        raise InputError(
+            "recorded.files_missing", f"{place}: no {' or '.join(patterns)}; expected the folder that data fetch makes"
+        )
     return found
 
 
@@ -149,7 +151,11 @@ def trained_on_spot_machines(record: SpotMachines) -> list[Trained]:
 def _size(record: SpotMachines) -> int:
     """The machines of a pipeline."""
     if max(record.counts) < PIPELINES:
-        raise InputError(f"{record.name}: never has a machine for each of {PIPELINES} pipelines")
+        raise InputError(
+            "recorded.too_few_machines",
+            f"{record.name}: never has a machine for each of {PIPELINES} pipelines",
+            name=record.name,
+        )
     return max(record.counts) // PIPELINES
 
 

@@ -79,7 +79,11 @@ def one_more(cluster: Cluster, name: str) -> Cluster:
     """Return the cluster with one more device of a type, in the last node that has one. Raises InputError without."""
     places = [k for k, node in enumerate(cluster.nodes) if name in [kind.name for kind in node.device_types]]
     if not places:
-        raise InputError(f"{name!r}: no such device, there are {', '.join(kind.name for kind in cluster.device_types)}")
+        raise InputError(
+            "device_type.unknown",
+            f"{name!r}: no such device, there are {', '.join(kind.name for kind in cluster.device_types)}",
+            name=name,
+        )
     nodes = list(cluster.nodes)
     node = nodes[places[-1]]
     kind = next(kind for kind in node.device_types if kind.name == name)
@@ -106,8 +110,9 @@ def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile
         there = published_profile({name: name for name in names})
         if there is None:
             raise InputError(
+                "profile.not_fetched",
                 f"no profiles of {', '.join(names)} here: run `sparsepipe data fetch sparsepipe-profiles`, or give "
-                f"their files, profiles = {{{names[0]!r}: 'graph.txt'}}"
+                f"their files, profiles = {{{names[0]!r}: 'graph.txt'}}",
             )
         found = there
     elif kept := _shipped(model):
@@ -115,11 +120,15 @@ def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile
         if kept.stem != model:
             print(f"no profiles of {model} on such devices are kept here: those of {kept.stem} stand in")
     else:
-        raise InputError(f"no profiles of {', '.join(names)} here: give their files, profiles = {{{names[0]!r}: FILE}}")
+        raise InputError(
+            "profile.not_fetched",
+            f"no profiles of {', '.join(names)} here: give their files, profiles = {{{names[0]!r}: FILE}}",
+        )
     if missing := [name for name in names if name not in found.device_types]:
         raise InputError(
+            "profile.no_device_type",
             f"the cluster has devices of type {missing[0]!r}, the profiles know {', '.join(found.device_types)}: "
-            f"give profiles = {{{missing[0]!r}: FILE}}, or another cluster"
+            f"give profiles = {{{missing[0]!r}: FILE}}, or another cluster",
         )
     return found
 
@@ -137,7 +146,7 @@ def _cluster_file(name: str) -> Path:
     if path.exists() or path.suffix:
         return path
     known = sorted(one.stem for one in (_data_manifests() / "clusters").glob("*.toml"))
-    raise InputError(f"{name}: no such file, nor one of {', '.join(known)}")
+    raise InputError("cluster.not_found", f"{name}: no such file, nor one of {', '.join(known)}")
 
 
 def _data_manifests() -> Path:

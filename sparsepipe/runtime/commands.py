@@ -33,7 +33,7 @@ _MOST_REASON = 500  # letters
 
 def _token(value: Any, what: str) -> str:
     if not re.fullmatch("[0-9a-f]{8}", text(value, what)):
-        raise InputError(f"{what} = {shown(value)}: expected eight hexadecimal digits")
+        raise InputError("command.digits_malformed", f"{what} = {shown(value)}: expected eight hexadecimal digits")
     return str(value)
 
 
@@ -62,12 +62,16 @@ class Request(NamedTuple):
 def ask(run_dir: Path, command: str) -> None:
     """Leave a command for the run. Raises InputError where it is none, or cannot be left there."""
     if command not in COMMANDS:
-        raise InputError(f"unknown command {command!r}, expected one of {', '.join(COMMANDS)}")
+        raise InputError(
+            "command.unknown", f"unknown command {command!r}, expected one of {', '.join(COMMANDS)}", command=command
+        )
     try:
         (run_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)
         write_json(run_dir / FOLDER / REQUEST, {"command": command}, make_folder=False)
     except OSError as error:
-        raise InputError(f"{run_dir}: cannot be told to {command} ({error.strerror})") from None
+        raise InputError(
+            "command.undeliverable", f"{run_dir}: cannot be told to {command} ({error.strerror})", command=command
+        ) from None
 
 
 def requested(run_dir: Path) -> str | None:
@@ -86,7 +90,7 @@ def request(run_dir: Path) -> Request | None:
         found = _FIELDS(json.loads(read_own(path, most_bytes=_MOST_BYTES)), str(path))
         told = Request._make([found["command"], *(found.get(name) for name in Request._fields[1:])])
         if told.command == REPLAN and told.plan is None:
-            raise InputError(f"{path}: names no plan to go on under")
+            raise InputError("command.no_plan", f"{path}: names no plan to go on under")
         return told._replace(reason=" ".join((told.reason or "").split())[:_MOST_REASON])
     except FileNotFoundError:
         return None
@@ -154,9 +158,11 @@ def read_own(path: Path, *, most_bytes: int) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
-            raise InputError(f"{path}: expected a file of at most {most_bytes} bytes")
+            raise InputError("command.too_large", f"{path}: expected a file of at most {most_bytes} bytes")
         if status.st_uid not in (os.geteuid(), 0):
-            raise InputError(f"{path}: is of user {status.st_uid}, expected this run's own user")
+            raise InputError(
+                "command.of_other_user", f"{path}: is of user {status.st_uid}, expected this run's own user"
+            )
         return os.read(descriptor, most_bytes)
     finally:
         os.close(descriptor)
@@ -177,7 +183,7 @@ def parsed(content: bytes, what: str) -> dict[str, Any]:
     try:
         return dict(_FIELDS(json.loads(content), what))
     except (ValueError, RecursionError) as error:  # InputError is a ValueError
-        raise InputError(f"{what}: {error}") from None
+        raise InputError("command.malformed", f"{what}: {error}") from None
 
 
 def _told(run_dir: Path, name: str) -> dict[str, Any] | None:

@@ -124,7 +124,10 @@ class DataConfig(Settings):
             object.__setattr__(self, "features", tuple(self.features))
         super().__post_init__()
         if self.balance and not self.shuffle:
-            raise InputError(f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle")
+            raise InputError(
+                "setting.balance_and_shuffle",
+                f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle",
+            )
 
     def of_clouds(self, split: str) -> dict[str, Any]:
         """Return how `data.load` opens a split of point clouds, but for its seed and its cache."""
@@ -247,7 +250,7 @@ class ProcessConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.device.split(":")[0] not in DEVICES:
-            raise InputError(f"device {self.device!r} given, expected {' or '.join(DEVICES)}")
+            raise InputError("setting.device_unknown", f"device {self.device!r} given, expected {' or '.join(DEVICES)}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,7 +321,7 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
         try:
             return cls(**document)
         except TypeError as error:
-            raise InputError(f"not the settings of a run: {error}") from None
+            raise InputError("setting.malformed", f"not the settings of a run: {error}") from None
 
 
 RunConfig.__doc__ = f"{RunConfig.__doc__}\n{listed(RunConfig)}\n    "

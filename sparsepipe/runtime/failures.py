@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import CodedError, InputError
 from ..host.limits import causes, limit_met
 from ..io.files import write_atomic
 
@@ -72,7 +72,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-class PacketMismatch(RuntimeError):
+class PacketMismatch(CodedError, RuntimeError):
     """What arrived is not what the schedule says comes next. The message has both sides' numbers."""
 
 
@@ -101,6 +101,7 @@ def described(error: BaseException, *, run_dir: Path | None, rank: int, stage: i
         # A restart would meet the same again: the input, the code or the numbers are at fault, not the machine.
         "lasting": not isinstance(error, (PeerLost, DeadlinePassed)),
         "input_error": isinstance(error, InputError),
+        "code": error.code if isinstance(error, CodedError) else None,
         "time": time.time(),
         "traceback": "".join(traceback.format_exception(error)),
     }

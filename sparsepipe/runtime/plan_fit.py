@@ -13,18 +13,23 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     """
     if config.clip_norm is not None and not plan.flushes:
         raise InputError(
+            "setting.clip_norm_without_flush",
             f"{{clip_norm}} goes with schedules that flush: with weights {plan.weights!r} the stages update at "
             "different times, and there is no norm of all gradients together",
             setting="clip_norm",
         )
     if config.precision == "float16" and not plan.flushes:
         raise InputError(
+            "setting.float16_without_flush",
             f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
-            "could be left out when gradients overflow; use bfloat16"
+            "could be left out when gradients overflow; use bfloat16",
+            weights=plan.weights,
         )
     count = num_processes or len(plan.ranks)
     if not set(plan.ranks) <= set(range(count)):
-        raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}")
+        raise InputError(
+            "plan.ranks_not_of_job", f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}"
+        )
     num_minibatches = 2 * max(plan.num_microbatches, *(stage.round for stage in plan.stages)) + len(plan.ranks) + 1
     check_runs(compile(plan, num_minibatches))
     if config.synchronised_batch_norm:
@@ -36,9 +41,14 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
     for k, stage in enumerate(plan.stages):
         count = len(stage.ranks)
         if len(set(stage.shares)) > 1:
-            raise InputError(f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}")
+            raise InputError(
+                "batch_norm.unequal_shares",
+                f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}",
+                shares=stage.shares,
+            )
         if plan.updates_by_step and round_length(plan, k) % count:
             raise InputError(
+                "batch_norm.part_of_round",
                 f"synchronised batch norm needs steps of whole rounds: {number_of(round_length(plan, k), 'minibatch')} "
                 f"of a step over {number_of(count, 'replica')} of stage {k}; choose a multiple for "
                 "{num_microbatches}",
@@ -47,4 +57,4 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
     try:
         check_runs(compile(plan, num_minibatches), synchronised=True)
     except InputError as error:
-        raise InputError(f"synchronised batch norm: {error}") from None
+        raise InputError(error.code, f"synchronised batch norm: {error}", **error.fields) from None

@@ -18,7 +18,7 @@ def bytes_by_place(plan: Plan) -> tuple[float, ...] | None:
 def needed_bytes(plan: Plan, by_place: Sequence[float], ranks: Collection[int]) -> float:
     """Return the bytes that `ranks` need together. Raises InputError where there is not a number for each place."""
     if len(by_place) != len(plan.positions):
-        raise InputError(f"bytes of {len(by_place)} places, the plan has {len(plan.positions)}")
+        raise InputError("memory.place_count", f"bytes of {len(by_place)} places, the plan has {len(plan.positions)}")
     places = zip(by_place, plan.positions, strict=True)
     return sum(each * len(set(ranks) & set(plan.stages[own[0]].ranks)) for each, own in places)
 
@@ -33,8 +33,9 @@ def check_memory(needed: float, config: RunConfig, *, held: float = 0.0) -> None
     room = available_bytes() + held
     if needed > room:
         raise InputError(
+            "memory.too_little",
             f"the plan needs {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are there for this job; plan with less "
-            "memory for each device"
+            "memory for each device",
         )
 
 

@@ -52,10 +52,11 @@ def leave(
             made.unlink(missing_ok=True)
     except FileExistsError:
         raise InputError(
-            f"{run_dir}: is asked for a change already that it has not made yet; wait for its end, then ask again"
+            "replan.asked_already",
+            f"{run_dir}: is asked for a change already that it has not made yet; wait for its end, then ask again",
         ) from None
     except OSError as error:
-        raise InputError(f"{run_dir}: cannot be told to {REPLAN} ({error.strerror})") from None
+        raise InputError("command.undeliverable", f"{run_dir}: cannot be told to {REPLAN} ({error.strerror})") from None
     return token
 
 
@@ -82,9 +83,9 @@ def read(run_dir: Path, token: str) -> Plan:
     try:
         return Plan.from_json(json.loads(read_own(path, most_bytes=_MOST_BYTES)))
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError("file.unreadable", f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError("replan.request_malformed", f"{path}: {error}") from None
 
 
 def forget(run_dir: Path, token: str) -> None:

@@ -38,7 +38,10 @@ class Action(NamedTuple):
     def parse(cls, text: str) -> "Action":
         found = re.fullmatch(r"(\d+)([FBIWU])(\d+)", text)
         if not found:
-            raise InputError(f"{text!r} is not an action: expected stage, F, B, I, W or U, minibatch, such as 1F3")
+            raise InputError(
+                "schedule.action_malformed",
+                f"{text!r} is not an action: expected stage, F, B, I, W or U, minibatch, such as 1F3",
+            )
         return cls(int(found[1]), Op(found[2]), int(found[3]))
 
 

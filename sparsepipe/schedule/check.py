@@ -36,7 +36,7 @@ def refuse_stuck(program: Program, stuck: Mapping[int, Action]) -> None:
     """Raise InputError naming the action at which each of the `stuck` ranks waits for ever."""
     if stuck:
         where = ", ".join(f"rank {rank} waits at {action}" for rank, action in sorted(stuck.items()))
-        raise InputError(f"schedule {program.plan.schedule!r} of this plan deadlocks: {where}")
+        raise InputError("schedule.deadlock", f"schedule {program.plan.schedule!r} of this plan deadlocks: {where}")
 
 
 def _all_there(action: Action, program: Program, done: set[Action], place: Mapping[int, int]) -> bool:

@@ -37,7 +37,7 @@ def order_of(plan: Plan) -> Order:
     """
     rules, count = plan.rules, plan.stages_per_rank
     if told := rules.check_stages_per_rank(count):
-        raise InputError(f"schedule {plan.schedule!r} {told}, this plan {count}")
+        raise InputError("schedule.microbatch_count", f"schedule {plan.schedule!r} {told}, this plan {count}")
     name = rules.interleaved_order if count > 1 and rules.interleaved_order else rules.order
     order: Order = import_module(f".{name}", __package__).order
     return order
@@ -79,8 +79,9 @@ def _bounded(plan: Plan, num_minibatches: int) -> "Program":
     """Raise InputError for more actions than memory holds: numbers of a plan may be small, and their product not."""
     if num_minibatches * len(plan.stages) > _MOST_FORWARDS:
         raise InputError(
+            "schedule.too_many_minibatches",
             f"{number_of(len(plan.stages), 'stage')} repeat themselves after {num_minibatches} minibatches, expected "
-            f"{_MOST_FORWARDS // len(plan.stages)} at most: lower microbatches, accumulation, warm-up or shares"
+            f"{_MOST_FORWARDS // len(plan.stages)} at most: lower microbatches, accumulation, warm-up or shares",
         )
     return Program(plan, num_minibatches)
 

@@ -31,7 +31,8 @@ def check_rule(plan: Plan) -> None:
         lengths = sorted({round_length(own, s) for s in range(len(own.stages))})
         if lengths != [whole]:
             raise InputError(
+                "schedule.units_differ",
                 f"replication {rule.name} averages gradients before every step, but stages of "
                 f"pipeline {k} make one after {', '.join(map(str, lengths))} minibatches, all of them after {whole}: "
-                "choose a rule that averages weights, such as partial-reduce, or replicas and steps that fit"
+                "choose a rule that averages weights, such as partial-reduce, or replicas and steps that fit",
             )

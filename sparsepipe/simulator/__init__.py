@@ -61,11 +61,14 @@ class SimulationSettings(Settings):
 def check_sizes(sizes: Any) -> None:
     """Raise InputError where a caller's `sizes` are not numbers of 0 or more, one a minibatch."""
     if isinstance(sizes, str | bytes) or not hasattr(sizes, "__len__"):
-        raise InputError(f"sizes {shown(sizes)} given, expected a number for each minibatch, such as [4096] * 32")
+        raise InputError(
+            "simulation.sizes_malformed",
+            f"sizes {shown(sizes)} given, expected a number for each minibatch, such as [4096] * 32",
+        )
     for size in sizes:
         given_number(size, "a minibatch's size of")
         if not 0 <= size <= MOST:
-            raise InputError(f"a minibatch's size of {size} given, expected 0 or more")
+            raise InputError("number.below_least", f"a minibatch's size of {size} given, expected 0 or more")
 
 
 @knows_its_keywords
@@ -151,7 +154,8 @@ def simulate_pipelines(
     number(restart_seconds, "restart_seconds")
     if starts and len(starts) != len(pipelines.pipelines):
         raise InputError(
-            f"{len(starts)} starts for {number_of(len(pipelines.pipelines), 'pipeline')}: expected one each"
+            "simulation.start_count",
+            f"{len(starts)} starts for {number_of(len(pipelines.pipelines), 'pipeline')}: expected one each",
         )
     begins = [number(start, "a start") for start in starts] or [0.0] * len(pipelines.pipelines)
     check_rule(pipelines.check(profile.graph, cluster))

@@ -232,8 +232,10 @@ class Together:
         k = member.number
         if self._of_gradients():
             raise InputError(
+                "straggler.kill_not_simulated",
                 f"straggler kill: pipeline {k} dies, and averages gradients by {self.rule.name}: how the others go on "
-                "is not simulated; run it, or take another rule"
+                "is not simulated; run it, or take another rule",
+                name=self.rule.name,
             )
         self.queue.extendleft(reversed(member.end(self.now)))
         self.tallies[k].blocked_since = None

@@ -31,8 +31,18 @@ def open_sink(kind: str, folder: Path | str) -> Sink:
         except InputError:
             raise
         except CODE_FAILURES as error:  # whatever the user's code raises: it is told in a line
-            raise InputError(f"{kind}: raises {type(error).__name__} as it is opened ({complaint(error)})") from error
+            raise InputError(
+                "sink.raises",
+                f"{kind}: raises {type(error).__name__} as it is opened ({complaint(error)})",
+                kind=type(error).__name__,
+            ) from error
         if not callable(sink) or not callable(getattr(sink, "close", None)):
-            raise InputError(f"{kind}: returned no sink, expected what takes rows when called, and has close()")
+            raise InputError(
+                "sink.malformed", f"{kind}: returned no sink, expected what takes rows when called, and has close()"
+            )
         return sink
-    raise InputError(f"log {kind!r}: expected {', '.join(SINKS)}, package.module:function or path/file.py:function")
+    raise InputError(
+        "sink.unknown",
+        f"log {kind!r}: expected {', '.join(SINKS)}, package.module:function or path/file.py:function",
+        kind=kind,
+    )

@@ -21,7 +21,9 @@ class TensorBoard:
             self._writer = SummaryWriter(str(folder))
         except OSError as error:
             told = error.strerror or error
-            raise InputError(f"{folder}: cannot be written to ({told}); choose another folder") from None
+            raise InputError(
+                "out.unwritable", f"{folder}: cannot be written to ({told}); choose another folder"
+            ) from None
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Write the numbers of a row at the minibatch that it is of."""

@@ -51,7 +51,7 @@ class Stragglers:
             else:
                 parts.append(_parsed(part))
         if len(seeds) > 1:
-            raise InputError(f"straggler {shown(given)}: seed is given twice")
+            raise InputError("straggler.seed_twice", f"straggler {shown(given)}: seed is given twice")
         return cls(tuple(parts), *seeds)
 
     @classmethod
@@ -150,7 +150,10 @@ def _but_for_rank(part: Straggler) -> Straggler:
 def _parsed(part: str) -> Straggler:
     name, options = split_options(part, "straggler", first=_FIRST)
     if name not in KINDS:
-        raise InputError(f"straggler {shown(name)}: no such kind; expected one of {', '.join(KINDS)}, or seed=NUMBER")
+        raise InputError(
+            "straggler.unknown",
+            f"straggler {shown(name)}: no such kind; expected one of {', '.join(KINDS)}, or seed=NUMBER",
+        )
     words = {key: value if key in ("file", "workers") else typed(value) for key, value in options.items()}
     return with_options(KINDS[name], words, f"straggler {name}")
 

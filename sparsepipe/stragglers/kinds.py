@@ -51,7 +51,7 @@ class Jitter:
 
     def __post_init__(self) -> None:
         if number(self.p, "straggler jitter: p") > 1:
-            raise InputError(f"straggler jitter: p = {self.p:g}: expected a chance, 0 to 1")
+            raise InputError("straggler.chance", f"straggler jitter: p = {self.p:g}: expected a chance, 0 to 1")
         number(self.seconds, "straggler jitter: seconds")
         if self.rank is not None:
             integer(self.rank, "straggler jitter: rank")
@@ -87,7 +87,10 @@ class Slow:
     def __post_init__(self) -> None:
         integer(self.rank, "straggler slow: rank")
         if number(self.factor, "straggler slow: factor") < 1:
-            raise InputError(f"straggler slow: factor = {self.factor:g}: expected 1 or more, how many times as long")
+            raise InputError(
+                "straggler.factor",
+                f"straggler slow: factor = {self.factor:g}: expected 1 or more, how many times as long",
+            )
         integer(self.from_, "straggler slow: from")
         if self.to is not None:
             integer(self.to, "straggler slow: to", least=self.from_ + 1)
@@ -165,4 +168,8 @@ class Kill:
 def check_rank(rank: int, num_ranks: int, kind: str) -> None:
     """Raise InputError where a straggler is of a rank that is not there."""
     if rank >= num_ranks:
-        raise InputError(f"straggler {kind}: rank {rank} is not there; expected 0 to {num_ranks - 1}")
+        raise InputError(
+            "straggler.rank_unknown",
+            f"straggler {kind}: rank {rank} is not there; expected 0 to {num_ranks - 1}",
+            rank=rank,
+        )

@@ -48,7 +48,9 @@ class MinibatchTimes:
 
     def __post_init__(self) -> None:
         if not isinstance(self.file, str) or set(self.file) & set(",;"):
-            raise InputError(f"straggler trace: file {shown(self.file)}: expected a path without , and ;")
+            raise InputError(
+                "straggler.file_malformed", f"straggler trace: file {shown(self.file)}: expected a path without , and ;"
+            )
         self._chosen  # noqa: B018 - a file that cannot be played back is refused now
 
     @cached_property
@@ -65,8 +67,9 @@ class MinibatchTimes:
         chosen = tuple(int(word) if word.isascii() and word.isdigit() else -1 for word in given)
         if not set(chosen) <= set(known):
             raise InputError(
+                "straggler.workers_malformed",
                 f"straggler trace: workers {shown(self.workers)}: expected numbers such as "
-                f"{known[0]}+{known[-1]}, of the file's {number_of(len(known), 'worker')} {known[0]} to {known[-1]}"
+                f"{known[0]}+{known[-1]}, of the file's {number_of(len(known), 'worker')} {known[0]} to {known[-1]}",
             )
         return chosen
 
@@ -94,8 +97,10 @@ class MinibatchTimes:
     def check(self, num_ranks: int) -> None:
         if num_ranks > len(self._chosen):
             raise InputError(
+                "straggler.too_few_workers",
                 f"straggler trace: {self.file} has times for {number_of(len(self._chosen), 'rank')} and there are "
-                f"{num_ranks}; name a worker for each, some twice: workers={'+'.join(map(str, self._chosen[:2]))}+…"
+                f"{num_ranks}; name a worker for each, some twice: workers={'+'.join(map(str, self._chosen[:2]))}+…",
+                num_ranks=num_ranks,
             )
 
     def note(self) -> str:
@@ -113,12 +118,16 @@ def read_minibatch_times(path: Path | str) -> Mapping[int, Readings]:
             where = f"{path}, line {table.line_num}"
             worker, step = (_whole(row[key], f"{where}: {key}") for key in ("worker", "time"))
             if step in found.setdefault(worker, {}):
-                raise InputError(f"{where}: worker {worker} has two times for {step}; expected one")
+                raise InputError(
+                    "minibatch_times.twice", f"{where}: worker {worker} has two times for {step}; expected one"
+                )
             found[worker][step] = _positive(row[column], f"{where}: {column}")
     except csv.Error as error:
-        raise InputError(f"{path}, line {table.line_num}: no table ({error})") from None
+        raise InputError("minibatch_times.malformed", f"{path}, line {table.line_num}: no table ({error})") from None
     if not found:
-        raise InputError(f"{path}: has no minibatch times; expected rows of worker, time and {column}")
+        raise InputError(
+            "minibatch_times.empty", f"{path}: has no minibatch times; expected rows of worker, time and {column}"
+        )
     readings = {w: Readings(*zip(*sorted(rows.items()), strict=True)) for w, rows in sorted(found.items())}
     _refuse_gaps(readings, path)
     return readings
@@ -128,14 +137,17 @@ def _column(header: object, path: Path) -> str:
     names = list(header) if isinstance(header, list | tuple) else []
     times = [name for name in _TIMES if name in names]
     if not times or not {"worker", "time"} <= set(names):
-        raise InputError(f"{path}: the columns are {shown(names)}; expected worker, time and {_TIMES[0]}")
+        raise InputError(
+            "minibatch_times.columns_unknown",
+            f"{path}: the columns are {shown(names)}; expected worker, time and {_TIMES[0]}",
+        )
     return times[0]
 
 
 def _whole(written: object, what: str) -> int:
     if isinstance(written, str) and written.isascii() and written.isdigit() and len(written) < 10:
         return int(written)
-    raise InputError(f"{what} is {shown(written)}, expected a whole number")
+    raise InputError("minibatch_times.not_whole", f"{what} is {shown(written)}, expected a whole number")
 
 
 def _positive(written: object, what: str) -> float:
@@ -145,7 +157,7 @@ def _positive(written: object, what: str) -> float:
         value = math.nan
     if 0 < value < math.inf:
         return value
-    raise InputError(f"{what} is {shown(written)}, expected a number above 0")
+    raise InputError("minibatch_times.not_positive", f"{what} is {shown(written)}, expected a number above 0")
 
 
 def _usual(readings: Mapping[int, Readings]) -> int:
@@ -162,6 +174,7 @@ def _refuse_gaps(readings: Mapping[int, Readings], path: Path) -> None:
         for before, after in zip((first, *steps), (*steps, last), strict=True):
             if after - before > most:
                 raise InputError(
+                    "minibatch_times.gap",
                     f"{path}: worker {worker} has a gap, nothing from {before} to {after}, where others have a reading "
-                    f"every {_usual(readings)}; fill it, or leave that worker's rows out"
+                    f"every {_usual(readings)}; fill it, or leave that worker's rows out",
                 )

@@ -72,7 +72,7 @@ class ExplorerView:
     def compare_with(self, answer: Answer | PipelinesAnswer | None) -> None:
         """Compare the next plans with this one, or with none. Raises InputError for one of several pipelines."""
         if isinstance(answer, PipelinesAnswer):
-            raise InputError(OF_ONE)
+            raise InputError("explorer.of_one_pipeline", OF_ONE)
         self.pinned = answer
         self.unpin.disabled = answer is None
 

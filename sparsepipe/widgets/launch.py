@@ -124,7 +124,10 @@ class LaunchBoard(Shown):
         Raises InputError where no plan of the board is called so.
         """
         if name not in self.plans:
-            raise InputError(f"no plan is called {shown(name)}: the board has {', '.join(self.plans) or 'none'}")
+            raise InputError(
+                "board.plan_unknown",
+                f"no plan is called {shown(name)}: the board has {', '.join(self.plans) or 'none'}",
+            )
         return self.settings.scheduled(self.plans[name])
 
     def prepared(self, name: str) -> tuple[Plan, RunConfig]:
@@ -145,7 +148,7 @@ class LaunchBoard(Shown):
 
     def _check_idle(self, name: str) -> None:
         if name in self.jobs and self.jobs[name].running:
-            raise InputError(f"job {name} is running already: cancel it first, or wait")
+            raise InputError("board.job_running", f"job {name} is running already: cancel it first, or wait")
 
     def at_work(self) -> list[str]:
         """The runs of this board's folder that are at work now, on the cores of this machine."""
@@ -222,11 +225,11 @@ class LaunchBoard(Shown):
         if name in running or name is None and len(running) == 1:
             return name or running[0]
         if name is not None:
-            raise InputError(f"job {name} is not running: launch it first")
+            raise InputError("board.job_not_running", f"job {name} is not running: launch it first")
         told = (
             f"jobs {', '.join(running)} are running: choose one" if running else "no job is running: launch one first"
         )
-        raise InputError(told)
+        raise InputError("board.job_undecided", told)
 
     def _await_plan(self, name: str, plan: Plan, called: str, asked: Requested) -> None:
         job = self.jobs[name]

@@ -101,7 +101,7 @@ class PlanOnScreen:
     def last(self) -> Answer | PipelinesAnswer:
         """The answer in the picture. Raises InputError if there was none yet."""
         if self.shown is None:
-            raise InputError(f"no plan could be made yet: {self.refused}")
+            raise InputError("explorer.no_plan", f"no plan could be made yet: {self.refused}")
         return self.shown
 
     def begin(self) -> None:
@@ -135,9 +135,9 @@ class PlanOnScreen:
     def current(self) -> Answer | PipelinesAnswer:
         """Wait for pipelines that are being planned. Raises InputError if what was asked was refused."""
         if not self.lock.wait_for(lambda: not self.pending, timeout=_PATIENCE):
-            raise InputError(f"{_PLANNING}, and try again")
+            raise InputError("explorer.planning", f"{_PLANNING}, and try again")
         if self.shown is None or self.refused:
-            raise InputError(NO_PLAN)
+            raise InputError("explorer.no_plan", NO_PLAN)
         return self.shown
 
 
@@ -335,10 +335,16 @@ def _check(profile: Profile, cluster: Cluster) -> None:
     for given, expected in ((profile, Profile), (cluster, Cluster)):
         if not isinstance(given, expected):
             kind = expected.__name__
-            raise InputError(f"{given!r} given, expected a {kind}: {kind}.load(path) reads one")
+            raise InputError(
+                "explorer.value_kind",
+                f"{given!r} given, expected a {kind}: {kind}.load(path) reads one",
+                given=given,
+                kind=kind,
+            )
     for name in (device_type.name for device_type in cluster.device_types):
         if name not in profile.device_types:
             raise InputError(
+                "profile.no_device_type",
                 f"the cluster has devices of type {name!r}, the profile knows {', '.join(profile.device_types)}: "
-                f"profile the model on a {name}, or rename the profile with profile.renamed({name!r})"
+                f"profile the model on a {name}, or rename the profile with profile.renamed({name!r})",
             )

@@ -97,8 +97,9 @@ class PipelinesPlanning:
         problem = self._planning.problem(settings)
         if several.count > len(problem.cluster.devices):
             raise InputError(
+                "planner.too_few_devices",
                 f"{number_of(several.count, 'pipeline')} on {number_of(len(problem.cluster.devices), 'device')}: "
-                "expected a device for each at least; move pipelines down, or a device slider up"
+                "expected a device for each at least; move pipelines down, or a device slider up",
             )
         return Asked(settings, several, problem, rule, self._planning.scaled(settings))
 

@@ -100,7 +100,7 @@ class PlanSaver:
         """
         answer, board = self._answer(), self._board()
         if isinstance(answer, PipelinesAnswer):
-            raise InputError(f"nothing applied: {_KEPT}")
+            raise InputError("explorer.nothing_applied", f"nothing applied: {_KEPT}")
         path = self._write(answer.plan)
         board.replan(None, answer.plan, called=path.stem)
         self.told.value = _SMALL.format(_APPLIED.format(path.stem, path))
@@ -108,7 +108,9 @@ class PlanSaver:
 
     def _board(self) -> Board:
         if self.board is None:
-            raise InputError("there is no launch board: give board=LaunchBoard({}, config, runs='runs')")
+            raise InputError(
+                "explorer.no_board", "there is no launch board: give board=LaunchBoard({}, config, runs='runs')"
+            )
         return self.board
 
     def _made_for(self, answer: Answer | PipelinesAnswer) -> MadeFor:
@@ -125,7 +127,9 @@ class PlanSaver:
         try:
             return plan.save(_free(self.folder, stem))
         except OSError as error:
-            raise InputError(f"{error.filename}: the plan cannot be written ({error.strerror})") from None
+            raise InputError(
+                "out.unwritable", f"{error.filename}: the plan cannot be written ({error.strerror})"
+            ) from None
 
 
 def _free(folder: Path, stem: str) -> Path:

@@ -120,7 +120,7 @@ class Planning:
         plan = _by_hand(problem, settings)
         if plan is None:
             if best is None and several == 1:
-                raise InputError(refused)
+                raise InputError("explorer.refused", refused)
             plan = self._planned(problem, settings.planner, **({"stages_per_device": several} if several > 1 else {}))
         if plan.weights != settings.weights:
             plan = replace(plan, weights=settings.weights).check(problem.graph, problem.cluster)
@@ -142,7 +142,7 @@ class Planning:
                 self._made[key] = str(error)
         found = self._made[key]
         if isinstance(found, str):
-            raise InputError(found)
+            raise InputError("explorer.refused", found)
         return found
 
 
@@ -155,7 +155,10 @@ def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
     groups = [tuple(dict(group).get(kind, 0) for kind in kinds) for group in devices]
     lost = {name for group in devices for name, number in group if number and name not in kinds}
     if lost:
-        raise InputError(f"stages use {min(lost)}, of which there is none: move its slider up, or unpin devices")
+        raise InputError(
+            "explorer.device_lost",
+            f"stages use {min(lost)}, of which there is none: move its slider up, or unpin devices",
+        )
     return with_groups(problem, groups) if cuts is None else by_hand(problem, cuts, groups)
 
 

@@ -54,7 +54,7 @@ class RunSettings:
         try:
             return self._given.replace(**changes) if changes else self._given
         except InputError as error:
-            raise InputError(error.written(_as_called)) from None
+            raise InputError(error.code, error.written(_as_called), **error.fields) from None
 
     @config.setter
     def config(self, config: RunConfig) -> None:

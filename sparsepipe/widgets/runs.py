@@ -79,11 +79,13 @@ class RunsTable(Shown):
         """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
         records = self.chosen
         if len(records) > 1:
-            raise InputError(f"{len(records)} runs are marked: a trace is of one, mark it alone")
+            raise InputError("runs.several_marked", f"{len(records)} runs are marked: a trace is of one, mark it alone")
         (record,) = records
         trace = record.trace()
         if not trace.spans:
-            raise InputError(f"{record.name}: has no trace; it was cancelled or failed before its first minibatch")
+            raise InputError(
+                "run.no_trace", f"{record.name}: has no trace; it was cancelled or failed before its first minibatch"
+            )
         page, perfetto = write_trace(trace, record.folder / "trace", title=f"{record.name}: what each rank did")
         self.link.show(page.read_text(encoding="utf-8"), label=f"timeline of {record.name}")
         self.messages.value = _TRACE.format(page)
@@ -165,7 +167,7 @@ class RunsDeletion:
         """Ask whether to delete the marked runs. Raises InputError where one of them runs."""
         records = self.listing.chosen
         if running := [record.name for record in records if is_held(record.folder)]:
-            raise InputError(f"run {running[0]} is running: cancel it first")
+            raise InputError("run.running", f"run {running[0]} is running: cancel it first")
         names = [record.name for record in records]
         links = [record.name for record in records if record.folder.is_symlink()]
         kept = f" Of {', '.join(links)}, a link, the link alone goes: the run that it leads to stays." if links else ""
@@ -222,7 +224,9 @@ def _remove(folder: Path) -> None:
         else:
             shutil.rmtree(folder)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})") from None
+        raise InputError(
+            "run.not_deletable", f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})"
+        ) from None
 
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:
@@ -282,5 +286,7 @@ class RunLabels:
             try:
                 labels.write(record.folder)
             except OSError as error:
-                raise InputError(f"{record.folder}: its labels cannot be written ({error.strerror})") from None
+                raise InputError(
+                    "labels.unwritable", f"{record.folder}: its labels cannot be written ({error.strerror})"
+                ) from None
         self.changed()

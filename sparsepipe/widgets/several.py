@@ -49,8 +49,9 @@ class HeldUp:
         if self.pipeline < len(pipelines):
             return pipelines[self.pipeline]
         raise InputError(
+            "straggler.pipeline_unknown",
             f"straggler slow: pipeline {self.pipeline} is not there; expected 0 to {len(pipelines) - 1}: move it down, "
-            "or pipelines up"
+            "or pipelines up",
         )
 
 

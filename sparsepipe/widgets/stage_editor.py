@@ -162,11 +162,13 @@ def one_more(
     sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
     k = sizes.index(max(sizes))
     if sizes[k] < 2:
-        raise InputError("every stage has one layer: there is no place for one stage more")
+        raise InputError("explorer.too_many_stages", "every stage has one layer: there is no place for one stage more")
     spare = {name: number - sum(group.get(name, 0) for group in groups) for name, number in counts.items()}
     free = next((name for name, number in spare.items() if number > 0), None)
     if free is None:
-        raise InputError("every device has a stage: move a device slider up, or take one from a stage")
+        raise InputError(
+            "explorer.no_free_device", "every device has a stage: move a device slider up, or take one from a stage"
+        )
     own = [dict(group) for group in groups]
     return [*ends[:k], bounds[k] + sizes[k] // 2, *ends[k:]], [*own[: k + 1], {free: 1}, *own[k + 1 :]]
 
@@ -174,5 +176,5 @@ def one_more(
 def one_less(ends: Sequence[int], groups: Sequence[Group]) -> tuple[list[int], list[dict[str, int]]]:
     """Return them with one stage less: the last joins its neighbour. Raises InputError where there is one stage."""
     if len(groups) < 2:
-        raise InputError("there is one stage: no plan has less")
+        raise InputError("explorer.one_stage", "there is one stage: no plan has less")
     return list(ends[:-1]), [dict(group) for group in groups[:-1]]

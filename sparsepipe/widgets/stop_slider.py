@@ -39,7 +39,10 @@ class Whole:
     def read(self, text: str) -> int:
         words = text.strip()
         if not (words.isascii() and words.isdigit() and len(words) < 10 and self.least <= int(words) <= self.most):
-            raise InputError(f"{shown(text)}: expected a whole number for {self.name}, {self.least} to {self.most}")
+            raise InputError(
+                "number.not_whole",
+                f"{shown(text)}: expected a whole number for {self.name}, {self.least} to {self.most}",
+            )
         return int(words)
 
     def shown(self, value: float) -> str:
@@ -58,7 +61,10 @@ class Plain:
         except ValueError:
             value = float("nan")
         if not 1 / MOST <= value <= MOST:
-            raise InputError(f"{shown(text)}: expected a number of more than 0 for {self.name}, without a unit")
+            raise InputError(
+                "number.out_of_range",
+                f"{shown(text)}: expected a number of more than 0 for {self.name}, without a unit",
+            )
         return value
 
     def shown(self, value: float) -> str:
@@ -140,7 +146,7 @@ class StopSlider(looks.Control, anywidget.AnyWidget):
         value = proposal["value"]
         if value not in self.named:
             if isinstance(value, bool) or not isinstance(value, Real):
-                raise InputError(f"{self.description}: {value!r} given, expected a number")
+                raise InputError("number.not_a_number", f"{self.description}: {value!r} given, expected a number")
             if self.key(value) not in self._values and value != float("inf"):
                 number = float(value)
                 value = self.reading.read(repr(int(number) if number.is_integer() else number))

@@ -57,7 +57,9 @@ def clouds(kind: str, scratch: Path) -> tuple[PointBatch, str]:
     if kind == "kitti":
         found = real(_REAL_SWEEP)
         if found is None:
-            raise InputError(f"no {_REAL_SWEEP} in SPARSEPIPE_DATA: the cases on a sweep are left out")
+            raise InputError(
+                "dataset.not_found", f"no {_REAL_SWEEP} in SPARSEPIPE_DATA: the cases on a sweep are left out"
+            )
         points = read_scan(found, columns=KITTI).points
         voxels = torch.from_numpy(data.voxelize(points, _SWEEP_VOXEL_SIZE))
         coordinates = torch.cat([voxels.new_zeros(len(voxels), 1), voxels], dim=1)

@@ -109,8 +109,9 @@ def cost_of_intruder(never: RunRecord) -> Factors:
         return slowed_by(never)
     except InputError:
         raise InputError(
+            "run.no_intruder",
             f"of the {len(never.metrics('step'))} minibatches of never none were beside the intruder, or all; give "
-            "more --minibatches"
+            "more --minibatches",
         ) from None
 
 

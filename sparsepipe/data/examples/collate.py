@@ -26,11 +26,14 @@ def as_parts(value: object, what: str) -> Any:
     """
     if isinstance(value, Mapping):
         if not value or not all(isinstance(name, str) for name in value):
-            raise InputError(f"{what} is a dict of {shown(list(value))}, expected the names of forward's parameters")
+            raise InputError(
+                "sample.dict_keys",
+                f"{what} is a dict of {shown(list(value))}, expected the names of forward's parameters",
+            )
         return {name: _tensor(part, f"{what}[{name!r}]") for name, part in value.items()}
     if isinstance(value, tuple) or (isinstance(value, list) and any(isinstance(part, Tensor) for part in value)):
         if not value:
-            raise InputError(f"{what} is an empty tuple, expected tensors")
+            raise InputError("sample.tuple_empty", f"{what} is an empty tuple, expected tensors")
         return tuple(_tensor(part, f"{what}[{place}]") for place, part in enumerate(value))
     return _tensor(value, what)
 
@@ -44,15 +47,22 @@ def collated(samples: Sequence[Any], what: str, *, padding: int = PADDING) -> An
     first = samples[0]
     if isinstance(first, dict):
         if any(not isinstance(sample, dict) or sample.keys() != first.keys() for sample in samples):
-            raise InputError(f"{what} have different names in one minibatch, expected {', '.join(first)} in each")
+            raise InputError(
+                "sample.names_differ",
+                f"{what} have different names in one minibatch, expected {', '.join(first)} in each",
+            )
         return {name: _stacked([s[name] for s in samples], f"{what}[{name!r}]", padding) for name in first}
     if isinstance(first, tuple):
         if any(not isinstance(sample, tuple) or len(sample) != len(first) for sample in samples):
-            raise InputError(f"{what} are different tuples in one minibatch, expected {len(first)} tensors in each")
+            raise InputError(
+                "sample.tuples_differ",
+                f"{what} are different tuples in one minibatch, expected {len(first)} tensors in each",
+            )
         return tuple(_stacked([s[at] for s in samples], f"{what}[{at}]", padding) for at in range(len(first)))
     if not all(isinstance(sample, Tensor) for sample in samples):
         raise InputError(
-            f"{what} are a tensor of one sample and several of another in one minibatch; expected one kind"
+            "sample.kinds_differ",
+            f"{what} are a tensor of one sample and several of another in one minibatch; expected one kind",
         )
     return _stacked(samples, what, padding)
 
@@ -86,16 +96,22 @@ def _tensor(value: object, what: str) -> Tensor:
         try:
             array = np.asarray(value)
         except ValueError:  # lists of unlike lengths
-            raise InputError(f"{what} is a list of lists of unlike lengths, expected a tensor or an array") from None
+            raise InputError(
+                "sample.lists_ragged", f"{what} is a list of lists of unlike lengths, expected a tensor or an array"
+            ) from None
         if array.dtype.kind == "f":
             return torch.from_numpy(array.astype(np.float64)).to(torch.get_default_dtype())
         if array.dtype.kind in "iu" and array.size and array.dtype == np.uint64 and int(array.max()) >= 2**63:
-            raise InputError(f"{what} holds {int(array.max())}, expected whole numbers below 2^63")
+            raise InputError(
+                "sample.number_too_large", f"{what} holds {int(array.max())}, expected whole numbers below 2^63"
+            )
         if array.dtype.kind in "iu":
             return torch.from_numpy(array.astype(np.int64))
         if array.dtype.kind == "b":
             return torch.from_numpy(array.copy())
-    raise InputError(f"{what} is {_kind(value)}, expected numbers: a tensor, an array or a number")
+    raise InputError(
+        "sample.not_numbers", f"{what} is {_kind(value)}, expected numbers: a tensor, an array or a number"
+    )
 
 
 def _kind(value: object) -> str:
@@ -107,20 +123,24 @@ def _kind(value: object) -> str:
 def _stacked(parts: Sequence[Tensor], what: str, padding: int) -> Tensor:
     dtypes = list(dict.fromkeys(str(part.dtype).removeprefix("torch.") for part in parts))
     if len(dtypes) > 1:
-        raise InputError(f"{what} are {' and '.join(dtypes)} in one minibatch, expected one type of numbers")
+        raise InputError(
+            "sample.dtypes_differ", f"{what} are {' and '.join(dtypes)} in one minibatch, expected one type of numbers"
+        )
     shapes = {tuple(part.shape) for part in parts}
     if len(shapes) == 1:
         return torch.stack(tuple(parts))
     two = sorted(shapes, key=lambda shape: (len(shape), shape))
     if len({shape[1:] for shape in shapes}) > 1 or () in shapes:
         raise InputError(
+            "sample.shapes_differ",
             f"{what} of shapes {list(two[0])} and {list(two[-1])} in one minibatch, expected one shape, or one that "
-            "differs along the first axis alone; resize or crop them in the data set"
+            "differs along the first axis alone; resize or crop them in the data set",
         )
     if padding == IGNORED and (parts[0].is_floating_point() or parts[0].dtype == torch.bool):
         raise InputError(
+            "sample.lengths_differ",
             f"{what} of lengths {two[0][0]} and {two[-1][0]} in one minibatch, which only classes can be padded to; "
-            "give them one length in the data set"
+            "give them one length in the data set",
         )
     longest = max(shape[0] for shape in shapes)
     padded = parts[0].new_full((len(parts), longest, *parts[0].shape[1:]), padding)

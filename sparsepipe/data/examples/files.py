@@ -22,11 +22,18 @@ def check_indices(indices: Sequence[int], count: int, split: str) -> None:
     """Raise InputError where one of the samples asked for is not there."""
     for index in indices:
         if not 0 <= index < count:
-            raise InputError(f"sample {index} asked of {count} in split {split}; use 0 to {count - 1}")
+            raise InputError(
+                "dataset.sample_unknown",
+                f"sample {index} asked of {count} in split {split}; use 0 to {count - 1}",
+                index=index,
+                split=split,
+            )
 
 
 def check_options(options: Mapping[str, Any], known: Sequence[str], what: str) -> None:
     """Raise InputError for an option that a kind of data set does not have."""
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise InputError(f"{what}: no option {', '.join(unknown)}, expected {', '.join(known) or 'none'}")
+        raise InputError(
+            "dataset.option_unknown", f"{what}: no option {', '.join(unknown)}, expected {', '.join(known) or 'none'}"
+        )

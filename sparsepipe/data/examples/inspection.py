@@ -190,7 +190,8 @@ class _Reader:
                 limit = reach("auto", sample.coordinates.shape[1])
                 if not can_be_held(sample, limit):
                     raise InputError(
-                        f"{dataset.name(index)}: its voxels span more than an engine holds, {limit} from 0"
+                        "voxels.out_of_reach",
+                        f"{dataset.name(index)}: its voxels span more than an engine holds, {limit} from 0",
                     )
         if not isinstance(batch, ExampleBatch) or isinstance(dataset, PlainTextExamples):
             return

@@ -57,12 +57,13 @@ def open_examples(
     Raises InputError for a source, split or option that is none now, for a bad file when it is read.
     """
     if split not in SPLITS:
-        raise InputError(f"split {split!r} asked, expected one of {', '.join(SPLITS)}")
+        raise InputError("dataset.split_unknown", f"split {split!r} asked, expected one of {', '.join(SPLITS)}")
     given_integer(seed, "seed", least=0)
     if is_function(str(source)) and not expanded(source).exists():
         if augmentation is not None:
             raise InputError(
-                f"{source}: augmentation {augmentation!r} given, but items of a function change by its own"
+                "dataset.no_augmentation",
+                f"{source}: augmentation {augmentation!r} given, but items of a function change by its own",
             )
         return OwnExamples(UserFunction.parse(str(source)), split, seed, options)
     kind, root = located(source)
@@ -71,7 +72,9 @@ def open_examples(
         pictures = _IMAGES[kind](root, split, open_cache(cache))
         return ImageExamples(pictures, root, split, seed, augmentation, **options)
     if augmentation is not None:
-        raise InputError(f"{source}: augmentation {augmentation!r} given, expected none for texts")
+        raise InputError(
+            "dataset.no_augmentation", f"{source}: augmentation {augmentation!r} given, expected none for texts"
+        )
     settings, build = _TEXTS[kind]
     check_options(options, [option.name for option in fields(settings)], str(source))
     return build(root, split, settings(**options), seed, open_cache(cache))

@@ -56,10 +56,13 @@ class OwnExamples:
     def __post_init__(self) -> None:
         _ = self._dataset  # a function that is not there is refused now
         if not len(self):
-            raise InputError(f"{self.function}: its data set of split {self.split} is empty, expected samples")
+            raise InputError(
+                "own_data.empty", f"{self.function}: its data set of split {self.split} is empty, expected samples"
+            )
         if self.size_unit not in SIZE_UNITS:
             raise InputError(
-                f"{self.function}: size_unit {shown(self.size_unit)}, expected one of {', '.join(SIZE_UNITS)}"
+                "own_data.size_unit_unknown",
+                f"{self.function}: size_unit {shown(self.size_unit)}, expected one of {', '.join(SIZE_UNITS)}",
             )
 
     @cached_property
@@ -75,11 +78,13 @@ class OwnExamples:
         if isinstance(dataset, str | bytes | Mapping) or not hasattr(kind, "__getitem__"):
             what = "None" if dataset is None else f"of type {kind.__name__}"
             raise InputError(
-                f"{self.function}: returns no data set (it is {what}), expected len() and items (inputs, target)"
+                "own_data.not_a_dataset",
+                f"{self.function}: returns no data set (it is {what}), expected len() and items (inputs, target)",
             )
         if not hasattr(kind, "__len__"):
             raise InputError(
-                f"{self.function}: its data set has no len(), expected a map-style one; add __len__ to {kind.__name__}"
+                "own_data.no_length",
+                f"{self.function}: its data set has no len(), expected a map-style one; add __len__ to {kind.__name__}",
             )
         return dataset
 
@@ -125,7 +130,8 @@ class OwnExamples:
         if not isinstance(item, tuple | list) or len(item) != 2:
             count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise InputError(
-                f"{self.function}: item {index} is a {type(item).__name__}{count}, expected (inputs, target)"
+                "own_data.item_malformed",
+                f"{self.function}: item {index} is a {type(item).__name__}{count}, expected (inputs, target)",
             )
         inputs, target = item
         name = f"{self.function}: item {index}:"
@@ -141,7 +147,9 @@ class OwnExamples:
         clouds = [item for item in items if isinstance(item, Sample)]
         if clouds:
             if len(clouds) != len(items):
-                raise InputError(f"{self.function}: clouds and tensors in one minibatch, expected one kind")
+                raise InputError(
+                    "own_data.kinds_differ", f"{self.function}: clouds and tensors in one minibatch, expected one kind"
+                )
             return collate(clouds)
         pairs = [item for item in items if not isinstance(item, Sample)]
         inputs = collated([pair[0] for pair in pairs], f"{self.function}: inputs")
@@ -187,8 +195,9 @@ class OwnExamples:
         sizes: tuple[int, ...] = self._call(lambda: tuple(int(size) for size in given), "in sizes")
         if len(sizes) != len(self) or min(sizes) < 1:
             raise InputError(
+                "own_data.sizes_malformed",
                 f"{self.function}: {len(sizes)} sizes from {min(sizes, default=0)} for "
-                f"{number_of(len(self), 'sample')} of split {self.split}, expected a whole number from 1 for each"
+                f"{number_of(len(self), 'sample')} of split {self.split}, expected a whole number from 1 for each",
             )
         return sizes
 
@@ -220,7 +229,11 @@ class OwnExamples:
         if isinstance(target, int):
             return target
         if not isinstance(target, torch.Tensor) or target.ndim or target.dtype != torch.int64:
-            raise InputError(f"{self.function}: item {index} has no class (its target is no whole number)")
+            raise InputError(
+                "own_data.no_class",
+                f"{self.function}: item {index} has no class (its target is no whole number)",
+                index=index,
+            )
         return int(target)
 
     @property
@@ -246,7 +259,10 @@ class OwnExamples:
         """What the user's data set says, num_classes counted of the training split where it does not."""
         given = self._attribute("facts") or {}
         if not isinstance(given, Mapping):
-            raise InputError(f"{self.function}: facts is {shown(given)}, expected a dict of what a network may ask")
+            raise InputError(
+                "own_data.facts_malformed",
+                f"{self.function}: facts is {shown(given)}, expected a dict of what a network may ask",
+            )
         known = {str(name): value for name, value in given.items()}
         for name in ("num_classes", "vocabulary_size"):
             value = self._attribute(name)
@@ -268,7 +284,9 @@ class OwnExamples:
         low, high = min(training.labels), max(training.labels)
         if low < 0 or high >= _MOST_CLASSES:
             raise InputError(
-                f"{self.function}: targets from {low} to {high}, expected classes from 0; give the data set num_classes"
+                "own_data.class_negative",
+                f"{self.function}: targets from {low} to {high}, expected classes from 0; give the data set "
+                "num_classes",
             )
         return high + 1
 
@@ -312,8 +330,9 @@ class OwnExamples:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f" {where}" if where else ""
             raise InputError(
+                "own_data.raises",
                 f"{self.function}: raises {type(error).__name__}{where} ({complaint(error)}), "
-                f"{Path(frame.filename).name} line {frame.lineno}{self.function.neighbour(error)}"
+                f"{Path(frame.filename).name} line {frame.lineno}{self.function.neighbour(error)}",
             ) from error
 
 
@@ -331,7 +350,8 @@ def _check_arguments(named: UserFunction, function: Callable[..., Any], given: M
         inspect.signature(function).bind(**given)
     except TypeError as error:
         raise InputError(
-            f"{named}: cannot be called with {', '.join(given)} ({complaint(error)}); expected a function of split"
+            "own_data.arguments_refused",
+            f"{named}: cannot be called with {', '.join(given)} ({complaint(error)}); expected a function of split",
         ) from None
     except ValueError:  # no signature to hold it to
         return

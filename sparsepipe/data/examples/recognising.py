@@ -66,12 +66,16 @@ def located(source: str | Path) -> tuple[str, Path]:
     folder = find(source)
     if not folder.is_dir():
         state = "is a file" if folder.exists() else "no such folder"
-        raise InputError(f"{folder}: {state}, expected a data set's folder, its name, or package.module:function")
+        raise InputError(
+            "dataset.not_found",
+            f"{folder}: {state}, expected a data set's folder, its name, or package.module:function",
+        )
     found = recognised(folder)
     if found is None:
         raise InputError(
+            "dataset.unrecognised",
             f"{folder}: no data set of images or texts in it, expected train/CLASS/*.jpg, idx files, CIFAR's *.bin, "
-            "train.LANGUAGE of two languages, *.txt in train/, or shards with input_ids; check the path"
+            "train.LANGUAGE of two languages, *.txt in train/, or shards with input_ids; check the path",
         )
     return found
 

@@ -166,8 +166,9 @@ def parted(
         other = next((name for name in named if name not in POSITION), "")
         remedy = f'; name them in dataset.json, such as "columns": {{"{other[:40]}": "{missing[0]}"}}' if other else ""
         raise InputError(
+            "cloud.column_missing",
             f"{path}: no column {', '.join(missing)} among {', '.join(named)[:200] or 'none'}; expected x, y and z"
-            f"{remedy}"
+            f"{remedy}",
         )
     with np.errstate(invalid="ignore", over="ignore"):  # damaged numbers are found and named below
         points = np.stack([named.pop(axis) for axis in POSITION], axis=1).astype(np.float64)
@@ -185,11 +186,14 @@ def check_measured(path: Path, rows: np.ndarray, measured: np.ndarray, reading: 
     bad = np.flatnonzero(~measured)
     if len(bad) and reading.unmeasured != DROP:
         raise InputError(
+            "cloud.not_finite",
             f"{path}: {what} {bad[0]} is {rows[bad[0]].tolist()} ({len(bad)} of {len(rows)} are NaN or infinite), "
-            f'expected finite numbers; "unmeasured": "{DROP}" in dataset.json leaves such out, or repair the file'
+            f'expected finite numbers; "unmeasured": "{DROP}" in dataset.json leaves such out, or repair the file',
         )
     if len(bad) and len(bad) == len(rows):
-        raise InputError(f"{path}: all {len(rows)} of its points are NaN or infinite; remove the file")
+        raise InputError(
+            "cloud.none_finite", f"{path}: all {len(rows)} of its points are NaN or infinite; remove the file"
+        )
 
 
 def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Reading) -> dict[str, np.ndarray]:
@@ -207,8 +211,11 @@ def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Readi
             meaning = name  # a column of that very name is there: this one is something else
         if meaning in named and not np.array_equal(named[meaning], column, equal_nan=column.dtype.kind == "f"):
             raise InputError(
+                "cloud.columns_conflict",
                 f"{path}: columns {source[meaning]!r} and {word!r} both mean {meaning!r} and differ; say which to "
-                f'leave out in dataset.json, such as "columns": {{"{word}": "{LEFT_OUT}"}}, or repair the file'
+                f'leave out in dataset.json, such as "columns": {{"{word}": "{LEFT_OUT}"}}, or repair the file',
+                word=word,
+                meaning=meaning,
             )
         if meaning not in named:
             named[meaning], source[meaning] = column, word
@@ -231,8 +238,9 @@ def _scaled_colours(
     bad = np.flatnonzero(((colours < least) | (colours > (1 + _SLACK) * most)).any(axis=1))
     if len(bad):
         raise InputError(
+            "cloud.colour_out_of_range",
             f"{path}: red, green, blue of point {bad[0]} are {colours[bad[0]].tolist()}, expected 0 to {most:g}; "
-            f'correct "columns" or "colour_max" in dataset.json, or repair the file'
+            f'correct "columns" or "colour_max" in dataset.json, or repair the file',
         )
     if reading.colour_max is not None:
         attributes[:, places] = colours * (255 / reading.colour_max)
@@ -258,7 +266,7 @@ def _are_of_16_bits(colours: np.ndarray) -> bool:
 
 def _check_count(labels: np.ndarray, expected: int, *, what: str) -> None:
     if len(labels) != expected:
-        raise InputError(f"{len(labels)} labels, expected {expected}: one for each of its {what}")
+        raise InputError("cloud.label_count", f"{len(labels)} labels, expected {expected}: one for each of its {what}")
 
 
 def whole_number(word: str) -> int | None:
@@ -278,8 +286,9 @@ def whole_labels(path: Path, labels: np.ndarray, reading: Reading = AS_THEY_ARE)
     bad = np.flatnonzero(~(ignored | ((values >= 0) & (values < 2**63) & (values == np.floor(values)))))
     if len(bad):
         raise InputError(
+            "cloud.label_malformed",
             f"{path}: label {bad[0]} is {labels[bad[0]]}, expected a whole number from 0; name the labels that mean "
-            f'"not labelled" in dataset.json, such as "ignore": [-1], or repair the file'
+            f'"not labelled" in dataset.json, such as "ignore": [-1], or repair the file',
         )
     return np.where(ignored, IGNORED, labels.astype(np.int64))
 
@@ -293,8 +302,9 @@ def _counted_as(path: Path, values: np.ndarray, ignored: np.ndarray, reading: Re
     bad = np.flatnonzero(~(named | ignored))
     if len(bad) and not reading.other_labels:
         raise InputError(
+            "cloud.label_unnamed",
             f"{path}: label {bad[0]} is {values[bad[0]]:g}, which 'labels' in dataset.json do not name; add it, or "
-            f'"{OTHERS}": null for all others'
+            f'"{OTHERS}": null for all others',
         )
     return np.where(named, np.append(targets, IGNORED)[place], IGNORED)
 
@@ -332,8 +342,9 @@ def read_bytes(path: Path, *, what: str) -> bytes:
     num_bytes = check_regular(path, what=what)
     if num_bytes > _LARGE_BYTES and num_bytes > (room := available_bytes()):  # it may be sparse, and small on the disk
         raise InputError(
+            "cloud.too_large",
             f"{path}: has {num_bytes / 1e9:.1f} GB, more than the {room / 1e9:.1f} GB of memory that are free; cut it "
-            "into several files"
+            "into several files",
         )
     try:
         with open_regular(path) as handle:
@@ -343,7 +354,7 @@ def read_bytes(path: Path, *, what: str) -> bytes:
     if is_packed(path):
         data = unpacked_gzip(path, data)
     if not data.strip():
-        raise InputError(f"{path}: empty, expected {what}; fetch the file again or remove it")
+        raise InputError("file.empty", f"{path}: empty, expected {what}; fetch the file again or remove it")
     _check_kind(path, data, what=what)
     return data
 
@@ -351,32 +362,43 @@ def read_bytes(path: Path, *, what: str) -> bytes:
 def _check_kind(path: Path, data: bytes, *, what: str) -> None:
     """Raise InputError for content that lies under any name by mistake, and would be called damaged."""
     if data.startswith(b"\x1f\x8b\x08"):
-        raise InputError(f"{path}: is packed by gzip, expected {what}; name it {path.name}.gz")
+        raise InputError("file.gzipped", f"{path}: is packed by gzip, expected {what}; name it {path.name}.gz")
     if data.startswith(b"PK\x03\x04") and suffix_of(path) != ".npz":
-        raise InputError(f"{path}: is a zip archive, expected {what}; unpack it")
+        raise InputError("file.zipped", f"{path}: is a zip archive, expected {what}; unpack it")
     if data.startswith(b"version https://git-lfs.github.com/spec/"):
-        raise InputError(f"{path}: is a pointer of Git LFS, expected {what}; run `git lfs pull` where it comes from")
+        raise InputError(
+            "file.lfs_pointer",
+            f"{path}: is a pointer of Git LFS, expected {what}; run `git lfs pull` where it comes from",
+        )
     if data[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        raise InputError(f"{path}: is a web page, expected {what}; the download failed, fetch the file again")
+        raise InputError(
+            "file.web_page", f"{path}: is a web page, expected {what}; the download failed, fetch the file again"
+        )
 
 
 def unreadable(path: Path, error: OSError, *, what: str) -> InputError:
     """Return what to say of a file that the system does not give: its cause, and where to look."""
     denied = error.errno in (errno.EACCES, errno.EPERM)
     remedy = "check its permissions" if denied else "check the disk or the network that it lies on"
-    return InputError(f"{path}: cannot be read as {what} ({error.strerror or one_line(error)}); {remedy}")
+    return InputError(
+        "file.unreadable", f"{path}: cannot be read as {what} ({error.strerror or one_line(error)}); {remedy}"
+    )
 
 
 def miscounted(path: Path, numbers: str, *, short: bool, source: str = "header") -> InputError:
     """Return what to say of a file that holds fewer rows or bytes than its header says (`short`), or more."""
     if short:
-        return InputError(f"{path}: truncated: {numbers}; fetch the file again, or correct its {source}")
-    return InputError(f"{path}: longer than its {source} says: {numbers}; correct its {source}, or take the rest out")
+        return InputError(
+            "file.truncated", f"{path}: truncated: {numbers}; fetch the file again, or correct its {source}"
+        )
+    return InputError(
+        "file.too_long", f"{path}: longer than its {source} says: {numbers}; correct its {source}, or take the rest out"
+    )
 
 
 def too_large(path: Path) -> InputError:
     """Return what to say of a file whose content does not fit into memory."""
-    return InputError(f"{path}: takes more memory than there is; divide it into smaller files")
+    return InputError("file.too_large", f"{path}: takes more memory than there is; divide it into smaller files")
 
 
 @contextmanager
@@ -390,7 +412,7 @@ def library_errors(path: Path, *, what: str) -> Iterator[None]:
         raise too_large(path) from None
     except Exception as error:  # libraries raise many kinds; the content is at fault in each
         raise InputError(
-            f"{path}: not {what} that can be read ({one_line(error)}); repair it, or fetch it again"
+            "file.malformed", f"{path}: not {what} that can be read ({one_line(error)}); repair it, or fetch it again"
         ) from None
 
 
@@ -409,13 +431,15 @@ def check_regular(path: Path, *, what: str) -> int:
     try:
         facts = path.stat()
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file, expected {what}; check the path") from None
+        raise InputError("file.not_found", f"{path}: no such file, expected {what}; check the path") from None
     except (OSError, ValueError) as error:  # a name that no file can have
-        raise InputError(f"{path}: cannot be read as {what} ({one_line(error)})") from None
+        raise InputError("file.unreadable", f"{path}: cannot be read as {what} ({one_line(error)})") from None
     if stat.S_ISDIR(facts.st_mode):
-        raise InputError(f"{path}: is a folder, expected {what}")
+        raise InputError("file.is_folder", f"{path}: is a folder, expected {what}")
     if not stat.S_ISREG(facts.st_mode):
-        raise InputError(f"{path}: is a pipe, a device or a socket, expected {what} as a regular file")
+        raise InputError(
+            "file.not_regular", f"{path}: is a pipe, a device or a socket, expected {what} as a regular file"
+        )
     return facts.st_size
 
 
@@ -424,8 +448,9 @@ def check_finite(path: Path, rows: np.ndarray, *, what: str) -> None:
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
         raise InputError(
+            "cloud.not_finite",
             f"{path}: {what} {bad[0]} is {rows[bad[0]].tolist()} ({len(bad)} of {len(rows)} are NaN or infinite), "
-            f"expected finite coordinates; repair or remove the file"
+            f"expected finite coordinates; repair or remove the file",
         )
 
 

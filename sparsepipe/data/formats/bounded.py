@@ -21,8 +21,9 @@ def check_claim(path: Path, claimed: int, *, num_bytes: int, what: str, packed: 
         rule = f"{MOST_TIMES} times a packed file's own, or {ALWAYS_ALLOWED}" if packed else "what the file itself has"
         remedy = "if that is true store it unpacked, else remove it" if packed else "fetch the file again or remove it"
         raise InputError(
+            "file.claims_too_much",
             f"{path}: {what} claims {_shown(claimed)} bytes in a file of {num_bytes}, expected at most {allowed} "
-            f"({rule}); {remedy}"
+            f"({rule}); {remedy}",
         )
 
 
@@ -32,7 +33,7 @@ def unpacked_gzip(path: Path, data: bytes) -> bytes:
     It is unpacked twice: the first time its bytes are counted alone, so that none is kept of one that is too large.
     """
     if not data.startswith(b"\x1f\x8b"):
-        raise InputError(f"{path}: named .gz but not packed by gzip; rename it to {path.stem}")
+        raise InputError("file.not_gzipped", f"{path}: named .gz but not packed by gzip; rename it to {path.stem}")
     num_bytes = 0
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
@@ -42,7 +43,9 @@ def unpacked_gzip(path: Path, data: bytes) -> bytes:
             file.rewind()
             return file.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: gzip content that is damaged or cut short ({error}); fetch the file again") from None
+        raise InputError(
+            "file.gzip_damaged", f"{path}: gzip content that is damaged or cut short ({error}); fetch the file again"
+        ) from None
 
 
 def _shown(claimed: int) -> str:

@@ -47,8 +47,10 @@ def ask(path: Path, width: int, why: str) -> InputError:
     example = {5: '"intensity", "_"', 6: '"red", "green", "blue"', 7: '"intensity", "red", "green", "blue"'}
     further = example.get(width, '"intensity"' if width < 5 else '"intensity", "_", …')
     return InputError(
+        "cloud.columns_unnamed",
         f"{path}: rows of {width} numbers {why}; name them in dataset.json, such as "
-        f'"columns": ["x", "y", "z", {further}] where "_" is not read, or in a first line'
+        f'"columns": ["x", "y", "z", {further}] where "_" is not read, or in a first line',
+        width=width,
     )
 
 

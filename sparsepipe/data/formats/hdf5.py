@@ -44,10 +44,18 @@ def read_hdf5(path: Path, reading: Reading = AS_THEY_ARE, *, entry: int | None =
     with _arrays(path) as arrays:
         count = len(arrays["data"])
         if entry is None and count > 1:
-            raise InputError(f"{path}: holds {count} clouds, expected one; give the folder that the file lies in")
+            raise InputError(
+                "hdf5.several_clouds",
+                f"{path}: holds {count} clouds, expected one; give the folder that the file lies in",
+            )
         chosen = 0 if entry is None else entry
         if not 0 <= chosen < count:
-            raise InputError(f"{path}: cloud {chosen} asked of {count}; use 0 to {count - 1}")
+            raise InputError(
+                "hdf5.cloud_unknown",
+                f"{path}: cloud {chosen} asked of {count}; use 0 to {count - 1}",
+                chosen=chosen,
+                count=count,
+            )
         columns = dict(zip(POSITION, arrays["data"][chosen].T, strict=True))
         if "normal" in arrays:
             columns |= dict(zip(NORMAL, arrays["normal"][chosen].T, strict=True))
@@ -63,7 +71,7 @@ def hdf5_labels(path: Path) -> np.ndarray:
     """
     with _opened(path) as arrays:
         if "label" not in arrays:
-            raise InputError(f"{path}: no array 'label', expected the class of each of its clouds")
+            raise InputError("hdf5.no_labels", f"{path}: no array 'label', expected the class of each of its clouds")
         labels = arrays["label"][...].reshape(-1)
     return whole_labels(path, labels)
 
@@ -103,12 +111,16 @@ def _opened(path: Path) -> Iterator[dict[str, Any]]:
         links = {name: file.get(name, getlink=True) for name in ("data", "label", "normal", "pid")}
         linked = [name for name, link in links.items() if link is not None and not isinstance(link, h5py.HardLink)]
         if linked:  # never followed: it may lead to another file
-            raise InputError(f"{path}: {linked[0]!r} is a link, expected an array in the file itself")
+            raise InputError(
+                "hdf5.array_is_link", f"{path}: {linked[0]!r} is a link, expected an array in the file itself"
+            )
         arrays = {name: file[name] for name, link in links.items() if link is not None}
         for name, array in arrays.items():
             if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "biuf":
                 what = "a group" if isinstance(array, h5py.Group) else "without numbers"
-                raise InputError(f"{path}: {name!r} is {what}, expected an array of numbers; repair the file")
+                raise InputError(
+                    "hdf5.array_malformed", f"{path}: {name!r} is {what}, expected an array of numbers; repair the file"
+                )
             check_storage(path, name, array)
         _check(path, arrays, list(file))
         yield arrays
@@ -146,16 +158,19 @@ def hdf5_file(path: Path, *, what: str) -> Iterator[Any]:
         cause = _system_error(error)
         if busy:
             raise InputError(
+                "hdf5.locked",
                 f"{path}: another process has it open to write it, and it cannot be read meanwhile "
-                f"({one_line(error)}); close it there"
+                f"({one_line(error)}); close it there",
             ) from None
         if cause:
             raise unreadable(path, OSError(cause, os.strerror(cause)), what=what) from None
         if not h5py.is_hdf5(path):
             read_bytes(path, what=what)  # says what else it is
-            raise InputError(f"{path}: not {what}: it does not begin as HDF5; check its format") from None
+            raise InputError(
+                "hdf5.malformed", f"{path}: not {what}: it does not begin as HDF5; check its format"
+            ) from None
         raise InputError(
-            f"{path}: {what} that is damaged or cut short ({one_line(error)}); fetch or make it again"
+            "hdf5.damaged", f"{path}: {what} that is damaged or cut short ({one_line(error)}); fetch or make it again"
         ) from None
 
 
@@ -169,27 +184,33 @@ def check_storage(path: Path, name: str, array: Any) -> None:
     """Raise InputError where an array lies in other files, was never written, or claims more than the file can hold."""
     num_bytes = array.file.id.get_filesize()
     if array.external or array.is_virtual:
-        raise InputError(f"{path}: the numbers of {name!r} lie in another file, expected them in this one; copy them")
+        raise InputError(
+            "hdf5.array_external",
+            f"{path}: the numbers of {name!r} lie in another file, expected them in this one; copy them",
+        )
     what = f"array {name!r} {list(array.shape)}"
     check_claim(path, array.nbytes, num_bytes=num_bytes, what=what, packed=array.chunks is not None)
     if array.chunks is not None:
         chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
         check_claim(path, chunk_bytes, num_bytes=num_bytes, what=f"a chunk of {what}", packed=True)
     if array.nbytes and not array.id.get_storage_size():
-        raise InputError(f"{path}: {what} was never written; fetch the file again")
+        raise InputError("hdf5.never_written", f"{path}: {what} was never written; fetch the file again")
 
 
 def _check(path: Path, arrays: dict[str, Any], names: list[str]) -> None:
     if "data" not in arrays:
         there = ", ".join(names)[:200] or "nothing"
-        raise InputError(f"{path}: holds {there}, expected an array 'data' of points [S, P, 3]")
+        raise InputError("hdf5.no_points", f"{path}: holds {there}, expected an array 'data' of points [S, P, 3]")
     shape = arrays["data"].shape
     if len(shape) != 3 or shape[2] != 3 or 0 in shape:
-        raise InputError(f"{path}: array 'data' is {list(shape)}, expected points [S, P, 3] with S, P >= 1")
+        raise InputError(
+            "hdf5.points_shape", f"{path}: array 'data' is {list(shape)}, expected points [S, P, 3] with S, P >= 1"
+        )
     wanted = {"label": {(shape[0],), (shape[0], 1)}, "normal": {shape}, "pid": {shape[:2]}}
     for name, allowed in wanted.items():
         if name in arrays and arrays[name].shape not in allowed:
             raise InputError(
+                "hdf5.array_shape",
                 f"{path}: array {name!r} is {list(arrays[name].shape)}, expected {[*max(allowed, key=len)]} "
-                f"as 'data' is {list(shape)}; repair the file"
+                f"as 'data' is {list(shape)}; repair the file",
             )

@@ -64,29 +64,38 @@ def _check_header(path: Path, data: bytes) -> int:
     Raises InputError where the counts of the header, which laspy believes, go beyond the file.
     """
     if not data.startswith(b"LASF"):
-        raise InputError(f"{path}: does not start with 'LASF', expected {_WHAT}; fetch the file again")
+        raise InputError(
+            "las.no_signature", f"{path}: does not start with 'LASF', expected {_WHAT}; fetch the file again"
+        )
     if len(data) < _SMALLEST_HEADER:
-        raise InputError(f"{path}: truncated: {len(data)} bytes, expected a header of {_SMALLEST_HEADER} or more")
+        raise InputError(
+            "las.header_short", f"{path}: truncated: {len(data)} bytes, expected a header of {_SMALLEST_HEADER} or more"
+        )
     minor = data[25]
     header_bytes, start, num_vlrs, kind, row_bytes, count = struct.unpack_from("<HIIBHI", data, 94)
     if minor >= 4 and len(data) >= _HEADER_1_4:
         evlr_start, num_evlrs, count_1_4 = struct.unpack_from("<QIQ", data, 235)
         count = count_1_4 or count
         if num_evlrs and evlr_start + num_evlrs * _EVLR_BYTES > len(data):
-            raise InputError(f"{path}: truncated: its {num_evlrs} extended records go beyond it; fetch the file again")
+            raise InputError(
+                "las.records_short",
+                f"{path}: truncated: its {num_evlrs} extended records go beyond it; fetch the file again",
+            )
     if header_bytes + num_vlrs * _VLR_BYTES > start or start > len(data):
         raise InputError(
-            f"{path}: points from byte {start} after {num_vlrs} records, in {len(data)} bytes; fetch the file again"
+            "las.points_offset",
+            f"{path}: points from byte {start} after {num_vlrs} records, in {len(data)} bytes; fetch the file again",
         )
     if not count:
-        raise InputError(f"{path}: 0 points, expected at least one; remove the file")
+        raise InputError("cloud.no_points", f"{path}: 0 points, expected at least one; remove the file")
     expected, held = count * row_bytes, len(data) - start
     if kind & _PACKED:
         check_claim(path, expected, num_bytes=len(data), what=f"its header of {count} points", packed=True)
         return int(expected)
     if not row_bytes or expected > held:
         raise InputError(
+            "las.points_short",
             f"{path}: truncated: {held} bytes after the header, expected {expected} for {count} points; "
-            "fetch the file again"
+            "fetch the file again",
         )
     return 0

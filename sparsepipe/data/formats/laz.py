@@ -30,18 +30,22 @@ def unpacked(path: Path, data: bytes, *, num_bytes: int) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"{path}: not unpacked within {seconds:.0f} s; store it as LAS, or try again on a machine that is less busy"
+            "laz.timeout",
+            f"{path}: not unpacked within {seconds:.0f} s; store it as LAS, or try again on a machine that is "
+            "less busy",
         ) from None
     except OSError as error:
         raise InputError(
-            f"{path}: the process that unpacks LAZ cannot be started ({error.strerror}); try again"
+            "laz.not_startable", f"{path}: the process that unpacks LAZ cannot be started ({error.strerror}); try again"
         ) from None
     if done.returncode == -signal.SIGKILL:  # by the system, which ran out of memory
         raise too_large(path)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         reason = said[-1][:200] if done.returncode == 1 and said else "the decompressor gave up"
-        raise InputError(f"{path}: not a LAZ point cloud that can be read ({reason}); fetch the file again")
+        raise InputError(
+            "laz.unreadable", f"{path}: not a LAZ point cloud that can be read ({reason}); fetch the file again"
+        )
     return done.stdout
 
 

@@ -40,7 +40,7 @@ def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     data = read_bytes(path, what=_WHAT)
     content = io.BytesIO(data)
     if not zipfile.is_zipfile(content):
-        raise InputError(f"{path}: not {_WHAT}, or cut short; fetch the file again")
+        raise InputError("npz.malformed", f"{path}: not {_WHAT}, or cut short; fetch the file again")
     renamed = dict(reading.renamed)
     with library_errors(path, what=_WHAT), zipfile.ZipFile(content) as archive:
         names = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -51,12 +51,13 @@ def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     points = [name for name in arrays if renamed.get(name, name).lower() in _POINTS]
     if not points:
         listed = ", ".join(sorted(names))[:200] or "nothing"
-        raise InputError(f"{path}: holds {listed}, expected an array 'points' [P, 3]")
+        raise InputError("npz.no_points", f"{path}: holds {listed}, expected an array 'points' [P, 3]")
     for other in points[1:]:
         if not np.array_equal(arrays[other], arrays[points[0]]):
             raise InputError(
+                "npz.points_twice",
                 f"{path}: arrays {points[0]!r} and {other!r} may both be the points; say which is not in dataset.json, "
-                f'such as "columns": {{"{other}": "{LEFT_OUT}"}}'
+                f'such as "columns": {{"{other}": "{LEFT_OUT}"}}',
             )
     columns = _table(path, points[0], arrays[points[0]], reading)
     rows = len(arrays[points[0]])
@@ -76,8 +77,9 @@ def read_npy(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     name = stem_of(path)
     if name.lower() in _FURTHER:
         raise InputError(
+            "npz.one_of_several",
             f"{path}: one of several arrays of a cloud, expected all in one file; put them together by "
-            f"numpy.savez('NAME.npz', coord=…, {name}=…), or lay scenes out as SPLIT/SCENE/{{coord,{name}}}.npy"
+            f"numpy.savez('NAME.npz', coord=…, {name}=…), or lay scenes out as SPLIT/SCENE/{{coord,{name}}}.npy",
         )
     return cloud_of(path, _table(path, name, array_in(path), reading), reading)
 
@@ -130,8 +132,10 @@ def _table(path: Path, name: str, array: np.ndarray, reading: Reading) -> Column
         return list(zip(POSITION, columns_of(path, name, array, width=3), strict=True))
     if len(array) < array.shape[1] and array.shape[1] > _MOST_COLUMNS:
         raise InputError(
+            "npz.transposed",
             f"{path}: array {name!r} is {list(array.shape)}, expected points in rows [P, C]; it lies on its side, "
-            "store its transpose"
+            "store its transpose",
+            name=name,
         )
     if reading.columns is not None and len(reading.columns) != array.shape[1]:
         raise ask(path, array.shape[1], f"where dataset.json names {len(reading.columns)}")
@@ -147,7 +151,8 @@ def columns_of(path: Path, name: str, array: np.ndarray, *, width: int, rows: in
     if not numeric or array.ndim != 2 or array.shape[1] != width or rows not in (None, len(array)) or not len(array):
         wanted = f"[{'P' if rows is None else rows}, {width}] with P >= 1" if rows is None else f"[{rows}, {width}]"
         raise InputError(
-            f"{path}: array {name!r} is {array.dtype} {list(array.shape)}, expected numbers {wanted}; repair the file"
+            "npz.array_malformed",
+            f"{path}: array {name!r} is {array.dtype} {list(array.shape)}, expected numbers {wanted}; repair the file",
         )
     return array.T
 

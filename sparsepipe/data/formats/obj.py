@@ -25,7 +25,7 @@ def read_obj(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     """
     text = decoded(read_bytes(path, what=_WHAT))
     if "\0" in text:
-        raise InputError(f"{path}: holds binary data, expected {_WHAT}; give it the suffix of its format")
+        raise InputError("obj.binary", f"{path}: holds binary data, expected {_WHAT}; give it the suffix of its format")
     vertices: list[tuple[int, bytes]] = []
     width = 0
     corners: list[int] = []
@@ -38,18 +38,24 @@ def read_obj(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
                 expected = (
                     f"{width} numbers as the first has" if width in (3, 4, 6, 7) else "3 numbers, or 6 with a colour"
                 )
-                raise InputError(f"{path}:{number}: vertex {line[:60].strip()!r}, expected {expected}; repair the file")
+                raise InputError(
+                    "obj.vertex_malformed",
+                    f"{path}:{number}: vertex {line[:60].strip()!r}, expected {expected}; repair the file",
+                )
             vertices.append((number, " ".join(words).encode()))
         elif kind == "f":
             face = [corner for word in words if (corner := _corner(word, len(vertices))) is not None]
             if len(face) < max(len(words), 3):
                 raise InputError(
-                    f"{path}:{number}: face {line[:60].strip()!r}, expected 3 or more vertices from 1; repair the file"
+                    "obj.face_malformed",
+                    f"{path}:{number}: face {line[:60].strip()!r}, expected 3 or more vertices from 1; repair the file",
                 )
             corners += face
             counts.append(len(face))
     if not vertices:
-        raise InputError(f"{path}: no line that begins with v, expected vertices; this is not {_WHAT}")
+        raise InputError(
+            "obj.no_vertices", f"{path}: no line that begins with v, expected vertices; this is not {_WHAT}"
+        )
     rows = numbers_of(path, vertices, width * len(vertices)).reshape(len(vertices), width)
     columns = list(zip(POSITION, rows.T, strict=False))
     if width > 5:
@@ -60,7 +66,9 @@ def read_obj(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     if not counts:
         return cloud_of(path, columns, reading)
     if max(corners) >= len(vertices):
-        raise InputError(f"{path}: a face names vertex {max(corners) + 1} of {len(vertices)}; repair the file")
+        raise InputError(
+            "mesh.vertex_unknown", f"{path}: a face names vertex {max(corners) + 1} of {len(vertices)}; repair the file"
+        )
     points, attributes, names, _ = parted(path, columns, reading)
     return mesh_of(
         path, points, np.array(corners), np.array(counts), reading=reading, attributes=attributes, names=names

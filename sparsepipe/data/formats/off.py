@@ -26,7 +26,9 @@ def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     number, first = lines[0]
     match = _KEYWORD.match(first)
     if match is None:
-        raise InputError(f"{path}:{number}: starts with {first[:20]!r}, expected OFF; this is not {_WHAT}")
+        raise InputError(
+            "off.no_keyword", f"{path}:{number}: starts with {first[:20]!r}, expected OFF; this is not {_WHAT}"
+        )
     glued = first[match.end() :].strip()
     rows = [(number, glued), *lines[1:]] if glued else lines[1:]
     num_vertices, num_faces = _counts(path, rows)
@@ -46,29 +48,36 @@ def _content_lines(path: Path) -> list[tuple[int, str]]:
     data = read_bytes(path, what=_WHAT)
     text = decoded(data)
     if "\0" in text:
-        raise InputError(f"{path}: holds binary data, expected the text form of OFF; convert the file")
+        raise InputError("off.binary", f"{path}: holds binary data, expected the text form of OFF; convert the file")
     lines = ((number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), start=1))
     found = [(number, line) for number, line in lines if line]
     if not found:
-        raise InputError(f"{path}: only comments, expected {_WHAT}; fetch the file again or remove it")
+        raise InputError(
+            "file.only_comments", f"{path}: only comments, expected {_WHAT}; fetch the file again or remove it"
+        )
     return found
 
 
 def _counts(path: Path, rows: list[tuple[int, str]]) -> tuple[int, int]:
     if not rows:
         raise InputError(
-            f"{path}: truncated: ends after its first line, expected vertex and face counts; fetch it again"
+            "off.no_counts",
+            f"{path}: truncated: ends after its first line, expected vertex and face counts; fetch it again",
         )
     number, row = rows[0]
     words = row.split()
     counts = [count for word in words if (count := whole_number(word)) is not None]
     if len(words) not in (2, 3) or len(counts) < len(words):
-        raise InputError(f"{path}:{number}: counts {row[:40]!r}, expected 'VERTICES FACES EDGES' as whole numbers")
+        raise InputError(
+            "off.counts_malformed",
+            f"{path}:{number}: counts {row[:40]!r}, expected 'VERTICES FACES EDGES' as whole numbers",
+        )
     num_vertices, num_faces = counts[:2]
     if num_vertices == 0 or num_faces == 0:
         raise InputError(
+            "off.no_surface",
             f"{path}:{number}: {num_vertices} vertices and {num_faces} faces, expected a surface to sample; "
-            "remove the file"
+            "remove the file",
         )
     return num_vertices, num_faces
 
@@ -79,7 +88,8 @@ def _vertices(path: Path, rows: list[tuple[int, str]], *, width: int) -> np.ndar
     for (number, row), found in zip(rows, words, strict=True):
         if len(found) < width:
             raise InputError(
-                f"{path}:{number}: vertex {row[:40]!r}, expected {width} numbers; repair or remove the file"
+                "off.vertex_malformed",
+                f"{path}:{number}: vertex {row[:40]!r}, expected {width} numbers; repair or remove the file",
             )
     return np.array(_floats(path, rows, words), dtype=np.float64).reshape(-1, width)
 
@@ -91,7 +101,9 @@ def _faces(path: Path, rows: list[tuple[int, str]]) -> tuple[np.ndarray, np.ndar
         found = row.split()
         corners = whole_number(found[0])
         if corners is None or len(found) <= corners:
-            raise InputError(f"{path}:{number}: face {row[:40]!r}, expected a count and as many vertex indices")
+            raise InputError(
+                "off.face_malformed", f"{path}:{number}: face {row[:40]!r}, expected a count and as many vertex indices"
+            )
         words.append(found[1 : corners + 1])
         counts.append(corners)
     return np.array(_floats(path, rows, words), dtype=np.float64), np.array(counts, dtype=np.int64)
@@ -106,5 +118,7 @@ def _floats(path: Path, rows: list[tuple[int, str]], words: list[list[str]]) -> 
         try:
             [float(word) for word in found]
         except ValueError:
-            raise InputError(f"{path}:{number}: not {_WHAT}: {row[:40]!r} holds a word that is no number") from None
+            raise InputError(
+                "off.word_not_a_number", f"{path}:{number}: not {_WHAT}: {row[:40]!r} holds a word that is no number"
+            ) from None
     raise AssertionError("a word is no number in no row")

@@ -85,7 +85,10 @@ def _split_header(path: Path, data: bytes) -> tuple[dict[str, list[str]], bytes,
             break
     missing = [key for key in _REQUIRED if not header.get(key)]
     if missing:
-        raise InputError(f"{path}: header has no {', '.join(missing)}, expected {_WHAT}; fetch the file again")
+        raise InputError(
+            "pcd.header_incomplete",
+            f"{path}: header has no {', '.join(missing)}, expected {_WHAT}; fetch the file again",
+        )
     data_line = header.pop("DATA")
     header.setdefault("COUNT", ["1"] * len(header["FIELDS"]))  # optional in older writers
     if "WIDTH" not in header:
@@ -97,32 +100,42 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field
     """Return the fields of a point, the number of points and the encoding."""
     names = header["FIELDS"]
     if not {"x", "y", "z"} <= {name.lower() for name in names}:
-        raise InputError(f"{path}: FIELDS {' '.join(names)[:200]}, expected x y z among them")
+        raise InputError("pcd.no_coordinates", f"{path}: FIELDS {' '.join(names)[:200]}, expected x y z among them")
     for key in ("SIZE", "TYPE", "COUNT"):
         if len(header[key]) != len(names):
-            raise InputError(f"{path}: {key} has {len(header[key])} entries, expected {len(names)}: one for each field")
+            raise InputError(
+                "pcd.field_count",
+                f"{path}: {key} has {len(header[key])} entries, expected {len(names)}: one for each field",
+            )
     shape = [" ".join(header.get(key, ["1"])) for key in ("POINTS", "WIDTH", "HEIGHT")]
     words = [*header["SIZE"], *header["COUNT"], *shape]
     numbers = [number for word in words if (number := whole_number(word)) is not None]
     if len(numbers) < len(words):
-        raise InputError(f"{path}: SIZE, COUNT, WIDTH, HEIGHT or POINTS is not a whole number; repair its header")
+        raise InputError(
+            "pcd.header_not_a_number",
+            f"{path}: SIZE, COUNT, WIDTH, HEIGHT or POINTS is not a whole number; repair its header",
+        )
     (num_points, width, height), encoding = numbers[-3:], header["DATA"][0].lower()
     if num_points == 0:
-        raise InputError(f"{path}: 0 points, expected at least one; remove the file")
+        raise InputError("cloud.no_points", f"{path}: 0 points, expected at least one; remove the file")
     if width * height != num_points:
         raise InputError(
+            "pcd.size_differs",
             f"{path}: WIDTH {width} times HEIGHT {height} is {width * height}, expected {num_points}, as POINTS says; "
-            "repair its header"
+            "repair its header",
         )
     if encoding not in _ENCODINGS:
-        raise InputError(f"{path}: DATA {encoding[:40]}, expected one of {', '.join(_ENCODINGS)}")
+        raise InputError(
+            "pcd.encoding_unknown", f"{path}: DATA {encoding[:40]}, expected one of {', '.join(_ENCODINGS)}"
+        )
     types = [word.upper() for word in header["TYPE"]]
     fields = [_Field(*each) for each in zip(names, types, numbers, numbers[len(names) :], strict=False)]
     for field in fields:
         if field.name != "_" and (field.type, field.size) not in _KINDS:
             raise InputError(
+                "pcd.field_type_unknown",
                 f"{path}: field {field.name[:40]} is of TYPE {field.type[:9]} and SIZE {field.size}, expected F of 4 "
-                f"or 8 bytes, I or U of 1, 2, 4 or 8: not {_WHAT}; fetch it again"
+                f"or 8 bytes, I or U of 1, 2, 4 or 8: not {_WHAT}; fetch it again",
             )
     return fields, num_points, encoding
 
@@ -137,7 +150,10 @@ def _ascii_columns(path: Path, body: bytes, fields: list[_Field], *, num_points:
     width = sum(field.count for field in fields)
     for number, line in lines:
         if len(line.split()) != width:
-            raise InputError(f"{path}:{number}: {shown(line)}, expected {width} numbers: not {_WHAT}; fetch it again")
+            raise InputError(
+                "pcd.row_malformed",
+                f"{path}:{number}: {shown(line)}, expected {width} numbers: not {_WHAT}; fetch it again",
+            )
     table = numbers_of(path, lines, width * num_points).reshape(num_points, width)
     columns, place = [], 0
     for field in fields:
@@ -170,18 +186,21 @@ def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> by
 
     # two uint32 lead: compressed and uncompressed bytes. The second must be what the header promises.
     if len(body) < 8:
-        raise InputError(f"{path}: truncated: {len(body)} bytes after the header; fetch the file again")
+        raise InputError(
+            "file.truncated", f"{path}: truncated: {len(body)} bytes after the header; fetch the file again"
+        )
     packed, unpacked = (int(size) for size in np.frombuffer(body[:8], dtype="<u4"))
     if unpacked != expected:
         raise InputError(
-            f"{path}: unpacks to {unpacked} bytes, expected {expected} for {num_points} points; fetch it again"
+            "pcd.unpacked_size",
+            f"{path}: unpacks to {unpacked} bytes, expected {expected} for {num_points} points; fetch it again",
         )
     check_claim(path, expected, num_bytes=len(body), what="its header", packed=True)
     content = _checked(path, body, packed + 8, num_points)[8:]
     with library_errors(path, what=_WHAT):
         found: bytes | None = lzf.decompress(content, unpacked)
     if found is None or len(found) != unpacked:
-        raise InputError(f"{path}: not {_WHAT}: its points do not unpack; fetch it again")
+        raise InputError("pcd.not_unpackable", f"{path}: not {_WHAT}: its points do not unpack; fetch it again")
     return found
 
 

@@ -73,8 +73,9 @@ def read_ascii(path: Path, body: bytes, elements: tuple[Element, ...], *, first_
         if len(wrong):
             number, line = rows[int(wrong[0])]
             raise InputError(
+                "ply.row_malformed",
                 f"{path}:{number}: {shown(line)}, expected the numbers of one {element.name}: "
-                f"{' '.join(_described(each) for each in element.properties)[:200]}; repair or remove the file"
+                f"{' '.join(_described(each) for each in element.properties)[:200]}; repair or remove the file",
             )
         found[element.name] = columns
     return found
@@ -293,7 +294,8 @@ def _corners(path: Path, columns: Columns) -> Ragged | None:
         if isinstance(lists := columns.get(name), Ragged):
             return lists
     raise InputError(
-        f"{path}: faces of {' '.join(columns)}, expected a list vertex_indices or vertex_index; repair the file"
+        "ply.no_vertex_indices",
+        f"{path}: faces of {' '.join(columns)}, expected a list vertex_indices or vertex_index; repair the file",
     )
 
 
@@ -308,7 +310,9 @@ class _Header:
 def _header(path: Path, data: bytes) -> _Header:
     """Read the header line by line: a comment may hold any words, the one that ends it among them."""
     if not data.startswith(b"ply") or data[3:].lstrip(b" \t")[:1] not in (b"\r", b"\n"):
-        raise InputError(f"{path}: does not start with a header from 'ply' to 'end_header', expected {_WHAT}")
+        raise InputError(
+            "ply.no_header", f"{path}: does not start with a header from 'ply' to 'end_header', expected {_WHAT}"
+        )
     rest = data[3:].lstrip(b" \t")
     end = b"\r" if rest[:1] == b"\r" and rest[:2] != b"\r\n" else b"\n"
     encoding, number, start = "", 0, 0
@@ -326,17 +330,22 @@ def _header(path: Path, data: bytes) -> _Header:
         elif words[:1] == ["element"]:
             count = whole_number(words[2]) if len(words) == 3 else None
             if count is None:
-                raise InputError(f"{path}:{number}: {' '.join(words)[:40]!r}, expected 'element NAME COUNT'")
+                raise InputError(
+                    "ply.element_malformed", f"{path}:{number}: {' '.join(words)[:40]!r}, expected 'element NAME COUNT'"
+                )
             tables.append((words[1], count, []))
         elif words[:1] == ["property"]:
             found = _property(words)
             if found is None or not tables:
                 raise InputError(
+                    "ply.property_malformed",
                     f"{path}:{number}: {' '.join(words)[:60]!r}, expected 'property TYPE NAME' or 'property list "
-                    f"COUNT-TYPE TYPE NAME' below an element, of {', '.join(_TYPES)}"
+                    f"COUNT-TYPE TYPE NAME' below an element, of {', '.join(_TYPES)}",
                 )
             tables[-1][2].append(found)
-    raise InputError(f"{path}: does not start with a header from 'ply' to 'end_header', expected {_WHAT}")
+    raise InputError(
+        "ply.no_header", f"{path}: does not start with a header from 'ply' to 'end_header', expected {_WHAT}"
+    )
 
 
 def _property(words: list[str]) -> Property | None:
@@ -350,17 +359,28 @@ def _property(words: list[str]) -> Property | None:
 
 def _checked(path: Path, header: _Header) -> _Header:
     if not header.encoding:
-        raise InputError(f"{path}: no format line in its header, expected such as 'format ascii 1.0'; repair the file")
+        raise InputError(
+            "ply.no_format",
+            f"{path}: no format line in its header, expected such as 'format ascii 1.0'; repair the file",
+        )
     if header.encoding not in _ORDERS:
-        raise InputError(f"{path}: format {header.encoding[:40]}, expected one of {', '.join(_ORDERS)}")
+        raise InputError(
+            "ply.format_unknown", f"{path}: format {header.encoding[:40]}, expected one of {', '.join(_ORDERS)}"
+        )
     for names in ([e.name for e in header.elements], *([p.name for p in e.properties] for e in header.elements)):
         name, times = Counter(names).most_common(1)[0] if names else ("", 0)
         if times > 1:
-            raise InputError(f"{path}: {name[:40]!r} is named twice in its header, expected each name once; repair it")
+            raise InputError(
+                "ply.name_twice",
+                f"{path}: {name[:40]!r} is named twice in its header, expected each name once; repair it",
+            )
     vertex = next((element for element in header.elements if element.name == "vertex"), None)
     if vertex is None or not vertex.count:
-        raise InputError(f"{path}: no vertex in its header, expected at least one; remove the file")
+        raise InputError("cloud.no_points", f"{path}: no vertex in its header, expected at least one; remove the file")
     names = [p.name for p in vertex.properties if p.count_type is None]
     if not set(POSITION) <= {name.lower() for name in names}:
-        raise InputError(f"{path}: vertices of {' '.join(names)[:80] or 'nothing'}, expected x, y and z among them")
+        raise InputError(
+            "ply.no_coordinates",
+            f"{path}: vertices of {' '.join(names)[:80] or 'nothing'}, expected x, y and z among them",
+        )
     return header

@@ -30,8 +30,9 @@ def mesh_of(
     outside = np.flatnonzero(~((corners >= 0) & (corners < len(vertices)) & (corners == np.floor(corners))))
     if len(outside):
         raise InputError(
+            "mesh.vertex_unknown",
             f"{path}: a face names vertex {corners[outside[0]]:g}, outside the range 0 to {len(vertices) - 1}; "
-            "repair or remove the file"
+            "repair or remove the file",
         )
     corners, counts = corners.astype(np.int64), counts.astype(np.int64)
     measured = np.isfinite(vertices).all(axis=1)
@@ -43,7 +44,9 @@ def mesh_of(
         corners, counts = corners[~broken[owners]], np.where(broken, 0, counts)
     faces, polygons = triangles(vertices, corners, counts)
     if not len(faces):
-        raise InputError(f"{path}: no face has three corners, expected a surface to sample; remove the file")
+        raise InputError(
+            "mesh.no_surface", f"{path}: no face has three corners, expected a surface to sample; remove the file"
+        )
     if not measured.all():  # of the vertices that no face uses any more
         faces, vertices = (np.cumsum(measured) - 1)[faces], vertices[measured]
     kept = [names.index(name) for name in (*COLOUR, INTENSITY) if name in names]

@@ -124,4 +124,6 @@ def _is_number(value: object) -> bool:
 def _refused(path: Path, name: str, given: object, expected: str) -> InputError:
     shown = json.dumps(given)
     shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
-    return InputError(f"{path}: '{name}' is {shown}, expected {expected}; correct or remove it")
+    return InputError(
+        "marker.value_malformed", f"{path}: '{name}' is {shown}, expected {expected}; correct or remove it"
+    )

@@ -38,8 +38,10 @@ def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[s
     row_bytes = 4 * len(columns)
     if len(data) % row_bytes:
         raise InputError(
+            "scan.size_odd",
             f"{path}: {len(data)} bytes, expected a multiple of {row_bytes}: rows of {' '.join(columns)} as float32; "
-            "it is of other columns, or cut short"
+            "it is of other columns, or cut short",
+            row_bytes=row_bytes,
         )
     rows = _rows(data, len(columns))
     _check_type(path, data, rows[:, [[name.lower() for name in columns].index(axis) for axis in POSITION]])
@@ -57,9 +59,10 @@ def _check_type(path: Path, data: bytes, points: np.ndarray) -> None:
     bad = np.flatnonzero(_is_nonsense(points).any(axis=1))[0]
     kind = likelier[0] if likelier else "TYPE"
     raise InputError(
+        "scan.not_float32",
         f"{path}: point {bad} is {points[bad].tolist()} as float32, and {share:.0%} of coordinates are as far from any "
         f"length{f': its numbers are rather {_OTHER_TYPES[kind]}' if likelier else ''}; convert it by "
-        f"numpy.fromfile(NAME, '{kind}').astype('<f4').tofile(NAME)"
+        f"numpy.fromfile(NAME, '{kind}').astype('<f4').tofile(NAME)",
     )
 
 
@@ -91,8 +94,11 @@ def _check_width(path: Path, numbers: np.ndarray, columns: Sequence[str]) -> Non
     if clear:
         likely = next(other for other in clear if gains[other] > max(gains.values()) - _CLEAR)
         raise InputError(
+            "scan.row_length",
             f"{path}: its numbers repeat in rows of {likely}, expected {width}: {' '.join(columns)}; correct "
-            f'"columns" in dataset.json, where "_" stands for a column that is not read'
+            f'"columns" in dataset.json, where "_" stands for a column that is not read',
+            likely=likely,
+            width=width,
         )
 
 
@@ -116,9 +122,10 @@ def _guessed_columns(path: Path, data: bytes) -> tuple[str, ...]:
     if len(fits) != 1:
         state = "fits both" if fits else "fits neither"
         raise InputError(
+            "scan.columns_undecided",
             f"{path}: {len(data)} bytes {state} of KITTI's rows (x y z, intensity 0 to 1) and ScanNet's (x y z, "
             'colours 0 to 255); it may be truncated, or name its columns in dataset.json, such as "columns": ["x", '
-            '"y", "z", "intensity", "ring"]'
+            '"y", "z", "intensity", "ring"]',
         )
     return fits[0]
 

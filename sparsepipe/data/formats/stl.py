@@ -30,12 +30,15 @@ def read_stl(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     if held != expected and data.lstrip()[:5].lower() == b"solid" and b"\0" not in data:
         vertices = _ascii_corners(path, decoded(data))
     elif held < 0:
-        raise InputError(f"{path}: {len(data)} bytes, expected 'solid' or a head of {_HEAD_BYTES} bytes: not {_WHAT}")
+        raise InputError(
+            "stl.malformed",
+            f"{path}: {len(data)} bytes, expected 'solid' or a head of {_HEAD_BYTES} bytes: not {_WHAT}",
+        )
     elif held != expected:
         numbers = f"{held} bytes after its head, expected {expected} for {count} triangles"
         raise miscounted(path, numbers, short=held < expected)
     elif not count:
-        raise InputError(f"{path}: 0 triangles, expected a surface to sample; remove the file")
+        raise InputError("mesh.no_surface", f"{path}: 0 triangles, expected a surface to sample; remove the file")
     else:
         vertices = np.frombuffer(data, _TRIANGLE, offset=_HEAD_BYTES)["corners"].reshape(-1, 3).astype(np.float64)
     return mesh_of(
@@ -53,17 +56,21 @@ def _ascii_corners(path: Path, text: str) -> np.ndarray:
         if kind in ("facet", "endfacet"):
             if ended != (kind == "facet") or len(rows) % 3:
                 raise InputError(
-                    f"{path}:{number}: {line.strip()[:40]!r}, expected facets of three corners each; repair the file"
+                    "stl.facet_malformed",
+                    f"{path}:{number}: {line.strip()[:40]!r}, expected facets of three corners each; repair the file",
                 )
             ended = kind == "endfacet"
         elif kind == "vertex":
             if len(words) != 3 or ended:
                 raise InputError(
-                    f"{path}:{number}: {line.strip()[:60]!r}, expected 'vertex X Y Z' within a facet; repair the file"
+                    "stl.vertex_malformed",
+                    f"{path}:{number}: {line.strip()[:60]!r}, expected 'vertex X Y Z' within a facet; repair the file",
                 )
             rows.append((number, " ".join(words).encode()))
     if not ended or open_solids > 0:
-        raise InputError(f"{path}: truncated: it ends within a solid, expected endsolid; fetch the file again")
+        raise InputError(
+            "stl.truncated", f"{path}: truncated: it ends within a solid, expected endsolid; fetch the file again"
+        )
     if not rows:
-        raise InputError(f"{path}: 0 triangles, expected a surface to sample; remove the file")
+        raise InputError("mesh.no_surface", f"{path}: 0 triangles, expected a surface to sample; remove the file")
     return numbers_of(path, rows, 3 * len(rows)).reshape(-1, 3)

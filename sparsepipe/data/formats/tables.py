@@ -37,11 +37,13 @@ def read_csv(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
         return read_text_cloud(path, reading)
     if len(first) != len(names) and any(first[len(names) :] or ["x"]):
         raise InputError(
-            f"{path}: {len(first)} fields in its first row, expected {len(names)} as its head line names; repair it"
+            "table.field_count",
+            f"{path}: {len(first)} fields in its first row, expected {len(names)} as its head line names; repair it",
         )
     if reading.columns is not None and len(reading.columns) != len(names):
         raise InputError(
-            f"{path}: {len(names)} columns, expected {len(reading.columns)} as dataset.json names; correct its columns"
+            "table.column_count",
+            f"{path}: {len(names)} columns, expected {len(reading.columns)} as dataset.json names; correct its columns",
         )
     commas = separator != "," and re.search(r"\d,\d", body) and not re.search(r"\d\.\d", body)
     import pandas  # here: few files need it
@@ -69,6 +71,7 @@ def read_csv(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
         if SAME.get(word, word) in _MEANT:
             row, value = next((k, value) for k, value in enumerate(column) if not is_number(str(value)))
             raise InputError(
-                f"{path}: column {name[:40]!r} is {str(value)[:40]!r} in row {row}, expected numbers alone"
+                "table.not_a_number",
+                f"{path}: column {name[:40]!r} is {str(value)[:40]!r} in row {row}, expected numbers alone",
             )
     return cloud_of(path, columns, reading)

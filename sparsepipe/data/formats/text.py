@@ -36,12 +36,15 @@ def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequ
     named, counted = reading.columns or columns, False
     words = lines[0][1].split()
     if words[:1] in (["ncols"], ["NCOLS"]):
-        raise InputError(f"{path}: an ESRI grid of heights, expected {_WHAT}; convert it to rows of x y z")
+        raise InputError(
+            "text.esri_grid", f"{path}: an ESRI grid of heights, expected {_WHAT}; convert it to rows of x y z"
+        )
     if _are_names(words, renamed) or (words and _begin_with_words([line for _, line in lines[:2]])):
         if named is None and not _are_names(words, renamed):
             raise InputError(
+                "text.columns_unnamed",
                 f"{path}:{lines[0][0]}: {lines[0][1][:60]!r} names columns, but not x, y and z by a word each; name "
-                'them in dataset.json, such as "columns": ["x", "y", "z", "intensity"], or correct the line'
+                'them in dataset.json, such as "columns": ["x", "y", "z", "intensity"], or correct the line',
             )
         named, lines = named or words, lines[1:]
     elif len(words) == 1 and words[0].isdecimal() and len(lines) > 1:
@@ -68,7 +71,10 @@ def _refuse_ptx(path: Path, lines: list[tuple[int, str]]) -> None:
     """Raise InputError for a PTX scan: columns, rows, the scanner's place and axes, a 4 x 4 matrix, then points."""
     widths = [len(line.split()) for _, line in lines[:9]]
     if widths == [1, 3, 3, 3, 3, 4, 4, 4, 4]:
-        raise InputError(f"{path}: begins as a PTX scan, with its columns, rows and pose; export it as PTS, PLY or LAS")
+        raise InputError(
+            "text.ptx_scan",
+            f"{path}: begins as a PTX scan, with its columns, rows and pose; export it as PTS, PLY or LAS",
+        )
 
 
 def _are_names(words: list[str], renamed: dict[str, str]) -> bool:
@@ -81,13 +87,17 @@ def _lines(path: Path, renamed: dict[str, str]) -> tuple[list[tuple[int, str]], 
     data = read_bytes(path, what=_WHAT)
     text = decoded(data)
     if "\0" in text:
-        raise InputError(f"{path}: holds binary data, expected {_WHAT}; give it the suffix of its format")
+        raise InputError(
+            "text.binary", f"{path}: holds binary data, expected {_WHAT}; give it the suffix of its format"
+        )
     end = "\n" if "\n" in text else "\r"  # old Macs
     # not splitlines(): it parts a line at the control characters that damaged files hold
     lines = [(number, line.strip()) for number, line in enumerate(text.split(end), start=1)]
     found = [(number, line) for number, line in lines if line and not _COMMENT.match(line)]
     if not found:
-        raise InputError(f"{path}: only comments, expected {_WHAT}; fetch the file again or remove it")
+        raise InputError(
+            "file.only_comments", f"{path}: only comments, expected {_WHAT}; fetch the file again or remove it"
+        )
     comments = (line.lstrip("#/ ") for number, line in lines if line and number < found[0][0])
     names = next((words for words in (_separated(line).split() for line in comments) if _are_names(words, renamed)), [])
     if _has_decimal_commas(path, found):
@@ -114,7 +124,10 @@ def _has_decimal_commas(path: Path, lines: list[tuple[int, str]]) -> bool:
         return False
     for number, line in rows:
         if any(map(_THOUSANDS.fullmatch, _words(line))):
-            raise InputError(f"{path}:{number}: {line[:60]!r} has points and commas within a number; write 1234.5")
+            raise InputError(
+                "text.number_grouped",
+                f"{path}:{number}: {line[:60]!r} has points and commas within a number; write 1234.5",
+            )
     if any("." in line for _, line in rows):
         return False
     if all(_are_decimals(_words(line)) for _, line in rows):
@@ -144,15 +157,16 @@ def _refuse_halves(path: Path, rows: list[tuple[int, str]]) -> None:
 
 def _undecided(path: Path, row: tuple[int, str]) -> InputError:
     return InputError(
+        "text.commas_undecided",
         f"{path}:{row[0]}: {row[1][:60]!r} has commas within numbers and between them; write decimal points, or "
-        "separate the numbers by semicolons"
+        "separate the numbers by semicolons",
     )
 
 
 def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> np.ndarray:
     """Return the rows as float64 [P, C]: at once where they are sound, else with the line that is not."""
     if not lines:
-        raise InputError(f"{path}: names its columns but has no row; fetch the file again or remove it")
+        raise InputError("text.no_rows", f"{path}: names its columns but has no row; fetch the file again or remove it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy only warns of rows that hold separators alone
@@ -166,9 +180,11 @@ def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> 
         words = line.split()
         if not words or len(words) != width or not all(map(is_number, words)):
             raise InputError(
-                f"{path}:{number}: {line[:60]!r}, expected {width or 3} numbers; repair or remove the file"
+                "text.row_malformed",
+                f"{path}:{number}: {line[:60]!r}, expected {width or 3} numbers; repair or remove the file",
+                number=number,
             )
-    raise InputError(f"{path}: not {_WHAT}; fetch the file again or remove it")
+    raise InputError("text.malformed", f"{path}: not {_WHAT}; fetch the file again or remove it")
 
 
 def is_number(word: str) -> bool:

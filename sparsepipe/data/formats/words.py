@@ -23,7 +23,9 @@ def numbers_of(path: Path, rows: list[tuple[int, bytes]], expected: int) -> np.n
             try:
                 float(word)
             except ValueError:
-                raise InputError(f"{path}:{number}: {shown(line)}, expected numbers alone; repair the file") from None
+                raise InputError(
+                    "text.not_numbers", f"{path}:{number}: {shown(line)}, expected numbers alone; repair the file"
+                ) from None
     return np.array([float(word) for _, line in rows for word in line.split()])  # forms that Python alone reads
 
 

@@ -91,7 +91,10 @@ class DataFolder:
         _ = self.reading  # what dataset.json says wrongly is refused now
         for names, what in ((self.classes, "classes"), (self.parts, "parts")):
             if twins := duplicate_names(names):
-                raise InputError(f"{self.path}: {what} {twins}; expected a name for each, rename one or join them")
+                raise InputError(
+                    "layout.names_alike",
+                    f"{self.path}: {what} {twins}; expected a name for each, rename one or join them",
+                )
 
     @cached_property
     def reading(self) -> Reading:
@@ -124,12 +127,19 @@ class DataFolder:
         files = self.of_split(name)
         if not files:
             there = f"; left out: {self._left_out_folders()}" if self.left_out else ""
-            raise InputError(f"{self.path}: no split {name!r}, expected one of {', '.join(self.splits)}{there}")
+            raise InputError(
+                "dataset.split_unknown",
+                f"{self.path}: no split {name!r}, expected one of {', '.join(self.splits)}{there}",
+                name=name,
+            )
         if self.layout == "classes" and (empty := self.classes_without(name)):
             first = self.files[0]
             of_class = first.label is not None and first.name.startswith(f"{self.classes[first.label]}/")
             folder = self.path / (f"{empty[0]}/{name}" if of_class else f"{name}/{empty[0]}")
-            raise InputError(f"{folder}: no {formats()} file, expected at least one; add files or remove the class")
+            raise InputError(
+                "layout.class_empty",
+                f"{folder}: no {formats()} file, expected at least one; add files or remove the class",
+            )
         return files
 
     def of_split(self, name: str) -> tuple[SampleFile, ...]:
@@ -193,7 +203,7 @@ class Listing:
 
     def empty(self, message: str) -> InputError:
         """Return what to raise where there is no sample: what is wrong with those found, else `message`."""
-        return InputError(self.faults[0] if self.faults else message)
+        return InputError("layout.empty", self.faults[0] if self.faults else message)
 
 
 def formats() -> str:
@@ -211,10 +221,13 @@ def read_marker(root: Path) -> Marker:
         return {}
     marker = read_json(path, what="data set's description")
     if not isinstance(marker, dict) or not isinstance(marker.get("name", ""), str):
-        raise InputError(f"{path}: expected an object with 'name' as text; correct or remove it")
+        raise InputError("marker.no_name", f"{path}: expected an object with 'name' as text; correct or remove it")
     for key in marker.keys() - _KEYS:
         if near := meant(key.lower(), sorted(_KEYS)):
-            raise InputError(f"{path}: {shown(key)} is no key that is read, did you mean {near!r}? Rename or remove it")
+            raise InputError(
+                "marker.key_unknown",
+                f"{path}: {shown(key)} is no key that is read, did you mean {near!r}? Rename or remove it",
+            )
     return marker
 
 
@@ -231,7 +244,10 @@ def declared_parts(root: Path, marker: Marker) -> tuple[str, ...]:
     """Return the names of points' classes that dataset.json lists, () without. Raises InputError for another value."""
     parts = marker.get("parts", [])
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise InputError(f"{root / MARKER}: 'parts' is {parts!r}, expected a list of names; correct or remove it")
+        raise InputError(
+            "marker.parts_malformed",
+            f"{root / MARKER}: 'parts' is {parts!r}, expected a list of names; correct or remove it",
+        )
     return tuple(parts)
 
 
@@ -239,7 +255,10 @@ def is_metric(root: Path, marker: Marker, *, otherwise: bool) -> bool:
     """Return whether dataset.json says that clouds are in metres. Raises InputError for another value."""
     metric = marker.get("metric", otherwise)
     if not isinstance(metric, bool):
-        raise InputError(f"{root / MARKER}: 'metric' is {metric!r}, expected true or false; correct or remove it")
+        raise InputError(
+            "marker.metric_malformed",
+            f"{root / MARKER}: 'metric' is {metric!r}, expected true or false; correct or remove it",
+        )
     return metric
 
 
@@ -266,7 +285,7 @@ def sample_of(
     """Describe one sample. Raises InputError where one of its files is missing."""
     for file in (path, *companions):
         if not is_file(file):
-            raise InputError(f"{short(file)}: listed but not there; fetch the data set again")
+            raise InputError("layout.listed_missing", f"{short(file)}: listed but not there; fetch the data set again")
     num_bytes = sum(file.stat().st_size for file in (path, *companions))
     return SampleFile(path, path.relative_to(root).as_posix(), label, split, num_bytes, companions=companions)
 

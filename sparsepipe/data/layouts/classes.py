@@ -101,7 +101,8 @@ def _table(listing: Listing) -> _Table:
     splits_first = _splits_first(root)
     if splits_first and _classes_first(root):
         raise InputError(
-            f"{root}: samples lie in CLASS/SPLIT and in SPLIT/CLASS folders, expected one order; move those of one"
+            "layout.order_mixed",
+            f"{root}: samples lie in CLASS/SPLIT and in SPLIT/CLASS folders, expected one order; move those of one",
         )
     table: _Table = {}
     for outer in folders(root):
@@ -174,7 +175,7 @@ def _read(file: SampleFile, reading: Reading) -> Mesh | Cloud:
     try:
         return content.with_labels(labels)
     except InputError as error:
-        raise InputError(f"{file.companions[0]}: {error}") from None
+        raise InputError(error.code, f"{file.companions[0]}: {error}", **error.fields) from None
 
 
 def _segments(path: Path, reading: Reading) -> np.ndarray:
@@ -182,7 +183,11 @@ def _segments(path: Path, reading: Reading) -> np.ndarray:
     try:
         labels = np.loadtxt(io.StringIO(decoded(data)), ndmin=1)
     except ValueError as error:
-        raise InputError(f"{path}: not one whole number a line ({one_line(error)}); repair or remove it") from None
+        raise InputError(
+            "labels.malformed", f"{path}: not one whole number a line ({one_line(error)}); repair or remove it"
+        ) from None
     if labels.ndim != 1:
-        raise InputError(f"{path}: {labels.shape[1]} numbers a line, expected one; repair or remove it")
+        raise InputError(
+            "labels.column_count", f"{path}: {labels.shape[1]} numbers a line, expected one; repair or remove it"
+        )
     return whole_labels(path, labels, reading)

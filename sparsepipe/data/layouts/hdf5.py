@@ -107,7 +107,7 @@ def _found_splits(listing: Listing) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     for path, split in lists.items():
         if split in splits:
-            raise InputError(f"{path}: a second list of split {split}; keep one")
+            raise InputError("layout.list_twice", f"{path}: a second list of split {split}; keep one")
         splits[split] = _listed(listing, path)
     by_name: dict[str, list[Path]] = {}
     for path in _files(root):
@@ -118,12 +118,15 @@ def _found_splits(listing: Listing) -> dict[str, list[Path]]:
     for split, paths in by_name.items():
         if not are_parts([stem_of(path) for path in paths]):
             raise InputError(
+                "layout.files_undecided",
                 f"{root}: {_named(paths)} are all named after split {split}, but are no parts of one, numbered through "
-                f"from 0 or 1; {meant}, or in {split}_files.txt"
+                f"from 0 or 1; {meant}, or in {split}_files.txt",
             )
     chosen = [path for paths in by_name.values() for path in paths]
     if len({version for path in chosen if (version := version_of(stem_of(path)))}) > 1:
-        raise InputError(f"{root}: {_named(chosen)} are of several versions, expected one; {meant}")
+        raise InputError(
+            "layout.versions_mixed", f"{root}: {_named(chosen)} are of several versions, expected one; {meant}"
+        )
     return splits | by_name
 
 
@@ -148,14 +151,22 @@ def _chosen(root: Path, marker: base.Marker) -> dict[str, list[Path]]:
     """Return the files that dataset.json names. Raises InputError for one that is not there."""
     where, given = root / MARKER, marker[FILES]
     if not isinstance(given, dict) or not given:
-        raise InputError(f"{where}: 'files' is no object of splits, expected as in {_example(root)}")
+        raise InputError(
+            "marker.files_malformed", f"{where}: 'files' is no object of splits, expected as in {_example(root)}"
+        )
     splits: dict[str, list[Path]] = {}
     for word, names in given.items():
         split = split_of(word)
         if split is None or split in splits:
-            raise InputError(f"{where}: 'files' has {shown(word)}, expected each split once, of {', '.join(WORDS)}")
+            raise InputError(
+                "marker.split_malformed",
+                f"{where}: 'files' has {shown(word)}, expected each split once, of {', '.join(WORDS)}",
+            )
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise InputError(f"{where}: 'files' of {word} is no list of names, expected as in {_example(root)}")
+            raise InputError(
+                "marker.names_malformed",
+                f"{where}: 'files' of {word} is no list of names, expected as in {_example(root)}",
+            )
         splits[split] = [_inside(root, name) for name in names]
     return splits
 
@@ -163,7 +174,10 @@ def _chosen(root: Path, marker: base.Marker) -> dict[str, list[Path]]:
 def _inside(root: Path, name: str) -> Path:
     relative = Path(name.replace("\\", "/"))  # as Windows writes paths
     if "\0" in name or relative.is_absolute() or ".." in relative.parts or not is_file(root / relative):
-        raise InputError(f"{root / MARKER}: 'files' names {name[:80]!r}, expected a file inside {root}; correct it")
+        raise InputError(
+            "marker.file_outside",
+            f"{root / MARKER}: 'files' names {name[:80]!r}, expected a file inside {root}; correct it",
+        )
     return root / relative
 
 

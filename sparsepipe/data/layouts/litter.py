@@ -49,4 +49,6 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as inside:  # it knows folders from files without asking for each
             return sorted((entry for entry in inside if not is_litter(entry.name)), key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be listed ({error.strerror}); check its path and permissions") from None
+        raise InputError(
+            "folder.unlistable", f"{folder}: cannot be listed ({error.strerror}); check its path and permissions"
+        ) from None

@@ -101,12 +101,14 @@ def _segment(root: Path, marker: Marker, scenes: list[Path]) -> str:
     chosen = marker.get(_SEGMENT)
     if chosen is not None and chosen not in there:
         raise InputError(
-            f"{root / MARKER}: '{_SEGMENT}' is {shown(chosen)}, expected one of {', '.join(there) or 'none'}"
+            "marker.segment_unknown",
+            f"{root / MARKER}: '{_SEGMENT}' is {shown(chosen)}, expected one of {', '.join(there) or 'none'}",
         )
     if chosen is None and len(there) > 1:
         raise InputError(
+            "layout.segment_undecided",
             f"{root}: its scenes have {', '.join(f'{name}.npy' for name in there)}, expected one of them; name it in "
-            f'{MARKER}: {{"{_SEGMENT}": "{there[0]}"}}'
+            f'{MARKER}: {{"{_SEGMENT}": "{there[0]}"}}',
         )
     return chosen or next(iter(there), "")
 
@@ -151,8 +153,9 @@ def _known_parts(root: Path, marker: Marker, listing: Listing, segment: str) -> 
                 largest = max(largest, int(labels.max(initial=-1)))
     if not 0 <= largest < _MOST_CLASSES:
         raise InputError(
+            "layout.classes_unnamed",
             f"{root}: {'no' if largest < 0 else largest + 1} classes in {segment or _SEGMENT}.npy of its scenes; name "
-            f'them in {MARKER}, such as "parts": ["ground", "tree"]'
+            f'them in {MARKER}, such as "parts": ["ground", "tree"]',
         )
     return tuple(map(str, range(largest + 1)))
 

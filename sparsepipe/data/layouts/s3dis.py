@@ -75,7 +75,9 @@ def _room(listing: Listing, room: Path, area: Path) -> SampleFile:
     objects = tuple(path for path in inside if path.suffix.lower() == ".txt" and path.is_file())
     listing.leave_files((path for path in inside if path not in objects), "no CLASS_K.txt")
     if not objects:
-        raise InputError(f"{room / _ANNOTATIONS}: no CLASS_K.txt, expected a room's objects; fetch it again")
+        raise InputError(
+            "s3dis.no_objects", f"{room / _ANNOTATIONS}: no CLASS_K.txt, expected a room's objects; fetch it again"
+        )
     split = split_of_area(area)
     assert split is not None
     sample = sample_of(objects[0], listing.root, label=None, split=split, companions=objects[1:])

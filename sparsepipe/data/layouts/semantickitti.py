@@ -124,15 +124,19 @@ def _labels(path: Path, num_points: int) -> np.ndarray:
     data = read_bytes(path, what="SemanticKITTI labels")
     if len(data) != 4 * num_points:
         raise InputError(
+            "semantickitti.label_count",
             f"{path}: {len(data)} bytes, expected {4 * num_points}: one uint32 for each of {num_points} points of its "
-            "scan; they are of different scans, or one is cut short"
+            "scan; they are of different scans, or one is cut short",
+            num_points=num_points,
         )
     labels: np.ndarray = _CLASS_OF[np.frombuffer(data, dtype="<u4") & 0xFFFF]
     unknown = np.flatnonzero(labels == _UNKNOWN)
     if len(unknown):
         raw = int(np.frombuffer(data, dtype="<u4")[unknown[0]] & 0xFFFF)
         raise InputError(
+            "semantickitti.label_unknown",
             f"{path}: label {unknown[0]} is {raw}, expected a label of SemanticKITTI, such as 10 for a car; lay other "
-            "data out in another way"
+            "data out in another way",
+            raw=raw,
         )
     return labels

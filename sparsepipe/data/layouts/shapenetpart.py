@@ -53,7 +53,10 @@ def opened(root: Path, marker: Marker) -> DataFolder:
             continue
         named = read_json(path, what="list of samples")
         if not isinstance(named, list):
-            raise InputError(f"{path}: expected a list of 'shape_data/SYNSET/NAME'; fetch the data set again")
+            raise InputError(
+                "shapenetpart.list_malformed",
+                f"{path}: expected a list of 'shape_data/SYNSET/NAME'; fetch the data set again",
+            )
         for entry in named:
             words = entry.replace("\\", "/").split("/") if isinstance(entry, str) else []
             if len(words) < 2 or words[-2] not in categories or words[-1] in ("", ".", "..") or "\0" in words[-1]:
@@ -98,7 +101,10 @@ def _categories(path: Path) -> dict[str, str]:
     pairs = [line.split() for line in listed_lines(path)]
     for words in pairs:
         if len(words) != 2:
-            raise InputError(f"{path}: {' '.join(words)!r}, expected 'CATEGORY SYNSET'; fetch the data set again")
+            raise InputError(
+                "shapenetpart.category_malformed",
+                f"{path}: {' '.join(words)!r}, expected 'CATEGORY SYNSET'; fetch the data set again",
+            )
     return {synset: name for name, synset in sorted(pairs)}
 
 

@@ -18,7 +18,9 @@ _HOMES = {
 def preparer(name: str) -> Preparer:
     """Return the way that a manifest names. Raises InputError that lists the names there are."""
     if name not in _HOMES:
-        raise InputError(f"no way {name!r} to prepare a data set, expected one of {', '.join(_HOMES)}")
+        raise InputError(
+            "preparing.unknown", f"no way {name!r} to prepare a data set, expected one of {', '.join(_HOMES)}"
+        )
     home, function = _HOMES[name]
     found: Preparer = getattr(import_module(f".{home}", __name__), function)
     return found

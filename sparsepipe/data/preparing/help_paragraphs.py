@@ -36,7 +36,9 @@ def help_texts(files: Path, out: Path) -> None:
             _unpack(package, Path(place))
         pairs = dict.fromkeys(_pairs(Path(place) / _HELP))
     if not pairs:
-        raise InputError(f"{files}: no page in two languages below {_HELP} of its packages; fetch them again")
+        raise InputError(
+            "help.no_pages", f"{files}: no page in two languages below {_HELP} of its packages; fetch them again"
+        )
     source, target = _LANGUAGES.values()
     for split, wanted in (("train", False), ("test", True)):
         chosen = [pair for pair in pairs if is_for_testing(pair[0]) == wanted]
@@ -97,7 +99,8 @@ def _pairs(root: Path) -> Iterator[tuple[str, str]]:
 def _unpack(package: Path, folder: Path) -> None:
     if shutil.which("dpkg-deb") is None:
         raise InputError(
-            f"{package.name}: there is no dpkg-deb here to unpack it; fetch the data set on a Debian machine"
+            "download.no_dpkg",
+            f"{package.name}: there is no dpkg-deb here to unpack it; fetch the data set on a Debian machine",
         )
     try:
         done = subprocess.run(
@@ -108,6 +111,12 @@ def _unpack(package: Path, folder: Path) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"{package.name}: dpkg-deb cannot be run ({complaint(error)})") from None
+        raise InputError(
+            "download.dpkg_failed", f"{package.name}: dpkg-deb cannot be run ({complaint(error)})"
+        ) from None
     if done.returncode:
-        raise InputError(f"{package.name}: cannot be unpacked ({complaint(done.stderr)}); fetch it again")
+        raise InputError(
+            "download.dpkg_failed",
+            f"{package.name}: cannot be unpacked ({complaint(done.stderr)}); fetch it again",
+            name=package.name,
+        )

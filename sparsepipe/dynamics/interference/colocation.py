@@ -41,7 +41,10 @@ class Job:
         """Read a job's name. Raises InputError for any other text."""
         found = _JOB.fullmatch(text)
         if found is None:
-            raise InputError(f"{shown(text)}: expected a job such as \"('ResNet-18 (batch size 16)', 1)\"")
+            raise InputError(
+                "colocation.job_malformed",
+                f"{shown(text)}: expected a job such as \"('ResNet-18 (batch size 16)', 1)\"",
+            )
         return cls(found["network"], int(found["batch"] or 0), int(found["gpus"]))
 
 
@@ -69,7 +72,9 @@ def read_pairs(path: Path | str, cards: Sequence[str] = CARDS) -> list[Pair]:
     document = read_json(path, what="file of throughputs")
     missing = [card for card in cards if not isinstance(document, dict) or not isinstance(document.get(card), dict)]
     if missing:
-        raise InputError(f"{path}: no throughputs of {', '.join(missing)}; expected jobs by card")
+        raise InputError(
+            "colocation.card_missing", f"{path}: no throughputs of {', '.join(missing)}; expected jobs by card"
+        )
     return [pair for card in cards for pair in _pairs(card, document[card], f"{path}: {card}")]
 
 
@@ -82,7 +87,10 @@ def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
             if other not in jobs or job.gpus != 1 or jobs[other].gpus != 1:
                 continue
             if not isinstance(rates, list) or len(rates) != 2:
-                raise InputError(f"{where}: {shown(name)} beside {shown(other)}: {shown(rates)}, expected two rates")
+                raise InputError(
+                    "colocation.rates_malformed",
+                    f"{where}: {shown(name)} beside {shown(other)}: {shown(rates)}, expected two rates",
+                )
             beside = _rate(rates[0], where)
             if beside and alone[name] and alone[other]:  # 0: they did not fit into the card together
                 found.append(Pair(card, job, jobs[other], alone[name], alone[other], beside))
@@ -91,7 +99,7 @@ def _pairs(card: str, told: Mapping[str, Any], where: str) -> list[Pair]:
 
 def _rate(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise InputError(f"{where}: a rate is {shown(value)}, expected steps per second")
+        raise InputError("colocation.rate_malformed", f"{where}: a rate is {shown(value)}, expected steps per second")
     return float(value)
 
 
@@ -137,5 +145,5 @@ def _learned_on_others(pairs: Sequence[Pair], card: str, growth: Growth) -> tupl
     networks = networks_of(pairs)
     others, own = ([pair for pair in pairs if (pair.card == card) is wanted] for wanted in (False, True))
     if not own or not others:
-        raise InputError(f"no pairs on {shown(card)} and on other cards; expected both")
+        raise InputError("colocation.no_pairs", f"no pairs on {shown(card)} and on other cards; expected both")
     return *judge(rows_of(others, networks), rows_of(own, networks), growth, of_paces=True), own

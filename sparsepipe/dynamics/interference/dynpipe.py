@@ -28,13 +28,17 @@ def read_rows(path: Path | str, *, alone: bool = False) -> list[Row]:
         where = f"{path}:{number}"
         profile, output = row.get("profile"), row.get("output")
         if not isinstance(profile, dict) or not isinstance(output, dict) or _TARGET not in output:
-            raise InputError(f"{where}: expected an object with profile and output, and a time in it")
+            raise InputError(
+                "dynpipe.sample_malformed", f"{where}: expected an object with profile and output, and a time in it"
+            )
         metrics, facts = (
             {key: _number(value, key, where) for key, value in part.items()} for part in (profile, output)
         )
         slowdown = facts.pop(_TARGET)
         if slowdown <= 0:
-            raise InputError(f"{where}: time = {slowdown:g}, expected more than 0 times the time alone")
+            raise InputError(
+                "dynpipe.slowdown_zero", f"{where}: time = {slowdown:g}, expected more than 0 times the time alone"
+            )
         if alone or slowdown != _ALONE:
             found.append(Row(_joined(metrics, facts, where), slowdown))
     return found
@@ -47,11 +51,15 @@ def _number(value: object, key: str, where: str) -> float:
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{where}: {shown_key(key)} = {shown(value)}, expected a finite number")
+        raise InputError(
+            "dynpipe.not_a_number", f"{where}: {shown_key(key)} = {shown(value)}, expected a finite number"
+        )
     return number
 
 
 def _joined(metrics: Mapping[str, float], facts: Mapping[str, float], where: str) -> dict[str, float]:
     if twice := metrics.keys() & facts.keys():
-        raise InputError(f"{where}: {shown(sorted(twice))} in profile and in output, expected in one of them")
+        raise InputError(
+            "dynpipe.key_twice", f"{where}: {shown(sorted(twice))} in profile and in output, expected in one of them"
+        )
     return {**metrics, **facts}

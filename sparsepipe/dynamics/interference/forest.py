@@ -53,9 +53,11 @@ class Forest:
         """Return the answer for each of `rows` [N, F]. Raises InputError for rows of another width, or with a NaN."""
         given = np.asarray(rows, dtype=np.float64)
         if given.ndim != 2 or given.shape[1] != len(self.names):
-            raise InputError(f"rows of shape {list(given.shape)} for a forest of {len(self.names)} features")
+            raise InputError(
+                "forest.row_shape", f"rows of shape {list(given.shape)} for a forest of {len(self.names)} features"
+            )
         if not np.isfinite(given).all():
-            raise InputError("rows with a number that is not finite: expected measured ones")
+            raise InputError("forest.not_finite", "rows with a number that is not finite: expected measured ones")
         asked = given.astype(np.float32)
         at = np.broadcast_to(self.roots, (len(asked), len(self.roots))).copy()
         rows_at = np.arange(len(asked))[:, None]
@@ -79,15 +81,15 @@ class Forest:
     def from_json(cls, document: object, what: str = "forest") -> "Forest":
         """Read what `to_json` gives. Raises InputError in one line that begins with `what` for anything else."""
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise InputError(f"{what}: expected an object whose format is {FORMAT!r}")
+            raise InputError("forest.malformed", f"{what}: expected an object whose format is {FORMAT!r}")
         names = document.get("names")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InputError(f"{what}: names are {shown(names)}, expected a list of texts")
+            raise InputError("forest.names_malformed", f"{what}: names are {shown(names)}, expected a list of texts")
         arrays = {name: _array(document.get(name), name, kind, what) for name, kind in _ARRAYS.items()}
         try:
             return cls(tuple(names), **arrays)
         except InputError as error:
-            raise InputError(f"{what}: {error}") from None
+            raise InputError(error.code, f"{what}: {error}", **error.fields) from None
 
     def save(self, path: Path | str) -> Path:
         return write_json(path, self.to_json())
@@ -115,7 +117,10 @@ def read_bounded_json(path: Path | str, *, what: str) -> Any:
     except (OSError, ValueError):
         size = 0  # what is wrong is told by who reads it
     if size > MOST_FILE_BYTES:
-        raise InputError(f"{path}: {SIZE.shown(size)}, expected {SIZE.shown(MOST_FILE_BYTES)} at most for a {what}")
+        raise InputError(
+            "forest.too_large",
+            f"{path}: {SIZE.shown(size)}, expected {SIZE.shown(MOST_FILE_BYTES)} at most for a {what}",
+        )
     return read_json(path, what=what)
 
 
@@ -123,39 +128,52 @@ def _array(value: object, name: str, kind: type, what: str) -> Any:
     """Turn a list of numbers into an array, and refuse all else."""
     allowed = (int,) if kind is np.int64 else (int, float)
     if not isinstance(value, list) or len(value) > MOST_NODES:
-        raise InputError(f"{what}: {name} is {shown(value)}, expected a list of {MOST_NODES} numbers at most")
+        raise InputError(
+            "forest.list_malformed",
+            f"{what}: {name} is {shown(value)}, expected a list of {MOST_NODES} numbers at most",
+        )
     for place, item in enumerate(value):
         if type(item) not in allowed or not -(2**62) < item < 2**62:
-            raise InputError(f"{what}: {name}[{place}] is {shown(item)}, expected a number of an ordinary size")
+            raise InputError(
+                "forest.number_malformed",
+                f"{what}: {name}[{place}] is {shown(item)}, expected a number of an ordinary size",
+            )
     return np.asarray(value, dtype=kind)
 
 
 def _check_names(names: tuple[str, ...]) -> None:
     if not 0 < len(names) <= MOST_FEATURES:
-        raise InputError(f"{len(names)} features, expected 1 to {MOST_FEATURES}")
+        raise InputError("forest.feature_count", f"{len(names)} features, expected 1 to {MOST_FEATURES}")
     if len(set(names)) < len(names):
-        raise InputError("a feature is there twice, expected each name once")
+        raise InputError("forest.feature_twice", "a feature is there twice, expected each name once")
 
 
 def _check_nodes(forest: Forest) -> None:
     """Refuse what would index past an array, go round in circles, or answer with no number."""
     count, trees = len(forest.feature), len(forest.roots)
     if not 0 < trees <= MOST_TREES:
-        raise InputError(f"{trees} trees, expected 1 to {MOST_TREES}")
+        raise InputError("forest.tree_count", f"{trees} trees, expected 1 to {MOST_TREES}")
     lengths = {name: len(getattr(forest, name)) for name in _ARRAYS if name != "roots"}
     if not 0 < count <= MOST_NODES or set(lengths.values()) != {count}:
-        raise InputError(f"arrays of {lengths} nodes, expected as many of each, {MOST_NODES} at most")
+        raise InputError(
+            "forest.node_count", f"arrays of {lengths} nodes, expected as many of each, {MOST_NODES} at most"
+        )
     starts = forest.roots
     if starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= count:
-        raise InputError(f"roots are {shown(starts.tolist())}, expected to rise from 0 to below {count}")
+        raise InputError(
+            "forest.roots_malformed", f"roots are {shown(starts.tolist())}, expected to rise from 0 to below {count}"
+        )
     if not np.isfinite(forest.value).all() or not np.isfinite(forest.threshold).all():
-        raise InputError("a threshold or a value is not finite")
+        raise InputError("forest.node_not_finite", "a threshold or a value is not finite")
     inner = forest.feature != _LEAF
     if ((forest.feature < _LEAF) | (forest.feature >= len(forest.names))).any():
-        raise InputError(f"a node asks for a feature that is not there, expected -1 to {len(forest.names) - 1}")
+        raise InputError(
+            "forest.feature_unknown",
+            f"a node asks for a feature that is not there, expected -1 to {len(forest.names) - 1}",
+        )
     places = np.arange(count)
     ends = np.append(starts[1:], count)[np.searchsorted(starts, places, side="right") - 1]  # of each node's tree
     for name in ("left", "right"):
         child = getattr(forest, name)
         if ((child <= places) | (child >= ends))[inner].any():
-            raise InputError(f"a node's {name} child is not behind it in its own tree")
+            raise InputError("forest.child_misplaced", f"a node's {name} child is not behind it in its own tree")

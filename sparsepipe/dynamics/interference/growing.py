@@ -35,11 +35,17 @@ def grow(
     """
     given, wanted = np.asarray(rows, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if given.ndim != 2 or given.shape[1] != len(names) or len(given) != len(wanted):
-        raise InputError(f"rows of shape {list(given.shape)} for {len(names)} features and {len(wanted)} targets")
+        raise InputError(
+            "forest.row_shape", f"rows of shape {list(given.shape)} for {len(names)} features and {len(wanted)} targets"
+        )
     if len(given) < 2:
-        raise InputError(f"{len(given)} rows to learn from, expected two or more; measure more of them")
+        raise InputError(
+            "forest.too_few_rows", f"{len(given)} rows to learn from, expected two or more; measure more of them"
+        )
     if not np.isfinite(given).all() or not np.isfinite(wanted).all():
-        raise InputError("rows to learn from with a number that is not finite: expected measured ones")
+        raise InputError(
+            "forest.not_finite", "rows to learn from with a number that is not finite: expected measured ones"
+        )
     from sklearn.ensemble import RandomForestRegressor
 
     found = RandomForestRegressor(

@@ -40,7 +40,9 @@ class Intruder:
             self.process.stdin.write(f"{word}\n")
             self.process.stdin.flush()
         except OSError:
-            raise InputError(f"the intruder on {_where(self)} is gone: it was told to {word}") from None
+            raise InputError(
+                "intruder.gone", f"the intruder on {_where(self)} is gone: it was told to {word}"
+            ) from None
 
 
 @contextmanager
@@ -68,10 +70,15 @@ def intruding(
     device, numbers = (GPU, gpus) if gpus and not cores else (CPU, cores)
     check_places(device, numbers)
     if cores and gpus:
-        raise InputError(f"cores {shown(list(cores))} and GPUs {shown(list(gpus))} given, expected either")
+        raise InputError(
+            "intruder.place_undecided",
+            f"cores {shown(list(cores))} and GPUs {shown(list(gpus))} given, expected either",
+        )
     for name, value in (("after", after), ("seconds", seconds)):
         if value is not None and not 0 <= value <= MOST_SECONDS:
-            raise InputError(f"{name} is {value:g} seconds, expected 0 to {MOST_SECONDS:g}")
+            raise InputError(
+                "intruder.seconds_out_of_range", f"{name} is {value:g} seconds, expected 0 to {MOST_SECONDS:g}"
+            )
     places = [(kind, device, number) for kind in kinds for number in numbers]
     when = {"after": after, "seconds": seconds, "share": share, "resting": resting}
     asked = [{"kind": k, "device": d, "number": n, **when} for k, d, n in places]
@@ -100,7 +107,7 @@ def run_intruders(
         say(f"{kind} on {where}: ready; begins in {after:g} s, for {seconds:g} s")
         while any(one.process.poll() is None for one in intruders):
             if os.getppid() != parent:
-                raise InputError("who started the intruder is gone, and so is the intruder")
+                raise InputError("intruder.orphaned", "who started the intruder is gone, and so is the intruder")
             time.sleep(_LOOK)
         return {one.number: _steps(one) for one in intruders}
 
@@ -113,5 +120,7 @@ def _steps(intruder: Intruder) -> int:
     assert intruder.process.stdout is not None
     told = intruder.process.stdout.read().split()
     if intruder.process.returncode != 0 or not told:
-        raise InputError(f"an intruder on {_where(intruder)} ended with code {intruder.process.returncode}")
+        raise InputError(
+            "intruder.ended", f"an intruder on {_where(intruder)} ended with code {intruder.process.returncode}"
+        )
     return int(told[-1])

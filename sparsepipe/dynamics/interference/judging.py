@@ -44,7 +44,10 @@ def split(count: int, *, share: float = 0.3, seed: int = 42) -> tuple[list[int],
     """
     held_out = int(np.ceil(share * count))
     if not 0 < held_out < count:
-        raise InputError(f"{count} rows to learn from and to test on, expected two or more; measure more of them")
+        raise InputError(
+            "forest.too_few_rows",
+            f"{count} rows to learn from and to test on, expected two or more; measure more of them",
+        )
     drawn = np.random.RandomState(seed).permutation(count)
     return drawn[held_out:count].tolist(), drawn[:held_out].tolist()
 
@@ -61,7 +64,9 @@ def judge(
     names, given, slowdowns = table_of(learned)
     other_names, asked, measured = table_of(held_out)
     if names != other_names:
-        raise InputError("rows held out have other features than those learned from; expected the same")
+        raise InputError(
+            "forest.features_differ", "rows held out have other features than those learned from; expected the same"
+        )
     forest = grow(names, given, 1 / slowdowns if of_paces else slowdowns, growth)
     found = forest.predict(asked)
     errors = [

@@ -91,10 +91,15 @@ KINDS: Mapping[str, Callable[[str], Step]] = {
 def check_kind(kind: str) -> None:
     """Raise InputError for a kind of intruder that is none, listing those there are."""
     if kind not in KINDS:
-        raise InputError(f"no intruder {kind!r}, expected one of {', '.join(KINDS)}")
+        raise InputError(
+            "intruder.kind_unknown", f"no intruder {kind!r}, expected one of {', '.join(KINDS)}", kind=kind
+        )
 
 
 def check_share(share: float) -> None:
     """Raise InputError for a share of a device's time that an intruder cannot take."""
     if not 0 < share <= 1:
-        raise InputError(f"an intruder's share is {share:g}, expected more than 0 and at most 1, such as 0.25")
+        raise InputError(
+            "intruder.share_out_of_range",
+            f"an intruder's share is {share:g}, expected more than 0 and at most 1, such as 0.25",
+        )

@@ -74,7 +74,9 @@ def read_measurements(path: Path | str) -> tuple[dict[str, Any], list[Measuremen
     """
     rows = read_numbered_rows(path)
     if not rows or rows[0][1].get("format") != FORMAT:
-        raise InputError(f"{path}: no measurements of interference, whose first row has format {FORMAT!r}")
+        raise InputError(
+            "interference.malformed", f"{path}: no measurements of interference, whose first row has format {FORMAT!r}"
+        )
     found = [_checked(row, f"{path}:{line}") for line, row in rows[1:]]
     return rows[0][1], found
 
@@ -95,8 +97,9 @@ class MeasurementFile:
             odd = sorted(key for key in before.keys() | whole.keys() if before.get(key) != whole.get(key))
             if odd:
                 raise InputError(
+                    "interference.setting_differs",
                     f"{path}: was measured with {odd[0]} {shown(before.get(odd[0]))}, now {shown(whole.get(odd[0]))}; "
-                    "choose another --out"
+                    "choose another --out",
                 )
             self.measured = {one.key: one for one in found}
         else:
@@ -133,7 +136,11 @@ def rows_of(measurements: list[Measurement]) -> list[list[Row]]:
     found = []
     for one in measurements:
         if one.victim not in alone:
-            raise InputError(f"{one.victim} was not measured alone; measure on, until it was")
+            raise InputError(
+                "interference.no_baseline",
+                f"{one.victim} was not measured alone; measure on, until it was",
+                victim=one.victim,
+            )
         rows = []
         for kind, beside in one.kinds.items():
             before = alone[one.victim].kinds.get(kind)

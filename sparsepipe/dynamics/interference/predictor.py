@@ -58,8 +58,9 @@ class Predictor:
         if odd := sorted(metrics.keys() ^ set(self.metrics)):
             where = f" (on {self.machine})" if self.machine else ""
             raise InputError(
+                "predictor.metrics_differ",
                 f"the predictor learned from other metrics than this machine has{where}: {shown(odd)} differ; "
-                "measure here, on what the run uses: `sparsepipe interference measure --device cpu`, or `cuda`"
+                "measure here, on what the run uses: `sparsepipe interference measure --device cpu`, or `cuda`",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -76,17 +77,20 @@ class Predictor:
     def from_json(cls, document: object, what: str = "predictor") -> "Predictor":
         """Read what `to_json` gives. Raises InputError in one line for anything else."""
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise InputError(f"{what}: expected an object whose format is {FORMAT!r}")
+            raise InputError("predictor.malformed", f"{what}: expected an object whose format is {FORMAT!r}")
         forest = Forest.from_json(document.get("forest"), f"{what}: forest")
         metrics, kinds = (texts(document.get(name), f"{what}: {name}") for name in ("metrics", "kinds"))
         error = document.get("error", {})
         if not isinstance(error, dict):
-            raise InputError(f"{what}: error = {shown(error)}: expected an object of numbers")
+            raise InputError(
+                "predictor.error_malformed", f"{what}: error = {shown(error)}: expected an object of numbers"
+            )
         wanted = tuple(features_of(dict.fromkeys(metrics, 0.0), "", kinds, 1.0, 0.0))
         if wanted != forest.names:
             odd = sorted(set(wanted) ^ set(forest.names))
             raise InputError(
-                f"{what}: its forest asks for other features than its metrics and kinds give: {shown(odd)}"
+                "predictor.features_differ",
+                f"{what}: its forest asks for other features than its metrics and kinds give: {shown(odd)}",
             )
         errors = {key: number(value, f"{what}: error {shown(key)}") for key, value in error.items()}
         return cls(forest, metrics, kinds, text(document.get("machine", ""), f"{what}: machine"), errors)
@@ -110,7 +114,8 @@ def learn(
     """
     if len(measurements) < 4:
         raise InputError(
-            f"{number_of(len(measurements), 'measurement')} to learn from, expected four or more; measure on"
+            "predictor.too_few",
+            f"{number_of(len(measurements), 'measurement')} to learn from, expected four or more; measure on",
         )
     by_measurement = rows_of(list(measurements))
     learned, held_out = split(len(by_measurement), seed=growth.seed)

@@ -24,11 +24,14 @@ def table_of(rows: Sequence[Row]) -> tuple[tuple[str, ...], Floats, Floats]:
     Raises InputError without rows, and where one has other features than the first.
     """
     if not rows:
-        raise InputError("no rows to learn from; measure some first")
+        raise InputError("interference.no_rows", "no rows to learn from; measure some first")
     names = tuple(rows[0].features)
     for place, row in enumerate(rows):
         if row.features.keys() != rows[0].features.keys():
             odd = sorted(row.features.keys() ^ rows[0].features.keys())
-            raise InputError(f"row {place} differs from the first in features {shown(odd)}; expected the same in all")
+            raise InputError(
+                "interference.features_differ",
+                f"row {place} differs from the first in features {shown(odd)}; expected the same in all",
+            )
     features = np.array([[row.features[name] for name in names] for row in rows], dtype=np.float64)
     return names, features, np.array([row.slowdown for row in rows], dtype=np.float64)

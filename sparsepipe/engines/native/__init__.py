@@ -64,7 +64,8 @@ class NativeEngine:
             keys = pack(coordinates)
             if not bool((keys[1:] > keys[:-1]).all()):
                 raise InputError(
-                    f"coordinates at tensor stride {stride} are not sorted and distinct: not the native engine's"
+                    "coordinates.not_sorted",
+                    f"coordinates at tensor stride {stride} are not sorted and distinct: not the native engine's",
                 )
             manager.insert(stride, keys, coordinates)
         return {name: _join(name, feature, parts, managers) for name, feature in parts.features.items()}
@@ -95,7 +96,10 @@ class NativeEngine:
 
     def rows(self, output: AnyTensor) -> Tensor:
         if isinstance(output, SparseTensor):
-            raise InputError(f"an output of {len(output.features)} voxels is still sparse: pool it globally first")
+            raise InputError(
+                "output.still_sparse",
+                f"an output of {len(output.features)} voxels is still sparse: pool it globally first",
+            )
         return output
 
 
@@ -104,5 +108,7 @@ def _join(name: str, feature: Feature, parts: Parts, managers: Mapping[int, Coor
         return feature.rows
     stride, coordinates, family = parts.coordinate_sets[feature.coordinate_set]
     if len(feature.rows) != len(coordinates):
-        raise InputError(f"{name}: {len(feature.rows)} feature rows for {len(coordinates)} coordinates")
+        raise InputError(
+            "tensor.row_count", f"{name}: {len(feature.rows)} feature rows for {len(coordinates)} coordinates"
+        )
     return SparseTensor(feature.rows, stride, managers[family])

@@ -34,7 +34,10 @@ def pack(coordinates: Tensor) -> Tensor:
     if len(coordinates):
         low, high = (int(bound) for bound in torch.aminmax(coordinates[:, 0]))
         if low < 0 or high >= samples:
-            raise InputError(f"batch indices {low}..{high}: expected 0..{samples - 1} in {dimension} dimensions")
+            raise InputError(
+                "batch.index_out_of_range",
+                f"batch indices {low}..{high}: expected 0..{samples - 1} in {dimension} dimensions",
+            )
         check_within(coordinates, limit)
     keys = coordinates[:, 0]
     for axis in range(1, dimension + 1):

@@ -269,7 +269,11 @@ class UnionAdd(nn.Module):
             return first.replace(torch.stack([tensor.features for tensor in tensors]).sum(dim=0))
         strides, widths = [t.tensor_stride for t in tensors], [t.features.shape[1] for t in tensors]
         if len(set(strides)) > 1 or len(set(widths)) > 1:
-            raise InputError(f"a union of strides {strides} and channels {widths}: expected one stride and one width")
+            raise InputError(
+                "tensor.union_differs",
+                f"a union of strides {strides} and channels {widths}: expected one stride and one width",
+                widths=widths,
+            )
         keys = torch.cat([tensor.manager.keys(tensor.tensor_stride) for tensor in tensors])
         union, rows = torch.unique(keys, return_inverse=True)
         manager = CoordinateManager(first.manager.dimension)
@@ -304,7 +308,8 @@ def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int],
     if tensor.manager is not like.manager or times(fine, stride) != coarse:
         apart = stride[0] if len(set(stride)) == 1 else tuple(stride)
         raise InputError(
-            f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch, stride {apart} apart"
+            "tensor.stride_apart",
+            f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch, stride {apart} apart",
         )
     return tensor.manager.kernel_map(fine, coarse, **shape).transposed
 
@@ -315,7 +320,10 @@ def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor,
         return function([tensor for tensor in tensors if isinstance(tensor, Tensor)])
     sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
     if not all(first.shares_voxels(other) for other in others):
-        raise InputError(f"tensors of strides {[t.tensor_stride for t in sparse]} meet: expected the same voxels")
+        raise InputError(
+            "tensor.strides_differ",
+            f"tensors of strides {[t.tensor_stride for t in sparse]} meet: expected the same voxels",
+        )
     return first.replace(function([tensor.features for tensor in sparse]))
 
 

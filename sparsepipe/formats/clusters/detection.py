@@ -54,30 +54,38 @@ def hosts_of_ray(path: Path, document: Mapping[str, Any]) -> tuple[Host, ...]:
     try:
         return _ray_hosts(document)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
 
 def _ray_hosts(document: Mapping[str, Any]) -> tuple[Host, ...]:
     provider = document.get("provider")
     if not isinstance(provider, Mapping):
-        raise InputError(f"provider = {shown(provider)}: expected type: local, head_ip and worker_ips")
+        raise InputError(
+            "hostfile.provider_malformed", f"provider = {shown(provider)}: expected type: local, head_ip and worker_ips"
+        )
     if provider.get("type") != "local":
         raise InputError(
+            "hostfile.provider_type",
             f"provider type {shown(provider.get('type'))} makes its own machines: expected local, with head_ip and "
-            "worker_ips"
+            "worker_ips",
         )
     if unknown := [key for key in provider if key not in _RAY_KEYS]:
-        raise InputError(f"provider has {shown(unknown[0])}: expected {', '.join(sorted(_RAY_KEYS))}")
+        raise InputError(
+            "hostfile.provider_key", f"provider has {shown(unknown[0])}: expected {', '.join(sorted(_RAY_KEYS))}"
+        )
     workers = provider.get("worker_ips") or []
     if not isinstance(workers, list):
-        raise InputError(f"worker_ips = {shown(workers)}: expected a list of hosts")
+        raise InputError("hostfile.workers_malformed", f"worker_ips = {shown(workers)}: expected a list of hosts")
     names = [provider.get("head_ip"), *workers]
     if wrong := [name for name in names if not isinstance(name, str) or not name]:
-        raise InputError(f"host {shown(wrong[0])}: expected a name or an address for head_ip and each of worker_ips")
+        raise InputError(
+            "hostfile.host_malformed",
+            f"host {shown(wrong[0])}: expected a name or an address for head_ip and each of worker_ips",
+        )
     auth = document.get("auth") or {}
     user = auth.get("ssh_user") if isinstance(auth, Mapping) else None
     if user is not None and not isinstance(user, str):
-        raise InputError(f"ssh_user = {shown(user)}: expected a name")
+        raise InputError("hostfile.user_malformed", f"ssh_user = {shown(user)}: expected a name")
     count = _devices(document.get("available_node_types") or {})
     return tuple(Host(name, count, f"{user}@{name}" if user else "") for name in names)
 
@@ -85,16 +93,22 @@ def _ray_hosts(document: Mapping[str, Any]) -> tuple[Host, ...]:
 def _devices(types: object) -> int:
     """The GPUs of a host, which are the same for all: the local provider knows one type of node."""
     if not isinstance(types, Mapping):
-        raise InputError(f"available_node_types = {shown(types)}: expected a table of types")
+        raise InputError(
+            "hostfile.node_types_malformed", f"available_node_types = {shown(types)}: expected a table of types"
+        )
     counts = set()
     for name, kind in types.items():
         resources = (kind.get("resources") or {}) if isinstance(kind, Mapping) else None
         if not isinstance(resources, Mapping):
-            raise InputError(f"available_node_types: {shown(name)} = {shown(kind)}: expected resources: {{GPU: N}}")
+            raise InputError(
+                "hostfile.node_types_malformed",
+                f"available_node_types: {shown(name)} = {shown(kind)}: expected resources: {{GPU: N}}",
+            )
         counts.add(integer(resources.get("GPU", 1), f"{shown(name)}: GPU", least=1, most=MOST_DEVICES))
     if len(counts) > 1:
         raise InputError(
-            f"node types of {', '.join(map(str, sorted(counts)))} GPUs: the hosts of a local cluster are alike"
+            "hostfile.heterogeneous_types",
+            f"node types of {', '.join(map(str, sorted(counts)))} GPUs: the hosts of a local cluster are alike",
         )
     return counts.pop() if counts else 1
 
@@ -168,7 +182,8 @@ def kind_of(path: Path | str) -> str:
         if is_partitioning_file(read_json(path, what="cluster file")):
             return "dnn-partitioning"
         raise InputError(
-            f"{path}: of JSON, only graphs of dnn-partitioning describe a cluster; expected one of them, or TOML"
+            "hostfile.json_unknown",
+            f"{path}: of JSON, only graphs of dnn-partitioning describe a cluster; expected one of them, or TOML",
         )
     if path.suffix in (".yml", ".yaml"):
         return _kind_of_yaml(path)
@@ -189,8 +204,9 @@ def _kind_of_yaml(path: Path) -> str:
     found = [kind for key, kind in _YAML_KEYS.items() if isinstance(document, Mapping) and key in document]
     if len(found) != 1:
         raise InputError(
+            "hostfile.yaml_unknown",
             f"{path}: expected nodes: as in SDPipe, machines: as in PipeDream and SparsePipe, or provider: as in Ray; "
-            "a hostfile has lines such as 'gpu1 slots=4'"
+            "a hostfile has lines such as 'gpu1 slots=4'",
         )
     return found[0]
 
@@ -207,7 +223,7 @@ def _made(path: Path, hosts: tuple[Host, ...], unsaid: Unsaid) -> Cluster:
     try:
         return cluster_of_hosts(hosts, unsaid)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
 
 def _of_nodes(path: Path, unsaid: Unsaid) -> Cluster:
@@ -221,7 +237,7 @@ def _of_nodes(path: Path, unsaid: Unsaid) -> Cluster:
             network=unsaid.network,
         )
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
 
 def _of_server_file(path: Path, unsaid: Unsaid) -> Cluster:
@@ -259,17 +275,20 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
             for host in _hosts(words):
                 if host.name in lines:
                     raise InputError(
+                        "hostfile.host_twice",
                         f"host {shown(host.name)} is there again, as in line {lines[host.name]}: list it once, with "
-                        "slots=N for all its devices"
+                        "slots=N for all its devices",
                     )
                 lines[host.name] = number
                 hosts.append(host)
             if len(hosts) > MOST_DEVICES:
-                raise InputError(f"more than {MOST_DEVICES} hosts: correct the ranges")
+                raise InputError("hostfile.too_many_hosts", f"more than {MOST_DEVICES} hosts: correct the ranges")
         except InputError as error:
-            raise InputError(f"{path}:{number}: {error}") from None
+            raise InputError(error.code, f"{path}:{number}: {error}", **error.fields) from None
     if not hosts:
-        raise InputError(f"{path}: names no hosts: expected a line for each, such as 'gpu1 slots=4'")
+        raise InputError(
+            "hostfile.no_hosts", f"{path}: names no hosts: expected a line for each, such as 'gpu1 slots=4'"
+        )
     return tuple(hosts)
 
 
@@ -278,7 +297,10 @@ def _hosts(words: list[str]) -> list[Host]:
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or key not in _KNOWN:
-            raise InputError(f"{shown(word)} after host {shown(words[0])}: expected slots=N, a host a line")
+            raise InputError(
+                "hostfile.slots_malformed",
+                f"{shown(word)} after host {shown(words[0])}: expected slots=N, a host a line",
+            )
         count = _count(words[0], key, value)
         slots = count if key == _KNOWN[0] else slots
     return [_host(text, slots) for text in _destinations(words[0])]
@@ -296,7 +318,7 @@ def _destinations(text: str) -> list[str]:
     if not (colon and number.isascii() and number.isdigit()):
         listed, number = text, ""
     if ":" in listed:
-        raise InputError(f"host {shown(text)}: expected host:port or slots=N, a host a line")
+        raise InputError("hostfile.host_malformed", f"host {shown(text)}: expected host:port or slots=N, a host a line")
     return [f"{name}:{number}" if number else name for name in expand(listed)]
 
 
@@ -304,7 +326,9 @@ def _host(text: str, slots: int | None) -> Host:
     try:
         destination = Destination.parse(text)
     except InputError as error:
-        raise InputError(f"host {error}; devices are written slots=N, a host a line") from None
+        raise InputError(
+            error.code, f"host {error}; devices are written slots=N, a host a line", **error.fields
+        ) from None
     number = destination.port
     if number is None:
         port = None
@@ -315,8 +339,9 @@ def _host(text: str, slots: int | None) -> Host:
     else:
         host = destination._replace(port=None)
         raise InputError(
+            "hostfile.number_undecided",
             f"host {shown(text)}: is {number} a number of devices or the port of ssh? Write '{host} slots={number}' or "
-            f"'{destination} slots=1'"
+            f"'{destination} slots=1'",
         )
     ssh = destination._replace(port=port)
     return Host(ssh.host, slots or 1, str(ssh) if ssh.user or ssh.port else "")
@@ -324,5 +349,8 @@ def _host(text: str, slots: int | None) -> Host:
 
 def _count(host: str, key: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 7 and 1 <= int(value) <= MOST_DEVICES):
-        raise InputError(f"host {shown(host)} has {key} = {shown(value)}: expected a whole number, 1 or more")
+        raise InputError(
+            "hostfile.slots_malformed",
+            f"host {shown(host)} has {key} = {shown(value)}: expected a whole number, 1 or more",
+        )
     return int(value)

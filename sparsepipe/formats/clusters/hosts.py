@@ -38,13 +38,17 @@ def cluster_of_hosts(hosts: Sequence[Host], unsaid: Unsaid) -> Cluster:
     Raises InputError for no hosts, two of one name, and more devices than a cluster may have.
     """
     if not hosts:
-        raise InputError("names no hosts: expected at least one")
+        raise InputError("hostfile.no_hosts", "names no hosts: expected at least one")
     names = [host.name for host in hosts]
     if len(set(names)) < len(names):
         twice = max(names, key=names.count)
-        raise InputError(f"host {shown(twice)} is there twice: list it once, with all its devices")
+        raise InputError(
+            "hostfile.host_twice", f"host {shown(twice)} is there twice: list it once, with all its devices"
+        )
     if (count := sum(host.num_devices for host in hosts)) > MOST_DEVICES:
-        raise InputError(f"{shown(count)} devices, expected {MOST_DEVICES} at most: correct the counts")
+        raise InputError(
+            "hostfile.too_many_devices", f"{shown(count)} devices, expected {MOST_DEVICES} at most: correct the counts"
+        )
     kind = DeviceType(unsaid.device_type, unsaid.memory_bytes)
     made = (
         Node(one.name, (kind,) * one.num_devices, unsaid.link, one.name, one.ssh, environment=one.environment)

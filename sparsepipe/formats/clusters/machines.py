@@ -28,25 +28,32 @@ def hosts_of_machines(path: Path, document: Mapping[str, Any]) -> tuple[Host, ..
         checked_values(document)
         return _hosts(document.get("machines"))
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
 
 
 def _hosts(entries: object) -> tuple[Host, ...]:
     if not isinstance(entries, list) or not entries:
-        raise InputError(f"machines = {shown(entries)}: expected a list of {_FORM}")
+        raise InputError("machines.malformed", f"machines = {shown(entries)}: expected a list of {_FORM}")
     if len(entries) > MOST_DEVICES:
-        raise InputError(f"machines lists {number_of(len(entries), 'GPU')}, expected {MOST_DEVICES} at most")
+        raise InputError(
+            "hostfile.too_many_devices",
+            f"machines lists {number_of(len(entries), 'GPU')}, expected {MOST_DEVICES} at most",
+        )
     found: dict[str, list[int]] = {}
     last = None
     for place, entry in enumerate(entries):
         host, gpu = _entry(place, entry)
         if host in found and host != last:
             raise InputError(
+                "machines.host_scattered",
                 f"machines[{place}]: host {shown(host)} comes again after {shown(last)}: list the GPUs of a host one "
-                "after the other, for ranks are numbered host by host"
+                "after the other, for ranks are numbered host by host",
             )
         if gpu in found.setdefault(host, []):
-            raise InputError(f"machines[{place}]: {shown(entry)} is there twice: a GPU is one rank; leave one out")
+            raise InputError(
+                "machines.device_twice",
+                f"machines[{place}]: {shown(entry)} is there twice: a GPU is one rank; leave one out",
+            )
         found[host].append(gpu)
         last = host
     return tuple(Host(host, len(gpus), gpus=tuple(gpus)) for host, gpus in found.items())
@@ -55,5 +62,5 @@ def _hosts(entries: object) -> tuple[Host, ...]:
 def _entry(place: int, entry: object) -> tuple[str, int]:
     host, colon, gpu = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
     if not host or not colon or not (gpu.isascii() and gpu.isdigit() and len(gpu) < 6):
-        raise InputError(f"machines[{place}] = {shown(entry)}: expected {_FORM}")
+        raise InputError("machines.malformed", f"machines[{place}] = {shown(entry)}: expected {_FORM}")
     return host, int(gpu)

@@ -35,7 +35,9 @@ def expand(text: str) -> tuple[str, ...]:
     for part in _split(text):
         names += _hosts(part)
         if len(names) > MOST_DEVICES:
-            raise InputError(f"{shown(text)} is more than {MOST_DEVICES} hosts: correct the range")
+            raise InputError(
+                "hostfile.too_many_hosts", f"{shown(text)} is more than {MOST_DEVICES} hosts: correct the range"
+            )
     return tuple(names)
 
 
@@ -49,7 +51,8 @@ def hosts_of_job(variables: Mapping[str, str]) -> tuple[Host, ...]:
         names = _read(variables, suffix, _NODELISTS, expand)
         if names is None:
             raise InputError(
-                f"SLURM_JOB_NODELIST{suffix} is not set: this is no job of Slurm; ask within sbatch or salloc"
+                "slurm.not_a_job",
+                f"SLURM_JOB_NODELIST{suffix} is not set: this is no job of Slurm; ask within sbatch or salloc",
             )
         counts = _read(variables, suffix, _TASK_COUNTS, partial(_counts, num_hosts=len(names)))
         counts = counts or [_read(variables, suffix, _COUNTS_OF_ALL, _count_of_all) or 1] * len(names)
@@ -69,8 +72,9 @@ def _suffixes(variables: Mapping[str, str]) -> list[str]:
         count = variables.get(size, str(len(numbers)))
         if count != str(len(numbers)) or numbers != set(range(len(numbers))):
             raise InputError(
+                "slurm.group_count",
                 f"{size} = {shown(count)}, and the job has SLURM_JOB_NODELIST{group}N for N = "
-                f"{sorted(numbers)[:8]}: expected one for each component, from 0; ask in the batch script itself"
+                f"{sorted(numbers)[:8]}: expected one for each component, from 0; ask in the batch script itself",
             )
         if numbers:
             return [f"{group}{number}" for number in sorted(numbers)]
@@ -84,7 +88,7 @@ def _read(variables: Mapping[str, str], suffix: str, names: Sequence[str], read:
             try:
                 return read(text)
             except InputError as error:
-                raise InputError(f"{name} = {shown(text)}: {error}") from None
+                raise InputError(error.code, f"{name} = {shown(text)}: {error}", **error.fields) from None
     return None
 
 
@@ -100,7 +104,9 @@ def _split(text: str) -> list[str]:
             begin = place + 1
     parts.append(text[begin:])
     if depth or not all(part.strip() for part in parts):
-        raise InputError(f"{shown(text)} is no list of hosts: expected such as gpu[01-03,07],login")
+        raise InputError(
+            "slurm.hosts_malformed", f"{shown(text)} is no list of hosts: expected such as gpu[01-03,07],login"
+        )
     return [part.strip() for part in parts]
 
 
@@ -112,7 +118,8 @@ def _hosts(part: str) -> list[str]:
         count *= len(choice)
     if count > MOST_DEVICES:
         raise InputError(
-            f"{shown(part)} is {number_of(count, 'host')}, expected {MOST_DEVICES} at most: correct the range"
+            "hostfile.too_many_hosts",
+            f"{shown(part)} is {number_of(count, 'host')}, expected {MOST_DEVICES} at most: correct the range",
         )
     return ["".join(chosen) for chosen in product(*choices)]
 
@@ -124,12 +131,20 @@ def _numbers(ranges: str, part: str) -> list[str]:
         match = _RANGE.fullmatch(one)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(first) > int(last):
-            raise InputError(f"{shown(part)}: range {shown(one)}: expected such as 01-03, the smaller number first")
+            raise InputError(
+                "slurm.range_malformed",
+                f"{shown(part)}: range {shown(one)}: expected such as 01-03, the smaller number first",
+            )
         if int(last) - int(first) >= MOST_DEVICES:
-            raise InputError(f"{shown(part)}: range {shown(one)} is more than {MOST_DEVICES} hosts: correct it")
+            raise InputError(
+                "hostfile.too_many_hosts",
+                f"{shown(part)}: range {shown(one)} is more than {MOST_DEVICES} hosts: correct it",
+            )
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         if len(numbers) > MOST_DEVICES:
-            raise InputError(f"{shown(part)}: more than {MOST_DEVICES} hosts: correct its ranges")
+            raise InputError(
+                "hostfile.too_many_hosts", f"{shown(part)}: more than {MOST_DEVICES} hosts: correct its ranges"
+            )
     return numbers
 
 
@@ -139,12 +154,16 @@ def _counts(text: str, num_hosts: int) -> list[int]:
     for one in text.split(","):
         match = _TASKS.fullmatch(one)
         if not match or int(match[1]) < 1 or int(match[2] or 1) > MOST_DEVICES:
-            raise InputError("expected such as 2(x3),1")
+            raise InputError("slurm.counts_malformed", "expected such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
         if len(counts) > num_hosts:
             break
     if len(counts) != num_hosts:
-        raise InputError(f"is for {number_of(len(counts), 'host')}, the list has {num_hosts}")
+        raise InputError(
+            "slurm.count_differs",
+            f"is for {number_of(len(counts), 'host')}, the list has {num_hosts}",
+            num_hosts=num_hosts,
+        )
     return counts
 
 
@@ -152,5 +171,5 @@ def _count_of_all(text: str) -> int:
     """A count of every host: `4`, or of GPUs by their types, `a100:2,v100:1`."""
     counts = [one.rpartition(":")[2] for one in text.split(",")]
     if not all(count.isascii() and count.isdigit() and len(count) < 6 for count in counts):
-        raise InputError("expected such as 4 or a100:4")
+        raise InputError("slurm.devices_malformed", "expected such as 4 or a100:4")
     return sum(map(int, counts))

@@ -80,7 +80,8 @@ def main(options: Sequence[str]) -> int:
         told = described(error, run_dir=arguments.run_dir, rank=-1, stage=None)
         plain = told["limit"] or told["input_error"]
         what = told["message"] if plain else f"{told['kind']}: {told['message']}; its log is logs/launcher.log"
-        cause = FailureCause(f"the launcher: {what}", None, None, exit_code=2 if told["input_error"] else 1)
+        exit_code = 2 if told["input_error"] else 1
+        cause = FailureCause(f"the launcher: {what}", None, None, exit_code=exit_code, code=told["code"])
     finally:
         listener.close()
     return _finish(folder, cause)
@@ -192,7 +193,9 @@ def _serve_store(port: int, *, closing: tuple[int, ...]) -> Forked:
     try:
         listener = socket.create_server((LOOPBACK, port))
     except OSError as error:
-        raise InputError(f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); give another, or none") from None
+        raise InputError(
+            "port.in_use", f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); give another, or none"
+        ) from None
 
     def serve() -> int:
         watch()

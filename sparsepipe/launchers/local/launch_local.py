@@ -43,7 +43,10 @@ def launch(
     memory for, and a plan that needs more memory, by the run's profile, than its devices or this machine have.
     """
     if plan.members and port is not None:
-        raise InputError("a port goes with one pipeline: several choose theirs by themselves; leave it out")
+        raise InputError(
+            "port.of_several_pipelines",
+            "a port goes with one pipeline: several choose theirs by themselves; leave it out",
+        )
     _check_port(port)
     check_threads(config.threads)
     folder, resume = Path(asked["run_dir"]).resolve(), asked.get("resume", False)
@@ -78,8 +81,12 @@ def _check_port(port: Any) -> None:
     if port is None:
         return
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-        raise InputError(f"port {port!r} given, expected a number from 1 to 65535, or none")
+        raise InputError(
+            "port.malformed", f"port {port!r} given, expected a number from 1 to 65535, or none", port=port
+        )
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
-        raise InputError(f"port {port} of 127.0.0.1 cannot be had ({error.strerror}); give another, or none") from None
+        raise InputError(
+            "port.in_use", f"port {port} of 127.0.0.1 cannot be had ({error.strerror}); give another, or none"
+        ) from None

@@ -60,7 +60,7 @@ def followed(
         if handle is not None or not isinstance(error, OSError):
             raise
         what = limit_met(error, where=record.folder) or f"{error.filename}: {error.strerror}"
-        raise RunFailed(f"{record.folder}: its processes could not be started: {what}") from None
+        raise RunFailed("run.not_started", f"{record.folder}: its processes could not be started: {what}") from None
 
 
 def supervised(
@@ -109,8 +109,9 @@ def check_workers(count: int) -> None:
     cores, room = num_processors(), available_bytes()
     if count > _FEW_WORKERS and count * _WORKER_BYTES > room:
         raise InputError(
+            "memory.too_many_workers",
             f"{count} workers take about {count * _WORKER_BYTES / 1e9:.0f} GB before they train, {room / 1e9:.1f} GB "
-            "are free on this machine; use a plan of fewer ranks"
+            "are free on this machine; use a plan of fewer ranks",
         )
     if count > max(_FEW_WORKERS, 4 * cores):
         warnings.warn(

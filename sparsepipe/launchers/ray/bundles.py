@@ -47,8 +47,10 @@ def check_room(
             what, remedy = ("GPUs", "--num-gpus") if gpus else ("CPUs", "--num-cpus")
             more = remedy if kind is None else f"--labels {LABEL}={kind}"
             raise InputError(
+                "ray.too_few_devices",
                 f"the plan needs {needed} {what}{of_kind}, Ray's nodes have {sum(rooms)}; plan for fewer ranks, or add "
-                f"nodes (ray start --address … {more})"
+                f"nodes (ray start --address … {more})",
+                needed=needed,
             )
 
 

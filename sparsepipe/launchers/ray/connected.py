@@ -83,10 +83,11 @@ def _driver(address: str | None, where: dict[str, Any]) -> Iterator[None]:
     except Exception as error:  # Ray raises bare ones, too
         why = _line(error)
         if address is None:
-            raise InputError(f"Ray could not be started on this machine: {why}") from error
+            raise InputError("ray.not_started", f"Ray could not be started on this machine: {why}") from error
         raise InputError(
+            "ray.not_reached",
             f"Ray's cluster at {address}: {why}; is it up, is this machine one of its nodes, and does "
-            "RAY_AUTH_TOKEN_PATH name its token?"
+            "RAY_AUTH_TOKEN_PATH name its token?",
         ) from error
     try:
         yield

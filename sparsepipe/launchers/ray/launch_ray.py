@@ -48,7 +48,9 @@ def launch(
     started.
     """
     if find_spec("ray") is None:
-        raise InputError('launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"')
+        raise InputError(
+            "ray.not_installed", 'launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"'
+        )
     resume, cluster = asked.get("resume", False), asked.get("cluster")
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
@@ -71,6 +73,7 @@ def _check_here(config: RunConfig, count: int, address: str | None) -> None:
         check_openssl()
         if address is not None and os.environ.get("RAY_USE_TLS") != "1":
             raise InputError(
+                "ray.in_clear",
                 "encrypt: what Ray's own processes send to each other is in clear unless its cluster is started with "
                 "RAY_USE_TLS=1, and so is the job's secret; start it so and set RAY_USE_TLS here, or use {launcher}",
                 setting={"launcher": "ssh"},
@@ -87,7 +90,8 @@ def _address(told: str | None) -> str | None:
         return None
     if "://" in told:
         raise InputError(
+            "ray.client_address",
             f"Ray's address {told!r} is that of a client: run on a node of the cluster, and give its address as "
-            "10.0.0.1:6379, or auto"
+            "10.0.0.1:6379, or auto",
         )
     return told

@@ -103,7 +103,7 @@ class NodesOfRay:
         last = self._last
         hosts = [hosted for hosted in last.hosts if hosted not in lost]
         if not hosts:
-            raise InputError("no node is left that ranks were on, and others have no room for them")
+            raise InputError("hosts.none_left", "no node is left that ranks were on, and others have no room for them")
         devices = devices_of(self._types, self._known)
         kept = [rank for hosted in hosts for rank in hosted.ranks]
         nodes = (
@@ -181,6 +181,7 @@ class NodesOfPipeline(OneOfSeveral):
         while len(found := _node_of_bundles(self._group)) < len(self._plan.ranks):
             if time.monotonic() > deadline:
                 raise InputError(
+                    "ray.no_room",
                     f"Ray has no node for {number_of(len(self._plan.ranks) - len(found), 'rank')} any more, and made "
                     f"no room within {self._to_place:g} s (`ray status`); add a node, or give it longer: "
                     "{timeout_seconds}",

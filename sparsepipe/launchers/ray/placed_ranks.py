@@ -165,8 +165,9 @@ def reserved(wanted: Sequence[dict[str, str]], *, gpus: bool, seconds: float = _
     try:
         if not group.wait(seconds):
             raise InputError(
+                "ray.no_room",
                 f"Ray had no room for {number_of(len(wanted), 'rank')} within {seconds:.0f} s: other jobs have it "
-                "(`ray status`); wait for them, or plan for fewer ranks"
+                "(`ray status`); wait for them, or plan for fewer ranks",
             )
         nodes = nodes_of(group)
         return Reserved(group, nodes, hosts_of(nodes, all_nodes()))

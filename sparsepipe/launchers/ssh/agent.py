@@ -64,7 +64,7 @@ class Agent:
                 return False
             self._look()
         except InputError as error:
-            self._writer.send("refused", reason=str(error), input_error=True)
+            self._writer.send("refused", reason=str(error), input_error=True, code=error.code)
         except OSError as error:
             where = self._run.folder if self._run else Path.home()
             reason = limit_met(error, where=where) or f"{error.filename or where}: {error.strerror}"
@@ -127,12 +127,12 @@ class Agent:
     @property
     def _opened(self) -> HostedRun:
         if self._run is None:
-            raise InputError("nothing was opened")
+            raise InputError("agent.nothing_open", "nothing was opened")
         return self._run
 
     def _take(self, frame: Frame) -> None:
         if self._arrivals is None:
-            raise InputError("nothing was opened")
+            raise InputError("agent.nothing_open", "nothing was opened")
         if self._arrivals.take(frame) is not None:
             self._opened.shards.arrived.add(str(frame.head["name"]))
 

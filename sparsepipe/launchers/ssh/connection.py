@@ -33,7 +33,7 @@ _READ_BYTES = 2**16
 _TO_END = 10.0  # seconds
 _ALIVE_SECONDS = 1.0
 _CAUSE = {"reason": text, "rank": maybe(integer), "stage": maybe(integer), "precedence": integer}
-_STATUS = fields({"state": text, **_CAUSE, "exit_code": integer, "lasting": flag, "limit": flag})
+_STATUS = fields({"state": text, **_CAUSE, "exit_code": integer, "lasting": flag, "limit": flag, "code": maybe(text)})
 _NEEDED: Mapping[str, Mapping[str, Check]] = {  # by the kind of what a host says: the facts that it must have
     "hello": {"folder": text, "address": text, "has_data": flag, "facts": fields({})},
     "store": {"host": text, "port": integer},
@@ -229,5 +229,5 @@ def _check(frame: Frame) -> None:
     """Raise InputError for a message that lacks a fact that its kind must have, or has another kind of value there."""
     for name, check in _NEEDED.get(frame.kind, {}).items():
         if name not in frame.head:
-            raise InputError(f"{shown(frame.kind)} without {name!r}")
+            raise InputError("agent.fact_missing", f"{shown(frame.kind)} without {name!r}")
         check(frame.head[name], f"{frame.kind}: {name}")

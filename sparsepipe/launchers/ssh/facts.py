@@ -35,7 +35,7 @@ def check_alike(where: str, there: Mapping[str, Any], here: Mapping[str, str]) -
     for name, remedy in _ALIKE.items():
         if there.get(name) != here.get(name):
             told = str(there.get(name))[:60], str(here.get(name))[:60]
-            raise InputError(f"{where}: {name} {told[0]} there, {told[1]} here; {remedy}")
+            raise InputError("hosts.unlike", f"{where}: {name} {told[0]} there, {told[1]} here; {remedy}")
 
 
 def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
@@ -44,15 +44,22 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
     `alone`: there is no other host, to which the loopback would not lead. Raises InputError where none has it.
     """
     if ":" in address:
-        raise InputError(f"its address {address!r} is one of IPv6; give its address of IPv4, which hosts connect by")
+        raise InputError(
+            "host.address_of_ipv6",
+            f"its address {address!r} is one of IPv6; give its address of IPv4, which hosts connect by",
+        )
     try:
         numbers = socket.gethostbyname(address)
     except OSError as error:
         raise InputError(
-            f"its address {address!r} is not known there ({error}); give it as numbers, such as 10.0.0.2"
+            "host.address_unknown",
+            f"its address {address!r} is not known there ({error}); give it as numbers, such as 10.0.0.2",
         ) from None
     if numbers.startswith("127.") and not alone:
-        raise InputError(f"its address {address!r} is its loopback {numbers} there; give the one of the network")
+        raise InputError(
+            "host.address_is_loopback",
+            f"its address {address!r} is its loopback {numbers} there; give the one of the network",
+        )
     names = []
     for _, name in socket.if_nameindex():
         found = interface_address(name)
@@ -60,7 +67,10 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
             return name, numbers
         if found:
             names.append(f"{name} {found}")
-    raise InputError(f"no network interface there has its address {address} (there are {', '.join(names) or 'none'})")
+    raise InputError(
+        "host.address_not_its_own",
+        f"no network interface there has its address {address} (there are {', '.join(names) or 'none'})",
+    )
 
 
 def check_ways(addresses: Mapping[str, str]) -> None:
@@ -71,8 +81,9 @@ def check_ways(addresses: Mapping[str, str]) -> None:
                 probe.connect((address, _ANY_PORT))  # a datagram's: nothing is sent
         except OSError as error:
             raise InputError(
+                "host.unreachable",
                 f"no network there leads to {name}'s address {address} ({error.strerror}); give all hosts addresses "
-                "on one network"
+                "on one network",
             ) from None
 
 

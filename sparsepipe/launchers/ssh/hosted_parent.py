@@ -265,7 +265,7 @@ class HostedCoordination:
         frame, connection = event.frame, self._connection
         if frame is None:
             if not connection.folder:
-                raise HostUnreached(connection.why_it_did_not_begin())
+                raise HostUnreached("host.did_not_begin", connection.why_it_did_not_begin())
             raise HostLost(f"{connection.why_it_ended()} (the coordinator of all pipelines is there)")
         if frame.kind == "grown":
             self._files.take(0, frame)
@@ -273,7 +273,9 @@ class HostedCoordination:
             raise HostLost(f"{self.hosted.named}: the coordinator: {frame.head['status'].get('reason', 'it ended')}")
         elif frame.kind == "refused":
             if frame.head.get("input_error"):
-                raise HostUnreached(f"{self.hosted.named}: {frame.head['reason']}")
+                raise HostUnreached(
+                    str(frame.head.get("code", "host.refused")), f"{self.hosted.named}: {frame.head['reason']}"
+                )
             raise HostLost(f"{self.hosted.named}: {frame.head['reason']}")
 
     def _forward_request(self) -> None:

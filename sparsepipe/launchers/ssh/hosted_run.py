@@ -163,7 +163,7 @@ class HostedRun:
             (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
             self._lock = hold(self.folder)
         except OSError as error:
-            raise InputError(f"{error.filename}: {error.strerror}; make room on its disk") from None
+            raise InputError("disk.full", f"{error.filename}: {error.strerror}; make room on its disk") from None
         self.shards = Shards(self.folder, leads=False)
         self._mirror = Mirror(self.folder, ())
         self._rows: OwnRows | None = None  # of workers

@@ -46,13 +46,15 @@ def launch(
     """
     cluster = asked.get("cluster")
     if cluster is None:
-        raise InputError("launcher 'ssh' needs the hosts: give {cluster}", setting={"cluster": ...})
+        raise InputError(
+            "launcher.no_cluster", "launcher 'ssh' needs the hosts: give {cluster}", setting={"cluster": ...}
+        )
     check_tools(config)
     resume = asked.get("resume", False)
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
     hosts = hosts_of_all(plan, cluster) if plan.members else hosted_ranks(count, cluster)
     if wrong := unlike_networks([hosted.node for hosted in hosts]):
-        raise InputError(wrong[0])
+        raise InputError("hosts.unlike_networks", wrong[0])
     check_current_folder()
     record, locks = prepare(plan, config, forward_only=forward_only, elsewhere=True, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
@@ -65,6 +67,8 @@ def launch(
 def check_tools(config: RunConfig) -> None:
     """Raise InputError where a program is missing here that jobs on hosts need."""
     if shutil.which("ssh") is None:
-        raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
+        raise InputError(
+            "launcher.no_ssh", "launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client"
+        )
     if config.encrypt:
         check_openssl()

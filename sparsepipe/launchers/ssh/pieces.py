@@ -18,7 +18,7 @@ def place(folder: Path, name: Any) -> Path:
     """Return where a file is in a folder, given its name there. Raises InputError for a name that leads elsewhere."""
     path = PurePosixPath(str(name))
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in str(name):
-        raise InputError(f"a file called {str(name)[:100]!r}, which is in no run")
+        raise InputError("agent.file_unknown", f"a file called {str(name)[:100]!r}, which is in no run")
     return folder / path
 
 
@@ -65,7 +65,7 @@ class Arrivals:
             return None
         if digest != frame.head.get("sha256"):
             partial.unlink()
-            raise InputError(f"{path}: not as it was sent (SHA-256 differs)")
+            raise InputError("agent.file_damaged", f"{path}: not as it was sent (SHA-256 differs)")
         partial.replace(path)
         return path
 

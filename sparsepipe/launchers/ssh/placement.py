@@ -39,8 +39,9 @@ def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
     """
     if count > len(cluster.devices):
         raise InputError(
+            "plan.ranks_not_in_cluster",
             f"the plan has {number_of(count, 'rank')}, the cluster {number_of(len(cluster.devices), 'device')}; plan "
-            "for this cluster, or name more hosts in its file"
+            "for this cluster, or name more hosts in its file",
         )
     return _on_hosts(range(count), {rank: cluster.devices[rank].node for rank in range(count)})
 
@@ -79,11 +80,14 @@ def check_ranks(ranks: Sequence[int], num_devices: int) -> None:
     """Raise InputError for `ranks`, in order, that there is no device for, or that two pipelines have."""
     if ranks[-1] >= num_devices:
         raise InputError(
+            "plan.rank_not_in_cluster",
             f"the plan uses rank {ranks[-1]}, the cluster has {number_of(num_devices, 'device')}; plan for this "
-            "cluster, or name more hosts in its file"
+            "cluster, or name more hosts in its file",
         )
     if twice := [rank for rank, count in Counter(ranks).items() if count > 1]:
-        raise InputError(f"rank {twice[0]} is in more than one pipeline: give each devices of its own")
+        raise InputError(
+            "plan.rank_in_two_pipelines", f"rank {twice[0]} is in more than one pipeline: give each devices of its own"
+        )
 
 
 def all_ranks(plan: Plan) -> list[int]:

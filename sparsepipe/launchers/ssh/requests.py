@@ -67,7 +67,7 @@ class Requests:
         else:
             command, minibatch = told.get("command"), told.get("minibatch")
             if command is None or minibatch is None:
-                raise InputError(f"{name}: does not say what was done, and when")
+                raise InputError("request.malformed", f"{name}: does not say what was done, and when")
             if token is not None:
                 self._begin(token, minibatch)
             commands.take(folder, command, minibatch, plan=token)
@@ -78,7 +78,7 @@ class Requests:
 
     def _begin(self, token: str, minibatch: int) -> None:
         if self._plan is None or self._sent is None or self._sent.plan != token:
-            raise InputError(f"{ANSWERS[0]}: names a plan that the run was not asked for")
+            raise InputError("request.plan_unknown", f"{ANSWERS[0]}: names a plan that the run was not asked for")
         if len(self._plan.ranks) < self.num_processes:
             keep_processes(self.record.folder, self.num_processes)
         begin_plan(self.record.folder, self._plan, minibatch)

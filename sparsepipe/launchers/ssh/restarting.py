@@ -70,7 +70,7 @@ class OneOfSeveral:
     """A `Place` of one of several pipelines, which does without none of its hosts: others go on meanwhile."""
 
     def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
-        raise InputError("one of several pipelines is not planned anew")
+        raise InputError("replan.several_pipelines", "one of several pipelines is not planned anew")
 
 
 class Restarting:

@@ -54,12 +54,14 @@ class RowsOfHosts:
         """Take up what a host says. Raises InputError for what is no row, and OSError."""
         *lines, rest = (self._parts.get(host, b"") + data).split(b"\n")
         if len(rest) > _MOST_ROW:
-            raise InputError(f"told a row of more than {_MOST_ROW} bytes")
+            raise InputError("agent.row_too_long", f"told a row of more than {_MOST_ROW} bytes")
         self._parts[host] = rest
         kept: list[bytes] = []
         for line in lines:
             if (row := row_of(line)) is None:
-                raise InputError(f"told {line[:100].decode(errors='replace')!r}, which is no row of a run")
+                raise InputError(
+                    "agent.row_malformed", f"told {line[:100].decode(errors='replace')!r}, which is no row of a run"
+                )
             if row["event"] == "step":
                 self._known.add(int(row["minibatch"]))
             if row["event"] != "resume":

@@ -189,13 +189,15 @@ class RunFiles:
         elif frame.kind == "grown":
             path, own = place(self._root, name), name.removeprefix(self._own)
             if not name.startswith(self._own) or not _matches(own, self.allowed):
-                raise InputError(f"{self._named(host)} wrote {name[:100]!r}, which is not its own")
+                raise InputError(
+                    "agent.file_not_its_own", f"{self._named(host)} wrote {name[:100]!r}, which is not its own"
+                )
             if own == "logs/launcher.log":
                 path = path.with_name(f"launcher-{self.connections[host].hosted.node.name}.log".replace("/", "-"))
             growth = Growth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
             self._copies.setdefault(host, Copy()).take(growth, path)
         elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else (f"{FOLDER}/{WHOLE}",)):
-            raise InputError(f"{self._named(host)} sent {name[:100]!r}, which is no checkpoint's")
+            raise InputError("agent.file_unknown", f"{self._named(host)} sent {name[:100]!r}, which is no checkpoint's")
         elif frame.kind == "shard":
             self._take_shard(host, frame, name)
         else:
@@ -205,7 +207,7 @@ class RunFiles:
         try:
             self.rows.take(host, data)
         except InputError as error:
-            raise InputError(f"{self._named(host)} {error}") from None
+            raise InputError(error.code, f"{self._named(host)} {error}", **error.fields) from None
         waiting, self._finishing = self._finishing, []
         for partial, name in waiting:
             self._finish(partial, name)

@@ -103,8 +103,9 @@ class Session:
             own = str(hello["facts"].get("hostname"))
             if own in names:
                 raise InputError(
+                    "host.name_twice",
                     f"{names[own]} and {connection.hosted.named} are both called {own!r} by themselves: are they one "
-                    "host? Give hosts different names"
+                    "host? Give hosts different names",
                 )
             names[own] = connection.hosted.named
         self._addresses = {self.hosts[number].node.name: str(hello["address"]) for number, hello in hellos.items()}
@@ -215,7 +216,7 @@ class Session:
         found = []
         for number, status in self._ended.items():
             if status["state"] not in ("finished", "stopped"):
-                names = ("rank", "stage", "exit_code", "lasting", "precedence", "limit")
+                names = ("rank", "stage", "exit_code", "lasting", "precedence", "limit", "code")
                 facts = {name: status[name] for name in names if name in status}
                 reason = f"{self.hosts[number].node.name}: {status.get('reason', status['state'])}"
                 if status.get("limit"):
@@ -257,14 +258,16 @@ class Session:
             self._ended[event.host] = dict(frame.head["status"])
         elif frame.kind == "refused":
             if frame.head.get("input_error"):
-                raise InputError(f"{connection.hosted.named}: {frame.head['reason']}")
+                raise InputError(
+                    str(frame.head.get("code", "host.refused")), f"{connection.hosted.named}: {frame.head['reason']}"
+                )
             raise self._losing(event.host, str(frame.head["reason"]))
 
     def _ended_early(self, host: int, connection: Connection) -> None:
         """Raise HostLost for a connection that has ended, HostUnreached where it had not begun."""
         self.lost.add(host)
         if not connection.folder:
-            raise HostUnreached(connection.why_it_did_not_begin())
+            raise HostUnreached("host.did_not_begin", connection.why_it_did_not_begin())
         own, of_all = connection.hosted.ranks, self._pipeline.ranks if self._pipeline else None
         ranks = ", ".join(str(of_all[rank] if of_all else rank) for rank in own)
         raise HostLost(f"{connection.why_it_ended()} (it has rank {ranks})")

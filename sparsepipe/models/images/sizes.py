@@ -8,6 +8,7 @@ def check_size(network: str, image_size: int | tuple[int, int], *, least: int) -
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     if min(height, width) < least:
         raise InputError(
+            "images.too_small",
             f"{network} takes images of {least} x {least} pixels or more, these have {height} x {width}: enlarge them, "
-            "or take resnet18-32 or vgg16-images-32, which are made for small ones"
+            "or take resnet18-32 or vgg16-images-32, which are made for small ones",
         )

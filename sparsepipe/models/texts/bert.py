@@ -159,9 +159,10 @@ def bert(
     """
     if min(num_layers, hidden, num_heads, vocabulary_size, sequence_length) < 1 or hidden % num_heads:
         raise InputError(
+            "model.sizes_malformed",
             f"BERT of {number_of(num_layers, 'layer')} of {hidden} in {number_of(num_heads, 'head')}, "
             f"{number_of(vocabulary_size, 'word')}, sequences of {sequence_length}: expected each to be 1 or more, "
-            "and hidden a multiple of num_heads"
+            "and hidden a multiple of num_heads",
         )
     embeddings = Embeddings(vocabulary_size, hidden=hidden, places=sequence_length, dropout=dropout)
     return BERT(

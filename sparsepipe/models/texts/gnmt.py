@@ -183,11 +183,15 @@ def gnmt(
     target = target_vocabulary_size or vocabulary_size
     if num_layers < 2 or min(hidden, source, target) < 1:
         raise InputError(
+            "model.sizes_malformed",
             f"GNMT of {number_of(num_layers, 'layer')} of {hidden} for {source} source and {target} target words: "
-            "expected num_layers 2 or more, the others 1 or more"
+            "expected num_layers 2 or more, the others 1 or more",
         )
     if shared_embedding and source != target:
-        raise InputError(f"GNMT: shared_embedding needs one vocabulary, these have {source} and {target} words")
+        raise InputError(
+            "model.vocabularies_differ",
+            f"GNMT: shared_embedding needs one vocabulary, these have {source} and {target} words",
+        )
     return GNMT(
         source,
         target,

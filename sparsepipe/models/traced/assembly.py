@@ -141,9 +141,12 @@ class Assembly:
                 or name.startswith(tuple(f"{path}." if path else "" for path in self._modules(id)))
             ]
             if len(holders) > 1:
-                raise CannotBeTraced(f"{name} is changed, and training and evaluation read it in different orders")
+                raise CannotBeTraced(
+                    "module.order_of_reading",
+                    f"{name} is changed, and training and evaluation read it in different orders",
+                )
             if name in self._returned():
-                raise CannotBeTraced(f"it returns {name}, which it changes")
+                raise CannotBeTraced("module.returns_changed", f"it returns {name}, which it changes")
 
     def _returned(self) -> dict[str, None]:
         """Return the names of the parameters and buffers that a forward returns as they are."""
@@ -164,7 +167,7 @@ class Assembly:
             for layer in self.layers[training].values():
                 edges += [(home[node], layer.id) for node in layer.reads if node in home]
         if not ids:
-            raise CannotBeTraced("it does nothing")
+            raise CannotBeTraced("module.does_nothing", "it does nothing")
         graph = LayerGraph.from_ids([GraphLayer(id) for id in ids], edges)
         return [layer.id for layer in graph.layers]
 
@@ -221,7 +224,7 @@ class Assembly:
         """
         if key in self.written and key not in self.trained:
             if self.readers[key] != [id]:
-                raise CannotBeTraced(f"several layers read {key}, which its forward changes")
+                raise CannotBeTraced("module.changes_shared", f"several layers read {key}, which its forward changes")
             return True
         return self.readers[key] == [id] and key.startswith(f"{id}.")
 

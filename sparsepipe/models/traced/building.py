@@ -38,9 +38,11 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
             told = " ".join(str(error).split())
             remedy = UserFunction.parse(model).neighbour(error) if is_function(model) else ""
             what = f"it raises {type(error).__name__} as it is built ({told}){remedy}"
-            raise InputError(f"model {model}: {what}") from error
+            raise InputError("model.raises", f"model {model}: {what}") from error
     if not isinstance(module, nn.Module):
-        raise InputError(f"model {model}: returns a {type(module).__name__}, expected a torch.nn.Module")
+        raise InputError(
+            "model.not_a_module", f"model {model}: returns a {type(module).__name__}, expected a torch.nn.Module"
+        )
     return module
 
 
@@ -59,11 +61,11 @@ def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[st
     """Raise InputError where a function does not take these arguments, or wants others."""
     parameters = _parameters(function)
     if not parameters and given:
-        raise InputError(f"model {model}: takes no arguments, {', '.join(given)} given")
+        raise InputError("model.no_arguments", f"model {model}: takes no arguments, {', '.join(given)} given")
     try:
         if parameters:
             inspect.signature(function).bind(**given)
     except TypeError as error:
         takes = ", ".join(map(str, parameters.values()))
         text = f"model {model}: {error}; it takes ({takes}): give them with {{model_args}}"
-        raise InputError(text, setting="model_args") from None
+        raise InputError("model.arguments_refused", text, setting="model_args") from None

@@ -10,7 +10,10 @@ from .operations import name_of, of_numbers
 def same_answer(value: object, answer: bool, where: str) -> bool:
     """Check that Python would decide as it did when the network was recorded. Raises InputError where not."""
     if bool(value) is not answer:
-        raise InputError(f"{where} decides by a size, which is now another: trace the network with such an example")
+        raise InputError(
+            "module.decides_by_size",
+            f"{where} decides by a size, which is now another: trace the network with such an example",
+        )
     return answer
 
 

@@ -38,14 +38,16 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
     except CannotBeTraced:
         raise
     except Exception as error:  # of many kinds
-        raise CannotBeTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:100]}") from error
+        raise CannotBeTraced(
+            "export.failed", f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        ) from error
     assert isinstance(traced, fx.GraphModule)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     names, leaves = _in_order(traced, inputs)
     if len(placeholders) != len(leaves):
-        raise CannotBeTraced("torch.export changed its arguments")
+        raise CannotBeTraced("export.changed_arguments", "torch.export changed its arguments")
     if any(_transforms(node.target) for node in traced.graph.nodes):
-        raise CannotBeTraced(OF_TRANSFORMS)
+        raise CannotBeTraced("module.of_transforms", OF_TRANSFORMS)
     known = names_of(module)
     recorded: list[fx.Node] = []
     stale: dict[fx.Node, str] = {}
@@ -71,7 +73,7 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
 
 
 def _no_hook(tensor: Tensor, hook: Any) -> None:
-    raise CannotBeTraced(OF_HOOKS)
+    raise CannotBeTraced("module.of_hooks", OF_HOOKS)
 
 
 def _transforms(target: Any) -> bool:
@@ -157,17 +159,17 @@ def _observe(
     if isinstance(changed, fx.Node) and changed.op == "get_attr":  # a counter, a running mean: it has to change
         in_place, target = False, node.target
     elif target is torch.ops.aten.copy.default:  # without a derivative
-        raise CannotBeTraced("copy_ works in place alone")
+        raise CannotBeTraced("module.works_in_place", "copy_ works in place alone")
     node.target, node.args, node.kwargs = target, args, kwargs
     for source in node.all_input_nodes:
         if source in stale:
-            raise CannotBeTraced(stale[source])
+            raise CannotBeTraced("module.stale_tensor", stale[source])
     observe(node, module, known)
     for source in node.meta["written"]:
         if source.op == "get_attr":
             node.meta["buffers"].add(str(source.target))
         else:
-            raise CannotBeTraced(f"{node.target} changes what others hold")
+            raise CannotBeTraced("module.changes_shared", f"{node.target} changes what others hold")
     if in_place and isinstance(changed, fx.Node):
         for other in recorded:
             if other is not changed and other.meta["storages"] & changed.meta["storages"]:

@@ -42,13 +42,13 @@ def out_of_place(
     Raises CannotBeTraced where torch has no such function.
     """
     if kwargs.get("out") is not None:
-        raise CannotBeTraced(f"{_name(target)} writes into out=")
+        raise CannotBeTraced("module.writes_into_out", f"{_name(target)} writes into out=")
     if kind == "call_method":
         return _method(target, args, kwargs)
     if kind != "call_function":
         return target, args, kwargs, False
     if target in (operator.setitem, operator.delitem):
-        raise CannotBeTraced("it writes into a part of a tensor")
+        raise CannotBeTraced("module.writes_into_part", "it writes into a part of a tensor")
     if target in _OPERATORS:
         return _OPERATORS[target], args, kwargs, True
     if isinstance(target, torch._ops.OpOverload):
@@ -58,14 +58,14 @@ def out_of_place(
         homes = [home for home in (torch, nn.functional) if getattr(home, name, None) is target]
         found = next((getattr(home, name[:-1]) for home in homes if hasattr(home, name[:-1])), None)
         if found is None:
-            raise CannotBeTraced(f"{name} works in place alone")
+            raise CannotBeTraced("module.works_in_place", f"{name} works in place alone")
         return found, args, kwargs, True
     return _with_flags(target, args, kwargs)
 
 
 def _method(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, bool]:
     if target == "__setitem__":
-        raise CannotBeTraced("it writes into a part of a tensor")
+        raise CannotBeTraced("module.writes_into_part", "it writes into a part of a tensor")
     if (
         target.startswith("__i")
         and target.endswith("__")
@@ -77,7 +77,7 @@ def _method(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if not target.endswith("_") or target.endswith("__"):
         return target, args, kwargs, False
     if target in _OF_MEMORY or not callable(getattr(Tensor, target[:-1], None)):
-        raise CannotBeTraced(f"{target} works in place alone")
+        raise CannotBeTraced("module.works_in_place", f"{target} works in place alone")
     return target[:-1], args, kwargs, True
 
 
@@ -97,7 +97,7 @@ def _overload(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         found = getattr(packet, name)
         if _arguments(found._schema) == wanted:
             return found, args, kwargs, True
-    raise CannotBeTraced(f"{target} works in place alone")
+    raise CannotBeTraced("module.works_in_place", f"{target} works in place alone")
 
 
 def _arguments(schema: torch.FunctionSchema) -> list[tuple[str, Any]]:

@@ -33,10 +33,13 @@ class Inputs:
         leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         names = tuple(_name(path) for path, _ in pytree.tree_flatten_with_path(arguments)[0])
         if not any(map(is_tensor, leaves)):
-            raise InputError(f"{owner}: the example that it is to be traced with has no tensor")
+            raise InputError("example.no_tensor", f"{owner}: the example that it is to be traced with has no tensor")
         for name, leaf in zip(names, leaves, strict=True):
             if not (is_tensor(leaf) or is_number(leaf) or is_constant(leaf)):
-                raise InputError(f"{owner}: argument {name} is a {type(leaf).__name__}, expected tensors and numbers")
+                raise InputError(
+                    "example.argument_kind",
+                    f"{owner}: argument {name} is a {type(leaf).__name__}, expected tensors and numbers",
+                )
         constants = {name: leaf for name, leaf in zip(names, leaves, strict=True) if not is_tensor(leaf)}
         if len(leaves) == 1 and not isinstance(arguments, dict):
             names = (ONLY,)
@@ -89,10 +92,16 @@ class Inputs:
                 if name not in self.constants or self.constants[name] != leaf:
                     expected = repr(self.constants[name]) if name in self.constants else "a tensor"
                     raise InputError(
-                        f"{self.owner}: argument {name} is {leaf!r}, but it was traced with {expected}: trace it anew"
+                        "example.argument_differs",
+                        f"{self.owner}: argument {name} is {leaf!r}, but it was traced with {expected}: trace it anew",
+                        name=name,
                     )
             elif is_tensor(leaf):
-                raise InputError(f"{self.owner}: argument {name} was not there when it was traced")
+                raise InputError(
+                    "example.argument_unknown",
+                    f"{self.owner}: argument {name} was not there when it was traced",
+                    name=name,
+                )
         return found
 
 

@@ -87,5 +87,8 @@ class TracedNetwork:
         ids = {row.id for row in self.rows}
         wanted = ids if layer_ids is None else set(layer_ids)
         if unknown := wanted - ids:
-            raise InputError(f"{self.name} has no layer {min(unknown)!r}: the plan was made for another network")
+            raise InputError(
+                "plan.layer_unknown",
+                f"{self.name} has no layer {min(unknown)!r}: the plan was made for another network",
+            )
         return TracedSubnetwork(self, [row for row in self.rows if row.id in wanted], engine=engine, seed=seed)

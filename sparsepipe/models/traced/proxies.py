@@ -60,22 +60,22 @@ class ValueProxy(fx.Proxy):
             return len(value)
         if isinstance(value, tuple | list):
             return self.tracer.expect_length(self)  # type: ignore[attr-defined, no-any-return]
-        raise CannotBeTraced("Python counts the rows of a tensor")
+        raise CannotBeTraced("module.counts_rows", "Python counts the rows of a tensor")
 
     def __index__(self) -> int:
-        raise CannotBeTraced("Python counts with a size")
+        raise CannotBeTraced("module.counts_numbers", "Python counts with a size")
 
     def __int__(self) -> int:
-        raise CannotBeTraced("Python counts with a number of a tensor or a size")
+        raise CannotBeTraced("module.counts_numbers", "Python counts with a number of a tensor or a size")
 
     def __float__(self) -> float:
-        raise CannotBeTraced("Python reckons with a number of a tensor or a size")
+        raise CannotBeTraced("module.reckons_with_numbers", "Python reckons with a number of a tensor or a size")
 
     def __contains__(self, item: Any) -> bool:
         value = self.node.meta["value"]
         if isinstance(value, dict):
             return item in value
-        raise CannotBeTraced("Python looks for a number in a tensor")
+        raise CannotBeTraced("module.searches_numbers", "Python looks for a number in a tensor")
 
     def keys(self) -> Any:
         return list(self.node.meta["value"].keys())
@@ -90,7 +90,7 @@ class ValueProxy(fx.Proxy):
         return [(key, self._item(key)) for key in self.node.meta["value"]]
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        raise CannotBeTraced("it writes into a part of a tensor")
+        raise CannotBeTraced("module.writes_into_part", "it writes into a part of a tensor")
 
     def __format__(self, how: str) -> str:
         return repr(self)
@@ -115,7 +115,9 @@ class TensorProxy(ValueProxy, Tensor):  # type: ignore[misc]  # a proxy's method
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        raise CannotBeTraced(f"a compiled function calls {function} on a tensor that is being recorded")
+        raise CannotBeTraced(
+            "module.calls_compiled", f"a compiled function calls {function} on a tensor that is being recorded"
+        )
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -128,7 +130,7 @@ class TensorProxy(ValueProxy, Tensor):  # type: ignore[misc]  # a proxy's method
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(Tensor, name):
-            raise CannotBeTraced(f"it sets {name} of a tensor")
+            raise CannotBeTraced("module.sets_attribute", f"it sets {name} of a tensor")
         object.__setattr__(self, name, value)
 
 
@@ -148,7 +150,7 @@ def stand_in(node: fx.Node, tracer: fx.Tracer) -> ValueProxy:
 
 def _method(proxy: ValueProxy, name: str, found: Callable[..., Any]) -> Callable[..., Any]:
     if name == "register_hook":  # gives no value that a layer could read, and what it does would be left out
-        raise CannotBeTraced(OF_HOOKS)
+        raise CannotBeTraced("module.of_hooks", OF_HOOKS)
     if name in _SAME_FOR_ALL and isinstance(proxy.node.meta["value"], Tensor):
         return found
     return lambda *args, **kwargs: proxy.tracer.create_proxy("call_method", name, (proxy, *args), kwargs)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from ...errors import CodedError
 from .copies import module_at
 from .sizes import Length
 from .values import tensors_of
@@ -35,7 +36,7 @@ _REGISTERED = ("_buffers", "_parameters", "_modules")
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
-class CannotBeTraced(Exception):
+class CannotBeTraced(CodedError):
     """A forward does what a graph of operations cannot say."""
 
 

@@ -72,6 +72,8 @@ class Sizes:
             same = len(shape) == len(expected)
             if not same or not all(e.agrees(n, lengths) for e, n in zip(expected, shape, strict=True)):
                 raise InputError(
+                    "example.size_differs",
                     f"{self.owner}: {name} has the sizes {list(shape)}, but the forward depends on its being "
-                    f"[{', '.join(map(str, expected))}]: trace it with such an example"
+                    f"[{', '.join(map(str, expected))}]: trace it with such an example",
+                    name=name,
                 )

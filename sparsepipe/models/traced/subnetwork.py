@@ -117,7 +117,10 @@ class TracedSubnetwork(nn.Module):
         """
         if self.training not in self.network.phases:
             phase = "training" if self.training else "evaluation"
-            raise InputError(f"{self.network.name}: in {phase} its forward raises on the example, so it has no layers")
+            raise InputError(
+                "module.no_layers",
+                f"{self.network.name}: in {phase} its forward raises on the example, so it has no layers",
+            )
         return run_layers(self, alive, minibatch=minibatch, keep=keep)
 
     def run_layer(self, row: TracedRow, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]:
@@ -136,7 +139,11 @@ class TracedSubnetwork(nn.Module):
         for name in program.inputs:
             if name not in tensors:
                 there = ", ".join(tensors) or "nothing"
-                raise InputError(f"layer {row.id!r} needs {name!r}, which is not alive here: {there} is")
+                raise InputError(
+                    "layer.input_missing",
+                    f"layer {row.id!r} needs {name!r}, which is not alive here: {there} is",
+                    layer=row.id,
+                )
         with ExitStack() as stack:
             if program.draws and self.draws_by_layer:
                 stack.enter_context(_seeded(derived_seed(self.seed, row.id, minibatch), tensors, program))
@@ -149,7 +156,12 @@ class TracedSubnetwork(nn.Module):
                 if type(error) not in _OF_MODULES:  # a rank that is lost in a batch norm is no fault of the layer
                     raise
                 what = f"{type(error).__name__} in minibatch {minibatch}: {' '.join(str(error).split())}"
-                raise LayerFailed(f"layer {row.id!r} of {self.network.name} raises {what}") from error
+                raise LayerFailed(
+                    "layer.raises",
+                    f"layer {row.id!r} of {self.network.name} raises {what}",
+                    layer=row.id,
+                    name=self.network.name,
+                ) from error
 
     def _run(self, program: Program, tensors: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[fx.Node, Any] = {node: tensor_at(self, key) for node, key in program.state.items()}

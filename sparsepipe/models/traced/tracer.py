@@ -63,7 +63,7 @@ def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = (), w
     except Exception as error:
         if isinstance(error, ChangedModule):
             raise
-        raise CannotBeTraced(_reason(error)) from error
+        raise CannotBeTraced("module.raises", _reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:
@@ -139,7 +139,7 @@ class LayerTracer(fx.Tracer):
             return forward(*args, **kwargs)
         path = self.paths.get(m)
         if path is None:
-            raise CannotBeTraced(f"a {type(m).__name__} that is no submodule is called")
+            raise CannotBeTraced("module.no_submodule", f"a {type(m).__name__} that is no submodule is called")
         if path and (path in self.leaves or is_leaf(m)):
             return self.create_proxy("call_module", path, args, kwargs)
         if not path:
@@ -167,18 +167,20 @@ class LayerTracer(fx.Tracer):
             self.stack.pop()
         for each in (self.module.get_submodule(path)._buffers, self.module.get_submodule(path)._parameters):
             if any(isinstance(tensor, fx.Proxy) for tensor in each.values()):
-                raise CannotBeTraced("it replaces a buffer")
+                raise CannotBeTraced("module.replaces_buffer", "it replaces a buffer")
         self._check_unchanged([self.module.get_submodule(path)] if path else None)
         return found
 
     def _check_unchanged(self, parts: Iterable[nn.Module] | None) -> None:
         """Raise CannotBeTraced where Python drew numbers, or changed attributes of modules; by default of all."""
         if self.watch is not None and (why := self.watch.drawn() or self.watch.changed(parts)):
-            raise CannotBeTraced(why)
+            raise CannotBeTraced("module.changes_state", why)
 
     def _check_open(self, tracer: Any) -> None:
         if tracer is not self or self.closed:
-            raise CannotBeTraced("it reads a tensor that it kept in an earlier minibatch: make it a buffer")
+            raise CannotBeTraced(
+                "module.keeps_tensor", "it reads a tensor that it kept in an earlier minibatch: make it a buffer"
+            )
 
     def _note(self, parts: Iterable[nn.Module]) -> None:
         """Take for known what modules changed as they ran themselves: they will do so as layers."""
@@ -218,7 +220,7 @@ class LayerTracer(fx.Tracer):
         for source in node.all_input_nodes:
             if source in self.stale:
                 self.graph.erase_node(node)
-                raise CannotBeTraced(self.stale[source])
+                raise CannotBeTraced("module.stale_tensor", self.stale[source])
         # What torch itself runs meets no more than the patches let pass; to undo them takes a millisecond.
         of_torch = all(map(_is_of_torch, map(type, called) if called else [target]))
         with self._running() if of_torch else self.real():
@@ -234,9 +236,9 @@ class LayerTracer(fx.Tracer):
 
     def _may_be_written(self, proxy: Any) -> None:
         if not isinstance(proxy, fx.Proxy):
-            raise CannotBeTraced("it changes a tensor of its own in place")
+            raise CannotBeTraced("module.changes_own_tensor", "it changes a tensor of its own in place")
         if proxy.node.op == "get_attr":
-            raise CannotBeTraced(f"it changes {proxy.node.target} in place")
+            raise CannotBeTraced("module.changes_own_tensor", f"it changes {proxy.node.target} in place")
 
     def _written(self, node: fx.Node, changed: Any, args: Any, kwargs: Any) -> None:
         """Let whoever holds what was changed read the result from now on, and nobody what shares its memory."""
@@ -244,7 +246,7 @@ class LayerTracer(fx.Tracer):
         if isinstance(changed, fx.Proxy):
             written.add(changed.node)
         if any(source.op == "get_attr" for source in written):
-            raise CannotBeTraced(f"{node.target} changes a parameter or a buffer")
+            raise CannotBeTraced("module.changes_parameter", f"{node.target} changes a parameter or a buffer")
         for source in written:
             holders = [each for each in fx_proxies(args, kwargs) if each.node is source]
             same = changed is not None or node.meta["storages"] == source.meta["storages"]
@@ -263,16 +265,16 @@ class LayerTracer(fx.Tracer):
         if isinstance(a, Tensor):
             return self._state(a).node
         if type(a).__name__ == "SparseTensor":
-            raise CannotBeTraced("it makes a sparse tensor of its own")
+            raise CannotBeTraced("module.makes_sparse", "it makes a sparse tensor of its own")
         if isinstance(a, type | torch.dtype | torch.finfo | torch.Generator):
             return a
         if isinstance(a, nn.Module):
-            raise CannotBeTraced(f"it gives a {type(a).__name__} to a function")
+            raise CannotBeTraced("module.gives_object", f"it gives a {type(a).__name__} to a function")
         try:
             return super().create_arg(a)
         except NotImplementedError:
             raise CannotBeTraced(
-                f"it gives a {type(a).__name__} to a layer, and layers exchange tensors alone"
+                "module.gives_object", f"it gives a {type(a).__name__} to a layer, and layers exchange tensors alone"
             ) from None
 
     def _state(self, tensor: Tensor) -> ValueProxy:
@@ -298,7 +300,9 @@ class LayerTracer(fx.Tracer):
         self._check_open(obj.tracer)
         value = obj.node.meta["value"]
         if not is_number(value) or not decidable(obj.node):
-            raise CannotBeTraced("Python decides by numbers of a tensor or by the size of the minibatch")
+            raise CannotBeTraced(
+                "module.decides_by_numbers", "Python decides by numbers of a tensor or by the size of the minibatch"
+            )
         self._expect(obj, bool(value))
         return bool(value)
 
@@ -377,7 +381,7 @@ def _refused(tracer: LayerTracer, original: Callable[..., Any]) -> Callable[...,
     def refused(*args: Any, **kwargs: Any) -> Any:
         entered = original(*args, **kwargs)  # whoever calls it leaves it again, whatever is raised
         if not tracer.running:
-            raise CannotBeTraced(OF_TRANSFORMS)
+            raise CannotBeTraced("module.of_transforms", OF_TRANSFORMS)
         return entered
 
     return refused

@@ -51,14 +51,17 @@ def trace(
     Raises InputError for what is no network: its forward raises, gives no tensor, or it has no parameters to train.
     """
     if not isinstance(module, nn.Module):
-        raise InputError(f"{name} is a {type(module).__name__}, expected a torch.nn.Module")
+        raise InputError("model.not_a_module", f"{name} is a {type(module).__name__}, expected a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise InputError(f"{name}: {type(module).__name__} has no parameters to train")
+        raise InputError("model.no_parameters", f"{name}: {type(module).__name__} has no parameters to train")
     for key, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
             raise InputError(
+                "model.layout_unsupported",
                 f"{name}: {key} has the layout {tensor.layout}, checkpoints have dense tensors: "
-                "register it as a buffer with persistent=False"
+                "register it as a buffer with persistent=False",
+                key=key,
+                layout=tensor.layout,
             )
     inputs = Inputs.of(name, example)
     with put_back(module), warnings.catch_warnings(), torch.enable_grad():
@@ -96,8 +99,9 @@ class Examples:
             _check_outputs(module, inputs.owner, *found[:2])
             if training and not any(tensor.requires_grad for tensor in tensors_of(found[0])):
                 raise InputError(
+                    "model.nothing_to_train",
                     f"{inputs.owner}: nothing that the forward of {type(module).__name__} returns in training depends "
-                    "on a parameter: there is nothing to train"
+                    "on a parameter: there is nothing to train",
                 )
         kept = next((why for _, why in runs.values() if why), "")
         return cls(inputs, second, {training: found for training, (found, _) in runs.items()}, kept)
@@ -142,7 +146,10 @@ def _first_that_agrees(
         if partial is not None and (way.record is _as_one or not _sees_more(network, partial)):
             return partial
         return network
-    raise InputError(f"{name}: {type(module).__name__} cannot be a network ({'; '.join(dict.fromkeys(reasons))})")
+    raise InputError(
+        "model.not_traceable",
+        f"{name}: {type(module).__name__} cannot be a network ({'; '.join(dict.fromkeys(reasons))})",
+    )
 
 
 def _no_whole(node: fx.Node, module: nn.Module) -> str:
@@ -183,7 +190,9 @@ def _assembled(
         if any(isinstance(leaf, fx.Node) and Structure.of(leaf.meta["value"]) is None for leaf in each.outputs):
             entry = odd_entry(examples.expected[training][0]) or "what is neither tensor nor number"
             remedy = " (in transformers: use_cache=False)" if entry.endswith("Cache") else ""
-            raise CannotBeTraced(f"it returns {entry}, expected tensors and numbers: leave it out{remedy}")
+            raise CannotBeTraced(
+                "module.returns_object", f"it returns {entry}, expected tensors and numbers: leave it out{remedy}"
+            )
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
     made = assembly.assembled()
     for each in recordings.values():
@@ -257,13 +266,13 @@ def _frozen(module: nn.Module, examples: Examples, recording: Recording, leaves:
         return {error.path: error.why}
     found = frozen.difference(recording, again)
     if found and not found[0]:
-        raise CannotBeTraced(found[1])
+        raise CannotBeTraced("module.recordings_differ", found[1])
     return dict([found]) if found else {}
 
 
 def _with_export(module: nn.Module, examples: Examples) -> Mapping[bool, Recording]:
     if examples.kept:
-        raise CannotBeTraced(examples.kept)
+        raise CannotBeTraced("module.example_kept", examples.kept)
     recordings = {}
     for training in examples.expected:
         with put_back(module):
@@ -303,7 +312,9 @@ def _modes(module: nn.Module, name: str) -> dict[bool, dict[str, bool]]:
                 module.train(training)
             except Exception as error:  # whatever it raises; a module that torch.export made does
                 what = f"raises {type(error).__name__} ({' '.join(str(error).split())})"
-                raise InputError(f"{name}: train({training}) of {type(module).__name__} {what}") from error
+                raise InputError(
+                    "module.train_fails", f"{name}: train({training}) of {type(module).__name__} {what}"
+                ) from error
             found[training] = {path: part.training for path, part in module.named_modules()}
     return found
 
@@ -344,13 +355,23 @@ def _run(module: nn.Module, minibatches: Sequence[Inputs], training: bool) -> tu
                 found.append(_copied(module(*args, **kwargs)))
             except CODE_FAILURES as error:  # whatever it raises
                 what = " ".join(str(error).split())[:200]
-                raise InputError(f"{name} raises {type(error).__name__} on the example ({what})") from error
+                raise InputError(
+                    "module.raises",
+                    f"{name} raises {type(error).__name__} on the example ({what})",
+                    kind=type(error).__name__,
+                ) from error
             kept = watch.changed() or watch.drawn(torch_too=False)
             after = frozen.outside(module)
         if made := dict(module.named_parameters()).keys() - there:
-            raise InputError(f"{name} makes the parameter {min(made)}: make it in __init__, to have it trained")
+            raise InputError(
+                "module.makes_parameters",
+                f"{name} makes the parameter {min(made)}: make it in __init__, to have it trained",
+            )
     if changed := [place for place, value in after.items() if before.get(place, value) != value]:
-        raise InputError(f"{name} changes {changed[0]} in every minibatch, which no stage can share: make it a buffer")
+        raise InputError(
+            "module.changes_attribute",
+            f"{name} changes {changed[0]} in every minibatch, which no stage can share: make it a buffer",
+        )
     return found, kept
 
 
@@ -364,12 +385,13 @@ def _check_outputs(module: nn.Module, owner: str, one: Any, two: Any) -> None:
     """Raise InputError where what a module gives for two minibatches is no network's output."""
     name = f"{owner}: the forward of {type(module).__name__}"
     if not tensors_of(one):
-        raise InputError(f"{name} returns a {type(one).__name__}, expected tensors")
+        raise InputError("module.returns_object", f"{name} returns a {type(one).__name__}, expected tensors")
     (first, spec), (second, other) = flattened(one), flattened(two)
     if spec != other:
         raise InputError(
+            "module.return_count",
             f"{name} returns {len(first)} values for one minibatch and {len(second)} for another: "
-            "return as many for each, such as one tensor of all samples (torch.cat or torch.stack)"
+            "return as many for each, such as one tensor of all samples (torch.cat or torch.stack)",
         )
 
 
@@ -385,14 +407,18 @@ def _check_against(network: TracedNetwork, examples: Examples) -> None:
                 # With gradients, as the module ran: without them LSTMs take another kernel, which rounds differently.
                 found = stage.result(stage(inputs.tensors, minibatch=number))
             except LayerFailed as error:
-                raise CannotBeTraced(f"of its layers one by one, {str(error)[:150]}") from error
+                raise CannotBeTraced("module.layers_raise", f"of its layers one by one, {str(error)[:150]}") from error
             except Exception as error:  # of any kind: the recording is not the module
                 raise CannotBeTraced(
-                    f"its layers raise {type(error).__name__} ({' '.join(str(error).split())[:100]})"
+                    "module.layers_raise",
+                    f"its layers raise {type(error).__name__} ({' '.join(str(error).split())[:100]})",
                 ) from error
             if not _same(found, expected[number]):
                 which = "for the next minibatch" if number else ""
-                raise CannotBeTraced(f"its layers one by one give something else than the module {which}".rstrip())
+                raise CannotBeTraced(
+                    "module.layers_differ",
+                    f"its layers one by one give something else than the module {which}".rstrip(),
+                )
         for tensors in network.sizes.single(examples.first.tensors):
             _check_single(network, examples.first.another(tensors), training)
 
@@ -408,7 +434,9 @@ def _check_single(network: TracedNetwork, inputs: Inputs, training: bool) -> Non
     except Exception:  # of any kind: the module takes no such minibatch, or its layers raise, which a run says
         return
     if not _same(found, expected):
-        raise CannotBeTraced("Python decides by whether there is one sample or more, or by a length of 1")
+        raise CannotBeTraced(
+            "module.decides_by_one", "Python decides by whether there is one sample or more, or by a length of 1"
+        )
 
 
 def _same(found: Any, expected: Any) -> bool:

@@ -80,8 +80,10 @@ def verify(
                     break
             else:
                 raise InputError(
+                    "model.stages_differ",
                     f"{network.name}: cut into stages it is another network: {'training' if training else 'evaluating'}"
-                    f", layer {first.layer!r} differs ({first.what} is off by {first.size:.2g})"
+                    f", layer {first.layer!r} differs ({first.what} is off by {first.size:.2g})",
+                    layer=first.layer,
                 )
 
 
@@ -260,7 +262,11 @@ def _run_module(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bo
                 given = [_dense(each) for each in _gradients([loss(output)], list(trained.values()), [None])]
             except RuntimeError as error:  # an operation without a derivative
                 what = " ".join(str(error).split())
-                raise InputError(f"{network.name}: the backward of {type(module).__name__} raises ({what})") from error
+                raise InputError(
+                    "model.backward_raises",
+                    f"{network.name}: the backward of {type(module).__name__} raises ({what})",
+                    kind=type(module).__name__,
+                ) from error
             buffers = {key: each.detach().clone() for key, each in module.named_buffers() if key in network.layer_of}
             found.append(Pass(_outputs(output), dict(zip(trained, given, strict=True)), buffers, dict(values)))
             values.clear()
@@ -378,8 +384,10 @@ def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork
         for name, gradient in zip([*trained, *leaves], back, strict=True):
             if gradient.layout != torch.strided:
                 raise InputError(
+                    "model.sparse_gradient",
                     f"{network.name}: the gradient of {name} is sparse, which stages do not exchange: "
-                    "leave out sparse=True"
+                    "leave out sparse=True",
+                    name=name,
                 )
         found.gradients.update(zip(trained, back, strict=False))
         arrived = dict(zip(leaves, back[len(trained) :], strict=True))

@@ -91,7 +91,9 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
     Its estimate is that of inference. Raises InputError where no plan keeps that pace, or none fits into memory.
     """
     if problem.recompute:
-        raise InputError("recompute saves memory for backwards, of which inference has none: leave it out")
+        raise InputError(
+            "objective.no_recompute", "recompute saves memory for backwards, of which inference has none: leave it out"
+        )
     problem = replace(problem, forward_only=True)
     pace = inf if period_at_most is None else period_at_most
     below = nextafter(pace * (1 + _ROUNDING), inf)  # what is asked for is below it
@@ -111,7 +113,9 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
         if proven or best and is_close(bound, best.latency):
             break
     if best is None:
-        raise InputError(_too_slow(first, pace) if first else refused or _TOO_LARGE, setting="period_at_most")
+        raise InputError(
+            "planner.no_plan", _too_slow(first, pace) if first else refused or _TOO_LARGE, setting="period_at_most"
+        )
     return _plan(problem, best, bound, planner)
 
 

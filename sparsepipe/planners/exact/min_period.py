@@ -97,7 +97,10 @@ def bisect(
     lower = max(least, float(model.work[-1] / moves.spare[0]))
     best = first or quick(moves, float("inf"))
     if best is None:
-        raise InputError("no plan uses all devices: there are more than the network has places for; allow unused ones")
+        raise InputError(
+            "planner.too_many_devices",
+            "no plan uses all devices: there are more than the network has places for; allow unused ones",
+        )
     paths, value, asked = [best], model.period(best), 0
     up, down = (
         (0.0, STEP) if near else (STEP, 0.0)

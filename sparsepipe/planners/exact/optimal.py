@@ -113,23 +113,32 @@ class Optimal(Settings):
         """Raise InputError where an option means nothing to the cost model."""
         if self.activation_compression_ratio is not None and self.cost_model != "published":
             raise InputError(
+                "planner.option_of_published",
                 "{activation_compression_ratio} is of the published cost model: give {cost_model}",
                 setting={"activation_compression_ratio": None, "cost_model": "published"},
             )
         for name in ("all_devices", "rescore", "quick"):
             if self.cost_model == CONTIGUOUS and getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"{{{name}}} means nothing to cost model {CONTIGUOUS!r}: leave it out", setting=name)
+                raise InputError(
+                    "planner.option_of_default",
+                    f"{{{name}}} means nothing to cost model {CONTIGUOUS!r}: leave it out",
+                    setting=name,
+                )
 
     def _check_objective(self) -> None:
         """Raise InputError where another option does not go with the objective."""
         if self.objective == PERIOD:
             if self.period_at_most is not None:
                 text = f"{{period_at_most}} goes with objective {LATENCY!r}: the period is as short as can be"
-                raise InputError(text, setting="period_at_most")
+                raise InputError("objective.of_latency", text, setting="period_at_most")
             return
         for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore"):
             if getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"{{{name}}} means nothing to objective {LATENCY!r}: leave it out", setting=name)
+                raise InputError(
+                    "objective.not_of_latency",
+                    f"{{{name}}} means nothing to objective {LATENCY!r}: leave it out",
+                    setting=name,
+                )
 
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError where no plan fits into memory."""
@@ -165,7 +174,7 @@ class Optimal(Settings):
             return self._search_stages(problem)
         if space := whole_space(problem, self._rules):
             if reason := self._refusal(space):
-                raise InputError(reason)
+                raise InputError("planner.too_large", reason)
             return self._minimise(problem, space)
         found, low = self._search_stages(problem)
         return self._with_network_time(problem, found, low), low
@@ -202,7 +211,9 @@ class Optimal(Settings):
             if len(found) == len(paths) and (low := self._settled(problem, found)):
                 return found, low
         if not found:
-            raise InputError(refused or "the network and the cluster are too large to plan; use fewer devices")
+            raise InputError(
+                "planner.no_plan", refused or "the network and the cluster are too large to plan; use fewer devices"
+            )
         return self._with_listed_cuts(problem, found)
 
     @property

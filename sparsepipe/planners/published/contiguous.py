@@ -92,7 +92,7 @@ def _colocated(problem: Problem) -> list[set[int]]:
     groups: list[set[int]] = []
     for own in problem.profile.origin.get("colocated", ()):
         if not all(id in index for id in own):
-            raise InputError("the profile's colocated layers are not all in its graph")
+            raise InputError("planner.colocated_unknown", "the profile's colocated layers are not all in its graph")
         groups.append({index[id] for id in own})
     inside = set().union(*groups) if groups else set()
     return [*groups, *({k} for k in range(len(problem.graph.layers)) if k not in inside)]
@@ -170,7 +170,10 @@ class _Cuts:
     def of(cls, graph: Graph) -> "_Cuts":
         masks = down_sets(graph.needs, MOST_CUTS)
         if masks is None:
-            raise InputError(f"more than {MOST_CUTS} cuts: the graph has too many branches for this cost model")
+            raise InputError(
+                "planner.too_many_cuts",
+                f"more than {MOST_CUTS} cuts: the graph has too many branches for this cost model",
+            )
         width = (len(graph.needs) + 7) // 8
         raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
         bits = np.unpackbits(raw.reshape(len(masks), width), axis=1, bitorder="little")
@@ -273,8 +276,9 @@ def best_split(problem: Problem) -> Split:
     kinds = [kind for kind in problem.cluster.device_types if kind.name != CPU]
     if len(kinds) > 1 or len(problem.cluster.nodes) > 1:
         raise InputError(
+            "planner.devices_unsupported",
             f"cost model 'dnn-partitioning' knows one type of accelerator and {CPU!r} on one node; "
-            f"given {', '.join(kind.name for kind in problem.cluster.device_types)} on {len(problem.cluster.nodes)}"
+            f"given {', '.join(kind.name for kind in problem.cluster.device_types)} on {len(problem.cluster.nodes)}",
         )
     counts = [sum((device.type.name == CPU) == host for device in problem.cluster.devices) for host in (False, True)]
     graph = Graph.of(problem)
@@ -288,7 +292,9 @@ def best_split(problem: Problem) -> Split:
             return Split(tuple(own), loads)
         if limit == most:
             size = max(kind.memory_bytes for kind in kinds) if kinds else 0
-            raise InputError(f"no plan fits into {SIZE.shown(size)} on each accelerator: use more of them")
+            raise InputError(
+                "planner.no_plan", f"no plan fits into {SIZE.shown(size)} on each accelerator: use more of them"
+            )
         growth *= 2
 
 

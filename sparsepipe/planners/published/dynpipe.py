@@ -70,8 +70,9 @@ class DynPipe(Settings):
         sizes, layers, num_devices = self.sizes, problem.layers, len(problem.cluster.devices)
         if sum(sizes) != len(layers) or len(sizes) > num_devices:
             raise InputError(
+                "planner.sizes_malformed",
                 f"sizes {list(sizes)}: expected layers of each stage, {len(layers)} together, in "
-                f"{number_of(num_devices, 'stage')} at most"
+                f"{number_of(num_devices, 'stage')} at most",
             )
         bounds = np.cumsum([0, *sizes]).tolist()
         return problem.plan(
@@ -86,12 +87,13 @@ def recut(plan: Plan, problem: Problem, *, top_k: int = 2) -> Plan:
     for interleaved stages, and for more than 10 stages to cut.
     """
     if plan.stages_per_rank > 1:
-        raise InputError("dynpipe: several stages per device; it cuts one per device")
+        raise InputError("planner.one_stage_per_device", "dynpipe: several stages per device; it cuts one per device")
     first = max((k + 1 for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1), default=0)
     kept, straight = plan.stages[:first], plan.stages[first:]
     if len(straight) > MOST_STAGES:
         raise InputError(
-            f"dynpipe: {number_of(len(straight), 'stage')}, it looks at every choice of cuts: expected {MOST_STAGES}"
+            "planner.too_many_stages",
+            f"dynpipe: {number_of(len(straight), 'stage')}, it looks at every choice of cuts: expected {MOST_STAGES}",
         )
     period, stages = None, straight
     if len(straight) > 1:

@@ -173,6 +173,7 @@ class PipeDream(Settings):
         if len(counts) > 1:
             unequal = ", ".join(f"{shown(node.name)} has {len(node.device_types)}" for node in problem.cluster.nodes)
             raise InputError(
+                "planner.nodes_unequal",
                 f"pipedream needs the same number of devices on every node, but {unequal}; use {{planner}}",
                 setting={"planner": "optimal"},
             )
@@ -196,6 +197,7 @@ class PipeDream(Settings):
         period = float(top.best_from_start[0, -1, -1])
         if not np.isfinite(period):
             raise InputError(
+                "planner.no_plan",
                 "pipedream finds no plan: "
                 + (
                     "the memory limit leaves none"

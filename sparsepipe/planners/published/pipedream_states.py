@@ -111,6 +111,7 @@ def _enumerate(source: int, inputs: list[list[int]], consumers: list[list[int]],
         queue += following[state]
         if len(following) > MAX_STATES:
             raise InputError(
+                "planner.too_large",
                 f"this network has more than {MAX_STATES} places to cut: the published planners would take minutes "
                 "to hours; use {planner}",
                 setting={"planner": "optimal"},

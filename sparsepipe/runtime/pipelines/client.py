@@ -160,8 +160,9 @@ class CoordinatorClient:
             left = _LONGEST_WAIT if until is None else min(_LONGEST_WAIT, max(0.0, until - time.monotonic()))
             answer = self._request(call, left, given)
             if "error" in answer:
-                kinds: Mapping[str, type[Exception]] = {GIVEN_UP: PeerLost, INPUT: InputError}
-                raise kinds.get(answer["error"], RuntimeError)(answer["message"])
+                if answer["error"] == INPUT:
+                    raise InputError(answer["code"], answer["message"])
+                raise (PeerLost if answer["error"] == GIVEN_UP else RuntimeError)(answer["message"])
             if "wait" not in answer:
                 return read_answer(call, answer["answer"])
             if until is not None and time.monotonic() >= until:

@@ -29,7 +29,7 @@ def read_progress(document: Any, what: str) -> dict[str, Any]:
     told = _PROGRESS(document, what)
     for epoch in told["left"]:
         if not epoch.isascii() or not epoch.isdigit() or len(epoch) > len(str(_MOST)):
-            raise InputError(f"{what}: epoch {shown(epoch)}: expected a whole number")
+            raise InputError("progress.epoch_malformed", f"{what}: epoch {shown(epoch)}: expected a whole number")
     return {name: told[name] for name in ("done", "epoch_minibatches", "left")}
 
 
@@ -67,15 +67,17 @@ class MinibatchQueue:
         told = read_progress(progress, "progress")
         if told["epoch_minibatches"] != self.epoch_minibatches:
             raise InputError(
+                "progress.minibatches_differ",
                 f"progress: {number_of(told['epoch_minibatches'], 'minibatch')} per epoch, now there are "
-                f"{self.epoch_minibatches}; resume with the data and batch size it had"
+                f"{self.epoch_minibatches}; resume with the data and batch size it had",
             )
         left = {int(name): minibatches for name, minibatches in told["left"].items()}
         for epoch in sorted(left):
             if epoch >= self.num_epochs or any(m >= self._length(epoch) for m in left[epoch]):
                 raise InputError(
+                    "progress.epoch_malformed",
                     f"progress: epoch {epoch} has {shown(left[epoch])} left, expected minibatches of a run of "
-                    f"{self.total_minibatches}, {self.epoch_minibatches} an epoch; resume with the data it had"
+                    f"{self.total_minibatches}, {self.epoch_minibatches} an epoch; resume with the data it had",
                 )
             if left[epoch]:
                 self._begun[epoch] = _Epoch(deque(sorted(set(left[epoch]))))
@@ -85,8 +87,9 @@ class MinibatchQueue:
         )
         if self.num_done != told["done"]:
             raise InputError(
+                "progress.count_differs",
                 f"progress: {number_of(told['done'], 'minibatch')} done, but what is left makes {self.num_done} of "
-                f"{self.total_minibatches}; resume with the data and batch size it had"
+                f"{self.total_minibatches}; resume with the data and batch size it had",
             )
 
     def _length(self, epoch: int) -> int:

@@ -105,7 +105,7 @@ class Service:
         except GivenUp as error:
             found = {"error": GIVEN_UP, "message": str(error)}
         except InputError as error:
-            found = {"error": INPUT, "message": str(error)}
+            found = {"error": INPUT, "message": str(error), "code": error.code}
         except RuntimeError as error:
             found = {"error": REFUSED, "message": str(error)}
         row = {"now": now, "call": call, "pipeline": pipeline, "rank": rank, "attempt": attempt, "given": given}

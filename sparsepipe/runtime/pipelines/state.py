@@ -131,15 +131,18 @@ class RunState:
         known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
         if known != (epoch, total):
             raise InputError(
+                "pipelines.minibatches_differ",
                 f"pipeline {member.number} has {number_of(epoch, 'minibatch')} per epoch and {total} in all, "
-                f"others have {known[0]} and {known[1]}; give all the same data, batch size and epochs"
+                f"others have {known[0]} and {known[1]}; give all the same data, batch size and epochs",
             )
         data = given.get("data", "")
         self._data = data if self._data is None else self._data
         if data != self._data:
             raise InputError(
+                "pipelines.data_differ",
                 f"pipeline {member.number} has other training data than those that came before it; bring the same data "
-                "to all hosts, or name a manifest, which checks them"
+                "to all hosts, or name a manifest, which checks them",
+                number=member.number,
             )
         if not member.whole:
             member.whole, member.num_holders = given["whole"], given["num_holders"]

@@ -13,10 +13,11 @@ def check_device(name: str) -> None:
     count = torch.cuda.device_count()  # leaves CUDA alone, which a process that has begun with it cannot fork any more
     if not count:
         text = f"device {name!r} given, but this machine has no CUDA device; use {{device}}"
-        raise InputError(text, setting={"device": "cpu"})
+        raise InputError("device.no_cuda", text, setting={"device": "cpu"})
     _, _, number = name.partition(":")
     if number and not (number.isdecimal() and int(number) < count):
         raise InputError(
+            "device.unknown",
             f"device {name!r} given, but this machine has {number_of(count, 'CUDA device')}; use cuda:0 to "
-            f"cuda:{count - 1}, or cuda, with which each process has one of its own"
+            f"cuda:{count - 1}, or cuda, with which each process has one of its own",
         )

@@ -39,7 +39,10 @@ class Identity:
         def number(name: str, default: int) -> int:
             told = environment.get(name, str(default))
             if not told.isascii() or not told.isdigit():
-                raise InputError(f"{name}={told!r} in the environment, expected a whole number as torchrun sets it")
+                raise InputError(
+                    "environment.not_whole",
+                    f"{name}={told!r} in the environment, expected a whole number as torchrun sets it",
+                )
             return int(told)
 
         rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)

@@ -23,6 +23,7 @@ def mapped_file(path: Path, size: int) -> mmap.mmap:
             if limit_met(error):
                 raise
             raise InputError(
+                "disk.not_mappable",
                 f"{path}: its disk shares no memory between processes ({error.strerror}); choose a run folder on "
-                "another disk, or mount it so that files can be mapped (9p: -o cache=mmap; FUSE: without -o direct_io)"
+                "another disk, or mount it so that files can be mapped (9p: -o cache=mmap; FUSE: without -o direct_io)",
             ) from None

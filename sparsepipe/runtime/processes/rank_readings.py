@@ -58,9 +58,9 @@ def newest(logs: Path, rank: int) -> dict[str, float] | None:
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError("readings.malformed", f"{path}: {error}") from None
     if not isinstance(found, dict):
-        raise InputError(f"{path}: {shown(found)}: expected an object of numbers")
+        raise InputError("readings.malformed", f"{path}: {shown(found)}: expected an object of numbers")
     return {name: number(value, f"{path}: {shown(name)}") for name, value in found.items()}
 
 

@@ -88,7 +88,7 @@ class _Values:
         self._bytes += len(value) - len(self._values.get(key, b""))
         self._values[key] = value
         if len(self._values) > _MOST_KEYS or self._bytes > _MOST_BYTES:
-            raise InputError("the store is full")
+            raise InputError("store.full", "the store is full")
         for one in [one for one in self._waiting if key in one.keys]:
             if all(each in self._values for each in one.keys):
                 self._forget(one)
@@ -155,4 +155,4 @@ def _decoded(value: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except ValueError:
-        raise InputError("a value that is not in base 64") from None
+        raise InputError("store.not_base64", "a value that is not in base 64") from None

@@ -351,7 +351,10 @@ class NetworkStage:
         absent = [slot.is_no_gradient for slot in packet.slots]
         if len(sent) != len(back) or any(a != b and not none for a, b, none in zip(sent, back, absent, strict=True)):
             raise PacketMismatch(
-                f"gradients of minibatch {flight.minibatch} have shapes {back}, its features had {sent}"
+                "packet.gradient_shapes",
+                f"gradients of minibatch {flight.minibatch} have shapes {back}, its features had {sent}",
+                minibatch=flight.minibatch,
+                sent=sent,
             )
         gradients = [None if none else restored(slot) for slot, none in zip(packet.slots, absent, strict=True)]
         return [
@@ -389,7 +392,10 @@ class NetworkStage:
 
     def _unpack(self, packet: Packet, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
         if len(packet.slots) != len(self.before):
-            raise PacketMismatch(f"{len(packet.slots)} tensors arrived, {len(self.before)} expected: {self.before}")
+            raise PacketMismatch(
+                "packet.tensor_count",
+                f"{len(packet.slots)} tensors arrived, {len(self.before)} expected: {self.before}",
+            )
         leaves: list[Tensor] = []
         features = {}
         for name, slot in zip(self.before, packet.slots, strict=True):

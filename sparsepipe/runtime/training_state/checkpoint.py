@@ -77,9 +77,17 @@ class Checkpoint:
         """Raise InputError where this is a checkpoint of another model."""
         held = self.manifest["layers"]
         if self.manifest["model"] != model:
-            raise InputError(f"{self.folder}: a checkpoint of {self.manifest['model']!r}, this run trains {model!r}")
+            raise InputError(
+                "checkpoint.other_model",
+                f"{self.folder}: a checkpoint of {self.manifest['model']!r}, this run trains {model!r}",
+                model=model,
+            )
         if missing := [layer for layer in layers if layer not in held]:
-            raise InputError(f"{self.folder}: holds no layer {missing[0]!r} of {model}; it is of another model")
+            raise InputError(
+                "checkpoint.layer_missing",
+                f"{self.folder}: holds no layer {missing[0]!r} of {model}; it is of another model",
+                model=model,
+            )
 
     def check_minibatches(self, order: Mapping[str, Any], *, epoch_minibatches: int | None = None) -> None:
         """Raise InputError where this run's minibatches (what `order` says of them) are not those counted here.
@@ -95,6 +103,7 @@ class Checkpoint:
             if name in self.manifest and name in order and order[name] != self.manifest[name]:
                 place = f", {number_of(within, 'minibatch')} into an epoch" if name in drawn else ""
                 raise InputError(
+                    "checkpoint.order_differs",
                     f"{{{name}}} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
                     "resume with that, or train anew in another folder",
                     setting=name,
@@ -109,6 +118,7 @@ class Checkpoint:
         here, there = (len(sizes(samples, batch_size, last=how)) for how in (last, before))
         if here != there:
             raise InputError(
+                "checkpoint.last_minibatch_differs",
                 f"{{last_minibatch}} is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
                 f"{number_of(here, 'minibatch')}, not {there}; resume with {before}, or train anew elsewhere",
                 setting="last_minibatch",
@@ -120,15 +130,18 @@ class Checkpoint:
             here, there = tuple(tensor.shape), tuple(found[key].shape) if key in found else None
             if here != there:
                 raise InputError(
+                    "checkpoint.shapes_differ",
                     f"{self.folder}: {key.replace(':', ' ', 1)} has shape {there}, in this run {here}; resume with the "
-                    "features of voxels that it was trained on, or train anew in another folder"
+                    "features of voxels that it was trained on, or train anew in another folder",
                 )
 
     def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the tensors of `layers` by name. Raises InputError where a file is missing or not what was written."""
         wanted, places = set(layers), self.manifest["layers"]
         if missing := [layer for layer in layers if layer not in places]:
-            raise InputError(f"{self.folder}: holds no layer {missing[0]!r}; it is of another model")
+            raise InputError(
+                "checkpoint.layer_missing", f"{self.folder}: holds no layer {missing[0]!r}; it is of another model"
+            )
         tensors: dict[str, Tensor] = {}
         for name in sorted({places[layer] for layer in layers} & self.manifest["files"].keys()):
             path = self.folder / name
@@ -139,17 +152,24 @@ class Checkpoint:
                         if belongs(key, wanted, layers=places):
                             tensors[key] = shard.get_tensor(key)
             except (OSError, SafetensorError) as error:
-                raise InputError(f"{path}: a shard that cannot be read ({error}); resume from another run") from None
+                raise InputError(
+                    "checkpoint.shard_unreadable",
+                    f"{path}: a shard that cannot be read ({error}); resume from another run",
+                ) from None
         return tensors
 
     def _verify(self, path: Path) -> None:
         facts = self.manifest["files"][path.name]
         if not path.exists():
             raise InputError(
-                f"{path}: this shard of the checkpoint is missing; put it back, or remove {self.folder.name}"
+                "checkpoint.shard_missing",
+                f"{path}: this shard of the checkpoint is missing; put it back, or remove {self.folder.name}",
             )
         if not path.is_file() or path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
-            raise InputError(f"{path}: not the shard that was written (SHA-256 differs); remove {self.folder.name}")
+            raise InputError(
+                "checkpoint.shard_differs",
+                f"{path}: not the shard that was written (SHA-256 differs); remove {self.folder.name}",
+            )
 
 
 def latest(run_dir: Path) -> Checkpoint | None:
@@ -271,14 +291,18 @@ def as_tensor_map(
 def _digest(value: object, what: str) -> str:
     digest = text(value, what)
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise InputError(f"{what} = {digest[:70]!r}: expected a SHA-256 of 64 hexadecimal digits")
+        raise InputError(
+            "manifest.digest_malformed", f"{what} = {digest[:70]!r}: expected a SHA-256 of 64 hexadecimal digits"
+        )
     return digest
 
 
 def _file_name(value: object, what: str) -> str:
     name = text(value, what)
     if Path(name).name != name or "\0" in name:
-        raise InputError(f"{what} = {name[:70]!r}: expected the name of a file beside the manifest")
+        raise InputError(
+            "manifest.name_malformed", f"{what} = {name[:70]!r}: expected the name of a file beside the manifest"
+        )
     return name
 
 
@@ -292,7 +316,7 @@ def _files(value: object, what: str) -> Fields:
 def _loss_scale(value: object, what: str) -> Fields:
     found = fields({"factor": number, "good_steps": integer, "interval": integer})(value, what)
     if unknown := found.keys() - {"factor", "good_steps", "interval"}:
-        raise InputError(f"{what}: unknown {sorted(unknown)[0]!r}")
+        raise InputError("manifest.key_unknown", f"{what}: unknown {sorted(unknown)[0]!r}")
     return found
 
 
@@ -332,14 +356,18 @@ def read_manifest(folder: Path) -> Fields:
     try:
         found = read_fields(path, fields({}), what="checkpoint's manifest")
         if found.get("format") != _FORMAT:
-            raise InputError(f"{folder}: not a checkpoint of this project ({path.name} is of another format)")
+            raise InputError(
+                "checkpoint.foreign", f"{folder}: not a checkpoint of this project ({path.name} is of another format)"
+            )
         found = _FACTS(dict(found), str(path))
         for name in _NEEDED:
             found[name]  # one that is missing is told
     except DamagedRecord as error:
-        raise InputError(f"{error}; {aside}") from None
+        raise InputError(error.code, f"{error}; {aside}", **error.fields) from None
     if _SEAL in found and found[_SEAL] != _seal({key: value for key, value in found.items() if key != _SEAL}):
-        raise InputError(f"{path}: not the manifest that was written (SHA-256 differs); {aside}")
+        raise InputError(
+            "checkpoint.manifest_differs", f"{path}: not the manifest that was written (SHA-256 differs); {aside}"
+        )
     return found
 
 

@@ -216,4 +216,8 @@ def _unnamed(state: Mapping[str, Tensor], names: Sequence[str], *, adopt: bool) 
 
 def _only(state: Mapping[str, Tensor], kinds: set[str], name: str) -> None:
     if other := {key.split(":", 1)[0] for key in state} - kinds:
-        raise InputError(f"the checkpoint holds {', '.join(sorted(other))} of another optimizer, this run's is {name}")
+        raise InputError(
+            "checkpoint.other_optimizer",
+            f"the checkpoint holds {', '.join(sorted(other))} of another optimizer, this run's is {name}",
+            name=name,
+        )

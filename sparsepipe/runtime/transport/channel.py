@@ -59,7 +59,14 @@ class Inbox:
         peer, due = self._expected[self._taken]
         due = self._number(due) if self._number else due
         if due != minibatch:
-            raise PacketMismatch(f"{action} asks for minibatch {minibatch}, but {due} from rank {peer} comes next")
+            raise PacketMismatch(
+                "packet.other_minibatch",
+                f"{action} asks for minibatch {minibatch}, but {due} from rank {peer} comes next",
+                action=action,
+                minibatch=minibatch,
+                due=due,
+                peer=peer,
+            )
         message = (
             f"{action} waited {timeout:g} s for the {_DIRECTIONS[self._direction]} of minibatch {minibatch} "
             f"from rank {peer}"
@@ -85,7 +92,7 @@ class Inbox:
                 for name, theirs, ours in zip(named, got, due, strict=True)
                 if theirs != ours
             )
-            raise PacketMismatch(f"packet from rank {peer}: {sides}")
+            raise PacketMismatch("packet.sides_differ", f"packet from rank {peer}: {sides}")
         return packet
 
 
@@ -106,7 +113,12 @@ class LocalQueue:
         found = self._packets.popleft() if self._packets else None
         if found is None or found.minibatch != minibatch:
             there = "nothing" if found is None else f"minibatch {found.minibatch}"
-            raise PacketMismatch(f"{action} asks for minibatch {minibatch}, but {there} is in the queue")
+            raise PacketMismatch(
+                "packet.other_minibatch",
+                f"{action} asks for minibatch {minibatch}, but {there} is in the queue",
+                action=action,
+                minibatch=minibatch,
+            )
         return found
 
     def peer(self) -> int:

@@ -188,7 +188,7 @@ class EncryptedGroup(dist.ProcessGroup):
         """Return the next piece of what a rank sends."""
         packet = decode(*self._transport.receive(peer, _TAG, deadline=_LONG, message="a sum"))
         if packet.minibatch != self._count:
-            raise PacketMismatch(f"work {packet.minibatch} of a group where {self._count} is due")
+            raise PacketMismatch("group.work_differs", f"work {packet.minibatch} of a group where {self._count} is due")
         return packet.slots[0].rows
 
 

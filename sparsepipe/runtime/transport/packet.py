@@ -150,11 +150,13 @@ def payload_bytes(header: Tensor) -> int:
     """
     facts = header.numpy()
     if facts[1] != _MAGIC:
-        raise PacketMismatch(f"{int(facts[1]):#x} where a packet's header starts, expected {_MAGIC:#x}")
+        raise PacketMismatch(
+            "packet.header_malformed", f"{int(facts[1]):#x} where a packet's header starts, expected {_MAGIC:#x}"
+        )
     count = int(facts[0])
     if not 0 < count < _FACTS or not 0 <= int(facts[count]) <= _MOST_BYTES:
         told = f"{int(facts[count])} bytes" if 0 < count < _FACTS else f"{count} facts"
-        raise PacketMismatch(f"a packet's header says {told}, more than there can be")
+        raise PacketMismatch("packet.header_malformed", f"a packet's header says {told}, more than there can be")
     return int(facts[count])
 
 
@@ -182,7 +184,9 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
     try:
         return _decoded(header, payload)
     except (IndexError, StopIteration, RuntimeError) as error:  # a section outside, or facts that end too soon
-        raise PacketMismatch(f"a packet's header does not fit its payload of {len(payload)} bytes") from error
+        raise PacketMismatch(
+            "packet.header_malformed", f"a packet's header does not fit its payload of {len(payload)} bytes"
+        ) from error
 
 
 def _decoded(header: Tensor, payload: Tensor) -> Packet:

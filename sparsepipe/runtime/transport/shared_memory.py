@@ -227,7 +227,9 @@ class SharedMemory:
         if memory is None or len(memory) != _HEAD + capacity:
             memory = self._theirs[peer, fd] = self._mapped(peer, fd, _HEAD + capacity)
         if size > capacity:
-            raise PacketMismatch(f"rank {peer} says {size} bytes are in its buffer of {capacity}")
+            raise PacketMismatch(
+                "shared_memory.size_differs", f"rank {peer} says {size} bytes are in its buffer of {capacity}"
+            )
         counts = np.frombuffer(memory, dtype=np.int64, count=2)
         counts[_TAKEN] += 1
         view = memoryview(memory)[_HEAD : _HEAD + size]
@@ -239,7 +241,10 @@ class SharedMemory:
         own = _open(self.peers[peer], fd, os.O_RDWR, peer=peer)
         try:
             if not 0 < length <= os.fstat(own).st_size:
-                raise PacketMismatch(f"rank {peer} says its buffer has {length} bytes, it has {os.fstat(own).st_size}")
+                raise PacketMismatch(
+                    "shared_memory.size_differs",
+                    f"rank {peer} says its buffer has {length} bytes, it has {os.fstat(own).st_size}",
+                )
             return _map(own, length)
         finally:
             os.close(own)

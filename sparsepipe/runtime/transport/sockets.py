@@ -137,19 +137,21 @@ class _Incoming:
                 fill(self._connection, memoryview(frame))
                 of_header, length = read_lengths(frame, most_head=HEADER_BYTES)
                 if of_header != HEADER_BYTES:
-                    raise PacketMismatch(f"a header of {of_header} bytes")
+                    raise PacketMismatch("packet.header_malformed", f"a header of {of_header} bytes")
                 header = torch.frombuffer(frame, dtype=torch.int64, offset=LENGTHS_BYTES)
                 told = payload_bytes(header)
                 if length != (0 if self._headers_alone else told):
                     alone = ", expected alone" if self._headers_alone else ""
-                    raise PacketMismatch(f"a frame of {length} bytes whose header says {told}{alone}")
+                    raise PacketMismatch(
+                        "packet.frame_malformed", f"a frame of {length} bytes whose header says {told}{alone}"
+                    )
                 payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
                 fill(self._connection, payload.numpy().data)
                 self._room.acquire()
                 self._arrived.put((header, payload))
                 del frame, header, payload  # a peer that sends nothing more would have them kept
         except ValueError as error:  # no frame
-            self._arrived.put(PacketMismatch(str(error)))
+            self._arrived.put(PacketMismatch("packet.frame_malformed", str(error)))
         except Exception as error:  # handed on to the worker, who raises it
             self._arrived.put(error)
         finally:

@@ -47,7 +47,10 @@ class StateTransfer:
         """Get the memory for what comes. Raises InputError where there is too little."""
         sizes = self._sizes[:, self.process.rank].tolist()
         if (needed := sum(sizes)) > (left := available_bytes()):
-            raise InputError(f"{needed / 1e6:.0f} MB would come to rank {self.process.rank}, {left / 1e6:.0f} are free")
+            raise InputError(
+                "memory.no_room_for_state",
+                f"{needed / 1e6:.0f} MB would come to rank {self.process.rank}, {left / 1e6:.0f} are free",
+            )
         self.incoming = {peer: torch.empty(size, dtype=torch.uint8) for peer, size in enumerate(sizes) if size}
 
     def run(self) -> dict[str, Tensor]:

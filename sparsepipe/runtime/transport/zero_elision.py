@@ -45,7 +45,9 @@ def with_zeros(values: Tensor, present: Tensor, shape: Sequence[int]) -> Tensor:
     rows = values.new_zeros(shape)
     places = _places(unpacked(present, rows.numel()))
     if values.shape != places.shape:
-        raise PacketMismatch(f"values {list(values.shape)} arrived for {len(places)} elements that are not zero")
+        raise PacketMismatch(
+            "packet.value_count", f"values {list(values.shape)} arrived for {len(places)} elements that are not zero"
+        )
     rows.view(-1).scatter_(0, places, values)
     return rows
 

@@ -35,7 +35,11 @@ class ListenerAddress:
         try:
             return cls(told["host"], told["port"], bytes.fromhex(told["secret"]), told["pipelines"])
         except ValueError as error:
-            raise error if isinstance(error, InputError) else InputError(f"{path}: its secret is damaged") from None
+            raise (
+                error
+                if isinstance(error, InputError)
+                else InputError("address.secret_damaged", f"{path}: its secret is damaged")
+            ) from None
 
     def write(self, path: Path, *, make_folder: bool = False) -> None:
         """Write it. Without `make_folder` its folder must be there."""

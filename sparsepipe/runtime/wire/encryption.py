@@ -55,7 +55,10 @@ class Encryption:
             context.load_cert_chain(self.path)
             context.load_verify_locations(self.path)
         except OSError as error:  # ssl.SSLError is one
-            raise InputError(f"{self.path}: no certificate that can be used ({error}); launch the run again") from None
+            raise InputError(
+                "encryption.no_certificate",
+                f"{self.path}: no certificate that can be used ({error}); launch the run again",
+            ) from None
         return context
 
 
@@ -67,7 +70,9 @@ def tls_of(encryption: Encryption | None, *, server_side: bool) -> ssl.SSLContex
 def check_openssl() -> None:
     """Raise InputError where this machine cannot make a certificate."""
     if shutil.which(_COMMAND[0]) is None:
-        raise InputError("encrypt needs the program openssl, which is not on PATH; install OpenSSL")
+        raise InputError(
+            "encryption.no_openssl", "encrypt needs the program openssl, which is not on PATH; install OpenSSL"
+        )
 
 
 def new_certificate() -> str:
@@ -78,7 +83,7 @@ def new_certificate() -> str:
             _COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise InputError(f"openssl made no certificate within {_SECONDS:.0f} s") from None
+        raise InputError("encryption.timeout", f"openssl made no certificate within {_SECONDS:.0f} s") from None
     if done.returncode:
-        raise InputError(f"openssl made no certificate: {complaint(done.stderr)}")
+        raise InputError("encryption.no_certificate", f"openssl made no certificate: {complaint(done.stderr)}")
     return done.stdout

@@ -58,10 +58,10 @@ def receive(
         fill(connection, memoryview(said), deadline=deadline, look=look)
         head = read_head(said)
     except ValueError as error:
-        raise PacketMismatch(str(error)) from None
+        raise PacketMismatch("message.malformed", str(error)) from None
     wanted = payload_bytes(head)
     if of_payload != wanted:
-        raise PacketMismatch(f"a message with {of_payload} bytes, expected {wanted}")
+        raise PacketMismatch("message.size_differs", f"a message with {of_payload} bytes, expected {wanted}")
     payload = np.empty(of_payload, dtype=np.uint8)
     fill(connection, payload.data, deadline=deadline, look=look)
     return head, payload

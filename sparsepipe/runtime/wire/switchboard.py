@@ -153,7 +153,7 @@ class Peer(asyncio.Protocol):
         try:
             return self._heard.take_frame()
         except ValueError as error:
-            raise InputError(str(error)) from None
+            raise InputError("call.malformed", str(error)) from None
 
 
 def _keep_alive(connection: socket.socket) -> None:

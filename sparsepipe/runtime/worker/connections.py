@@ -243,7 +243,12 @@ def check_ranks(plan: Plan, world_size: int, *, num_processes: int | None = None
     """
     ranks = sorted(plan.ranks)
     if not set(ranks) <= set(range(world_size)) or world_size != (num_processes or world_size):
-        raise InputError(f"the plan needs ranks {ranks}, but this job has {world_size}: 0 to {world_size - 1}")
+        raise InputError(
+            "plan.ranks_not_of_job",
+            f"the plan needs ranks {ranks}, but this job has {world_size}: 0 to {world_size - 1}",
+            ranks=ranks,
+            world_size=world_size,
+        )
 
 
 def _ways(program: Program, rank: int, sharing: Collection[int]) -> tuple[set[Way], set[Way]]:

@@ -129,8 +129,9 @@ def _encryption(run_dir: Path, identity: Identity) -> Encryption | None:
         return Encryption.of_run(run_dir)
     if identity.store is not None and not is_loopback(identity.store[0]):
         raise InputError(
+            "encryption.store_in_clear",
             f"encryption is asked for, but the ranks of this job meet in torch's own store at {identity.store[0]}, in "
-            "clear; launch it over ssh, or leave encryption out"
+            "clear; launch it over ssh, or leave encryption out",
         )
     return None
 

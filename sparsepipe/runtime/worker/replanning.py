@@ -228,7 +228,7 @@ class Replanning:
                 self._check(plan)
             self._ballot.answer(rank, number, Answer.CHECKED)
             if not self._wait_for_all(number):
-                raise InputError("another rank cannot go on under it")
+                raise InputError("replan.rank_refuses", "another rank cannot go on under it")
             if self._process.device.type == "cuda":
                 torch.cuda.set_device(self._process.device)  # of this thread
             connections = self._worker.connect_next(plan, self._opening + number)
@@ -254,7 +254,7 @@ class Replanning:
         plan = replan_request.read(self._run_dir, token)
         if plan == self._worker.plan:
             self._same = True
-            raise InputError("the run follows this plan already")
+            raise InputError("replan.same_plan", "the run follows this plan already")
         self._check(plan)
         self._say(f"plan-{number}", json.dumps({"plan": plan.to_json(), "request": self._request}))
         self._ballot.propose(number)

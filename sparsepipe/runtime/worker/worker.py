@@ -312,7 +312,7 @@ class Worker:
         except InputError as error:
             self.checkpoints.snapshots.wait()
             kept = f"; epoch {epoch} is kept, resume the run then" if self.checkpoints.unproven is not None else ""
-            raise InputError(f"{error}{kept}") from None
+            raise InputError(error.code, f"{error}{kept}", **error.fields) from None
         except Exception:
             self.checkpoints.snapshots.wait()
             raise
@@ -478,7 +478,7 @@ class Worker:
         of_plan = self.epochs.of_plan(len(self.plan.stages))
         if not of_plan:
             path = self.run_dir / "metrics.jsonl"
-            raise InputError(f"{path}: has no epoch of this plan, so nothing to sum up")
+            raise InputError("run.no_epoch", f"{path}: has no epoch of this plan, so nothing to sum up")
         epochs = [*self.epochs.earlier, *self.epochs.rows]
         elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
         return run_summary(self.context, self.run_dir, done, epochs=epochs, of_plan=of_plan, replans=elsewhere)

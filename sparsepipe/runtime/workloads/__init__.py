@@ -76,7 +76,11 @@ def _open_learning(run_dir: Path, config: RunConfig) -> "Workload":
 
 def _check_replay(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
     if profile is None or cluster is None:
-        raise InputError(f"engine {config.engine!r} needs the profile and the cluster that the plan was made for")
+        raise InputError(
+            "engine.no_profile",
+            f"engine {config.engine!r} needs the profile and the cluster that the plan was made for",
+            engine=config.engine,
+        )
     plan.check(profile.graph, cluster)
 
 

@@ -221,7 +221,9 @@ class Learning:
             return Rows(ordered, numbers[batch.coordinates[:, 0].long()])
         if not found.dim() or len(found) != len(numbers):
             raise InputError(
-                f"the network gives {described(found)} for {number_of(len(numbers), 'sample')}: expected a row for each"
+                "model.row_count",
+                f"the network gives {described(found)} for {number_of(len(numbers), 'sample')}: expected a row "
+                "for each",
             )
         return Rows(found, numbers)
 

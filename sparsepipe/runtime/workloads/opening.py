@@ -78,7 +78,7 @@ def _open_splits(config: DataConfig, seed: int) -> tuple[Dataset, Dataset | None
         if dataset is not None:
             dataset.look()
     if validation is not None and validation.classes != training.classes:
-        raise InputError(f"{config.data}: the splits have different classes")
+        raise InputError("dataset.splits_differ", f"{config.data}: the splits have different classes")
     return training, validation
 
 
@@ -88,7 +88,7 @@ def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
         options = json_object(config.data_args, "data_args")
         if taken := sorted(options.keys() & {"split", "seed", "cache", "augmentation"}):
             text = f"{{data_args}} has {taken[0]!r}, which a run gives by itself; call it otherwise"
-            raise InputError(text, setting="data_args")
+            raise InputError("setting.data_args_reserved", text, setting="data_args")
         return open_examples(
             config.data, split=split, seed=seed, cache=config.cache, augmentation=augmentation, **options
         )
@@ -97,7 +97,9 @@ def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
 
 def _table_task(config: DataConfig, engine_name: str, training: Dataset, validation: Dataset | None) -> LearningTask:
     if not _has_clouds(training):
-        raise InputError(f"model {config.model} takes point clouds, {config.data} has examples of other kinds")
+        raise InputError(
+            "model.of_clouds", f"model {config.model} takes point clouds, {config.data} has examples of other kinds"
+        )
     facts = training.facts
     net = network(config.model, num_classes=facts["num_classes"], in_channels=facts.get("in_channels", 1))
     chosen = engine(engine_name)
@@ -153,8 +155,9 @@ def _module_task(
     if isinstance(batch, data.PointBatch) != chosen.takes_points:
         has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"
         raise InputError(
+            "model.of_other_data",
             f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}; `sparsepipe models` says "
-            "what each network takes"
+            "what each network takes",
         )
     name, num_classes = short_name(config.model), facts.get("num_classes", 0)
     if isinstance(batch, data.PointBatch) and (changed := chosen.correct(module)):  # type: ignore[attr-defined]
@@ -170,7 +173,9 @@ def _engine_for(module: nn.Module, asked: str, model: str) -> str:
     sparse = any(type(child).__module__.startswith("Minkowski") for child in module.modules())
     own = _OF_SPARSE_MODULES if sparse else _OF_PLAIN_MODULES
     if asked not in (AUTO, own):
-        raise InputError(f"engine {asked!r} asked, but {model} is made of {own} modules: leave out the engine")
+        raise InputError(
+            "engine.of_modules", f"engine {asked!r} asked, but {model} is made of {own} modules: leave out the engine"
+        )
     return own
 
 

@@ -65,7 +65,9 @@ class CifarPictures:
         paths = tuple(self.root / name for name in self.variant.files[self.split])
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
-            raise InputError(f"{self.root}: no {', '.join(missing)}, expected all files of split {self.split}")
+            raise InputError(
+                "cifar.files_missing", f"{self.root}: no {', '.join(missing)}, expected all files of split {self.split}"
+            )
         return paths
 
     @cached_property
@@ -75,7 +77,9 @@ class CifarPictures:
             return tuple(str(label) for label in range(count))
         names = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
         if len(names) != count:
-            raise InputError(f"{path}: {len(names)} names of classes, expected {count}; correct or remove it")
+            raise InputError(
+                "cifar.class_count", f"{path}: {len(names)} names of classes, expected {count}; correct or remove it"
+            )
         return names
 
     @cached_property
@@ -84,7 +88,8 @@ class CifarPictures:
         if int(labels.max()) >= self.variant.num_classes:
             place = int(np.argmax(labels >= self.variant.num_classes))
             raise InputError(
-                f"{self.file(place)}: label {labels[place]}, expected 0 to {self.variant.num_classes - 1}; fetch again"
+                "cifar.label_out_of_range",
+                f"{self.file(place)}: label {labels[place]}, expected 0 to {self.variant.num_classes - 1}; fetch again",
             )
         return tuple(labels.tolist())
 
@@ -96,7 +101,9 @@ class CifarPictures:
     def _read(self, path: Path) -> np.ndarray:
         num_bytes, width = check_regular(path, what="a file of CIFAR"), self.variant.label_bytes + _PIXELS
         if not num_bytes or num_bytes % width:
-            raise InputError(f"{path}: {num_bytes} bytes, expected a multiple of {width}; fetch the file again")
+            raise InputError(
+                "cifar.size_odd", f"{path}: {num_bytes} bytes, expected a multiple of {width}; fetch the file again"
+            )
         return np.frombuffer(read_bytes(path, what="a file of CIFAR"), dtype=np.uint8).reshape(-1, width)
 
     @cached_property

@@ -50,7 +50,9 @@ class ImageExamples:
     def __post_init__(self) -> None:
         given_integer(self.image_size, "image_size", least=0)
         if self.image_size > _LARGEST_SIDE:
-            raise InputError(f"image_size {self.image_size} given, expected {_LARGEST_SIDE} at most")
+            raise InputError(
+                "images.size_too_large", f"image_size {self.image_size} given, expected {_LARGEST_SIDE} at most"
+            )
         named_augmentation(self.augmentation)
         _ = self.labels
 
@@ -183,7 +185,10 @@ def named_augmentation(name: str | None) -> Change | None:
     if name is None:
         return None
     if name not in AUGMENTATIONS:
-        raise InputError(f"augmentation {name!r} given, expected one of {', '.join(AUGMENTATIONS)} for images")
+        raise InputError(
+            "augmentation.unknown",
+            f"augmentation {name!r} given, expected one of {', '.join(AUGMENTATIONS)} for images",
+        )
     return AUGMENTATIONS[name]
 
 

@@ -23,7 +23,7 @@ def decoded(path: Path, least_side: int) -> np.ndarray:
     from PIL import Image  # here: a listing of data sets need not wait for it
 
     if not check_regular(path, what="a picture"):
-        raise InputError(f"{path}: is empty, expected a picture; fetch it again or remove it")
+        raise InputError("picture.empty", f"{path}: is empty, expected a picture; fetch it again or remove it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata; what is too large is refused below
@@ -42,7 +42,9 @@ def decoded(path: Path, least_side: int) -> np.ndarray:
     except Exception as error:  # Pillow's decoders raise whatever they come across in a damaged file
         if isinstance(error, OSError) and error.errno is not None:  # the disk's, not the decoder's
             raise unreadable(path, error, what="a picture") from None
-        raise InputError(f"{path}: not a picture that can be read ({complaint(error)}); remove or replace it") from None
+        raise InputError(
+            "picture.unreadable", f"{path}: not a picture that can be read ({complaint(error)}); remove or replace it"
+        ) from None
 
 
 def resized(picture: np.ndarray, height: int, width: int, box: tuple[int, int, int, int] | None = None) -> np.ndarray:
@@ -89,5 +91,6 @@ def _check_size(path: Path, width: int, height: int) -> None:
 
 def _too_large(path: Path, size: str) -> InputError:
     return InputError(
-        f"{path}: a picture of {size} pixels, expected {_MOST_PIXELS} at most; remove it or make it smaller"
+        "picture.too_large",
+        f"{path}: a picture of {size} pixels, expected {_MOST_PIXELS} at most; remove it or make it smaller",
     )

@@ -43,9 +43,14 @@ class FolderPictures:
         found = [(path, labels[folder.name]) for folder in inside for path in _pictures(folder)]
         missing = sorted(set(self.classes) - {folder.name for folder in inside})
         if missing:
-            raise InputError(f"{self.folder}: no folder {missing[0]}, a class of the training split; add it")
+            raise InputError(
+                "images.class_folder_missing",
+                f"{self.folder}: no folder {missing[0]}, a class of the training split; add it",
+            )
         if not found:
-            raise InputError(f"{self.folder}: no picture ({', '.join(SUFFIXES)}) in its classes' folders; add some")
+            raise InputError(
+                "images.none", f"{self.folder}: no picture ({', '.join(SUFFIXES)}) in its classes' folders; add some"
+            )
         return found
 
     @cached_property
@@ -105,7 +110,9 @@ def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
     candidates = [there[name] for name in ("test", "validation") if name in there]
     for folder in (there["train"], *candidates):
         if twins := duplicate_names(sorted({*classes, *_classes(folder)})):
-            raise InputError(f"{folder}: classes {twins}; expected a name for each, rename one or join them")
+            raise InputError(
+                "images.classes_alike", f"{folder}: classes {twins}; expected a name for each, rename one or join them"
+            )
     if split == "train":
         return FolderPictures(there["train"], split, classes, cache)
     strange: list[str] = []
@@ -116,9 +123,13 @@ def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
         strange += [f"{folder.name}/{name}" for name in inside if name not in classes]
     if strange:
         raise InputError(
-            f"{root}: {strange[0]} is no class of {there['train'].name}, expected the same classes in both"
+            "images.class_unknown",
+            f"{root}: {strange[0]} is no class of {there['train'].name}, expected the same classes in both",
+            name=there["train"].name,
         )
-    raise InputError(f"{root}: no folder test or val with classes' folders in it, expected one; add it")
+    raise InputError(
+        "images.no_test_folder", f"{root}: no folder test or val with classes' folders in it, expected one; add it"
+    )
 
 
 def _split_folders(root: Path) -> dict[str, Path]:

@@ -43,11 +43,12 @@ class IdxPictures:
         labels = read_idx(self.labels_file, axes=1)
         if len(labels) != len(self._images):
             raise InputError(
+                "idx.label_count",
                 f"{self.labels_file}: {len(labels)} labels for the {len(self._images)} images of "
-                f"{self.images_file.name}, expected one for each; fetch both again"
+                f"{self.images_file.name}, expected one for each; fetch both again",
             )
         if not len(labels):
-            raise InputError(f"{self.images_file}: no image in it, expected at least one")
+            raise InputError("idx.no_images", f"{self.images_file}: no image in it, expected at least one")
         return tuple(labels.tolist())
 
     @cached_property
@@ -59,7 +60,8 @@ class IdxPictures:
         images = read_idx(self.images_file, axes=3)
         if 0 in images.shape[1:]:
             raise InputError(
-                f"{self.images_file}: images of {images.shape[1]} x {images.shape[2]} pixels, expected some"
+                "idx.image_size_zero",
+                f"{self.images_file}: images of {images.shape[1]} x {images.shape[2]} pixels, expected some",
             )
         return images
 
@@ -90,7 +92,9 @@ def opened(root: Path, split: str) -> IdxPictures:
         if len(paths) != 1:
             state = number_of(len(paths), "file") if paths else "no file"
             example = f"{_SPLITS[split][0]}-{what}-idx{3 if what == 'images' else 1}-ubyte"
-            raise InputError(f"{root}: {state} of the {what} of split {split}, expected one, such as {example}")
+            raise InputError(
+                "idx.files_of_split", f"{root}: {state} of the {what} of split {split}, expected one, such as {example}"
+            )
     return IdxPictures(there["images"][0], there["labels"][0], split)
 
 
@@ -99,12 +103,14 @@ def read_idx(path: Path, *, axes: int) -> np.ndarray:
     data = read_bytes(path, what="an idx file")
     start = 4 + 4 * axes
     if len(data) < start or data[:2] != b"\0\0" or data[3] != axes:
-        raise InputError(f"{path}: not an idx file of {axes} axes; give the file that MNIST calls so")
+        raise InputError("idx.malformed", f"{path}: not an idx file of {axes} axes; give the file that MNIST calls so")
     if data[2] != _UNSIGNED_BYTES:
-        raise InputError(f"{path}: holds numbers of type {data[2]}, expected unsigned bytes (8)")
+        raise InputError("idx.dtype_unknown", f"{path}: holds numbers of type {data[2]}, expected unsigned bytes (8)")
     shape = tuple(np.frombuffer(data[:start], dtype=">u4", offset=4).tolist())
     claimed, given = math.prod(shape), len(data) - start
     if given != claimed:
         remedy = "fetch the file again" if given < claimed else "repair its head"
-        raise InputError(f"{path}: {given} bytes of content, expected {claimed} as its head says; {remedy}")
+        raise InputError(
+            "idx.size_differs", f"{path}: {given} bytes of content, expected {claimed} as its head says; {remedy}"
+        )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

@@ -58,8 +58,9 @@ class AlignedTexts:
         sources, targets = read_lines(self.source_file), read_lines(self.target_file)
         if len(sources) != len(targets):
             raise InputError(
+                "texts.line_count",
                 f"{self.target_file}: {len(targets)} lines for {len(sources)} of {self.source_file.name}, expected one "
-                "for each, its translation; align them again"
+                "for each, its translation; align them again",
             )
         wanted = {"all": None, "held-out": True, "not-held-out": False}[self.rule]
         chosen = [
@@ -68,7 +69,9 @@ class AlignedTexts:
             if source and target and (wanted is None or held_out(source) == wanted)
         ]
         if not chosen:
-            raise InputError(f"{self.source_file}: no pair of lines for split {self.split}, expected some")
+            raise InputError(
+                "texts.no_pairs", f"{self.source_file}: no pair of lines for split {self.split}, expected some"
+            )
         return [source for source, _ in chosen], [target for _, target in chosen]
 
 
@@ -88,13 +91,20 @@ def opened(root: Path, split: str, source: str | None, target: str | None) -> Al
     source = source or ("en" if "en" in languages else languages[0])
     others = [language for language in languages if language != source]
     if source in languages and target is None and len(others) > 1:
-        raise InputError(f"{root}: texts in {', '.join(languages)}; name the target_language")
+        raise InputError(
+            "texts.language_undecided", f"{root}: texts in {', '.join(languages)}; name the target_language"
+        )
     target = target or others[0]
     for language in (source, target):
         if language not in languages:
-            raise InputError(f"{root}: no training text in {language!r}, expected one of {', '.join(languages)}")
+            raise InputError(
+                "texts.language_unknown",
+                f"{root}: no training text in {language!r}, expected one of {', '.join(languages)}",
+            )
     if source == target:
-        raise InputError(f"{root}: {source} is source and target, expected two of {', '.join(languages)}")
+        raise InputError(
+            "texts.languages_equal", f"{root}: {source} is source and target, expected two of {', '.join(languages)}"
+        )
     there = (texts.get(name, {}) for name in ("test", "validation"))
     testing = next((files for files in there if {source, target} <= files.keys()), None)
     files = testing if split == "test" and testing else texts["train"]
@@ -118,9 +128,9 @@ def read_lines(path: Path) -> list[str]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise InputError(f"{path}: line {line} is no UTF-8; convert the file") from None
+        raise InputError("texts.not_utf8", f"{path}: line {line} is no UTF-8; convert the file") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError("file.unreadable", f"{path}: cannot be read ({error.strerror})") from None
     lines = [line.strip() for line in text.split("\n")]
     return lines[:-1] if lines and not lines[-1] else lines
 

@@ -17,7 +17,7 @@ class TextExamples:
 
     @property
     def labels(self) -> tuple[int, ...]:
-        raise InputError(f"{self.root}: its {self.pieces} have no class")
+        raise InputError("texts.no_classes", f"{self.root}: its {self.pieces} have no class")
 
     @property
     def targets_are_labels(self) -> bool:

@@ -97,7 +97,10 @@ class PlainTextExamples(TextExamples):
         sentences, documents = self._sentences()
         chunks = Chunks.of(sentences, documents, self.settings.sequence_length)
         if not len(chunks):
-            raise InputError(f"{self._texts.files[0]}: no piece of text long enough in split {self.split}; add text")
+            raise InputError(
+                "texts.too_short",
+                f"{self._texts.files[0]}: no piece of text long enough in split {self.split}; add text",
+            )
         return chunks
 
     def _sentences(self) -> tuple[Ragged, np.ndarray]:

@@ -40,7 +40,9 @@ class PlainTexts:
         if self.part is not None:
             whole = [document for place, document in enumerate(whole) if (place % EVERY == EVERY - 1) == self.part]
         if not whole:
-            raise InputError(f"{self.files[0].parent}: no document for split {self.split}, expected some text")
+            raise InputError(
+                "texts.no_documents", f"{self.files[0].parent}: no document for split {self.split}, expected some text"
+            )
         return [[sentence for line in document for sentence in sentences(line)] for document in whole]
 
 

@@ -47,7 +47,7 @@ def files_of(root: Path, split: str) -> tuple[tuple[Path, ...], bool | None]:
     if split == "test" and testing:
         return tuple(testing), None
     if not by_split["train"]:
-        raise InputError(f"{root}: no shard for training, only for testing; add some")
+        raise InputError("shards.no_training", f"{root}: no shard for training, only for testing; add some")
     return tuple(by_split["train"]), None if testing else split == "test"
 
 
@@ -70,9 +70,13 @@ def opened_shard(path: Path) -> Iterator[dict[str, Any]]:
         links = {name: file.get(name, getlink=True) for name in ARRAYS}
         missing = [name for name, link in links.items() if link is None]
         if missing:
-            raise InputError(f"{path}: no array {', '.join(missing)}, expected {', '.join(ARRAYS)}")
+            raise InputError(
+                "shards.array_missing", f"{path}: no array {', '.join(missing)}, expected {', '.join(ARRAYS)}"
+            )
         if any(not isinstance(link, h5py.HardLink) for link in links.values()):  # never followed
-            raise InputError(f"{path}: one of its arrays is a link, expected them in the file itself")
+            raise InputError(
+                "shards.array_is_link", f"{path}: one of its arrays is a link, expected them in the file itself"
+            )
         arrays = {name: file[name] for name in ARRAYS}
         for name, array in arrays.items():
             _check(path, name, array)
@@ -84,18 +88,25 @@ def _check(path: Path, name: str, array: object) -> None:
     import h5py
 
     if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "iub":
-        raise InputError(f"{path}: {name} is no array of whole numbers; make the shard again")
+        raise InputError(
+            "shards.not_whole_numbers", f"{path}: {name} is no array of whole numbers; make the shard again"
+        )
     check_storage(path, name, array)
 
 
 def _check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     words, masked = shapes["input_ids"], shapes["masked_lm_positions"]
     if len(words) != 2 or 0 in words or words[1] > _MOST_LENGTH:
-        raise InputError(f"{path}: input_ids is {list(words)}, expected [samples, words]")
+        raise InputError("shards.input_shape", f"{path}: input_ids is {list(words)}, expected [samples, words]")
     if len(masked) != 2 or masked[0] != words[0]:
-        raise InputError(f"{path}: masked_lm_positions is {list(masked)}, expected [{words[0]}, masked words]")
+        raise InputError(
+            "shards.position_shape",
+            f"{path}: masked_lm_positions is {list(masked)}, expected [{words[0]}, masked words]",
+        )
     wanted: dict[str, set[tuple[int, ...]]] = {"input_mask": {words}, "segment_ids": {words}, "masked_lm_ids": {masked}}
     wanted["next_sentence_labels"] = {words[:1], (words[0], 1)}
     for name, allowed in wanted.items():
         if shapes[name] not in allowed:
-            raise InputError(f"{path}: {name} is {list(shapes[name])}, expected {[*min(allowed, key=len)]}")
+            raise InputError(
+                "shards.array_shape", f"{path}: {name} is {list(shapes[name])}, expected {[*min(allowed, key=len)]}"
+            )

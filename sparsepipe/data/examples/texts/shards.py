@@ -47,7 +47,9 @@ class ShardExamples(TextExamples):
 
     def __post_init__(self) -> None:
         if not len(self):
-            raise InputError(f"{self.root}: no sample for split {self.split} in its shards; add a test shard")
+            raise InputError(
+                "shards.no_samples", f"{self.root}: no sample for split {self.split} in its shards; add a test shard"
+            )
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
@@ -74,7 +76,10 @@ class ShardExamples(TextExamples):
     def sequence_length(self) -> int:
         lengths = {shape_of(path)[1] for path in self.files}
         if len(lengths) > 1:
-            raise InputError(f"{self.root}: shards of sequences of {sorted(lengths)} words, expected one length")
+            raise InputError(
+                "shards.lengths_differ",
+                f"{self.root}: shards of sequences of {sorted(lengths)} words, expected one length",
+            )
         return lengths.pop()
 
     @cached_property
@@ -154,7 +159,7 @@ class ShardExamples(TextExamples):
         elif not bool(np.isin(types, (0, 1)).all()) or follows not in (0, 1):
             problem = "a segment or next-sentence label other than 0 and 1"
         if problem:
-            raise InputError(f"{path}: sample {row} has {problem}; make the shard again")
+            raise InputError("shards.sample_damaged", f"{path}: sample {row} has {problem}; make the shard again")
         return MaskedSample(words, types, told, follows)
 
     def _shard(self, path: Path) -> dict[str, np.ndarray]:

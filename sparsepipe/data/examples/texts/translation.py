@@ -109,7 +109,10 @@ class TranslationExamples(TextExamples):
         if self.split == "train":
             chosen = chosen[(sides[0].lengths <= room) & (sides[1].lengths <= room)]
         if not len(chosen):
-            raise InputError(f"{self._texts.source_file}: no pair within sequence_length {room + 1}; give a larger one")
+            raise InputError(
+                "texts.no_pairs",
+                f"{self._texts.source_file}: no pair within sequence_length {room + 1}; give a larger one",
+            )
         source, target = (Ragged.of([*side[index][:room].tolist(), end] for index in chosen.tolist()) for side in sides)
         return source, target
 

@@ -87,7 +87,7 @@ def opened_vocabulary(
         return _read(expanded(given), special, read())
     given_integer(size, "vocabulary_size", least=_LEAST)
     if size > _MOST:
-        raise InputError(f"vocabulary_size {size} given, expected {_MOST} at most")
+        raise InputError("vocabulary.too_large", f"vocabulary_size {size} given, expected {_MOST} at most")
     key = sample_key(cache, files, {"what": "vocabulary", "size": size, "special": special, **facts})
     if cache is None or key is None:
         return Vocabulary(_trained(read(), size, special), special)
@@ -158,16 +158,22 @@ def _read(path: Path, special: tuple[str, ...], lines: Sequence[str]) -> Vocabul
     except ImportError:  # of tokenizers: the file is not at fault
         raise
     except Exception as error:  # tokenizers raises Exception itself
-        raise InputError(f"{path}: not a vocabulary of tokenizers ({complaint(error)}); train another") from None
+        raise InputError(
+            "vocabulary.malformed", f"{path}: not a vocabulary of tokenizers ({complaint(error)}); train another"
+        ) from None
     lacking = [token for token in special if vocabulary.tokenizer.token_to_id(token) is None]
     if lacking or vocabulary.id(special[0]) != 0:
         what = f"has no {', '.join(lacking)}" if lacking else f"numbers {special[0]} {vocabulary.id(special[0])}"
-        raise InputError(f"{path}: {what}, expected the special tokens {', '.join(special)} first; train another")
+        raise InputError(
+            "vocabulary.special_tokens",
+            f"{path}: {what}, expected the special tokens {', '.join(special)} first; train another",
+        )
     ids = vocabulary.encoded(lines[:_LOOKED_AT]).ids
     unknown = float((ids == vocabulary.id(special[1])).mean()) if len(ids) else 0.0
     if unknown > _MOST_UNKNOWN:
         raise InputError(
+            "vocabulary.of_other_text",
             f"{path}: a vocabulary of another text: {unknown:.0%} of the subwords here are not among its {size}; "
-            "leave it away and one is trained on this text"
+            "leave it away and one is trained on this text",
         )
     return vocabulary

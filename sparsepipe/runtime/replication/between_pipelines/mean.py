@@ -126,4 +126,4 @@ def _versions(facts: Mapping[str, Any]) -> dict[int, int]:
     try:
         return {int(member): int(version) for member, version in facts["versions"]}
     except (KeyError, TypeError, ValueError):
-        raise PacketMismatch("a mean without its members' versions") from None
+        raise PacketMismatch("mean.no_versions", "a mean without its members' versions") from None

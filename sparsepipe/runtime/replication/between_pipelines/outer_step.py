@@ -145,7 +145,7 @@ class OuterDesk:
 
     def payload_bytes(self, facts: Mapping[str, Any]) -> int:
         if not isinstance(facts.get("version"), int):
-            raise PacketMismatch("a request for outer parameters without their version")
+            raise PacketMismatch("outer_step.no_version", "a request for outer parameters without their version")
         return 0
 
     def answer(self, request: Message) -> tuple[Mapping[str, Any], Tensor]:

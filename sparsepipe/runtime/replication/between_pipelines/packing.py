@@ -35,7 +35,7 @@ def packed_bytes(facts: Mapping[str, Any]) -> int:
     """Return how long the payload is that these facts describe. Raises PacketMismatch where they describe none."""
     total = sum(math.prod(shape) * kind.itemsize for _, kind, shape in _described(facts))
     if total > _MOST_BYTES:
-        raise PacketMismatch(f"tensors of {total} bytes")
+        raise PacketMismatch("tensors.too_large", f"tensors of {total} bytes")
     return total
 
 
@@ -53,7 +53,7 @@ def _described(facts: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[in
     try:
         told = [(str(name), _TYPES[kind], [int(size) for size in shape]) for name, kind, shape in facts["tensors"]]
     except (KeyError, TypeError, ValueError):
-        raise PacketMismatch("tensors that are not described") from None
+        raise PacketMismatch("tensors.undescribed", "tensors that are not described") from None
     if any(size < 0 for _, _, shape in told for size in shape):
-        raise PacketMismatch("tensors with sizes below 0")
+        raise PacketMismatch("tensors.size_negative", "tensors with sizes below 0")
     return told

@@ -87,9 +87,9 @@ def known(facts: Mapping[str, Any], layout: Layout) -> Sequence[str]:
     """Return the names of a request, all of which are in a layout. Raises PacketMismatch."""
     names = facts.get("names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise PacketMismatch("a request without names")
+        raise PacketMismatch("pair.no_names", "a request without names")
     if len(set(names)) < len(names) or not layout.places.keys() >= set(names):
-        raise PacketMismatch("a request for tensors that are not here")
+        raise PacketMismatch("pair.tensors_unknown", "a request for tensors that are not here")
     return names
 
 
@@ -156,4 +156,4 @@ def _merge(facts: Mapping[str, Any]) -> Merge:
             int(facts["partner"]),
         )
     except (KeyError, TypeError, ValueError):
-        raise PacketMismatch("a pair without its merge") from None
+        raise PacketMismatch("pair.no_merge", "a pair without its merge") from None

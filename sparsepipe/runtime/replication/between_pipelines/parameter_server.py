@@ -68,9 +68,9 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, int]:
     """Return the tensors of a request, with how many elements each has. Raises PacketMismatch."""
     sizes = facts.get("sizes")
     if not isinstance(sizes, dict) or not all(isinstance(size, int) and size >= 0 for size in sizes.values()):
-        raise PacketMismatch("a push without sizes")
+        raise PacketMismatch("push.no_sizes", "a push without sizes")
     if sum(sizes.values()) > _MOST_ELEMENTS:
-        raise PacketMismatch(f"a push of {sum(sizes.values())} elements")
+        raise PacketMismatch("push.size_out_of_range", f"a push of {sum(sizes.values())} elements")
     return sizes
 
 

@@ -29,7 +29,7 @@ class Link:
         try:
             told = receive(self._connection, lambda facts: 0, seconds=seconds_left(deadline)).facts.get("tensors")
             if not isinstance(told, dict) or not all(isinstance(size, int) for size in told.values()):
-                raise PacketMismatch("a rank that does not say which tensors it holds")
+                raise PacketMismatch("peer.no_tensors", "a rank that does not say which tensors it holds")
         except BaseException:
             self._connection.close()
             raise

@@ -204,11 +204,11 @@ class Reductions:
         """Return the tensors of a request, and which share of how many this rank reduces."""
         names, index, count = facts.get("names"), facts.get("index"), facts.get("count")
         if not all(isinstance(facts.get(key), int) for key in ("merge", "pipeline", "version")):
-            raise PacketMismatch("a part of a merge without numbers")
+            raise PacketMismatch("merge.no_numbers", "a part of a merge without numbers")
         if not isinstance(index, int) or not isinstance(count, int) or not 0 <= index < count:
-            raise PacketMismatch(f"a part of a merge for share {index!r} of {count!r}")
+            raise PacketMismatch("merge.share_unknown", f"a part of a merge for share {index!r} of {count!r}")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise PacketMismatch("a part of a merge without names")
+            raise PacketMismatch("merge.no_names", "a part of a merge without names")
         if len(set(names)) < len(names) or not self._layout.places.keys() >= set(names):
-            raise PacketMismatch("a part of a merge with tensors that are not here")
+            raise PacketMismatch("merge.tensors_unknown", "a part of a merge with tensors that are not here")
         return tuple(names), (index, count)

@@ -53,7 +53,7 @@ class StateDesk:
 
     def payload_bytes(self, facts: Mapping[str, Any]) -> int:
         if not isinstance(facts.get("update"), int):
-            raise PacketMismatch("a request for a state without an update")
+            raise PacketMismatch("state.no_update", "a request for a state without an update")
         return 0
 
     def answer(self, request: Message) -> tuple[Mapping[str, Any], Tensor]:
@@ -155,7 +155,7 @@ def _ask(link: Link, update: int, deadline: float) -> Message:
     link.ask({"what": "state", "update": update}, NO_PAYLOAD, deadline=deadline)
     answer = link.answer(0, deadline=deadline)
     if not isinstance(answer.facts.get("update"), int):
-        raise PacketMismatch("a rank that does not say at which update it is")
+        raise PacketMismatch("state.no_update", "a rank that does not say at which update it is")
     return answer
 
 
