@@ -7,6 +7,7 @@ fault, however many places meet it. All codes with their sentences are in tests/
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from .display.markup import one_line
 
@@ -30,7 +31,8 @@ class CodedError(Exception):
 
     def __init__(self, code: str, sentence: str, /, **fields: object) -> None:
         super().__init__(code, sentence)
-        self.code, self.fields = code, fields
+        self.code = code
+        self.fields: dict[str, Any] = fields
 
     def __str__(self) -> str:
         """The sentence as one line, whatever the names in it are: they may come from files of others."""

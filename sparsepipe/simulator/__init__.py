@@ -95,7 +95,8 @@ def simulate(
     """
     if plan.members:
         if epoch_minibatches is not None:
-            raise InputError("epoch_minibatches goes with a plan of one pipeline, this one has several; leave it out")
+            text = "epoch_minibatches goes with a plan of one pipeline, this one has several; leave it out"
+            raise InputError("option.of_one_pipeline", text)
         return simulate_pipelines(
             plan, profile, cluster, sizes, stragglers=stragglers, restart_seconds=restart_seconds
         ).trace
