@@ -104,7 +104,7 @@ def test_settings_are_told_as_options_of_the_verb(verb, name, value, told):
 
 def test_an_error_writes_its_settings_alone():
     """Whatever else looks like one: a path of the user's, the name in a file."""
-    error = InputError("my_voxel_size/{x}: {voxel_size}", setting="voxel_size")
+    error = InputError("test.code", "my_voxel_size/{x}: {voxel_size}", setting="voxel_size")
     assert str(error) == "my_voxel_size/{x}: voxel_size"
     assert error.written(lambda name, _: f"--{name}") == "my_voxel_size/{x}: --voxel_size"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -95,7 +95,7 @@ def test_gpus_without_a_host_are_those_of_the_only_one(lists):
     found = pipelines_of(load_layouts(lists, ["a", "b"])["shared"], cluster, graph(), rule("quorum"))
     assert [plan.stages[0].ranks for plan in found.pipelines] == [(0,), (1,)], "data parallel: a stage each"
     alone = pipelines_of(load_layouts(lists, ["a", "b"])["alone"], cluster, graph(), rule("quorum"))
-    with raises("pipelines.violations", "1 pipeline"):
+    with raises("plan.violations", "1 pipeline"):
         alone.check(graph(), cluster)
     two = cluster_of((HetuNode("w0", 0, 2, True), HetuNode("w1", 0, 2)), device_type="gpu")
     with raises("sdpipe.host_needed"):

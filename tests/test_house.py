@@ -8,7 +8,7 @@ from scripts.house import MOST_ATTRIBUTES, House, counts
 
 AT_MOST = {
     "files": 770,
-    "lines": 104_445,
+    "lines": 104_455,
     "modules at the root": 18,
     "folders at the root": 28,
     "modules that serve one other of their folder": 134,
@@ -19,7 +19,7 @@ AT_MOST = {
     "private members used from outside their class": 0,
     "questions for the kind of a plan": 2,
     "branches on plans of several pipelines": 33,
-    "Any": 1_588,
+    "Any": 1_589,
     "exceptions from strict types": 63,
     "lines whose types are ignored": 52,
     "tests that pin a sentence": 303,

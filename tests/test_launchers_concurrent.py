@@ -20,21 +20,21 @@ def prepared(folder, campaign=None):
 
 def test_a_run_beside_another_job_is_marked_and_so_is_the_other(tmp_path):
     """06_figures took a run launched from the board while another job was at work: 116 samples/s."""
-    one, held = prepared(tmp_path / "one")
-    other, second = prepared(tmp_path / "other")
+    one, (held,) = prepared(tmp_path / "one")
+    other, (second,) = prepared(tmp_path / "other")
     os.close(held)  # the first has ended
-    third, last = prepared(tmp_path / "third")
+    third, (last,) = prepared(tmp_path / "third")
     os.close(second)
     os.close(last)
     assert one.beside == ("other",) and other.beside == ("one", "third") and third.beside == ("other",)
     assert any("beside another job" in text for text in differences([one, third]))
-    alone, lock = prepared(tmp_path / "alone")
+    alone, (lock,) = prepared(tmp_path / "alone")
     os.close(lock)
     assert alone.beside == ()
 
 
 def test_a_record_says_what_it_rests_on(tmp_path):
-    record, lock = prepared(tmp_path / "run", campaign="m-20261125T090000-abc")
+    record, (lock,) = prepared(tmp_path / "run", campaign="m-20261125T090000-abc")
     os.close(lock)
     known = Provenance.from_json(record.origin["provenance"])
     assert record.campaign == known.campaign == "m-20261125T090000-abc"

@@ -215,7 +215,7 @@ def test_what_pipelines_cannot_do_is_told_in_one_line(tmp_path) -> None:
         ({"stragglers": "slow:rank=2,factor=4"}, ("straggler.rank_unknown", "2")),
         ({"stragglers": "slow:rank=1"}, ("option.missing", "factor")),
         ({"replication": "nobody"}, ("replication.unknown",)),
-        ({"replication": "quorum:quorum=3"}, ("pipelines.violations", "3")),
+        ({"replication": "quorum:quorum=3"}, ("plan.violations", "3")),
         ({"port": 29500}, ("port.of_several_pipelines",)),
     ):
         with raises(*error) as found:

@@ -108,13 +108,13 @@ def without(plan, layer):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda a, b: (a,), ("pipelines.violations", "1 pipeline: a replication rule averages between two or more")),
-        (lambda a, b: (a, without(b, "d")), ("pipelines.violations", "pipeline 1 lacks layers that pipeline 0 has (d")),
-        (lambda a, b: (without(a, "c"), b), ("pipelines.violations", "pipeline 0 lacks layers that pipeline 1 has (c")),
-        (lambda a, b: (a, a), ("pipelines.violations", "rank 0 is in pipelines 0 and 1")),
+        (lambda a, b: (a,), ("plan.violations", "1 pipeline: a replication rule averages between two or more")),
+        (lambda a, b: (a, without(b, "d")), ("plan.violations", "pipeline 1 lacks layers that pipeline 0 has (d")),
+        (lambda a, b: (without(a, "c"), b), ("plan.violations", "pipeline 0 lacks layers that pipeline 1 has (c")),
+        (lambda a, b: (a, a), ("plan.violations", "rank 0 is in pipelines 0 and 1")),
         (
             lambda a, b: (a, replace(b, schedule="2f2b")),
-            ("pipelines.violations", "pipeline 1: schedule '2f2b' is unknown"),
+            ("plan.violations", "pipeline 1: schedule '2f2b' is unknown"),
         ),
     ],
 )
@@ -125,7 +125,7 @@ def test_what_cannot_run_is_told_in_a_line(change, told):
 
 
 def test_a_rule_that_asks_for_more_pipelines_is_told():
-    with raises("pipelines.violations", "quorum"):
+    with raises("plan.violations", "quorum"):
         pipelines(replication=rule("quorum", {"quorum": 3})).check(GRAPH)
 
 

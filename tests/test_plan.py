@@ -79,11 +79,14 @@ def test_every_violation_is_listed():
             {"stages": (Stage(("c", "d"), (0,)), Stage(("a", "b"), (1,)))},
             ("plan.violations", "'b' of stage 1 feeds 'c' of the earlier stage 0"),
         ),
-        ({"stages": (Stage(("a", "b", "c", "d"), (0, 1), (1,)),)}, "1 shares for 2 ranks"),
-        ({"stages": (Stage(("a", "b", "c", "d"), (0, 1), (1, 0)),)}, "expected 1 or more each"),
-        ({"stages": (Stage(("a", "b"), (0,)), Stage(("b", "c", "d"), (1,)))}, "'b' is in stage 0 and again in stage 1"),
-        ({"stages": ()}, "no stages"),
-        ({"weights": "flush"}, "do not go with schedule '1f1b'"),
+        ({"stages": (Stage(("a", "b", "c", "d"), (0, 1), (1,)),)}, ("plan.violations", "1 shares for 2 ranks")),
+        ({"stages": (Stage(("a", "b", "c", "d"), (0, 1), (1, 0)),)}, ("plan.violations", "expected 1 or more each")),
+        (
+            {"stages": (Stage(("a", "b"), (0,)), Stage(("b", "c", "d"), (1,)))},
+            ("plan.violations", "'b' is in stage 0 and again in stage 1"),
+        ),
+        ({"stages": ()}, ("plan.violations", "no stages")),
+        ({"weights": "flush"}, ("plan.violations", "do not go with schedule '1f1b'")),
     ],
 )
 def test_violations_are_told(changes, error):

@@ -139,11 +139,11 @@ def test_stages_of_one_layer_leave_nothing_to_choose():
 @pytest.mark.parametrize(
     ("count", "given", "error"),
     [
-        (2, {"top_k": 0}, "top_k is 0"),
-        (2, {"sizes": (8, 29)}, r"sizes \[8, 29\]: expected layers of each stage"),
-        (2, {"sizes": (38, 0)}, "a whole number of at least 1"),
-        (2, {"sizes": (8, 10, 20)}, "in 2 stages at most"),
-        (11, {}, "dynpipe: 11 stages"),
+        (2, {"top_k": 0}, ("setting.not_whole", "0")),
+        (2, {"sizes": (8, 29)}, ("planner.sizes_malformed", "[8, 29]")),
+        (2, {"sizes": (38, 0)}, ("setting.not_names", "0")),
+        (2, {"sizes": (8, 10, 20)}, ("planner.sizes_malformed", "2 stages")),
+        (11, {}, ("planner.too_many_stages", "11 stages")),
     ],
 )
 def test_what_it_cannot_plan_is_told_in_a_line(vgg16, count, given, error):

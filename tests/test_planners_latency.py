@@ -285,12 +285,12 @@ def test_the_plan_file_keeps_the_latency(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"objective": "speed"}, "expected one of period, latency"),
-        ({"period_at_most": 1.0}, "goes with objective 'latency'"),
-        ({"objective": "latency", "period_at_most": 0.0}, "expected a number above 0"),
-        ({"objective": "latency", "rescore": 3}, "rescore means nothing"),
-        ({"objective": "latency", "recompute": True}, "leave it out"),
-        ({"objective": "latency", "planner": "pipedream"}, "optimal has"),
+        ({"objective": "speed"}, ("setting.not_a_choice", "period, latency")),
+        ({"period_at_most": 1.0}, ("objective.of_latency", "latency")),
+        ({"objective": "latency", "period_at_most": 0.0}, ("setting.out_of_range", "0.0")),
+        ({"objective": "latency", "rescore": 3}, ("objective.not_of_latency", "rescore")),
+        ({"objective": "latency", "recompute": True}, ("objective.no_recompute",)),
+        ({"objective": "latency", "planner": "pipedream"}, ("planner.option_unknown", "optimal has")),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(options, error):

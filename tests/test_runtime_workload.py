@@ -83,5 +83,5 @@ def test_a_last_minibatch_of_one_sample_trains_unless_it_is_kept(shapes, last):
 
 
 def test_features_that_the_samples_have_not_are_refused(shapes):
-    with raises("setting.name_unknown", name="features"):
+    with raises("setting.not_names", "features", "colour"):
         opened(shapes, features=("colour", "size"))

@@ -75,7 +75,7 @@ def test_a_row_is_complete(name):
     assert plan.weights == rules.weights[0] and plan.flushes is WEIGHT_RULES[plan.weights].flushes
 
 
-EXECUTORS = ("simulator.py", "forecast.py", "runtime", "launchers")  # what plays a program, or runs it
+EXECUTORS = ("simulator", "forecast.py", "runtime", "launchers")  # what plays a program, or runs it
 
 
 def _neighbours(path):

@@ -11,7 +11,7 @@ Checks, the command line's options, the widgets' controls and the page of settin
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from textwrap import fill
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from ..errors import InputError
 from .fields import json_object, shown
@@ -21,7 +21,9 @@ MANY = 10**15  # of anything that is counted: no run gets there, and floats stil
 
 
 class Kind(Protocol):
-    """What a setting may be, which `str` says in words."""
+    """What a setting may be, which `str` says in words. `code`: that of an error where it is something else."""
+
+    code: ClassVar[str]
 
     def fault(self, value: object) -> str:
         """Return what is wrong with a value, such as "0, expected …"; empty where nothing is."""
@@ -32,6 +34,7 @@ class Kind(Protocol):
 class Text:
     """A string that is not empty; `example` is what a message gives as one. `offered`: those that users choose from."""
 
+    code: ClassVar[str] = "setting.not_text"
     example: str
     offered: tuple[str, ...] = ()
 
@@ -47,6 +50,7 @@ class Text:
 class JsonObject:
     """A string that is a JSON object, such as `example`."""
 
+    code: ClassVar[str] = "setting.not_json"
     example: str
 
     def fault(self, value: object) -> str:
@@ -66,6 +70,7 @@ class JsonObject:
 class Choice:
     """One of `names`, or a function of the user's own: a text that `is_own` takes, such as `example`."""
 
+    code: ClassVar[str] = "setting.not_a_choice"
     names: tuple[object, ...]
     example: str = ""
     is_own: Callable[[str], bool] = lambda _: False
@@ -85,6 +90,8 @@ class Choice:
 class Flag:
     """True or False."""
 
+    code: ClassVar[str] = "setting.not_a_boolean"
+
     def fault(self, value: object) -> str:
         return "" if isinstance(value, bool) else f"{_written(value)}, expected true or false"
 
@@ -96,6 +103,7 @@ class Flag:
 class WholeNumber:
     """A whole number from `least` to `most`, or where there is one the `word`."""
 
+    code: ClassVar[str] = "setting.not_whole"
     least: int
     most: int = MANY
     word: str | None = None
@@ -119,6 +127,7 @@ class WholeNumber:
 class Number:
     """A number from `least` to `most`; `above`: `least` itself is none of them."""
 
+    code: ClassVar[str] = "setting.out_of_range"
     least: float
     most: float
     above: bool = False
@@ -139,6 +148,7 @@ class Number:
 class Several:
     """A tuple, such as `example`, of values of one kind."""
 
+    code: ClassVar[str] = "setting.not_names"
     kind: Choice | WholeNumber
     example: str
 
@@ -212,7 +222,7 @@ class Settings:
         for name, one in rows(type(self)).items():
             value = getattr(self, name)
             if (value is not None or one.default is not None) and (fault := one.kind.fault(value)):
-                raise InputError("setting.malformed", f"{{{name}}} is {fault}", setting=name)
+                raise InputError(one.kind.code, f"{{{name}}} is {fault}", setting=name, name=name)
 
     @property
     def chosen(self) -> dict[str, Any]:
