@@ -443,17 +443,6 @@ def check_regular(path: Path, *, what: str) -> int:
     return facts.st_size
 
 
-def check_finite(path: Path, rows: np.ndarray, *, what: str) -> None:
-    """Raise InputError, naming the first offender, where a number in `rows` [N, C] is NaN or infinite."""
-    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    if len(bad):
-        raise InputError(
-            "cloud.not_finite",
-            f"{path}: {what} {bad[0]} is {rows[bad[0]].tolist()} ({len(bad)} of {len(rows)} are NaN or infinite), "
-            f"expected finite coordinates; repair or remove the file",
-        )
-
-
 def one_line(error: Exception) -> str:
     """Return a library's error message as one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

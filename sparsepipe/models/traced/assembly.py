@@ -18,7 +18,6 @@ from .recording import CannotBeTraced, Recording, names_of
 from .rows import Port, Program, Result, TracedRow
 from .values import Structure, features
 
-STATE_KINDS = ("parameter", "buffer")
 OUTPUT = ""  # reads what the forward returns, as a layer reads its inputs
 
 
