@@ -363,7 +363,7 @@ def test_between_epochs_samples_may_be_drawn_otherwise(clouds, tmp_path) -> None
     plan, config = plan_of(PLAIN, [[0]], schedule="1f1b-flush", num_microbatches=2), settings(clouds)
     (tmp_path / "logs").mkdir()
     run(tmp_path, plan, config)
-    with raises("checkpoint.order_differs", "batch_size", "6", "4"):
+    with raises("checkpoint.order_differs", "batch_size", "6", "4", name="batch_size"):
         run(tmp_path, plan, replace(config, epochs=2, batch_size=6), resume=True)
     run(tmp_path, plan, replace(config, epochs=2, seed=1, shuffle=False), resume=True)
     assert checkpoint.latest(tmp_path).minibatches == 10

@@ -239,7 +239,7 @@ def test_holders_are_known_once_all_have_registered() -> None:
 
 def test_pipelines_of_unlike_data_are_refused() -> None:
     state = begun()
-    with raises("pipelines.minibatches_differ", "pipeline 1", "8 minibatches", "14", "7", "14"):
+    with raises("pipelines.minibatches_differ", "8 minibatches", "14", "7", "14", number=1):
         asks(state, "begin", 1, 1, whole=2, num_holders=1, epoch_minibatches=8, total_minibatches=14)
     with raises("pipelines.data_differ", number=1):
         asks(state, "begin", 1, 1, whole=2, num_holders=1, epoch_minibatches=7, total_minibatches=14, data="ab")

@@ -218,7 +218,7 @@ def test_what_is_no_profile_or_cluster_is_refused_in_words(profile, cluster):
 
 
 def test_a_profile_that_does_not_fit_the_cluster_is_refused_in_words(profile):
-    with raises("profile.no_device_type", "gpu", "fast, slow"):
+    with raises("profile.no_device_type", "fast, slow", name="gpu"):
         PartitionExplorer(profile, Cluster.uniform(2, device_type="gpu"))
 
 

@@ -17,6 +17,7 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
             f"{{clip_norm}} goes with schedules that flush: with weights {plan.weights!r} the stages update at "
             "different times, and there is no norm of all gradients together",
             setting="clip_norm",
+            weights=plan.weights,
         )
     if config.precision == "float16" and not plan.flushes:
         raise InputError(

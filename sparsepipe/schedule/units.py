@@ -35,4 +35,5 @@ def check_rule(plan: Plan) -> None:
                 f"replication {rule.name} averages gradients before every step, but stages of "
                 f"pipeline {k} make one after {', '.join(map(str, lengths))} minibatches, all of them after {whole}: "
                 "choose a rule that averages weights, such as partial-reduce, or replicas and steps that fit",
+                name=rule.name,
             )

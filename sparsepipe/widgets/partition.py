@@ -347,4 +347,5 @@ def _check(profile: Profile, cluster: Cluster) -> None:
                 "profile.no_device_type",
                 f"the cluster has devices of type {name!r}, the profile knows {', '.join(profile.device_types)}: "
                 f"profile the model on a {name}, or rename the profile with profile.renamed({name!r})",
+                name=name,
             )

@@ -134,6 +134,7 @@ class RunState:
                 "pipelines.minibatches_differ",
                 f"pipeline {member.number} has {number_of(epoch, 'minibatch')} per epoch and {total} in all, "
                 f"others have {known[0]} and {known[1]}; give all the same data, batch size and epochs",
+                number=member.number,
             )
         data = given.get("data", "")
         self._data = data if self._data is None else self._data

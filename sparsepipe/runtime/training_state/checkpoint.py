@@ -107,6 +107,7 @@ class Checkpoint:
                     f"{{{name}}} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
                     "resume with that, or train anew in another folder",
                     setting=name,
+                    name=name,
                 )
 
     def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:
