@@ -32,7 +32,6 @@ from sparsepipe.cluster_probes.measure import (
     with_network_time,
 )
 from sparsepipe.cluster_probes.unmeasured import with_unmeasured
-from sparsepipe.errors import InputError
 from sparsepipe.launchers.ssh.hosted_run import runs_folder
 from sparsepipe.runtime.wire.frames import lengths
 from sparsepipe.runtime.wire.handshake import OPENING_BYTES, call, new_secret
@@ -155,7 +154,7 @@ def test_addresses_of_different_networks_are_told():
 def test_an_address_that_is_not_the_hosts_own_is_told():
     report = check_cluster(Cluster((replace(HERE, ssh="", address="127.0.0.1"),)))
     assert not report.problems
-    with probes([HERE]) as (probe,), pytest.raises(InputError, match="here: .*assign requested address"):
+    with probes([HERE]) as (probe,), raises("probe.failed", "here", "assign requested address"):
         probe.ask("listen", address="203.0.113.7", secret=new_secret().hex())
 
 

@@ -58,7 +58,6 @@ MORE_THAN_ONE = {  # said of several alone: the code asks before
     "launchers/local/started.py",
     "plots/accuracy.py",
     "widgets/job_line.py",
-    "widgets/placement.py",
     "widgets/settings.py",
 }
 

@@ -15,7 +15,6 @@ from sparsepipe.data.shapes import make_shapes
 from sparsepipe.dynamics.following import DECISIONS, Following
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.of_runs import drift_of
-from sparsepipe.errors import InputError
 
 CONFIG = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=75, timeout_seconds=120)
 
@@ -110,7 +109,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path,
 
 def test_several_pipelines_are_refused(tmp_path):
     several = sp.partition_pipelines(network(12), cpus(2), 2)
-    with pytest.raises(InputError, match="2 pipelines, expected that of one"):
+    with raises("plan.several_pipelines", "2 pipelines"):
         launch(several, CONFIG, run_dir=tmp_path / "run", replan="live", profile=network(12), cluster=cpus(2))
 
 

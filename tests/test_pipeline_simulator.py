@@ -25,7 +25,6 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.costs import MergeCosts
-from sparsepipe.errors import InputError
 from sparsepipe.replication import RULES, parse_rule
 from sparsepipe.replication.base import Merge
 from sparsepipe.simulator import simulate_pipelines
@@ -296,7 +295,7 @@ def test_quick_pipelines_take_more():
     found = simulate_pipelines(plan, profile, cluster, [1] * 90)
     assert [one.minibatches for one in found.pipelines] == pytest.approx([60, 30], abs=2)
     assert simulate(plan, profile, cluster, [1] * 90) == found.trace
-    with pytest.raises(InputError, match="epoch_minibatches"):
+    with raises("option.of_one_pipeline", "epoch_minibatches"):
         simulate(plan, profile, cluster, [1] * 90, epoch_minibatches=9)
 
 
@@ -409,7 +408,7 @@ def test_gradients_of_parts_of_a_unit_cannot_be_averaged(stages, settings):
     """A stage that steps more often than another, or steps within a round of the replicas."""
     plans = Plan(stages, **settings), Plan((Stage(("l0", "l1"), (3,)),), **settings)
     cluster = Cluster.uniform(4, device_type="d")
-    with pytest.raises(InputError, match="replication all-reduce averages gradients before every step") as error:
+    with raises("schedule.units_differ", name="all-reduce") as error:
         simulate_pipelines(Plan.together(plans, parse_rule("all-reduce")), network(2), cluster, [1] * 9)
     assert "pipeline 0" in str(error.value) and "\n" not in str(error.value)
     assert simulate_pipelines(

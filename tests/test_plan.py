@@ -208,5 +208,5 @@ def test_a_plan_whose_numbers_multiply_is_refused_before_it_is_laid_out():
 
 def test_a_file_with_another_routing_is_refused(tmp_path):
     path = write_json(tmp_path / "plan.json", plan().to_json() | {"routing": "random"})
-    with pytest.raises(InputError, match="routing 'random'"):
+    with raises("plan.routing_unknown", "random"):
         Plan.load(path)

@@ -19,7 +19,6 @@ from coded import raises
 from processes import ENOUGH, until
 from runtime_jobs import run_ranks
 
-from sparsepipe.errors import InputError
 from sparsepipe.runtime.failures import PeerLost
 from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.rendezvous.server import StoreServer
@@ -129,11 +128,11 @@ def test_a_certificate_is_for_its_owner_alone_and_one_that_cannot_be_used_is_ref
 
 def test_without_openssl_nothing_is_encrypted(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="needs the program openssl"):
+    with raises("encryption.no_openssl"):
         new_certificate()
     (tmp_path / "openssl").write_text("#!/bin/sh\necho no such curve >&2; exit 1\n")
     (tmp_path / "openssl").chmod(0o755)
-    with pytest.raises(InputError, match="openssl made no certificate: no such curve"):
+    with raises("encryption.no_certificate", "no such curve"):
         new_certificate()
 
 

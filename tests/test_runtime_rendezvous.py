@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from coded import raises
 
-from sparsepipe.errors import InputError
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
 from sparsepipe.runtime.wire.address import STORE, ListenerAddress
@@ -119,5 +119,5 @@ def test_its_address_is_for_its_owner_alone(tmp_path):
     assert (tmp_path / STORE).stat().st_mode & 0o777 == 0o600
     assert ListenerAddress.read(tmp_path / STORE) == ListenerAddress("10.0.0.1", 99, SECRET)
     (tmp_path / STORE).write_text('{"host": "10.0.0.1", "port": 99, "secret": "xyz"}')
-    with pytest.raises(InputError, match="damaged"):
+    with raises("address.secret_damaged"):
         ListenerAddress.read(tmp_path / STORE)

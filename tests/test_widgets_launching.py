@@ -10,7 +10,6 @@ from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.display.numbers import as_measured
-from sparsepipe.errors import InputError
 from sparsepipe.launchers.lock import hold
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.replication import rule
@@ -272,7 +271,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")
-    with pytest.raises(InputError, match="2 pipelines, expected that of one"):
+    with raises("plan.several_pipelines", "2 pipelines"):
         board.replan("two", plan.local(0))
     board.watch.thread.join(timeout=ENOUGH)
     assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")
