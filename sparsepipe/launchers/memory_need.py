@@ -38,9 +38,8 @@ def check_at_launch(
 ) -> None:
     """Raise InputError where a device, or this machine, has less memory than the plan needs.
 
-    `resumes`: the folder of the run
-    that goes on, which keeps the profile and the cluster that it was launched with. `here`: all ranks are on this
-    machine. Without a profile of such minibatches nothing is looked at.
+    `resumes`: the folder of the run that goes on, which keeps the profile and the cluster that it was launched with.
+    `here`: all ranks are on this machine. Without a profile of such minibatches nothing is looked at.
     """
     if profile is None and resumes is not None:
         profile, cluster = _kept(resumes)

@@ -286,7 +286,7 @@ class RunsList(looks.Control, anywidget.AnyWidget):
         return tuple(dict.fromkeys(name for name in proposal["value"] if name in self.options))
 
 
-def _is_number(cell: Any) -> bool:
+def _is_number(cell: object) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
