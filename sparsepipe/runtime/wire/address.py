@@ -34,12 +34,8 @@ class ListenerAddress:
         told = fields(_FIELDS)(read_json(path, what="address"), str(path))
         try:
             return cls(told["host"], told["port"], bytes.fromhex(told["secret"]), told["pipelines"])
-        except ValueError as error:
-            raise (
-                error
-                if isinstance(error, InputError)
-                else InputError("address.secret_damaged", f"{path}: its secret is damaged")
-            ) from None
+        except ValueError:
+            raise InputError("address.secret_damaged", f"{path}: its secret is damaged") from None
 
     def write(self, path: Path, *, make_folder: bool = False) -> None:
         """Write it. Without `make_folder` its folder must be there."""
