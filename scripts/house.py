@@ -169,8 +169,25 @@ class House:
 
     def golden_errors(self) -> str:
         """Each code with its sentences, a line each, sorted; what is filled in is named where it has a name."""
-        found = {(code.value, template(sentence)) for _, code, sentence in self.coded_errors if is_code([code])}
+        found = {
+            (code.value, template(self._written(place, sentence)))
+            for place, code, sentence in self.coded_errors
+            if is_code([code])
+        }
         return "".join(f"{code}: {sentence}\n" for code, sentence in sorted(found))
+
+    def _written(self, place: str, sentence: ast.expr) -> ast.expr:
+        """A sentence as it is written in the statement before, where that gives it a name."""
+        module, _, line = place.rpartition(":")
+        named = [
+            node.value
+            for node in self.nodes[module]
+            if isinstance(node, ast.Assign)
+            and node.end_lineno == int(line) - 1
+            and isinstance(node.value, ast.Constant | ast.JoinedStr)
+            and ast.unparse(node.targets[0]) == ast.unparse(sentence)
+        ]
+        return named[0] if named else sentence
 
     def dependencies(self) -> list[str]:
         """What the package cannot be installed without."""
