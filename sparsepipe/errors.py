@@ -3,7 +3,8 @@
     raise InputError("plan.rank_unknown", f"rank {rank} is not one of {count} devices", rank=rank)
 
 The code, `noun.fault`, stays when the wording changes: programs and tests ask for it, and for the fields. It names one
-fault, however many places meet it. All codes with their sentences are in tests/golden/errors.txt.
+fault, however many places meet it. All codes with their sentences are in tests/golden/errors.txt, but for those of a
+setting that is not of its kind: these are in io/settings.py.
 """
 
 from collections.abc import Callable, Mapping
