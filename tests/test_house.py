@@ -19,10 +19,10 @@ AT_MOST = {
     "private members used from outside their class": 0,
     "questions for the kind of a plan": 2,
     "branches on plans of several pipelines": 33,
-    "Any": 1_589,
+    "Any": 1_588,
     "exceptions from strict types": 63,
     "lines whose types are ignored": 52,
-    "tests that pin a sentence": 303,
+    "tests that pin a sentence": 300,
     "dependencies": 11,
     "pinned dependencies": 0,
 }
