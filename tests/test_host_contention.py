@@ -11,7 +11,6 @@ import pytest
 from coded import raises
 from processes import until
 
-from sparsepipe.errors import InputError
 from sparsepipe.host.contention import contending_processes
 from sparsepipe.profiler import profile_model
 from sparsepipe.runtime.config import DataConfig
@@ -83,5 +82,5 @@ def test_a_profile_says_in_what_company_it_was_measured() -> None:
     settings |= {name: value for name, value in SETTINGS.items() if name != "config"}
     found = profile_model(model, source, **settings, repeats=1, beside=1)
     assert found.origin["beside"] == 1
-    with pytest.raises(InputError, match="-1 processes beside"):
+    with raises("setting.not_whole", "beside", "-1"):
         profile_model(model, source, **settings, repeats=1, beside=-1)

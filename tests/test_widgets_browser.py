@@ -354,8 +354,8 @@ explorer
 """
 PIPELINES = """
 several = PartitionExplorer(profile, cluster)
-several.several.slider.value = 2
-several.several.straggler.kind.value = "one rank is slow"
+several.controls.pipelines.slider.value = 2
+several.controls.pipelines.straggler.kind.value = "one rank is slow"
 several.current()
 several
 """
