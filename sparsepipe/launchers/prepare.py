@@ -152,9 +152,7 @@ def _checked(
         if config.stragglers is not None:
             config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     except InputError as error:
-        raise InputError(
-            error.code, f"{plan.prefix(k)}{error.args[1]}", setting=error.settings, **error.fields
-        ) from None
+        raise error.within(plan.prefix(k)) from None
     return config
 
 

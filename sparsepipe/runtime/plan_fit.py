@@ -58,4 +58,4 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
     try:
         check_runs(compile(plan, num_minibatches), synchronised=True)
     except InputError as error:
-        raise InputError(error.code, f"synchronised batch norm: {error}", **error.fields) from None
+        raise error.within("synchronised batch norm: ") from None

@@ -312,7 +312,7 @@ class Worker:
         except InputError as error:
             self.checkpoints.snapshots.wait()
             kept = f"; epoch {epoch} is kept, resume the run then" if self.checkpoints.unproven is not None else ""
-            raise InputError(error.code, f"{error}{kept}", **error.fields) from None
+            raise error.within(after=kept) from None
         except Exception:
             self.checkpoints.snapshots.wait()
             raise
