@@ -63,7 +63,9 @@ class Recipe:
         if unknown or not self.features or len(set(self.features)) != len(self.features):
             given = ", ".join(unknown or self.features) or "none"
             raise InputError(
-                "recipe.features_malformed", f"features {given} given, expected each once of {', '.join(FEATURES)}"
+                "recipe.features_malformed",
+                f"{{features}} {given} given, expected each once of {', '.join(FEATURES)}",
+                setting="features",
             )
 
     @property
