@@ -4,8 +4,11 @@ import pickle
 import re
 from pathlib import Path
 
+import numpy as np
+
 import sparsepipe
 from sparsepipe import Plan, Stage
+from sparsepipe.data.voxels import OutOfReach
 from sparsepipe.errors import InputError, RunFailed
 from sparsepipe.launchers.failure_cause import cause_of, find_cause
 from sparsepipe.runtime.failures import PacketMismatch, described
@@ -17,6 +20,12 @@ def test_an_error_is_the_same_in_another_process():
         other = pickle.loads(pickle.dumps(error))
         assert (type(other), other.code, other.fields) == (kind, "plan.rank_unknown", {"rank": 7})
         assert str(other) == str(error) == r"rank 7 of {net}: 100%\nis not there"
+
+
+def test_an_error_that_is_made_of_other_things_is_the_same_in_another_process():
+    error = OutOfReach(3, np.zeros(3), "lies too far away")
+    other = pickle.loads(pickle.dumps(error))
+    assert (type(other), other.code, other.fields, str(other)) == (OutOfReach, error.code, {"point": 3}, str(error))
 
 
 def test_a_failed_run_has_the_code_of_what_its_worker_met(tmp_path):
