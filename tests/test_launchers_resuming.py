@@ -63,9 +63,9 @@ def test_nothing_is_said_where_the_rate_goes_on_as_it_would_have(tmp_path):
     [
         (
             {"epochs": 1},
-            ("resume.ends_before", "epochs 1", "5", "minibatch-00000010", "10", "2 epochs"),
+            ("resume.ends_before", "epochs=1", "5", "minibatch-00000010", "10", "2 epochs"),
         ),
-        ({"minibatches": 7}, ("resume.ends_before", "minibatches 7", "7", "10")),
+        ({"minibatches": 7}, ("resume.ends_before", "minibatches=7", "7", "10")),
         ({"last_minibatch": "drop"}, ("checkpoint.last_minibatch_differs", "drop", "keep", "4 minibatches", "5")),
         ({"batch_size": 3}, ("checkpoint.order_differs", "batch_size", "3", "4")),
         ({"seed": 4, "epochs": 3}, ("checkpoint.order_differs", "seed", "4", "0", "2 minibatches")),
