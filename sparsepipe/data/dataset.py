@@ -298,8 +298,7 @@ class VoxelDataset:
     def _named(self, error: OutOfReach, cloud: Cloud, file: SampleFile) -> InputError:
         """Return an error that names the file and the point by its row there."""
         row = int(cloud.file_rows[error.point])
-        there = OutOfReach(row, error.place, error.problem)
-        return there.within(f"{file.path}: ")
+        return OutOfReach(row, error.place, error.problem).within(f"{file.path}: ")
 
     def voxel_counts(self) -> np.ndarray:
         """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""

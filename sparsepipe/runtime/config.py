@@ -306,7 +306,7 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
         }
 
     @property
-    def order(self) -> dict[str, Any]:
+    def order(self) -> dict[str, object]:
         """The settings that decide which samples a minibatch has: within an epoch they stay."""
         return {name: getattr(self, name) for name in ("batch_size", "last_minibatch", "seed", "shuffle", "balance")}
 

@@ -129,11 +129,8 @@ class Optimal(Settings):
         """Raise InputError where another option does not go with the objective."""
         if self.objective == PERIOD:
             if self.period_at_most is not None:
-                raise InputError(
-                    "objective.of_latency",
-                    "{period_at_most} goes with {objective}: the period is as short as can be",
-                    setting={"period_at_most": None, "objective": LATENCY},
-                )
+                text = "{period_at_most} goes with {objective}: the period is as short as can be"
+                raise InputError("objective.of_latency", text, setting={"period_at_most": None, "objective": LATENCY})
             return
         for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore"):
             if getattr(self, name) != getattr(type(self), name):

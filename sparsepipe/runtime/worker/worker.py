@@ -446,8 +446,7 @@ class Worker:
 
     def _order(self) -> dict[str, Any]:
         """What decides which samples a minibatch has and which classes they are of, besides the epoch."""
-        counted = {"num_classes": self.workload.num_classes, "samples": self.workload.num_samples}
-        return counted | self.config.order
+        return {"num_classes": self.workload.num_classes, "samples": self.workload.num_samples, **self.config.order}
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
         """Load the layers of this rank's stages and return the minibatches done."""
