@@ -115,7 +115,7 @@ class Node:
             try:
                 destination = Destination.parse(host)
             except InputError as error:
-                raise InputError(error.code, f"{where} has {what} {error}", **error.fields) from None
+                raise error.within(f"{where} has {what} ") from None
             if what == "address" and destination.host != host:  # sockets are bound to it
                 raise InputError(
                     "cluster.host_with_user",
@@ -287,7 +287,7 @@ class Cluster:
         try:
             return _parse(tomllib.loads(content))
         except InputError as error:
-            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+            raise error.within(f"{path}: ") from None
         except (ValueError, RecursionError) as error:
             raise InputError("cluster.not_toml", f"{path}: not TOML: {error}") from None
 

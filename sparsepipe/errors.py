@@ -62,6 +62,10 @@ class InputError(CodedError, ValueError):
     def __str__(self) -> str:
         return self.written(in_python)
 
+    def within(self, before: str = "", after: str = "") -> "InputError":
+        """Return this error with a sentence that says more, such as where; its settings are written as before."""
+        return InputError(self.code, f"{before}{self.args[1]}{after}", setting=self.settings, **self.fields)
+
     def written(self, write: Callable[[str, object], str]) -> str:
         """Return the message as one line, with each setting as `write` writes its name and value (None: no value)."""
         text = str(self.args[1])

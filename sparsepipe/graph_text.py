@@ -83,12 +83,12 @@ class GraphText:
                         raise InputError("graph_text.node_twice", f"node {node.id!r} is listed twice")
                     nodes[node.id] = node
             except InputError as error:
-                raise InputError(error.code, f"{path}:{place}: {error}", **error.fields) from None
+                raise error.within(f"{path}:{place}: ") from None
         try:
             text = cls(tuple(nodes.values()), tuple(edges))
             text.graph  # noqa: B018 - a cycle is found here, where the file can still be named
         except InputError as error:
-            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+            raise error.within(f"{path}: ") from None
         return text
 
 

@@ -394,7 +394,7 @@ class Plan:
             try:
                 members.append(cls.from_json(entry))
             except InputError as error:
-                raise InputError(error.code, f"pipeline {k}: {error}", **error.fields) from None
+                raise error.within(f"pipeline {k}: ") from None
             if members[k].replication is not None:
                 raise InputError(
                     "plan.nested_pipelines", f"pipeline {k}: has pipelines of its own, expected the plan of one"
@@ -421,10 +421,7 @@ class Plan:
         try:
             return cls.from_json(read_json(path, what="plan"))
         except InputError as error:
-            message = str(error)
-            raise InputError(
-                error.code, message if message.startswith(str(path)) else f"{path}: {message}", **error.fields
-            ) from None
+            raise error.within("" if str(error).startswith(str(path)) else f"{path}: ") from None
 
     def _repr_html_(self) -> str:
         return html.plan(self)

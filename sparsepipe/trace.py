@@ -161,10 +161,7 @@ class Trace:
         try:
             return cls.from_chrome(read_json(path, what="Chrome trace, or a .parquet of operations"))
         except InputError as error:
-            told = str(error)
-            raise InputError(
-                error.code, told if told.startswith(str(path)) else f"{path}: {told}", **error.fields
-            ) from None
+            raise error.within("" if str(error).startswith(str(path)) else f"{path}: ") from None
 
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]], source: Source) -> "Trace":

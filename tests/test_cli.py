@@ -155,7 +155,7 @@ def test_plan_for_inference(profile, capsys):
     assert code == 0 and json.loads(out)["period_seconds"] <= pace * (1 + 1e-9)
     for given, told in (
         ((*words, pace * 0.9), "no plan found has a period of"),
-        (("plan", *machines, "--period-at-most", 1), "--period-at-most goes with objective 'latency'"),
+        (("plan", *machines, "--period-at-most", 1), "--period-at-most goes with --objective latency"),
         ((*words, 1, "--planner", "pipedream", "--planner", "optimal"), "with several planners"),
         ((*words, 1, "--planner", "pipedream"), "means nothing to planner pipedream"),
         ((*words, 1, "--pipelines", 2), "leave out pipelines"),
@@ -330,7 +330,7 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
         ),
         (
             ("plan", "--profile", "{profile}", "--devices", 2, "--cost-model", "dnn-partitioning", "--quick"),
-            "quick means nothing to cost model 'dnn-partitioning'",
+            "quick means nothing to --cost-model dnn-partitioning",
         ),
         (("export", "{other}", "--classes", 2, "--out", "out"), "--classes goes with --model"),
         (

@@ -286,9 +286,9 @@ def test_the_plan_file_keeps_the_latency(tmp_path):
     ("options", "error"),
     [
         ({"objective": "speed"}, ("setting.not_a_choice", "period, latency")),
-        ({"period_at_most": 1.0}, ("objective.of_latency", "latency")),
+        ({"period_at_most": 1.0}, ("objective.of_latency", "objective='latency'")),
         ({"objective": "latency", "period_at_most": 0.0}, ("setting.out_of_range", "0.0")),
-        ({"objective": "latency", "rescore": 3}, ("objective.not_of_latency", "rescore")),
+        ({"objective": "latency", "rescore": 3}, ("objective.not_of_latency", "rescore", "objective='latency'")),
         ({"objective": "latency", "recompute": True}, ("objective.no_recompute",)),
         ({"objective": "latency", "planner": "pipedream"}, ("planner.option_unknown", "optimal has")),
     ],

@@ -103,6 +103,13 @@ def test_memory_forbids_splits_that_would_be_faster():
         partition_pipelines(profile, small, 3, schedule="gpipe", num_microbatches=1)
 
 
+def test_a_setting_that_no_part_can_be_planned_with_is_told_as_of_one_pipeline():
+    """Its line was all that was kept: the code said that no plan is possible, and the shell had names of Python."""
+    with raises("objective.of_latency", "period_at_most") as caught:
+        partition_pipelines(network(4, {"a": 1.0}, 3), cluster("aaaa"), 2, period_at_most=1.0)
+    assert caught.value.written(lambda name, _: f"--{name}").startswith("--period_at_most")
+
+
 def test_slow_links_keep_pipelines_within_their_nodes():
     profile = network(6, {"a": 1.0}, 5)
     found = partition_pipelines(profile, cluster("aa", "aa", network=0.01), 2, replication="quorum:grace=0.2")

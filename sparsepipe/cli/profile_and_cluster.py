@@ -101,7 +101,7 @@ def _joined(given: list[str]) -> Profile:
         try:
             joined = joined | one if joined else one
         except InputError as error:
-            raise InputError(error.code, f"{path or text}: {error}", **error.fields) from None
+            raise error.within(f"{path or text}: ") from None
     assert joined is not None
     return joined
 

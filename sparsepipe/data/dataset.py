@@ -298,8 +298,7 @@ class VoxelDataset:
     def _named(self, error: OutOfReach, cloud: Cloud, file: SampleFile) -> InputError:
         """Return an error that names the file and the point by its row there."""
         row = int(cloud.file_rows[error.point])
-        there = OutOfReach(row, error.place, error.problem)
-        return InputError(there.code, f"{file.path}: {there}", **there.fields)
+        return OutOfReach(row, error.place, error.problem).within(f"{file.path}: ")
 
     def voxel_counts(self) -> np.ndarray:
         """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""
@@ -317,7 +316,7 @@ class VoxelDataset:
         try:
             drawn = sample_points(content, num_points, seed=sample_seed(self.recipe.seed, file.name))
         except InputError as error:
-            raise InputError(error.code, f"{file.path}: {error}", **error.fields) from None
+            raise error.within(f"{file.path}: ") from None
         return drawn if isinstance(content, Cloud) else self.recipe.measured(drawn, file.path, self.folder.reading)
 
     def _placed(self, cloud: Cloud, file: SampleFile) -> Cloud:
@@ -327,7 +326,7 @@ class VoxelDataset:
         try:
             return replace(cloud, points=unit_cube(cloud.points))
         except InputError as error:
-            raise InputError(error.code, f"{file.path}: {error}", **error.fields) from None
+            raise error.within(f"{file.path}: ") from None
 
     def _augmented(self, index: int, epoch: int) -> Sample:
         """Draw an epoch's points from the sample's reservoir, then change them, by seed, name and epoch."""
@@ -375,7 +374,7 @@ class VoxelDataset:
         except OutOfReach as error:
             raise self._named(error, cloud, file) from None
         except InputError as error:
-            raise InputError(error.code, f"{file.path}: {error}", **error.fields) from None
+            raise error.within(f"{file.path}: ") from None
         label: int | torch.Tensor | None = file.label
         if self.task == SEGMENTATION:
             label = torch.from_numpy(majority(self._point_labels(cloud, file), index, len(coordinates)))

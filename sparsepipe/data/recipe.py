@@ -62,9 +62,8 @@ class Recipe:
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown or not self.features or len(set(self.features)) != len(self.features):
             given = ", ".join(unknown or self.features) or "none"
-            raise InputError(
-                "recipe.features_malformed", f"features {given} given, expected each once of {', '.join(FEATURES)}"
-            )
+            text = f"{{features}} {given} given, expected each once of {', '.join(FEATURES)}"
+            raise InputError("recipe.features_malformed", text, setting="features")
 
     @property
     def in_channels(self) -> int:

@@ -25,6 +25,9 @@ class OutOfReach(InputError):
         )
         self.point, self.place, self.problem = point, place, problem
 
+    def __reduce__(self) -> tuple[type["OutOfReach"], tuple[int, np.ndarray, str]]:
+        return type(self), (self.point, self.place, self.problem)
+
 
 def unit_cube(points: np.ndarray) -> np.ndarray:
     """Move and scale a cloud so that it starts at 0 and its longest side is 1: float64 [P, D]. Proportions stay.

@@ -38,9 +38,9 @@ def check_replan(name: str | None, plan: Plan, profile: Profile | None, cluster:
     if profile is None or cluster is None:
         raise InputError(
             "replan.no_profile",
-            f"replan {name}: needs the profile that the plan was made for, and the devices; give {{profile}}, and "
-            "{cluster} where they are not alike",
-            setting={"profile": ..., "cluster": ...},
+            "{replan} needs the profile that the plan was made for, and the devices; give {profile}, and {cluster} "
+            "where they are not alike",
+            setting={"replan": name, "profile": ..., "cluster": ...},
         )
     plan.check(profile.graph, cluster)
 

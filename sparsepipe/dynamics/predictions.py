@@ -97,4 +97,4 @@ class Predictions:
         try:
             self._predictor.check_metrics(metrics)
         except InputError as error:
-            raise InputError(error.code, f"the host of rank {rank}: {error}", **error.fields) from None
+            raise error.within(f"the host of rank {rank}: ") from None

@@ -121,9 +121,7 @@ class Subnetwork(nn.Module):
         try:
             return {row.id: module(*inputs)}
         except TooFewVoxels as error:
-            raise InputError(
-                error.code, f"layer {row.id!r} in minibatch {minibatch}: {error}", **error.fields
-            ) from None
+            raise error.within(f"layer {row.id!r} in minibatch {minibatch}: ") from None
 
 
 def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:

@@ -45,7 +45,7 @@ class PartitioningFile:
         try:
             return cls.of(content, name=expanded(path).stem)
         except InputError as error:
-            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+            raise error.within(f"{path}: ") from None
 
     @classmethod
     def of(cls, content: Any, *, name: str) -> "PartitioningFile":

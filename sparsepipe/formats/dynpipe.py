@@ -60,7 +60,7 @@ def load_partition(
             )
         return _plan_of(content, graph if isinstance(graph, LayerGraph) else graph(), ranks, found, given=bool(conf))
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
 
 
 def _beside(path: Path) -> Path | None:

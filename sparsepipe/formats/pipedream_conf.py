@@ -72,7 +72,7 @@ def load_conf(path: Path | str, text: GraphText) -> Plan:
     try:
         return _plan_of(document, text.graph, _stage_ids(text)).check(text.graph)
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
 
 
 def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) -> Plan:
@@ -95,7 +95,7 @@ def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) ->
     try:
         return _plan_of(document, graph, {}).check(graph)
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
 
 
 def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:

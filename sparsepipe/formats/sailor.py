@@ -168,7 +168,7 @@ class SailorFiles:
         try:
             return self._plan(content, path)
         except InputError as error:
-            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+            raise error.within(f"{path}: ") from None
 
     def _folders(self, path: Path) -> tuple[str, ...]:
         """The folders that a plan lies in, below those of all plans: by its own path first, which may be a link."""

@@ -53,7 +53,7 @@ def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
     try:
         nodes = tuple(_node(k, entry) for k, entry in enumerate(entries))
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
     hosts = [node.host for node in nodes]
     if len(set(hosts)) < len(hosts):
         raise InputError(
@@ -136,7 +136,7 @@ def load_layouts(path: Path | str, hosts: Sequence[str] = ()) -> dict[str, Layou
         try:
             _assign(target, statement.value, names, hosts)
         except InputError as error:
-            raise InputError(error.code, f"{path}:{statement.lineno}: {error}", **error.fields) from None
+            raise error.within(f"{path}:{statement.lineno}: ") from None
         name = target.id if isinstance(target, ast.Name) else ""
         if isinstance(value := names.get(name), list) and name not in layouts:
             layouts[name] = _layout(f"{path}:{statement.lineno}", name, value)

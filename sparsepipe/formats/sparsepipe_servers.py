@@ -42,7 +42,7 @@ class ServerFile:
                 else:
                     _add_devices(words, servers, profiles)
             except InputError as error:
-                raise InputError(error.code, f"{path}:{number}: {error}", **error.fields) from None
+                raise error.within(f"{path}:{number}: ") from None
         if not servers:
             raise InputError(
                 "servers.none",
@@ -83,7 +83,7 @@ class ServerFile:
             try:
                 joined = one if joined is None else joined | one
             except InputError as error:
-                raise InputError(error.code, f"{found}: {error}", **error.fields) from None
+                raise error.within(f"{found}: ") from None
         assert joined is not None
         return joined
 

@@ -152,9 +152,7 @@ def _checked(
         if config.stragglers is not None:
             config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     except InputError as error:
-        raise InputError(
-            error.code, f"{plan.prefix(k)}{error.args[1]}", setting=error.settings, **error.fields
-        ) from None
+        raise error.within(plan.prefix(k)) from None
     return config
 
 
@@ -232,7 +230,7 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
                 f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
                 "take up; resume with a plan of several, or from a checkpoint at an epoch's end",
             )
-        found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
+        found.check_minibatches(config.order, epoch_minibatches=resuming.epoch_minibatches(found))
         resuming.check_end(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
             warnings.warn(text, stacklevel=6)

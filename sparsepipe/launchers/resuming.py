@@ -21,12 +21,13 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
         return
     total, done = config.total_minibatches(per_epoch), found.minibatches
     if total < done:
-        asked = f"epochs {config.epochs}" if config.minibatches is None else f"minibatches {config.minibatches}"
+        name = "epochs" if config.minibatches is None else "minibatches"
         raise InputError(
             "resume.ends_before",
-            f"{asked} would end the run after minibatch {total}, but {found.folder} has trained {done} "
+            f"{{{name}}} would end the run after minibatch {total}, but {found.folder} has trained {done} "
             f"({number_of(done / per_epoch, 'epoch', as_given)}) already; ask for that many or more, or train anew in "
             "another folder",
+            setting={name: getattr(config, name)},
         )
 
 

@@ -159,9 +159,7 @@ class Network:
                 try:
                     each_axis(row.args[name], row.dimension or 0)
                 except InputError as error:
-                    raise InputError(
-                        error.code, f"layer {row.id!r} of {self.name}: {name} {error}", **error.fields
-                    ) from None
+                    raise error.within(f"layer {row.id!r} of {self.name}: {name} ") from None
             known.add(row.id)
 
     @property

@@ -215,7 +215,7 @@ class _Search:
         self.worth = worths.array()  # what the plan of a part is worth; −infinity: not planned, or nothing fits
         self.plans: dict[Part, Plan | None] = {}
         self.alike: dict[object, Plan | None] = {}
-        self.refused = ""
+        self.refused: InputError | None = None  # of the last part that could not be planned
         for part in units.parts():
             self.most[part] = self._most(part) if bounded else UNKNOWN
 
@@ -225,8 +225,8 @@ class _Search:
             hoped = np.where(self._planned(), self.worth, self.most)
             value, chosen = self.worths.best(hoped)
             if value == -np.inf:
-                raise InputError(
-                    "planner.no_plan", self.refused or "no split of the devices can be planned; ask for fewer pipelines"
+                raise self.refused or InputError(
+                    "planner.no_plan", "no split of the devices can be planned; ask for fewer pipelines"
                 )
             waiting = [part for part in dict.fromkeys(chosen) if part not in self.plans]
             if not waiting:
@@ -287,7 +287,7 @@ class _Search:
             try:
                 self.alike[key] = self.plan_of(own)
             except InputError as error:
-                self.alike[key], self.refused = None, str(error)
+                self.alike[key], self.refused = None, error
         found = self.plans[part] = self.alike[key]
         if found is None or found.estimate is None or not found.estimate.period_seconds:
             self.most[part] = self.worth[part] = -np.inf if found is None else UNKNOWN

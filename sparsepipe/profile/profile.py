@@ -512,7 +512,7 @@ class Profile:
             for name in profile.costs:
                 profile._strides(name)  # refuses a file that tells of other strides than its layers have
         except InputError as error:
-            raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+            raise error.within(f"{path}: ") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
                 "profile.foreign", f"{path}: not a profile this project wrote ({error!r}); expected {FORMAT}"
@@ -655,11 +655,11 @@ def _overhead(told: Mapping[str, Any], device_type: str) -> StepOverhead:
     try:
         return StepOverhead(**known)
     except InputError as error:
-        raise InputError(error.code, f"step_overheads of {device_type!r}: {error}", **error.fields) from None
+        raise error.within(f"step_overheads of {device_type!r}: ") from None
 
 
 def _cost(samples: Sequence[Sequence[float]], columns: Sequence[str], where: str) -> LayerCost:
     try:
         return LayerCost(tuple(CostSample(**dict(zip(columns, sample, strict=True))) for sample in samples))
     except InputError as error:
-        raise InputError(error.code, f"{where}: {error}", **error.fields) from None
+        raise error.within(f"{where}: ") from None

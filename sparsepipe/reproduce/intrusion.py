@@ -111,7 +111,7 @@ def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
     try:
         what = Intrusion.of(found["kind"], pairs[:count], share=found.get("share", 1.0))
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
     return what, pairs[count:]
 
 

@@ -305,6 +305,11 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
             name: part(**{item.name: getattr(self, item.name) for item in fields(part)}) for name, part in PARTS.items()
         }
 
+    @property
+    def order(self) -> dict[str, object]:
+        """The settings that decide which samples a minibatch has: within an epoch they stay."""
+        return {name: getattr(self, name) for name in ("batch_size", "last_minibatch", "seed", "shuffle", "balance")}
+
     def __str__(self) -> str:
         """A line for each part, of the settings that are not as by default."""
         lines = []

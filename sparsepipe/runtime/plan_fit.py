@@ -22,8 +22,9 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     if config.precision == "float16" and not plan.flushes:
         raise InputError(
             "setting.float16_without_flush",
-            f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
+            f"{{precision}} goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
             "could be left out when gradients overflow; use bfloat16",
+            setting={"precision": config.precision},
             weights=plan.weights,
         )
     count = num_processes or len(plan.ranks)
@@ -58,4 +59,4 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
     try:
         check_runs(compile(plan, num_minibatches), synchronised=True)
     except InputError as error:
-        raise InputError(error.code, f"synchronised batch norm: {error}", **error.fields) from None
+        raise error.within("synchronised batch norm: ") from None

@@ -175,7 +175,7 @@ def _read(file: SampleFile, reading: Reading) -> Mesh | Cloud:
     try:
         return content.with_labels(labels)
     except InputError as error:
-        raise InputError(error.code, f"{file.companions[0]}: {error}", **error.fields) from None
+        raise error.within(f"{file.companions[0]}: ") from None
 
 
 def _segments(path: Path, reading: Reading) -> np.ndarray:

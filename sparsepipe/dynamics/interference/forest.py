@@ -89,7 +89,7 @@ class Forest:
         try:
             return cls(tuple(names), **arrays)
         except InputError as error:
-            raise InputError(error.code, f"{what}: {error}", **error.fields) from None
+            raise error.within(f"{what}: ") from None
 
     def save(self, path: Path | str) -> Path:
         return write_json(path, self.to_json())

@@ -54,7 +54,7 @@ def hosts_of_ray(path: Path, document: Mapping[str, Any]) -> tuple[Host, ...]:
     try:
         return _ray_hosts(document)
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
 
 
 def _ray_hosts(document: Mapping[str, Any]) -> tuple[Host, ...]:
@@ -223,7 +223,7 @@ def _made(path: Path, hosts: tuple[Host, ...], unsaid: Unsaid) -> Cluster:
     try:
         return cluster_of_hosts(hosts, unsaid)
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
 
 
 def _of_nodes(path: Path, unsaid: Unsaid) -> Cluster:
@@ -237,7 +237,7 @@ def _of_nodes(path: Path, unsaid: Unsaid) -> Cluster:
             network=unsaid.network,
         )
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
 
 
 def _of_server_file(path: Path, unsaid: Unsaid) -> Cluster:
@@ -284,7 +284,7 @@ def load_hostfile(path: Path | str) -> tuple[Host, ...]:
             if len(hosts) > MOST_DEVICES:
                 raise InputError("hostfile.too_many_hosts", f"more than {MOST_DEVICES} hosts: correct the ranges")
         except InputError as error:
-            raise InputError(error.code, f"{path}:{number}: {error}", **error.fields) from None
+            raise error.within(f"{path}:{number}: ") from None
     if not hosts:
         raise InputError(
             "hostfile.no_hosts", f"{path}: names no hosts: expected a line for each, such as 'gpu1 slots=4'"
@@ -326,9 +326,7 @@ def _host(text: str, slots: int | None) -> Host:
     try:
         destination = Destination.parse(text)
     except InputError as error:
-        raise InputError(
-            error.code, f"host {error}; devices are written slots=N, a host a line", **error.fields
-        ) from None
+        raise error.within("host ", "; devices are written slots=N, a host a line") from None
     number = destination.port
     if number is None:
         port = None

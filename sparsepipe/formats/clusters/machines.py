@@ -28,7 +28,7 @@ def hosts_of_machines(path: Path, document: Mapping[str, Any]) -> tuple[Host, ..
         checked_values(document)
         return _hosts(document.get("machines"))
     except InputError as error:
-        raise InputError(error.code, f"{path}: {error}", **error.fields) from None
+        raise error.within(f"{path}: ") from None
 
 
 def _hosts(entries: object) -> tuple[Host, ...]:

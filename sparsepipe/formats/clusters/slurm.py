@@ -88,7 +88,7 @@ def _read(variables: Mapping[str, str], suffix: str, names: Sequence[str], read:
             try:
                 return read(text)
             except InputError as error:
-                raise InputError(error.code, f"{name} = {shown(text)}: {error}", **error.fields) from None
+                raise error.within(f"{name} = {shown(text)}: ") from None
     return None
 
 

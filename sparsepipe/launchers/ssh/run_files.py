@@ -207,7 +207,7 @@ class RunFiles:
         try:
             self.rows.take(host, data)
         except InputError as error:
-            raise InputError(error.code, f"{self._named(host)} {error}", **error.fields) from None
+            raise error.within(f"{self._named(host)} ") from None
         waiting, self._finishing = self._finishing, []
         for partial, name in waiting:
             self._finish(partial, name)

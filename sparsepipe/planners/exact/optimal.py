@@ -121,23 +121,23 @@ class Optimal(Settings):
             if self.cost_model == CONTIGUOUS and getattr(self, name) != getattr(type(self), name):
                 raise InputError(
                     "planner.option_of_default",
-                    f"{{{name}}} means nothing to cost model {CONTIGUOUS!r}: leave it out",
-                    setting=name,
+                    f"{{{name}}} means nothing to {{cost_model}}: leave it out",
+                    setting={name: None, "cost_model": CONTIGUOUS},
                 )
 
     def _check_objective(self) -> None:
         """Raise InputError where another option does not go with the objective."""
         if self.objective == PERIOD:
             if self.period_at_most is not None:
-                text = f"{{period_at_most}} goes with objective {LATENCY!r}: the period is as short as can be"
-                raise InputError("objective.of_latency", text, setting="period_at_most")
+                text = "{period_at_most} goes with {objective}: the period is as short as can be"
+                raise InputError("objective.of_latency", text, setting={"period_at_most": None, "objective": LATENCY})
             return
         for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore"):
             if getattr(self, name) != getattr(type(self), name):
                 raise InputError(
                     "objective.not_of_latency",
-                    f"{{{name}}} means nothing to objective {LATENCY!r}: leave it out",
-                    setting=name,
+                    f"{{{name}}} means nothing to {{objective}}: leave it out",
+                    setting={name: None, "objective": LATENCY},
                 )
 
     def plan(self, problem: Problem) -> Plan:

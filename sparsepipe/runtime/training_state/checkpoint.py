@@ -364,7 +364,7 @@ def read_manifest(folder: Path) -> Fields:
         for name in _NEEDED:
             found[name]  # one that is missing is told
     except DamagedRecord as error:
-        raise InputError(error.code, f"{error}; {aside}", **error.fields) from None
+        raise error.within(after=f"; {aside}") from None
     if _SEAL in found and found[_SEAL] != _seal({key: value for key, value in found.items() if key != _SEAL}):
         raise InputError(
             "checkpoint.manifest_differs", f"{path}: not the manifest that was written (SHA-256 differs); {aside}"

@@ -312,7 +312,7 @@ class Worker:
         except InputError as error:
             self.checkpoints.snapshots.wait()
             kept = f"; epoch {epoch} is kept, resume the run then" if self.checkpoints.unproven is not None else ""
-            raise InputError(error.code, f"{error}{kept}", **error.fields) from None
+            raise error.within(after=kept) from None
         except Exception:
             self.checkpoints.snapshots.wait()
             raise
@@ -446,9 +446,7 @@ class Worker:
 
     def _order(self) -> dict[str, Any]:
         """What decides which samples a minibatch has and which classes they are of, besides the epoch."""
-        names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance")
-        drawn = {name: getattr(self.config, name) for name in names}
-        return {"num_classes": self.workload.num_classes, "samples": self.workload.num_samples, **drawn}
+        return {"num_classes": self.workload.num_classes, "samples": self.workload.num_samples, **self.config.order}
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
         """Load the layers of this rank's stages and return the minibatches done."""
