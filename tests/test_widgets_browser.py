@@ -401,7 +401,7 @@ def widgets(lab_page, lab):
     lab_page.wait_for_selector(".sp-runs tbody tr")
     lab_page.wait_for_selector("a:text('timeline of a run')")
     lab_page.wait_for_selector(".js-plotly-plot .main-svg")
-    lab_page.wait_for_selector("[title='Who chooses the stages']")
+    lab_page.wait_for_selector("[title*='chooses the stages']")
     settle(lab_page, ".jupyter-widgets, .main-svg, .sp-view svg")
     return lab_page
 
