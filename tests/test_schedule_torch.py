@@ -44,7 +44,7 @@ def torchs(name: str, size: int, per_rank: int, count: int) -> dict[int, list[st
 
 def _computed(action):
     """An action that computes, or the two that torch lets overlap."""
-    if action is None or action.computation_type == torch_schedules()._ComputationType.REDUCE_GRAD:
+    if action is None or action.computation_type == getattr(torch_schedules()._ComputationType, "REDUCE_GRAD", None):
         return ()
     return action.sub_actions or (action,)
 

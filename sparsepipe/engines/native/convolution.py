@@ -150,6 +150,8 @@ def _fits(kernel: Tensor, kernel_map: KernelMap) -> bool:
 
 def _grouped(rows: Tensor, *widths: int) -> bool:
     """Whether torch multiplies all groups of rows in one call: on CPU, in these types, rows of whole 16 bytes."""
+    if not hasattr(functional, "grouped_mm"):  # torch 2.9 has none
+        return False
     aligned = all(width * rows.element_size() % 16 == 0 for width in widths)
     return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.bfloat16) and aligned
 

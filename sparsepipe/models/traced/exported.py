@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -94,7 +94,10 @@ def _in_order(traced: fx.GraphModule, inputs: Inputs) -> tuple[list[str], list[A
     """Return names and values of the leaves of a forward's arguments, in the order of the placeholders."""
     args, kwargs = inputs.arguments({})
     codegen = traced.graph._codegen
-    order = codegen.pytree_info.in_spec.child(1).context if isinstance(codegen, fx.graph._PyTreeCodeGen) else kwargs
+    order: Iterable[str] = kwargs
+    if isinstance(codegen, fx.graph._PyTreeCodeGen):
+        spec = codegen.pytree_info.in_spec
+        _, order = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     named = pytree.tree_unflatten(list(inputs.names), inputs.spec)
     named_args, named_kwargs = ((), named) if inputs.keywords else (named, {})
     values = pytree.tree_leaves((args, {key: kwargs[key] for key in order}))
