@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
     if there are not enough samples: for less than one, of the smallest sample that has as much. Minibatches of other
     examples have at least two samples, unless all have one: over a single sample batch norm cannot normalise.
     """
-    order = sorted(sizes, key=lambda index: sizes[index])
+    sizes = dict(sorted(sizes.items(), key=itemgetter(1)))
     clouds = dataset.size_unit == "voxels"
     least = 1 if clouds else min(2, batch_size)
     made = [_part(dataset, sizes, part * batch_size, least=least, clouds=clouds) for part in _PARTS]
@@ -249,7 +250,7 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
         most *= 2
         larger = _part(dataset, sizes, most, least=least, clouds=clouds)
         found[larger.size] = larger
-    for indices in _whole(order, [sizes[index] for index in order], batch_size):
+    for indices in _whole(list(sizes), list(sizes.values()), batch_size):
         batch = dataset.batch(one_minibatch(dataset, indices))
         if all(max(batch.size, size) >= _APART * min(batch.size, size) for size in found):
             found[batch.size] = batch
@@ -257,8 +258,11 @@ def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tup
 
 
 def _part(dataset: Dataset, sizes: Mapping[int, float], samples: float, *, least: int, clouds: bool) -> Any:
-    """A minibatch of typical samples: of small, middling and large ones alike, again where there are too few."""
-    order, count = sorted(sizes, key=lambda index: sizes[index]), max(least, round(samples))
+    """A minibatch of typical samples: of small, middling and large ones alike, again where there are too few.
+
+    `sizes`: of samples by index, growing.
+    """
+    order, count = list(sizes), max(least, round(samples))
     indices = [order[int((k + 0.5) * len(order) / count)] for k in range(count)]
     if clouds and samples < 1:
         voxels = samples * float(np.mean(list(sizes.values())))
