@@ -137,13 +137,20 @@ class Desk:
         assert [row["minibatch"] for row in rows] == list(range(len(rows))), "each minibatch once"
         return [row["loss"] for row in rows]
 
-    def check_nothing_is_left(self, *, folders=True):
-        """Every process but sshd's ends on every host, nothing listens but sshd, and no folder of a run is there."""
+    def run_folders(self):
+        """List the folders of runs on every host."""
+        state = (host.home / ".local" / "state" / "sparsepipe" / "hosted" for host in self.network.hosts)
+        return {folder for hosted in state for folder in hosted.glob("run-*")}
+
+    def check_nothing_is_left(self, *, folders=True, before=frozenset()):
+        """Every process but sshd's ends on every host, nothing listens but sshd, and no folder of a run is there.
+
+        `before`: folders that an agent left that was killed in an earlier test.
+        """
         for host in self.network.hosts:
             until(lambda host=host: not host.commands(), f"{host.name} is left alone")
             until(lambda host=host: host.listening() == {(host.address, 22)}, f"{host.name} listens to ssh alone")
-            left = host.home / ".local" / "state" / "sparsepipe" / "hosted"
-            until(lambda left=left: not folders or not list(left.glob("run-*")), f"no run on {host.name}")
+        until(lambda: not folders or self.run_folders() <= before, "no folder of a run is left")
         until(lambda: not self.network.desk.listening(), "nobody listens at the desk")
 
 

@@ -123,11 +123,11 @@ def test_pipelines_go_on_without_one_whose_host_is_cut_off_with_the_coordinator(
 def test_a_host_that_one_pipeline_cannot_begin_on_ends_the_run_in_a_line(desk):
     first, second, _ = desk.network.hosts
     plan = pipelines_of(PLAIN, [[0]], [[1]], rule="partial-reduce")
-    told = desk.told("nowhere", plan, config(), first, second, last={"ssh": "host9"})
+    told, before = desk.told("nowhere", plan, config(), first, second, last={"ssh": "host9"}), desk.run_folders()
     ((kind, reason),) = desk.launch(told)
     assert kind == "InputError" and "no host of that name" in reason and "\n" not in reason, reason
     assert RunRecord.load(desk.folder / "nowhere").status["state"] == "refused", "nothing was begun"
-    desk.check_nothing_is_left()
+    desk.check_nothing_is_left(before=before)
 
 
 def cluster(*counts, addresses=None):
