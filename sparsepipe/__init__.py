@@ -6,6 +6,7 @@ asked for, as are all other folders and modules (`sweeps`, `dynamics`, `formats`
 launcher, waits for none of them.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from .cluster import Cluster, DeviceType, Link, Node
@@ -47,7 +48,7 @@ _HOME = {
 _MODULES = (
     *("data", "dynamics", "engines", "forecast", "formats", "functions", "losses", "measured_plans", "models"),
     *("planners", "plots", "profiler", "provenance", "record", "replaying", "replication"),
-    *("runtime", "schedule", "simulator", "sinks", "stragglers", "sweeps", "widgets"),
+    *("runtime", "schedule", "simulator", "sinks", "stragglers", "sweeps", "views", "widgets"),
 )
 
 __all__ = [
@@ -88,3 +89,8 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy_names(globals(), _HOME, folders=_MODULES)
+
+if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()):  # else nothing shows HTML
+    from .views import show_in as _show_in
+
+    _show_in(_shell)

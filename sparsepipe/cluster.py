@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .derived.digests import digest
-from .display import html, value_text
 from .display.counting import number_of
+from .display.printed import Printed
 from .errors import InputError
 from .host.addresses import is_loopback
 from .host.ssh import Destination
@@ -153,7 +153,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Printed):
     """Nodes in order; a device's place among all devices is its rank.
 
     Raises InputError for two nodes of one name, or of one address on the network; a loopback, which stands for an
@@ -247,12 +247,6 @@ class Cluster:
         """The link between ranks `a` and `b`."""
         node_a, node_b = self.devices[a].node, self.devices[b].node
         return node_a.link if node_a.name == node_b.name else self.network
-
-    def _repr_html_(self) -> str:
-        return html.cluster(self)
-
-    def __str__(self) -> str:
-        return value_text.cluster(self)
 
     def to_toml(self) -> str:
         """Write the cluster as `load` reads it."""

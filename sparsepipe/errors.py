@@ -7,11 +7,14 @@ fault, however many places meet it. All codes with their sentences are in tests/
 setting that is not of its kind: these are in io/settings.py.
 """
 
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .display.markup import one_line
-
+# Codes that move a terminal's cursor or colour it, halves of characters that no file can hold, marks that turn the
+# direction in which the rest of a line is read, and whatever ends a line.
+_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+_DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 # The modules of each extra in pyproject.toml.
 _EXTRAS = {
     "clouds": ("h5py", "laspy", "lzf", "mapbox_earcut"),
@@ -25,6 +28,29 @@ _EXTRAS = {
 }
 
 CODE_FAILURES = (Exception, SystemExit)  # what users' code may raise: sys.exit would end this process without a word
+
+
+def visible(text: object, *, kept: str = "\n\t") -> str:
+    r"""Return text with its control characters, except those `kept`, written as Python escapes: "\x1b", "\u202e"."""
+    text = str(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character if character in kept or not _acts(character) else _escaped(character) for character in text
+    )
+
+
+def one_line(text: object) -> str:
+    r"""Return text as one line that a terminal shows as it is: a line's end becomes "\n"."""
+    return visible(text, kept="")
+
+
+def _acts(character: str) -> bool:
+    return unicodedata.category(character) in _CATEGORIES or character in _DIRECTIONS
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 class CodedError(Exception):

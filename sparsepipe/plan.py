@@ -3,20 +3,17 @@
 The runtime obeys it alone.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from .cluster import Cluster
-from .display import html
-from .display.counting import number_of
-from .display.markup import one_line
+from .display.counting import listed, number_of
 from .display.numbers import duration, gap_text, rate_text
-from .display.plan_diff import PlanDiff, diff
-from .display.plan_text import stage_table, warmups_told
-from .errors import InputError
+from .display.printed import Printed
+from .errors import InputError, one_line
 from .graph import LayerGraph
 from .io.fields import integer, maybe, number, shown, text, texts
 from .io.files import read_json, write_json
@@ -25,6 +22,7 @@ from .plan_parts import (
     PositionEstimate,
     Stage,
     StageEstimate,
+    StagePlan,
     beyond_bounds,
     estimate_from_json,
     estimate_of_all,
@@ -37,17 +35,66 @@ from .plan_parts import (
 )
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
-from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
+from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, ScheduleRules
 from .sizes import Certainty, size_words
 
-__all__ = ["FORMAT", "Estimate", "Plan", "PositionEstimate", "Stage", "StageEstimate"]
+__all__ = ["FORMAT", "Estimate", "Plan", "PlanDiff", "PositionEstimate", "Stage", "StageEstimate"]
 
 FORMAT = "sparsepipe-plan-1"
 _ROUTING = "round-robin"  # which replica takes a minibatch: the only way there is
 
+Place = int | tuple[int, ...] | None  # a stage; several for a rank of interleaved stages; none
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Consecutive layers, or ranks, that are in stage `before` of one plan and in stage `after` of the other."""
+
+    items: tuple[str, ...]
+    before: Place
+    after: Place
+
+    def __str__(self) -> str:
+        names = self.items[0] if len(self.items) == 1 else f"{self.items[0]} … {self.items[-1]} ({len(self.items)})"
+        return f"{names}: {_place(self.before)} → {_place(self.after)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff(Printed):
+    """How one plan differs from another.
+
+    A stage's numbers: (compute, transfer, averaging seconds a minibatch, memory bytes, bytes sent a minibatch).
+    """
+
+    planners: tuple[str, str]
+    periods: tuple[float | None, float | None]  # seconds per minibatch
+    gaps: tuple[float | None, float | None]
+    layers: tuple[Move, ...]
+    ranks: tuple[Move, ...]
+    stages: tuple[tuple[tuple[float, ...] | None, tuple[float, ...] | None], ...]  # of either plan, by stage number
+
+    @property
+    def same(self) -> bool:
+        """Whether both plans place the same layers on the same ranks."""
+        return not self.layers and not self.ranks
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast the second plan is, by the planners' own expectations."""
+        before, after = self.periods
+        return before / after if before is not None and after else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"same": self.same, "speedup": self.speedup}
+
+    def moves(self) -> list[str]:
+        """Which layers and ranks are in another stage, a line for each row of them: "layer l2: stage 1 → stage 0"."""
+        named = [("layer", move) for move in self.layers] + [("rank", move) for move in self.ranks]
+        return [f"{what}{'s' if len(move.items) > 1 else ''} {move}" for what, move in named]
+
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(StagePlan, Printed):
     """One or several pipelines that train a network: stages in pipeline order with their schedule.
 
     A rank may serve several stages, as many as every other rank: the stages are interleaved then, see interleaved.py.
@@ -59,16 +106,6 @@ class Plan:
     follow from theirs: change `members`.
     """
 
-    stages: tuple[Stage, ...]
-    schedule: str = "1f1b"
-    weights: str = ""  # the schedule's default policy when empty
-    num_microbatches: int = 1
-    planner: str = "by hand"
-    estimate: Estimate | None = None
-    warnings: tuple[str, ...] = ()
-    accumulation: int = 1
-    # What the plan was made from: a Provenance, as JSON. Two plans that do the same are equal wherever they come from.
-    provenance: Mapping[str, Any] | None = field(default=None, compare=False)
     members: tuple["Plan", ...] = ()  # the pipelines, if there are several
     replication: Rule | None = None  # by which several average
     samples: float | None = None  # of a minibatch of several; None: the profile that was planned with does not say
@@ -167,47 +204,6 @@ class Plan:
         return self.replication
 
     @property
-    def flushes(self) -> bool:
-        """Whether the pipeline is empty at every update of the weights."""
-        return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].flushes
-
-    @property
-    def updates_by_step(self) -> bool:
-        """Whether weights are updated once per step of `num_microbatches` minibatches, else per round of replicas."""
-        return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].updates_by_step
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Every rank once, in pipeline order, pipeline 0's first."""
-        return tuple(dict.fromkeys(rank for stage in self.stages for rank in stage.ranks))
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return tuple(id for stage in self.stages for id in stage.layers)
-
-    def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that `rank` serves: several where stages are interleaved."""
-        return tuple(k for k, stage in enumerate(self.stages) if rank in stage.ranks)
-
-    @cached_property
-    def positions(self) -> tuple[tuple[int, ...], ...]:
-        """The stages of each place in the pipeline, those on the same ranks: ((0, 2), (1, 3)) for 4 on 2 ranks."""
-        found: dict[frozenset[int], list[int]] = {}
-        for k, stage in enumerate(self.stages):
-            found.setdefault(frozenset(stage.ranks), []).append(k)
-        return tuple(map(tuple, found.values()))
-
-    @property
-    def pipeline_size(self) -> int:
-        """Places in the pipeline, each a rank with its replicas: as many as stages unless stages share ranks."""
-        return len(self.positions)
-
-    @property
-    def stages_per_rank(self) -> int:
-        """Stages that each rank serves: 1 unless stages share ranks (torch: local stages, Megatron: virtual ones)."""
-        return max(map(len, self.positions), default=1)
-
-    @property
     def position_estimates(self) -> tuple[PositionEstimate, ...]:
         """What the estimate, which the plan must have, says of each of its `positions`."""
         assert self.estimate is not None
@@ -228,7 +224,7 @@ class Plan:
 
     def diff(self, other: "Plan") -> PlanDiff:
         """What changes from this plan to `other`: layers and ranks that move, stage times, memory, period, gap."""
-        return diff(self, other)
+        return _diff(self, other)
 
     @property
     def extrapolation(self) -> str:
@@ -423,18 +419,6 @@ class Plan:
         except InputError as error:
             raise error.within("" if str(error).startswith(str(path)) else f"{path}: ") from None
 
-    def _repr_html_(self) -> str:
-        return html.plan(self)
-
-    def __str__(self) -> str:
-        """The plan as a table for people, of several pipelines one for each."""
-        lines = [self.summary()]
-        for k, plan in enumerate(self.pipelines):
-            lines += ["", self.prefix(k) + plan.summary()] if self.members else []
-            lines += stage_table(plan.stages, plan.estimate.stages if plan.estimate else None)
-            lines += warmups_told(plan.stages)
-        return "\n".join([*lines, *(f"warning: {one_line(text)}" for text in self.all_warnings)])
-
     def summary(self) -> str:
         """Planner, schedule, period and gap in one line; of several pipelines their number, rule and throughput."""
         devices = number_of(len(self.ranks), "device")
@@ -472,3 +456,45 @@ def _provenance(value: Any) -> Mapping[str, Any] | None:
 def _joined(words: Iterable[str]) -> str:
     """What pipelines have, each once: "1f1b", or "1f1b+gpipe" where they differ."""
     return "+".join(dict.fromkeys(words))
+
+
+def _diff(before: Plan, after: Plan) -> PlanDiff:
+    """Compare two plans of the same network, stage by stage."""
+    ids = list(dict.fromkeys(id for plan in (before, after) for stage in plan.stages for id in stage.layers))
+    ranks = sorted({rank for plan in (before, after) for stage in plan.stages for rank in stage.ranks})
+    layer_places: list[dict[str, Place]] = [
+        {id: k for k, stage in enumerate(plan.stages) for id in stage.layers} for plan in (before, after)
+    ]
+    rank_places = [{str(rank): _place_of_rank(plan, rank) for rank in ranks} for plan in (before, after)]
+    count = max(len(before.stages), len(after.stages))
+    return PlanDiff(
+        (before.planner, after.planner),
+        tuple(plan.estimate.period_seconds if plan.estimate else None for plan in (before, after)),  # type: ignore[arg-type]
+        tuple(plan.estimate.gap if plan.estimate else None for plan in (before, after)),  # type: ignore[arg-type]
+        _moves(ids, *layer_places),
+        _moves([str(rank) for rank in ranks], *rank_places),
+        tuple((_costs(before, k), _costs(after, k)) for k in range(count)),
+    )
+
+
+def _place_of_rank(plan: Plan, rank: int) -> Place:
+    stages = tuple(k for k, stage in enumerate(plan.stages) if rank in stage.ranks)
+    return stages if len(stages) > 1 else next(iter(stages), None)
+
+
+def _moves(items: Sequence[str], before: dict[str, Place], after: dict[str, Place]) -> tuple[Move, ...]:
+    runs = groupby(items, key=lambda item: (before.get(item), after.get(item)))
+    return tuple(Move(tuple(run), *places) for places, run in runs if places[0] != places[1])
+
+
+def _costs(plan: Plan, k: int) -> tuple[float, ...] | None:
+    if plan.estimate is None or k >= len(plan.estimate.stages):
+        return None
+    e = plan.estimate.stages[k]
+    return e.compute_seconds, e.transfer_seconds, e.averaging_seconds, e.memory_bytes, e.sent_bytes
+
+
+def _place(stage: Place) -> str:
+    if isinstance(stage, tuple):
+        return f"stages {listed(stage)}"
+    return "no stage" if stage is None else f"stage {stage}"

@@ -1,17 +1,15 @@
 """The parts of a plan: its stages, and what the planner expects of them, with their form in plan files.
 
-And its checks: everything that is wrong with a plan by itself, for a layer graph, or for a number of devices. They are
-written against the protocol `CheckedPlan`, so that `plan.Plan`, which calls them, need not be imported.
+And its checks: everything that is wrong with a plan by itself, for a layer graph, or for a number of devices.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-from .display.counting import number_of
-from .display.plan_diff import listed
+from .display.counting import listed, number_of
 from .errors import InputError
 from .graph import LayerGraph
 from .io.fields import MOST_DEVICES, MOST_MINIBATCHES, integer, number, one_of, shown, text, texts
@@ -129,6 +127,66 @@ class PositionEstimate:
         return f"stage{'s' if len(self.stages) > 1 else ''} {listed(self.stages)}"
 
 
+@dataclass(frozen=True)
+class StagePlan:
+    """The stages of a plan and their schedule, and what follows from these: all that the checks ask for.
+
+    `plan.Plan` adds what it is to be several pipelines.
+    """
+
+    stages: tuple[Stage, ...]
+    schedule: str = "1f1b"
+    weights: str = ""  # the schedule's default policy when empty
+    num_microbatches: int = 1
+    planner: str = "by hand"
+    estimate: Estimate | None = None
+    warnings: tuple[str, ...] = ()
+    accumulation: int = 1
+    # What the plan was made from: a Provenance, as JSON. Two plans that do the same are equal wherever they come from.
+    provenance: Mapping[str, Any] | None = field(default=None, compare=False)
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the pipeline is empty at every update of the weights."""
+        return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].flushes
+
+    @property
+    def updates_by_step(self) -> bool:
+        """Whether weights are updated once per step of `num_microbatches` minibatches, else per round of replicas."""
+        return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].updates_by_step
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Every rank once, in pipeline order, pipeline 0's first."""
+        return tuple(dict.fromkeys(rank for stage in self.stages for rank in stage.ranks))
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(id for stage in self.stages for id in stage.layers)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that `rank` serves: several where stages are interleaved."""
+        return tuple(k for k, stage in enumerate(self.stages) if rank in stage.ranks)
+
+    @cached_property
+    def positions(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each place in the pipeline, those on the same ranks: ((0, 2), (1, 3)) for 4 on 2 ranks."""
+        found: dict[frozenset[int], list[int]] = {}
+        for k, stage in enumerate(self.stages):
+            found.setdefault(frozenset(stage.ranks), []).append(k)
+        return tuple(map(tuple, found.values()))
+
+    @property
+    def pipeline_size(self) -> int:
+        """Places in the pipeline, each a rank with its replicas: as many as stages unless stages share ranks."""
+        return len(self.positions)
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages that each rank serves: 1 unless stages share ranks (torch: local stages, Megatron: virtual ones)."""
+        return max(map(len, self.positions), default=1)
+
+
 def estimate_of_all(estimates: Sequence[Estimate | None], known: Estimate | None) -> Estimate | None:
     """What is expected of several pipelines together where none waits; None where one of them has no estimate.
 
@@ -234,35 +292,7 @@ def _labels(replicas: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
     return tuple(text(label, key) for label in labels) if all(label is not None for label in labels) else ()
 
 
-class CheckedPlan(Protocol):
-    """What is checked of a plan; `plan.Plan` has it all."""
-
-    @property
-    def stages(self) -> Sequence[Stage]: ...
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-    @property
-    def schedule(self) -> str: ...
-    @property
-    def weights(self) -> str: ...
-    @property
-    def flushes(self) -> bool: ...
-    @property
-    def updates_by_step(self) -> bool: ...
-    @property
-    def num_microbatches(self) -> int: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def layers(self) -> tuple[str, ...]: ...
-    @property
-    def pipeline_size(self) -> int: ...
-    @property
-    def stages_per_rank(self) -> int: ...
-    def stages_of(self, rank: int) -> tuple[int, ...]: ...
-
-
-def violations(plan: CheckedPlan, graph: LayerGraph, num_devices: int | None = None) -> list[str]:
+def violations(plan: StagePlan, graph: LayerGraph, num_devices: int | None = None) -> list[str]:
     """Return every reason why `plan` cannot run on `graph`, and on a cluster of `num_devices`, a line each."""
     found = [*_of_settings(plan), *_of_stages(plan), *_of_placement(plan), *_of_layers(plan, graph)]
     if num_devices is not None:
@@ -274,7 +304,7 @@ def violations(plan: CheckedPlan, graph: LayerGraph, num_devices: int | None = N
     return found
 
 
-def overlaps(plans: Sequence[CheckedPlan]) -> list[str]:
+def overlaps(plans: Sequence[StagePlan]) -> list[str]:
     """Return which ranks are in more than one pipeline, a line each."""
     found, owner = [], dict[int, int]()
     for k, plan in enumerate(plans):
@@ -284,7 +314,7 @@ def overlaps(plans: Sequence[CheckedPlan]) -> list[str]:
     return found
 
 
-def unlike_layers(plans: Sequence[CheckedPlan]) -> list[str]:
+def unlike_layers(plans: Sequence[StagePlan]) -> list[str]:
     """Return what one pipeline has and another has not, of the first that differs from pipeline 0."""
     for k, plan in enumerate(plans[1:], start=1):
         first, own = plans[0].layers, plan.layers
@@ -298,7 +328,7 @@ def unlike_layers(plans: Sequence[CheckedPlan]) -> list[str]:
     return []
 
 
-def beyond_bounds(plan: CheckedPlan) -> list[str]:
+def beyond_bounds(plan: StagePlan) -> list[str]:
     """Return which of a plan's numbers, or of their products, would fill the memory before anything is run."""
     found = []
     if not 1 <= plan.num_microbatches <= MOST_MINIBATCHES:
@@ -318,7 +348,7 @@ def beyond_bounds(plan: CheckedPlan) -> list[str]:
     return found
 
 
-def _of_settings(plan: CheckedPlan) -> list[str]:
+def _of_settings(plan: StagePlan) -> list[str]:
     """The schedule, its weights, and numbers that stand for the whole plan."""
     found = []
     if plan.schedule not in WEIGHT_POLICIES:
@@ -337,7 +367,7 @@ def _of_settings(plan: CheckedPlan) -> list[str]:
     return found
 
 
-def _of_stages(plan: CheckedPlan) -> list[str]:
+def _of_stages(plan: StagePlan) -> list[str]:
     """Each stage by itself: its layers, ranks, shares and warm-up."""
     found = [] if plan.stages else ["it has no stages"]
     for k, stage in enumerate(plan.stages):
@@ -357,7 +387,7 @@ def _of_stages(plan: CheckedPlan) -> list[str]:
     return found
 
 
-def _of_placement(plan: CheckedPlan) -> list[str]:
+def _of_placement(plan: StagePlan) -> list[str]:
     """What stages that share ranks ask for: a schedule that knows how, and its placement over the same replicas."""
     rules, count = SCHEDULE_RULES.get(plan.schedule), plan.stages_per_rank
     shared = [rank for rank in plan.ranks if len(plan.stages_of(rank)) > 1]
@@ -388,7 +418,7 @@ def _of_placement(plan: CheckedPlan) -> list[str]:
     return found
 
 
-def _of_layers(plan: CheckedPlan, graph: LayerGraph) -> list[str]:
+def _of_layers(plan: StagePlan, graph: LayerGraph) -> list[str]:
     """Every layer of the graph is in one stage, and no stage feeds an earlier one."""
     found: list[str] = []
     place: dict[str, int] = {}

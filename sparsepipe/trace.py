@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from .display import html, value_text
+from .display.printed import Printed
 from .errors import InputError
 from .io.fields import MOST, complaint, each, fields, flag, integer, real, shown, shown_key, text
 from .io.files import open_regular, read_json
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Printed):
     """Spans of one run in seconds, and whether they were simulated, replayed or measured.
 
     A span's kind is "forward", "backward", "weights" or "update", which is work, or "average", "send", "wait", "load",
@@ -129,12 +129,6 @@ class Trace:
     def between(self, start: float, end: float) -> "Trace":
         """The spans that lie wholly within [start, end]."""
         return Trace(tuple(s for s in self.spans if start <= s.start and s.end <= end), self.source, self.facts)
-
-    def _repr_html_(self) -> str:
-        return html.trace(self)
-
-    def __str__(self) -> str:
-        return value_text.trace(self)
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [span._asdict() for span in self.spans]

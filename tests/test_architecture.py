@@ -11,8 +11,7 @@ from scripts.house import House, imported_names, is_code
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
-    {"display", "schedule_rules", "derived", "sizes"},
-    {"errors"},
+    {"display", "schedule_rules", "derived", "sizes", "errors"},
     {"host", "io", "graph", "lazy_names"},
     {"lab_server", "functions"},
     {"cluster", "trace", "graph_text", "plan_parts", "data", "models", "replication"},
@@ -20,7 +19,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"schedule", "record", "formats"},
     {"costs", "provenance", "replaying"},
     {"simulator", "runtime"},
-    {"forecast", "profiler", "cluster_probes", "measured_plans"},
+    {"forecast", "profiler", "measured_plans"},
     {"planners"},
     {"launchers"},
     {"dynamics", "sweeps"},
@@ -29,7 +28,6 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
 VALUES = {
     *("display", "schedule_rules", "derived", "sizes", "lazy_names", "errors", "host", "io", "functions", "graph"),
     *("cluster", "trace", "graph_text", "profile", "plan", "schedule", "record", "costs", "provenance"),
@@ -38,8 +36,11 @@ VALUES = {
 DECISIONS = {  # made of values alone
     *("planners", "simulator", "forecast", "formats", "models", "replaying", "measured_plans"),
 }
+# Rooms that show values, and what each may import: tables and text of values, and figures. Widgets are above all.
+VIEWS = {"views": VALUES | {"replaying"}, "plots": VALUES | {"costs", "views"}}
+MAY_SHOW = {*VIEWS, "widgets", "reproduce", "cli"}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
-TORCH_FREE = {*VALUES, *DECISIONS, "dynamics", "plots", "widgets"}
+TORCH_FREE = {*VALUES, *DECISIONS, *VIEWS, "dynamics", "widgets"}
 RAY = ("connected", "placed_ranks")  # in launchers/ray/
 OF_TORCH = {
     ("models", "traced"),
@@ -108,9 +109,9 @@ def test_imports_point_down():
             if other.startswith("__"):
                 continue
             if own in VIEWS:
-                allowed = other in VALUES | {"costs"}
+                allowed = other in VIEWS[own]
             elif other in VIEWS:
-                allowed = LEVEL[own] >= LEVEL["widgets"]
+                allowed = own in MAY_SHOW
             else:
                 allowed = LEVEL[other] < LEVEL[own]
             if not allowed:
@@ -128,6 +129,31 @@ def test_values_and_decisions_stand_on_each_other_alone():
         if name.startswith("sparsepipe.") and name.split(".")[1] not in VALUES | DECISIONS | {parts[0]}
     ]
     assert not found
+
+
+def test_views_stand_on_top():
+    """Values and runtime know no view: `print` and notebooks find theirs when they show something."""
+    found = [
+        f"{'.'.join(parts)} imports {name}"
+        for path, parts in sources()
+        if parts[0] not in MAY_SHOW
+        for name in names_of(path, parts)
+        if name.split(".")[:2] in [["sparsepipe", view] for view in (*VIEWS, "widgets")]
+    ]
+    assert not found
+    assert not [name for name in imports(PACKAGE / "errors.py", ("errors",)) if name.startswith("sparsepipe")]
+
+
+def test_values_are_shown_without_plain_python_importing_views():
+    code = "import sys, sparsepipe as sp; print('sparsepipe.views' in sys.modules); print(sp.Cluster.uniform(2))"
+    shell = f"import IPython; IPython.InteractiveShell.instance(); {code}; p = sp.Cluster.uniform(2)"
+    shell += "; print('<table>' in IPython.get_ipython().display_formatter.format(p)[0]['text/html'])"
+    plain, shown = (
+        subprocess.run([sys.executable, "-c", each], capture_output=True, text=True, check=True).stdout.splitlines()
+        for each in (code, shell)
+    )
+    assert plain[0] == "False" and len(plain) > 1 and shown[0] == shown[-1] == "True"
+    assert shown[1:-1] == plain[1:]
 
 
 def test_averages_between_pipelines_need_no_process_group():
@@ -201,7 +227,7 @@ def reachable(node, graph):
 
 
 def test_every_module_has_its_level():
-    assert {parts[0] for _, parts in sources()} <= LEVEL.keys() | VIEWS
+    assert {parts[0] for _, parts in sources()} <= LEVEL.keys() | VIEWS.keys()
 
 
 def test_private_members_are_used_by_their_class_alone():

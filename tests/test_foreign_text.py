@@ -36,10 +36,7 @@ from sparsepipe import (
 from sparsepipe.cli import main
 from sparsepipe.cli.output import table
 from sparsepipe.cli.run_verbs import runs_list, runs_show
-from sparsepipe.display.html import left_out
-from sparsepipe.display.markup import Html, figure_text, joined, markdown_text, one_line, visible
-from sparsepipe.display.ties import in_bold
-from sparsepipe.errors import RunFailed
+from sparsepipe.errors import RunFailed, one_line, visible
 from sparsepipe.io.files import write_json, write_rows
 from sparsepipe.planners import partition
 from sparsepipe.plots.outcomes import Outcome
@@ -47,6 +44,10 @@ from sparsepipe.plots.points import Point
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.sweeps import Candidate
+from sparsepipe.views import html
+from sparsepipe.views.markup import Html, figure_text, joined, markdown_text
+from sparsepipe.views.ties import in_bold
+from sparsepipe.views.values import left_out
 from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable
 from sparsepipe.widgets.exporter import Exporter
 from sparsepipe.widgets.html_view import HtmlView
@@ -121,12 +122,12 @@ def record(tmp_path) -> RunRecord:
 
 def test_values_in_notebooks(record):
     for value in (PLANS["a" + NAME], PROFILE, CLUSTER, record):
-        assert_harmless(value._repr_html_())
-        assert type(value._repr_html_()) is str, "for whoever puts it into a page of their own"
-    assert_harmless(TRACE._repr_html_())
+        assert_harmless(html(value))
+        assert type(html(value)) is str, "for whoever puts it into a page of their own"
+    assert_harmless(html(TRACE))
     broken = RunRecord(record.folder)
     (record.folder / "status.json").write_text(json.dumps({"state": NAME}))
-    assert_harmless(broken._repr_html_())
+    assert_harmless(html(broken))
 
 
 def html_values(root: ipywidgets.Widget) -> Iterator[str]:
@@ -362,7 +363,7 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 
 # Html(…) of what is no constant: it says of its argument that it is markup already.
 KNOWN = {
-    ("display/names.py", "_whole"),  # a part of markup, whose names alone get a span around them
+    ("views/names.py", "_whole"),  # a part of markup, whose names alone get a span around them
     ("plots/theme.py", "_heading"),  # a finished figure's title
     ("plots/export.py", "_title"),  # the same of another figure, to take its tags off
     ("plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's
@@ -381,7 +382,7 @@ def test_html_is_put_together_by_the_helper_alone():
         name = path.relative_to(PACKAGE).as_posix()
         tree = ast.parse(path.read_text())
         allowed = {function for file, function in KNOWN if file == name}
-        if name == "display/markup.py":
+        if name == "views/markup.py":
             continue
         for node in tree.body:
             for part in [node] if not isinstance(node, ast.ClassDef) else node.body:
@@ -405,7 +406,7 @@ def test_no_other_door_to_html():
                 if name not in READERS_OF_ENTITIES:
                     found.append(f"{name}:{node.lineno} import html")
             if isinstance(node, ast.ImportFrom) and node.module in ("html", "IPython.display", "markupsafe"):
-                if name != "display/markup.py":
+                if name != "views/markup.py":
                     found.append(f"{name}:{node.lineno} from {node.module}")
     assert not found
 

@@ -30,7 +30,7 @@ def _starts_python(path: Path) -> list[str]:
 
 
 # They tell of the interpreter and start none: a word of this path to others, and a probe's answer.
-TELLS = ("sparsepipe/host/python_path.py", "sparsepipe/cluster_probes/probe.py")
+TELLS = ("sparsepipe/host/python_path.py", "sparsepipe/launchers/probes/probe.py")
 
 
 def test_every_python_process_is_started_without_the_current_folder_on_its_path() -> None:

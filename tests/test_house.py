@@ -30,7 +30,7 @@ AT_MOST = {
 
 # Frozen values of more than 12 fields, each reviewed: why its fields stay flat.
 RECORDS = {
-    "sparsepipe.cluster_probes.check:HostFacts": "what a host answers to one question, compared field by field",
+    "sparsepipe.launchers.probes.check:HostFacts": "what a host answers to one question, compared field by field",
     "sparsepipe.costs:LayerTable": "columns of one table, a row for each layer",
     "sparsepipe.data.manifests:Manifest": "fields of a data set's manifest file",
     "sparsepipe.profile.layer_cost:CostSample": "columns of a profile's file",

@@ -8,6 +8,7 @@ from sparsepipe import Cluster, Layer, LayerGraph, Plan, Stage, actions
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.replication import rule
 from sparsepipe.schedule.program import compile_until_steady
+from sparsepipe.views import html
 
 GRAPH = LayerGraph.chain(map(Layer, "abcd"))
 RULE = rule("partial-reduce")
@@ -152,7 +153,7 @@ def test_a_damaged_file_is_told_in_a_line(tmp_path, change, told):
 
 
 def test_people_see_every_pipeline():
-    text, page = str(pipelines(samples=2.0)), pipelines(samples=2.0)._repr_html_()
+    text, page = str(pipelines(samples=2.0)), html(pipelines(samples=2.0))
     assert text.splitlines()[0] == (
         "2 pipelines on 5 devices, partial-reduce, 6.00 minibatches/s (12.0 samples/s) where none waits, gap not proven"
     )

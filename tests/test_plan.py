@@ -8,6 +8,7 @@ from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage
 from sparsepipe.io.files import write_json
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.schedule import compile_until_steady
+from sparsepipe.views import html
 
 GRAPH = LayerGraph.chain(map(Layer, "abcd"))
 
@@ -52,8 +53,8 @@ def test_a_plan_tells_of_forwards_that_it_asks_for_beyond_its_schedule():
     """The same stage had 41.6 MB under one planner and 28.2 MB under another, and nothing said why."""
     asked = replace(plan(), stages=(replace(plan().stages[0], warmup=3), plan().stages[1]))
     told = "forwards before the first backward, as planned: 3 of stage 0; memory counts what they keep"
-    assert str(asked).splitlines()[-1] == told and told in asked._repr_html_()
-    assert "forwards" not in str(plan()) and "forwards" not in plan()._repr_html_()
+    assert str(asked).splitlines()[-1] == told and told in html(asked)
+    assert "forwards" not in str(plan()) and "forwards" not in html(plan())
 
 
 def test_every_violation_is_listed():

@@ -4,8 +4,8 @@ import numpy as np
 import plotly.io
 import pytest
 
-from sparsepipe.display.colors import STAGE_COLORS
 from sparsepipe.plots import theme
+from sparsepipe.views.colors import STAGE_COLORS
 
 
 def test_no_button_uploads_the_data():

@@ -157,7 +157,7 @@ def test_what_was_slow_on_purpose_is_no_doubt_of_a_run_and_told_by_every_figure_
     origin = Provenance.of(runs=trained)
     assert origin.held_up == ("rank 0 is 4 times as slow",) and not any("slow" in text for text in origin.warnings)
     assert Provenance.from_json(json.loads(json.dumps(origin.to_json()))).held_up == origin.held_up
-    assert not trained[0].warnings and "held up on purpose" in trained[0]._repr_html_()
+    assert not trained[0].warnings and "held up on purpose" in html(trained[0])
     for figure in (plots.throughput(*trained), resting_on(finished(go.Figure(), "Where time went"), origin)):
         assert "held up on purpose: rank 0 is 4 times as slow" in figure.layout.title.text
 

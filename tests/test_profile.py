@@ -7,6 +7,7 @@ from coded import raises
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, partition
 from sparsepipe.forecast import forecast
 from sparsepipe.profile import StepOverhead
+from sparsepipe.views import html
 
 
 def profile(name="cpu", ids="ab", scale=1.0) -> Profile:
@@ -121,7 +122,7 @@ def test_a_measured_profile_says_where_it_knows_no_optimizer():
     assert (old[0] | old[1]).warnings == (f"profile of a, b: {told}",)
     assert (old[0] | measured("c", 1.0)).warnings == (f"profile of a: {told}",)
     assert replace(profile("a"), update_rates={}).warnings == ()  # not measured: a published one never knows
-    assert old[0].warnings[0] in old[0]._repr_html_()
+    assert old[0].warnings[0] in html(old[0])
 
 
 def test_a_measured_profile_says_what_else_the_machine_did_meanwhile(tmp_path):
@@ -233,7 +234,7 @@ def test_a_profile_may_count_in_another_unit_than_voxels(unit, tmp_path):
     one = replace(profile(), size_unit=unit)
     path = one.save(tmp_path / "p.json")
     assert Profile.load(path) == one and json.loads(path.read_text())["sizes"] == list(one.sizes)
-    assert f" {unit} per minibatch" in one._repr_html_()
+    assert f" {unit} per minibatch" in html(one)
     with raises("profile.size_units_differ", " and over ".join(sorted(["voxels", unit]))):
         _ = one | profile().renamed("another")
     with raises("profile.size_unit_unknown", "litres", "voxels, tokens, pixels, samples"):

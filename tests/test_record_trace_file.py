@@ -15,6 +15,7 @@ from sparsepipe.plots.trace_page import trace_page
 from sparsepipe.record import Origin, trace_file
 from sparsepipe.record.trace_file import MEGABYTES, bytes_of_rank, merged, read_spans
 from sparsepipe.runtime.reporting.recorder import Recorder
+from sparsepipe.views import html
 
 EPOCH = 10
 
@@ -150,7 +151,7 @@ def test_a_run_that_resumes_goes_on_with_a_thinned_file(tmp_path):
 def test_what_was_left_out_is_told_wherever_the_trace_is_shown(tmp_path):
     trace = run(tmp_path / "run", minibatches=1200, trace_bytes=64 * 1024).trace()
     told = f"left out: {trace.left_out['spans']} spans of minibatches"
-    assert told in trace._repr_html_()
+    assert told in html(trace)
     assert told in trace_page(trace, title="x")
     document = json.loads(json.dumps(trace.to_chrome()))
     assert document["otherData"]["left_out"] == trace.left_out

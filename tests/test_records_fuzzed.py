@@ -29,6 +29,7 @@ from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.metrics import median_summaries
 from sparsepipe.runtime.reporting.recorder import forget_rows
 from sparsepipe.runtime.training_state import checkpoint
+from sparsepipe.views import html
 from sparsepipe.widgets import runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, phase
 
@@ -125,7 +126,7 @@ def uses(folder: Path, other: RunRecord) -> Iterator[tuple[str, Callable[[], Any
     def traced() -> None:
         trace = found().trace()
         plots.trace_page(trace, title="x")
-        trace._repr_html_()
+        html(trace)
         json.dumps(trace.to_chrome(), allow_nan=False)
 
     def resumed() -> None:
@@ -145,7 +146,7 @@ def uses(folder: Path, other: RunRecord) -> Iterator[tuple[str, Callable[[], Any
     yield "compare", compared
     yield "export", lambda: runs_export(Namespace(run=folder, chrome=folder / "chrome.json"))
     yield "widget", shown_in_widget
-    yield "notebook", lambda: found()._repr_html_()
+    yield "notebook", lambda: html(found())
     yield "throughput", together(plots.throughput_table)
     yield "accuracy", together(plots.accuracy_table)
     yield "compression", together(plots.compression_table)

@@ -16,11 +16,11 @@ from processes import ENOUGH, until
 
 from sparsepipe import plots
 from sparsepipe.cluster import Cluster, Link
-from sparsepipe.cluster_probes.measure import loopback_link
 from sparsepipe.derived.digests import digest
 from sparsepipe.errors import InputError, RunFailed
 from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.io.files import read_json
+from sparsepipe.launchers.probes.measure import loopback_link
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.planners import partition
 from sparsepipe.profile import CostSample, LayerCost, Profile

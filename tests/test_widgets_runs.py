@@ -25,6 +25,7 @@ from sparsepipe import (
 from sparsepipe.cli.run_verbs import runs_list, runs_show
 from sparsepipe.launchers.lock import hold
 from sparsepipe.record import Origin, RunRecord
+from sparsepipe.views import html
 from sparsepipe.widgets import RunsTable, runs_rows, runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, log_of, phase
 
@@ -169,7 +170,7 @@ def test_a_replay_that_knows_no_samples_has_no_samples_per_second(tmp_path):
     rows = {row["run"]: row for row in runs_list(SimpleNamespace(folder=tmp_path)).document}
     assert rows["unknown-001"]["samples_per_second"] is None and rows["unknown-001"]["minibatches_per_second"] == 8.0
     assert "minibatches/s: 8.00" in runs_show(SimpleNamespace(run=unknown.folder)).text
-    assert "8.00 minibatches/s" in unknown._repr_html_() and "8.00 samples/s" in known._repr_html_()
+    assert "8.00 minibatches/s" in html(unknown) and "8.00 samples/s" in html(known)
     figure = plots.throughput(known, unknown)
     assert figure.layout.yaxis.title.text == "minibatches/s" and "samples/s" not in figure.data[0].hovertemplate
     assert list(plots.throughput_table(known, unknown).minibatches_per_second) == [8.0, 8.0]

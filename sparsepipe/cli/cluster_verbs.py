@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from ..cluster import Cluster, Link, Node
-from ..cluster_probes import check_cluster, measure_cluster
-from ..cluster_probes.check import HostFacts
-from ..display.counting import number_of
-from ..display.html import counted, link_text
-from ..display.markup import one_line
+from ..display.counting import counted, number_of
 from ..display.numbers import as_measured, duration
+from ..errors import one_line
 from ..formats.clusters import load_cluster, load_cluster_file
 from ..host.addresses import is_loopback
 from ..io.files import write_atomic
+from ..launchers.probes import check_cluster, measure_cluster
+from ..launchers.probes.check import HostFacts
+from ..views.values import link_text
 from .options import known_cluster
 from .output import Answer, table
 

@@ -19,12 +19,11 @@ from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
-from ..display.markup import one_line, visible
-from ..display.words import OF_PLANS, OF_RUNS
-from ..errors import InputError, RunFailed, in_python, missing_extra
+from ..errors import InputError, RunFailed, in_python, missing_extra, one_line, visible
 from ..host.limits import limit_met
 from ..host.python_path import check_current_folder
 from ..io.keywords import meant
+from ..views.words import OF_PLANS, OF_RUNS
 from . import (
     cluster_verbs,
     data_verbs,

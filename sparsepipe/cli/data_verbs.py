@@ -8,9 +8,8 @@ from typing import Any
 from .. import data
 from ..data.examples import is_examples
 from ..display.counting import number_of
-from ..display.markup import one_line
 from ..display.size_histogram import sizes_spread, spread_text
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..io.fields import json_object
 from .options import given
 from .output import Answer, Progress, progress_line, table, warn

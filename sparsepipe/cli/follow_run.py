@@ -5,16 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..cluster import Cluster
-from ..display.html import left_out
-from ..display.markup import one_line
 from ..display.numbers import pace_text, rate_text, validation_text
 from ..dynamics import Follower, Standing, drift_of
-from ..errors import CODE_FAILURES, InputError
+from ..errors import CODE_FAILURES, InputError, one_line
 from ..io.fields import complaint
 from ..profile import Profile
 from ..record import RunRecord
 from ..record.run_progress import RunProgress
 from ..sinks import Sink
+from ..views.values import left_out
 from .output import Answer, Progress, cell, progress_line, table
 
 

@@ -4,12 +4,11 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 
 from ..display.counting import number_of
-from ..display.markup import one_line
 from ..dynamics.interference.intruding import run_intruders
 from ..dynamics.interference.kinds import KINDS
 from ..dynamics.interference.measurements import Measurement
 from ..engines import ENGINES
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..host.background_load import RUN_QUEUE_WAIT
 from ..io.fields import MOST
 from ..io.paths import expanded

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.cache import NO_CACHE
-from ..display.markup import one_line
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..io.paths import expanded

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..display.markup import one_line
 from ..display.numbers import alike
-from ..display.plan_text import aligned
+from ..errors import one_line
+from ..views import Table, table_text
 
 _EVERY_TERMINAL = 0.1  # seconds between two lines of progress
 _EVERY_LOG = 5.0
@@ -120,4 +120,4 @@ def column_cells(values: Sequence[Any]) -> list[str]:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as a table in aligned columns; the first row holds the column names."""
-    return "\n".join(aligned(rows))
+    return table_text(Table(rows[0], rows[1:]))

@@ -4,7 +4,6 @@ import argparse
 from math import prod
 
 from ..cluster import Cluster, DeviceType, Link, Node
-from ..cluster_probes.unmeasured import with_unmeasured
 from ..data.manifests import shipped
 from ..errors import InputError
 from ..formats.clusters import load_cluster, tells_links, tells_types
@@ -13,6 +12,7 @@ from ..formats.dynpipe import is_layer_list, load_layer_lists
 from ..formats.sparsepipe_servers import ServerFile
 from ..io.fields import MOST_LIKE_DEVICES
 from ..io.files import read_json
+from ..launchers.probes.unmeasured import with_unmeasured
 from ..plan import Plan
 from ..profile import Profile
 from .options import known_cluster

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..display.counting import number_of
-from ..display.markup import one_line
 from ..dynamics.launching import launch
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..forecast import forecast
 from ..formats.plan_files import load_plan
 from ..launchers import SSH

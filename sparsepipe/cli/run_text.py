@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..display.counting import number_of
-from ..display.markup import one_line
 from ..display.numbers import as_measured, duration, pace_text, validation_text
+from ..errors import one_line
 from ..record.rates import MINIBATCHES, SAMPLES
 from .output import cell
 

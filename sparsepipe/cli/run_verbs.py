@@ -9,11 +9,9 @@ from typing import Any
 from ..cluster import Cluster
 from ..data.describing import unread_files
 from ..display.counting import number_of
-from ..display.html import left_out
-from ..display.markup import one_line
 from ..dynamics.interference.predictor import Predictor
 from ..dynamics.launching import launch
-from ..errors import DamagedRecord, InputError
+from ..errors import DamagedRecord, InputError, one_line
 from ..formats.clusters import load_cluster
 from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
@@ -34,6 +32,7 @@ from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
+from ..views.values import left_out
 from .follow_run import Forgiving, drift_answer
 from .launches import (
     RUNS,

@@ -4,14 +4,13 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from ..display.counting import number_of
-from ..display.html import left_out
-from ..display.markup import one_line
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..io.files import write_json
 from ..record import RunRecord, load_trace
 from ..replaying import replay, what_if
-from ..replaying.words import first_rows
 from ..trace import Trace
+from ..views import Table, table_text, text
+from ..views.values import left_out
 from .launches import run_folder
 from .output import Answer, cell
 
@@ -43,20 +42,21 @@ def show(options: argparse.Namespace) -> Answer:
     ]
     if waits:
         rows = [[cell(value) for value in wait.values()] for wait in waits]
-        lines += ["", *first_rows(["rank", "waited for", "seconds"], rows, all_in=_ALL_IN)]
+        table = Table(("rank", "waited for", "seconds"), rows).first()
+        lines += ["", table_text(table, all_in=_ALL_IN)]
     return Answer(document, "\n".join(lines))
 
 
 def replay_trace(options: argparse.Namespace) -> Answer:
     """Each step as measured and as its own durations and orders say."""
     found = replay(_opened(options))
-    return Answer(found.to_json(), found.told(all_in=_ALL_IN))
+    return Answer(found.to_json(), text(found, all_in=_ALL_IN))
 
 
 def whatif(options: argparse.Namespace) -> Answer:
     """The slow-down against an even step, its split and its culprit."""
     found = what_if(_opened(options))
-    return Answer(found.to_json(), found.told(all_in=_ALL_IN))
+    return Answer(found.to_json(), text(found, all_in=_ALL_IN))
 
 
 def export(options: argparse.Namespace) -> Answer:

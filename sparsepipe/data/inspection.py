@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..display.counting import number_of
-from ..display.markup import one_line
 from ..display.numbers import as_given
-from ..errors import InputError
+from ..errors import InputError, one_line
 from .dataset import VoxelDataset
 from .folder import list_folder, missing_classes
 from .formats import Cloud, Mesh

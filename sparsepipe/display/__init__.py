@@ -1,1 +1,1 @@
-"""How values are shown to people: HTML for notebooks, plain text for terminals, both safe against foreign names."""
+"""Numbers and counts in words, for sentences and tables."""

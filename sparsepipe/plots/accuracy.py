@@ -8,11 +8,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.counting import number_of
-from ..display.markup import Html
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
+from ..views.markup import Html
 from .levels import level_line
 from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names

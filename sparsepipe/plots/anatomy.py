@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
 from ..errors import InputError
 from ..trace import Trace
+from ..views.markup import Html
 from .numbers_in_bars import numbered
 from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, hatch_shape, with_held_up
 

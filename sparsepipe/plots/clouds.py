@@ -8,8 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html, figure_text
 from ..errors import InputError
+from ..views.markup import Html, figure_text
 from .theme import POINT_SHADES, RUN_COLORS, SMALL, finished
 
 _AZIMUTH, _ELEVATION = radians(35), radians(25)

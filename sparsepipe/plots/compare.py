@@ -3,11 +3,11 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.html import counted
-from ..display.markup import Html, figure_text
+from ..display.counting import counted
 from ..display.numbers import duration
 from ..errors import InputError
 from ..plan import Plan
+from ..views.markup import Html, figure_text
 from .table import plan_names
 from .text_room import width_of
 from .theme import FONT_SIZE, INK, SMALL, finished, ink_on, stage_color

@@ -3,8 +3,8 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
 from ..profile import Profile
+from ..views.markup import Html
 from .layer_graph import layer_graph_table
 from .table import noted
 from .theme import BACKWARD_COLOR, FORWARD_COLOR, SMALL, finished

@@ -6,7 +6,7 @@ them: an exported SVG where its viewer prefers dark pages, a widget's figure wit
 in a JupyterLab that scripts/lab.sh opened.
 """
 
-from ..display.colors import SEEN, STAGE_COLORS, contrast, mixed, work_color
+from ..views.colors import SEEN, STAGE_COLORS, contrast, mixed, work_color
 from .theme import DARK_GREY, INK, POINT_SHADES, hatch_lines, scale_shades
 
 GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"

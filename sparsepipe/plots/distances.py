@@ -5,13 +5,13 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from ..replication import rule_text
 from ..replication.base import Arithmetic
+from ..views.markup import Html
 from .losses import straggler_of
 from .outcomes import rule_color
 from .table import noted_of, of_readable, readable

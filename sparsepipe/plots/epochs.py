@@ -1,11 +1,11 @@
 """The trace of one epoch of a run."""
 
 from ..display.numbers import alike
-from ..display.ties import TIE
 from ..errors import InputError
 from ..record import RunRecord
 from ..record.trace_file import MEGABYTES
 from ..trace import WORK, Trace
+from ..views.ties import TIE
 
 _BETWEEN_EPOCHS = ("evaluate", "checkpoint")
 

@@ -23,13 +23,13 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.io.base_renderers import MimetypeRenderer
 
-from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.files import read_text, write_atomic, write_json
 from ..io.paths import expanded
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
+from ..views.markup import Html, figure_text
 from .chromium import NoPicture, browser, drawn
 from .dark import dark_style
 from .paper import INCHES, Paper

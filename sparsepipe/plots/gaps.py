@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.counting import number_of
-from ..display.markup import Html, figure_text
 from ..plan import Plan
+from ..views.markup import Html, figure_text
 from .nothing import nothing_to_draw
 from .theme import FONT_SIZE, RUN_COLORS, RUN_MARKERS, finished, log_ticks
 

@@ -6,8 +6,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html
 from ..errors import InputError
+from ..views.markup import Html
 from .outcomes import Outcome, mean_of, rule_color, sourced
 from .theme import finished, hatch
 

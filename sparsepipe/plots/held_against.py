@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html
+from ..views.markup import Html
 from .nothing import nothing_to_draw
 from .outlines import THICK, outlined
 from .theme import FONT_SIZE, GREY, RUN_COLORS, finished, log_ticks

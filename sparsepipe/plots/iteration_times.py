@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html, figure_text
 from ..display.numbers import time_unit
+from ..views.markup import Html, figure_text
 from .nothing import nothing_to_draw
 from .theme import GREY, INK, RUN_COLORS, SMALL, WIDTH, finished
 

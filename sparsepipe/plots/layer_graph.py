@@ -11,11 +11,11 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from ..costs import LayerTable
-from ..display.markup import Html, figure_text
 from ..display.numbers import duration, scaled_bytes
 from ..graph import Layer, LayerGraph
 from ..plan import Plan
 from ..profile import Profile
+from ..views.markup import Html, figure_text
 from .layout import Layout, Point, layout
 from .table import crossing, noted, stage_of_layers
 from .theme import COST_SCALE, GREY, INK, SMALL, finished, ink_on, stage_color

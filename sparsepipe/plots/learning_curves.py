@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html
+from ..views.markup import Html
 from .nothing import nothing_to_draw
 from .system_bars import system_places
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished

@@ -7,12 +7,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from ..replication import rule_text
+from ..views.markup import Html
 from .outcomes import NOBODY, rule_color
 from .table import noted_of, of_readable, readable, record_names
 from .theme import RUN_DASHES, finished, resting_on

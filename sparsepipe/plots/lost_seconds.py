@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
 from ..errors import InputError
+from ..views.markup import Html
 from .outcomes import Outcome, in_lines, sourced
 from .theme import DARK_GREY, finished, hatch, hatch_shape, stage_color
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html, figure_text
+from ..views.markup import Html, figure_text
 from .bar_numbers import fitted
 from .points import Point, looks, points_table
 from .theme import DARK_GREY, INK, SMALL, finished, hatch

@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from ..display.markup import figure_text
+from ..views.markup import figure_text
 from .theme import GREY, finished
 
 NOT_HERE = "the data are not here"

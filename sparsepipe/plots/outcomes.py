@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from ..display.markup import Html, figure_text
-from ..display.names import TIE
 from ..errors import InputError
 from ..record import RunRecord
 from ..replication import RULES, rule_from_json, rule_text
 from ..stragglers import Stragglers
+from ..views.markup import Html, figure_text
+from ..views.names import TIE
 from ..workload_facts import workload_facts
 from .theme import GREY, HATCHES, tied
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..display.colors import SEEN, contrast, edge_of
+from ..views.colors import SEEN, contrast, edge_of
 from .dark import GROUND, LIT
 
 THICK = 2  # pixels: a thinner line is dim where a page draws it between its pixels

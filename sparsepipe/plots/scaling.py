@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.counting import number_of
-from ..display.markup import Html
+from ..views.markup import Html
 from .bar_numbers import SHORTER, fitted
 from .outlines import outlined
 from .points import Point, looks, points_table

@@ -6,10 +6,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html
 from ..display.numbers import voxel_size_text
 from ..errors import InputError
 from ..profile import Profile
+from ..views.markup import Html
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished, log_ticks
 
 Measured = Sequence[tuple[float, Profile]]  # (voxel size, profile measured at it)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
 from ..errors import InputError
+from ..views.markup import Html
 from .levels import level_line
 from .outlines import outlined
 from .points import Point, looks, points_table

@@ -7,10 +7,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html, figure_text
 from ..display.numbers import duration
 from ..errors import InputError
 from ..plan import Plan
+from ..views.markup import Html, figure_text
 from .table import plan_names
 from .theme import GREY, INK, LIGHT_GREY, SMALL, finished, hatch, stage_color
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.colors import mixed
-from ..display.markup import Html
 from ..display.numbers import time_unit
+from ..views.colors import mixed
+from ..views.markup import Html
 from .bar_numbers import Numbers, fewer_digits, fitted
 from .nothing import nothing_to_draw
 from .outcomes import in_lines

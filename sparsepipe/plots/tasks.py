@@ -8,11 +8,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
+from ..views.markup import Html, figure_text
 from .accuracy import accuracy_table
 from .bar_numbers import SHORTER, Numbers, fitted
 from .levels import level_line

@@ -3,8 +3,8 @@
 import re
 from itertools import chain
 
-from ..display.markup import Html, figure_text
-from ..display.names import TIE
+from ..views.markup import Html, figure_text
+from ..views.names import TIE
 from .theme import tied
 
 # Widths of signs in sizes of the font, of the widest font that figures may have: of DejaVu Sans and Verdana the wider

@@ -16,10 +16,10 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from ..display.colors import WORK_SHADES, contrast, mixed, work_color
-from ..display.markup import Html, figure_text, joined
-from ..display.names import TIE
 from ..provenance import Provenance
+from ..views.colors import WORK_SHADES, contrast, mixed, work_color
+from ..views.markup import Html, figure_text, joined
+from ..views.names import TIE
 
 _TEMPLATES = ("hovertemplate", "texttemplate")
 _DATA = "customdata"  # shown where a template says so; else it is for programs

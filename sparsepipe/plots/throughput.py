@@ -6,13 +6,13 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
 from ..display.numbers import as_measured
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from ..record.rates import MINIBATCHES, SAMPLES
+from ..views.markup import Html
 from ..workload_facts import workload_facts
 from .bar_numbers import SHORTER, fitted
 from .run_places import run_places

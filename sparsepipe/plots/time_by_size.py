@@ -7,11 +7,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.colors import STAGE_COLORS
-from ..display.markup import Html
 from ..errors import InputError
 from ..profile import Profile
 from ..sizes import size_words
+from ..views.colors import STAGE_COLORS
+from ..views.markup import Html
 from .table import noted
 from .theme import LIGHT_GREY, finished
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
 from ..errors import InputError
 from ..trace import Span, Trace
+from ..views.markup import Html
 from .epochs import pace_told
 from .numbers_in_bars import numbered
 from .text_room import width_of

@@ -4,11 +4,11 @@ import json
 import re
 from pathlib import Path
 
-from ..display.colors import STAGE_COLORS, edge_of
-from ..display.html import left_out
-from ..display.markup import Html
 from ..io.files import write_atomic, write_json
 from ..trace import SPAN_KINDS, WORK, Trace
+from ..views.colors import STAGE_COLORS, edge_of
+from ..views.markup import Html
+from ..views.values import left_out
 from .theme import ink_on, stage_color
 
 _PAGE = Path(__file__).with_name("trace_page.html")

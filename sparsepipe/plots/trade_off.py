@@ -6,8 +6,8 @@ from typing import Protocol
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
 from ..errors import InputError
+from ..views.markup import Html
 from .outlines import THICK, outline_of
 from .theme import INK, RUN_COLORS, RUN_MARKERS, finished
 

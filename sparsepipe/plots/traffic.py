@@ -7,8 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..display.markup import Html
 from ..display.numbers import alike, byte_unit, scaled_bytes
+from ..views.markup import Html
 from .bar_numbers import fitted
 from .points import Point, looks, points_table
 from .theme import FONT_SIZE, GREY, LIGHT_GREY, finished, hatch

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..display.markup import Html
+from ..views.markup import Html
 from .outcomes import Outcome, held_up, in_lines, outcomes_table, rule_color
 from .theme import GREY, INK, finished, hatch, source_key, whisker_on
 

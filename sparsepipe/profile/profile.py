@@ -12,8 +12,8 @@ import numpy as np
 
 from ..derived.digests import canonical_text, digest_with, object_text, row_texts
 from ..derived.remembered import Answer, Kept, remembered
-from ..display import html, value_text
 from ..display.counting import number_of
+from ..display.printed import Printed
 from ..errors import InputError
 from ..graph import Layer, LayerGraph
 from ..graph_text import GraphText, GraphTextNode
@@ -57,7 +57,7 @@ OVERHEAD_FIELDS = tuple(item.name for item in fields(StepOverhead))
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Printed):
     """Costs of the layers of one graph on one or more device types.
 
     `sizes` are those of typical minibatches (what plans are made for), in `size_unit`: "voxels" (active ones),
@@ -373,12 +373,6 @@ class Profile:
         """Forward and backward seconds of `layers` together."""
         costs = [self.cost(layer, device_type, size) for layer in layers]
         return sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
-
-    def _repr_html_(self) -> str:
-        return html.profile(self)
-
-    def __str__(self) -> str:
-        return value_text.profile(self)
 
     def _of(self, device_type: str) -> tuple[LayerCost, ...]:
         if device_type not in self.costs:

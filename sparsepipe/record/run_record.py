@@ -29,7 +29,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..display import html
 from ..errors import DamagedRecord, InputError
 from ..functions import short_name
 from ..host import cpu
@@ -348,9 +347,6 @@ class RunRecord:
             return Stragglers.parse(given).note() if given else ""
         except InputError:  # its file of times is gone, or is no longer one
             return shown(given)
-
-    def _repr_html_(self) -> str:
-        return html.record(self)
 
     def __str__(self) -> str:
         return f"run {self.name} in {self.folder}"

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..display import html
+from ..display.printed import Printed
 from ..trace import Trace
 from .copies import Copies
 from .dependencies import Dependencies, Node
 from .lives import COMPUTE
 from .timing import Floats
-from .words import IN_PYTHON, first_rows
 
 _OF_DEVICES = ("stage", "replica", "pipeline", "rank")  # a replica of one plan, or one of several pipelines
 CATEGORIES = (*_OF_DEVICES, "operation")
@@ -49,7 +48,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIf(Printed):
     """The mean step in seconds: measured, with no launch delays, even; and what each part adds and costs.
 
     `slowdown` is that of the step without launch delays over the even one. `by` are slow-downs of steps that are even
@@ -84,24 +83,6 @@ class WhatIf:
             "launched_seconds": self.launched_seconds,
             "even_seconds": self.even_seconds,
         }
-
-    def told(self, *, all_in: str = IN_PYTHON) -> str:
-        """The step, what each part adds and costs, a row each, and the culprit; `all_in`: where those left out are."""
-        head, rows = ["what", "slow-down by it alone", "step without it (s)", "of the time lost"], list[list[str]]()
-        for part in sorted(self.without, key=self.share, reverse=True):
-            name = " ".join(map(str, filter(lambda word: word != "", part)))
-            rows.append([name, f"{self.by[part]:.3f} ×", f"{self.without[part]:.4f}", f"{self.share(part):.0%}"])
-        told = (
-            f"a step takes {self.measured_seconds:.4f} s, {self.launched_seconds:.4f} s without delays of launches, "
-            f"{self.even_seconds:.4f} s if all were even: {self.slowdown:.3f} × as long"
-        )
-        return "\n".join([told, *first_rows(head, rows, all_in=all_in), self.culprit])
-
-    def __str__(self) -> str:
-        return self.told()
-
-    def _repr_html_(self) -> str:
-        return html.lines(str(self))
 
 
 def what_if(trace: Trace) -> WhatIf:

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ..display import html
+from ..display.printed import Printed
 from ..trace import WORK, Span, Trace
 from .copies import Copies
 from .dependencies import Dependencies
 from .lives import COMPUTE
 from .timing import Floats
-from .words import IN_PYTHON, first_rows
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,22 @@ class ReplayedStep:
     pipeline_measured_seconds: float
     pipeline_replayed_seconds: float
 
+    @property
+    def error(self) -> float:
+        """Of the whole step, relative to what was measured."""
+        return _off(self.replayed_seconds, self.measured_seconds)
+
+    @property
+    def pipeline_error(self) -> float:
+        """Of forwards and backwards alone, relative to what was measured."""
+        return _off(self.pipeline_replayed_seconds, self.pipeline_measured_seconds)
+
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class Replay(Printed):
     """The steps, and the whole as a trace to look at."""
 
     steps: tuple[ReplayedStep, ...]
@@ -42,38 +51,16 @@ class Replay:
     @property
     def largest_error(self) -> float:
         """Of the whole steps, relative to what was measured."""
-        return max(abs(_off(step.replayed_seconds, step.measured_seconds)) for step in self.steps)
+        return max(abs(step.error) for step in self.steps)
 
     @property
     def largest_pipeline_error(self) -> float:
         """Of forwards and backwards alone, relative to what was measured."""
-        pairs = [(step.pipeline_replayed_seconds, step.pipeline_measured_seconds) for step in self.steps]
-        return max(abs(_off(*pair)) for pair in pairs)
+        return max(abs(step.pipeline_error) for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
         """{"steps": […]}, seconds of each."""
         return {"steps": [step.to_json() for step in self.steps]}
-
-    def told(self, *, all_in: str = IN_PYTHON) -> str:
-        """Each step as measured and as replayed, a row each; `all_in` says where those left out are."""
-        head, rows = ["step", "measured (s)", "replayed (s)", "difference", "pipeline alone"], list[list[str]]()
-        for step in self.steps:
-            whole = _off(step.replayed_seconds, step.measured_seconds)
-            alone = _off(step.pipeline_replayed_seconds, step.pipeline_measured_seconds)
-            times = (step.measured_seconds, step.replayed_seconds)
-            rows.append([str(step.step), *(f"{seconds:.4f}" for seconds in times), f"{whole:+.2%}", f"{alone:+.2%}"])
-        steps = "step" if len(self.steps) == 1 else "steps"
-        told = (
-            f"{len(self.steps)} {steps}, off by {self.largest_error:.2%} at most; forwards and backwards alone, "
-            f"without transfers and delays of launches, by {self.largest_pipeline_error:.2%}"
-        )
-        return "\n".join([*first_rows(head, rows, all_in=all_in), told])
-
-    def __str__(self) -> str:
-        return self.told()
-
-    def _repr_html_(self) -> str:
-        return html.lines(str(self))
 
 
 def _off(replayed: float, measured: float) -> float:

@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ..display.counting import number_of
-from ..display.markup import markdown_text
-from ..display.names import TIE
 from ..display.numbers import alike, as_measured, duration, rate_text
-from ..display.ties import EXACT
 from ..plan import Plan
 from ..plots import throughput_table
 from ..plots.table import ONE_PROCESS
 from ..provenance import in_few_words
 from ..record import RunRecord
 from ..schedule import compile_until_steady
+from ..views import Table, table_markdown
+from ..views.markup import markdown_text
+from ..views.names import TIE
+from ..views.ties import EXACT
 
 _NEAR = 0.1  # a share of what was predicted: a pace that is nearer needs no reason
 _IDLE = 0.1  # a share of the time of the stage that works longest: less is not worth a word
@@ -64,16 +65,15 @@ def paces_markdown(speeds: pd.DataFrame) -> str:
     measured, predicted = speeds.samples_per_second, speeds.predicted_samples_per_second.astype(float)
     form = alike([*measured, *predicted], 3)
     columns = {
-        "strategy": map(markdown_text, speeds.strategy),
+        "strategy": speeds.strategy,
         "measured (samples/s)": map(form, measured),
         "predicted (samples/s)": ("–" if pace != pace else form(pace) for pace in predicted),
-        f"over {markdown_text(speeds.strategy.iloc[0])}": (f"{times:.2f} ×" for times in speeds.speedup_over_first),
+        f"over {speeds.strategy.iloc[0]}": (f"{times:.2f} ×" for times in speeds.speedup_over_first),
     }
     if "validation_accuracy" in speeds:
         reached = speeds.validation_accuracy.astype(float)
         columns["validation accuracy"] = ("–" if share != share else f"{share:.1%}" for share in reached)
-    rows = [[*columns], ["---"] * len(columns), *zip(*columns.values(), strict=True)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return table_markdown(Table([*columns], [*zip(*columns.values(), strict=True)]))
 
 
 def beside_told(speeds: pd.DataFrame) -> str:

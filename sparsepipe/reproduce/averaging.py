@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 from ..cluster import Link
-from ..cluster_probes.measure import loopback_link
 from ..errors import InputError
 from ..host.python_path import python_command, python_environment
 from ..io.files import read_json
+from ..launchers.probes.measure import loopback_link
 
 SIZES = (2**12, 2**24)  # bytes of gradients: the smaller tells the latency, the larger the bandwidth
 SECONDS = "seconds.json"  # the medians for both sizes, where the two processes leave them

@@ -8,11 +8,11 @@ from typing import Any
 
 from ..data import fetch, find
 from ..data.examples import open_examples
-from ..display.names import TIE
-from ..display.ties import from_to
 from ..errors import InputError
 from ..plots.table import ONE_PROCESS
 from ..runtime.config import RunConfig
+from ..views.names import TIE
+from ..views.ties import from_to
 from .most_frequent import most_frequent_share
 from .workplace import digest
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..display.markup import one_line
-from ..errors import InputError, RunFailed
+from ..errors import InputError, RunFailed, one_line
 from ..record.run_progress import RunProgress
 from . import catalogue
 from .executed import Executed

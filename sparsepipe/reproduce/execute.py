@@ -108,8 +108,13 @@ def _be_kernel(arguments: list[str], environment: dict[str, str], folder: str) -
     os.close(nothing)
     from ipykernel import kernelapp
 
+    from ..views import show_in
+
     sys.argv = [f"{_MODULE}.py", *arguments]
-    kernelapp.launch_new_instance()
+    app = kernelapp.IPKernelApp.instance()
+    app.initialize()
+    show_in(app.shell)  # sparsepipe may have been imported before there was a shell
+    app.start()
     return 0
 
 

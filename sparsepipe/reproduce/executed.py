@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..display.markup import unescaped
 from ..errors import InputError
 from ..io.files import read_json
+from ..views.markup import unescaped
 
 _LONGEST = 320  # characters of an answer in one line
 _SENTENCE_ENDS = re.compile(r"(?<=[^A-Z\s][.!?])\s+(?=[A-Z0-9\"“(])")

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..data.manifests import get_manifest
 from ..data.sources import place_of
-from ..display.html import counted
+from ..display.counting import counted
 from ..io.paths import expanded
 from ..profile import LayerCost, Profile
 

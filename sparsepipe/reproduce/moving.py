@@ -9,9 +9,7 @@ import pandas as pd
 
 from ..cluster import Cluster
 from ..display.counting import number_of
-from ..display.markup import markdown_text
 from ..display.numbers import as_measured
-from ..display.ties import TIE
 from ..dynamics.drift import Watch
 from ..dynamics.following import DECISIONS
 from ..dynamics.simulated import simulate_replans
@@ -24,6 +22,8 @@ from ..profile import Profile
 from ..record import RunRecord
 from ..stragglers import Stragglers
 from ..trace import WORK
+from ..views import Table, table_markdown
+from ..views.ties import TIE
 from .intrusion import came_and_went
 
 _NEWEST = 20  # minibatches before one, with which its loss is drawn as a mean
@@ -159,8 +159,7 @@ def changes_markdown(records: Mapping[str, RunRecord]) -> str:
     rows = changes_told(records)
     if not rows:
         return "No other plan was thought of."
-    cells = [list(rows[0]), ["---"] * len(rows[0]), *([markdown_text(cell) for cell in row.values()] for row in rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return table_markdown(Table([*rows[0]], [[*row.values()] for row in rows]))
 
 
 def _told(change: Change) -> dict[str, str]:

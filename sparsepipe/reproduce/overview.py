@@ -15,11 +15,8 @@ import numpy as np
 from PIL import Image
 
 from ..data.folder import open_folder
-from ..display.colors import STAGE_COLORS, work_color
 from ..display.counting import number_of
-from ..display.markup import Html, joined, markdown_text
 from ..display.numbers import as_given, as_measured, voxel_size_text
-from ..display.table import html_table
 from ..errors import InputError
 from ..io.fields import integer
 from ..io.paths import expanded
@@ -28,6 +25,9 @@ from ..plots.table import strategy
 from ..plots.theme import RUN_COLORS
 from ..profile import Profile
 from ..record import RunRecord
+from ..views import Table, table_html
+from ..views.colors import STAGE_COLORS, work_color
+from ..views.markup import Html, joined, markdown_text
 from . import catalogue
 from .page import PAGE
 from .workplace import checkout
@@ -186,8 +186,8 @@ class Overview:
         if not rows:
             return Shown(Html("<i>{}</i>").format(otherwise))
         if not left:
-            return Shown(html_table(head, rows))
-        return Shown(html_table(head, rows) + _MORE.format(len(rows), whole, counted, also))
+            return Shown(table_html(Table(head, rows)))
+        return Shown(table_html(Table(head, rows)) + _MORE.format(len(rows), whole, counted, also))
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from typing import Any
 
 import mistune
 
-from ..display import names
 from ..display.counting import number_of
-from ..display.html import OURS
-from ..display.markup import Html, joined, unescaped
-from ..display.scrolling import scrolling
 from ..errors import InputError
 from ..io.files import read_json, write_atomic
 from ..plots.theme import BETWEEN, tied
+from ..views import names
+from ..views.markup import Html, joined, unescaped
+from ..views.tables import scrolling
+from ..views.values import OURS
 from . import catalogue
 from .catalogue import exported_by
 from .executed import Executed, outputs, shown, source, text_of

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ..display.counting import number_of
-from ..display.ties import in_bold
 from ..plots.outcomes import Outcome
+from ..views.ties import in_bold
 
 _MOST = 0.5  # of the averages: fewer with one pipeline are not worth a word
 

@@ -16,7 +16,6 @@ from .. import data
 from ..cluster import Cluster, Link
 from ..data.folder import open_folder
 from ..data.sources import find
-from ..display.html import link_text
 from ..io.fields import MOST_DEVICES, integer
 from ..io.files import write_atomic
 from ..io.paths import expanded
@@ -28,6 +27,7 @@ from ..plots.theme import resting_on
 from ..profile import Profile
 from ..provenance import Provenance, in_few_words
 from ..record import RunRecord
+from ..views.values import link_text
 from .averaging import local_link
 from .report import report
 

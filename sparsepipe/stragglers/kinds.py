@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from ..derived.seeds import derived_seed
-from ..display.plan_diff import listed
+from ..display.counting import listed
 from ..errors import InputError
 from ..io.fields import integer, number
 from ..io.quantities import TIME

@@ -6,7 +6,6 @@ from typing import Any
 import ipywidgets
 
 from ..cluster import Cluster
-from ..display.markup import Html
 from ..errors import InputError
 from ..io.options import option_values, written_value
 from ..io.settings import rows
@@ -16,6 +15,7 @@ from ..profile import Profile
 from ..replication import RULES, parse_rule
 from ..runtime.config import RunConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from ..views.markup import Html
 from . import looks
 from .controls import (
     bandwidth_slider,

@@ -1,8 +1,8 @@
 """The right side of the partition explorer: pictures of a plan, and of the plan that it is compared with."""
 
-from ..display.words import OF_PIPELINES, OF_PLANS
 from ..errors import InputError
 from ..profile import Profile
+from ..views.words import OF_PIPELINES, OF_PLANS
 from . import looks
 from .exporter import Export
 from .html_view import HtmlView, explained

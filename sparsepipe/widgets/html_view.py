@@ -11,11 +11,11 @@ from typing import Any
 import ipywidgets
 import traitlets
 
-from ..display.markup import Html, joined
-from ..display.names import unbroken_within
-from ..display.scrolling import SIDEWAYS, scrolling
 from ..plots.theme import tied
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from ..views.markup import Html, joined
+from ..views.names import unbroken_within
+from ..views.tables import SIDEWAYS, scrolling
 from . import looks
 from .sentences import sentence
 

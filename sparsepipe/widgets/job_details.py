@@ -9,7 +9,6 @@ from typing import Any
 
 from .. import plots
 from ..display.counting import number_of
-from ..display.markup import Html, joined
 from ..display.numbers import duration, pace_text, rate_text
 from ..dynamics import Alarm, Follower, Standing
 from ..errors import InputError
@@ -23,6 +22,7 @@ from ..record.processes import num_processes
 from ..replaying import what_if
 from ..simulator import simulate
 from ..trace import Trace
+from ..views.markup import Html, joined
 from . import looks
 from .html_view import HtmlView, scrolled
 from .live import doings_of, doings_table, log_of

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..display.counting import number_of
-from ..display.html import counted
-from ..display.markup import Html
+from ..display.counting import counted, number_of
 from ..display.numbers import as_measured, rate_text, validation_text
 from ..errors import DamagedRecord, InputError, RunFailed
 from ..launchers import Job
@@ -13,6 +11,7 @@ from ..plan import Plan
 from ..record import RunRecord
 from ..replication import rule_text
 from ..runtime.config import RunConfig
+from ..views.markup import Html
 from . import looks
 from .html_view import HtmlView
 from .live import learned, phase

@@ -12,8 +12,6 @@ import ipywidgets
 from .. import plots
 from ..cluster import Cluster
 from ..display.counting import number_of
-from ..display.markup import Html
-from ..display.words import OF_RUNS
 from ..errors import DamagedRecord, InputError
 from ..io.fields import shown
 from ..io.paths import expanded
@@ -25,6 +23,8 @@ from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
+from ..views.markup import Html
+from ..views.words import OF_RUNS
 from . import looks
 from .html_view import HtmlView, explained
 from .job_details import JobDetails

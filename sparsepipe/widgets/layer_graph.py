@@ -6,13 +6,13 @@ import ipywidgets
 import plotly.graph_objects as go
 
 from .. import plots
-from ..display.markup import Html, joined
 from ..display.numbers import duration_or_none, scaled_bytes
 from ..plan import Plan
 from ..plots.layer_graph import layer_name
 from ..plots.layout import layout
 from ..plots.theme import INK
 from ..profile import Profile
+from ..views.markup import Html, joined
 from . import looks
 from .html_view import HtmlView, scrolled
 from .messages import Messages

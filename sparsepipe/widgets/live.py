@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..display.markup import Html, joined
 from ..display.numbers import pace_text, validation_text
 from ..io.files import open_regular
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
 from ..record import RunRecord
 from ..trace import WORK, Span, span_of
+from ..views.markup import Html, joined
 from .html_view import scrolled
 from .messages import WHOLE_WORDS
 

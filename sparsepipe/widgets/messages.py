@@ -7,8 +7,8 @@ from typing import Any
 
 import ipywidgets
 
-from ..display.markup import Html, joined
 from ..errors import InputError, RunFailed
+from ..views.markup import Html, joined
 from . import looks
 from .html_view import HtmlView
 from .sentences import sentence

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..display.markup import Html
 from ..errors import InputError
 from ..plan import Plan
 from ..profile import Profile
+from ..views.markup import Html
 from . import looks
 from .html_view import HtmlView
 from .messages import Messages

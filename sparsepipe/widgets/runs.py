@@ -14,7 +14,6 @@ import plotly.graph_objects as go
 import traitlets
 
 from .. import plots
-from ..display.markup import Html
 from ..errors import DamagedRecord, InputError
 from ..io.paths import expanded
 from ..launchers.lock import hold, is_held
@@ -23,6 +22,7 @@ from ..plots.table import record_names
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
 from ..record.labels import Labels
+from ..views.markup import Html
 from ..workload_facts import workload_facts
 from . import looks
 from .exporter import Export, Exporter

@@ -13,10 +13,7 @@ import pandas as pd
 import traitlets
 
 from ..display.counting import number_of
-from ..display.markup import Html
 from ..display.numbers import Form, alike, as_given, as_measured
-from ..display.table import of_numbers
-from ..display.words import OF_RUNS
 from ..errors import InputError
 from ..io.paths import expanded
 from ..launchers.supervisor import GOING_ON
@@ -26,6 +23,9 @@ from ..plots.throughput import pace_of
 from ..record import RunRecord
 from ..record.labels import Labels
 from ..record.record_files import STATES
+from ..views.markup import Html
+from ..views.tables import of_numbers
+from ..views.words import OF_RUNS
 from . import looks
 from .html_view import HtmlView
 from .messages import Messages

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from ..cluster import Cluster, DeviceType, Link, Node
-from ..display.html import counted
+from ..display.counting import counted
 from ..display.numbers import voxel_size_text
 from ..errors import InputError
 from ..io.quantities import BANDWIDTH, SIZE, TIME

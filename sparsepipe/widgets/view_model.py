@@ -5,9 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..cluster import Cluster
-from ..display.colors import STAGE_COLORS, edge_of, mixed
-from ..display.counting import number_of
-from ..display.html import counted
+from ..display.counting import counted, number_of
 from ..display.numbers import alike, duration, gap_text, rate_text, scaled_bytes
 from ..io.quantities import SIZE
 from ..plan import Plan, PositionEstimate
@@ -15,6 +13,7 @@ from ..planners import Problem, estimate
 from ..planners.estimate import port_seconds
 from ..plots.theme import GREY, LIGHT_GREY
 from ..trace import SPAN_KINDS, Trace
+from ..views.colors import STAGE_COLORS, edge_of, mixed
 
 CLOSE = 1e-9  # relative: periods that differ by less are the same
 COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update

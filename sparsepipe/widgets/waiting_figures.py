@@ -5,10 +5,10 @@ from decimal import Decimal
 
 from .. import plots
 from ..display.counting import number_of
-from ..display.markup import Html, joined
 from ..display.numbers import as_measured, rate_text
 from ..replication import rule_text
 from ..simulator import PipelinePace, PipelinesForecast
+from ..views.markup import Html, joined
 from . import looks
 from .exporter import Figures
 from .html_view import HtmlView, scrolled

@@ -17,9 +17,9 @@ from scripts.bench.runtime.cases import CASES, Case
 from scripts.bench.runtime.plans import plans, predict
 from scripts.bench.runtime.processes import start
 from sparsepipe.cluster import Cluster, DeviceType, Link, Node
-from sparsepipe.cluster_probes.hosts import Probe
-from sparsepipe.cluster_probes.measure import measure_network_time
 from sparsepipe.costs import LayerTable
+from sparsepipe.launchers.probes.hosts import Probe
+from sparsepipe.launchers.probes.measure import measure_network_time
 from sparsepipe.plan import Plan
 from sparsepipe.profile import Profile
 from sparsepipe.runtime.wire.handshake import new_secret

@@ -12,8 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ...display.counting import number_of
-from ...display.markup import one_line
-from ...errors import InputError
+from ...errors import InputError, one_line
 from ..batch import PointBatch
 from ..inspection import Fault, Twins
 from ..labels import IGNORED

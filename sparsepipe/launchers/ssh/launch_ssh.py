@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from typing import Unpack
 
-from ...cluster_probes.check import unlike_networks
 from ...errors import InputError
 from ...host.python_path import check_current_folder, python_command, python_environment
 from ...io.files import write_atomic
@@ -16,6 +15,7 @@ from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
 from ..prepare import for_hosts, prepare
+from ..probes.check import unlike_networks
 from .placement import HOSTS, hosted_ranks, hosts_of_all
 
 __all__ = ["attach", "launch"]

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from ..cluster import Cluster
-from ..profile import CostSample, LayerCost, Profile
+from ...cluster import Cluster
+from ...profile import CostSample, LayerCost, Profile
 
 _SECONDS = ("forward", "backward", "forward_spread", "backward_spread", "kernel_map_seconds")  # of a sample
 

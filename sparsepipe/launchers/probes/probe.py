@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # there, they stand before this program
-    from ..runtime.wire.frames import LENGTHS_BYTES, FrameReader, FrameWriter, lengths, read_lengths
-    from ..runtime.wire.handshake import Caller, Listener, call, fill
+    from ...runtime.wire.frames import LENGTHS_BYTES, FrameReader, FrameWriter, lengths, read_lengths
+    from ...runtime.wire.handshake import Caller, Listener, call, fill
 
 PACKAGES = ("sparsepipe", "torch", "numpy")
 MOST_SENT = 1 << 26  # of one message

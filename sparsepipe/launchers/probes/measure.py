@@ -20,9 +20,9 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from ..cluster import Cluster, DeviceType, Link, Node
-from ..errors import InputError
-from ..runtime.wire.handshake import new_secret
+from ...cluster import Cluster, DeviceType, Link, Node
+from ...errors import InputError
+from ...runtime.wire.handshake import new_secret
 from .check import unlike_networks
 from .hosts import TORCH_SECONDS, Probe, for_each, probes
 

@@ -1,42 +1,24 @@
 """Escaping: names and messages out of files never act as HTML, as a figure's markup or as a terminal's control codes.
 
     Html("<b>{}</b>").format(name)    escapes what is filled in, but for other Html: the only way HTML is put together
-    one_line(name)                    for terminals, tables of text and error messages
+    errors.one_line(name)             for terminals, tables of text and error messages
     markdown_text(name)               for the Markdown of notebooks
 
 A `str` is text and an `Html` is markup: code that mixes them up shows a tag as text, and never runs one.
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
 from markupsafe import Markup
 from markupsafe import escape as _escape
 
+from ..errors import one_line, visible
+
 # MathJax typesets what stands between dollars, links included; plotly fills in %{…} where it stands in a hover text.
 _ALSO = {"$": "&#36;", "{": "&#123;"}
 _MARKDOWN = re.compile(r"[\\`*_\[\]()!|~]")
-# Codes that move a terminal's cursor or colour it, halves of characters that no file can hold, marks that turn the
-# direction in which the rest of a line is read, and whatever ends a line.
-_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
-_DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-
-
-def visible(text: object, *, kept: str = "\n\t") -> str:
-    r"""Return text with its control characters, except those `kept`, written as Python escapes: "\x1b", "\u202e"."""
-    text = str(text)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        character if character in kept or not _acts(character) else _escaped(character) for character in text
-    )
-
-
-def one_line(text: object) -> str:
-    r"""Return text as one line that a terminal shows as it is: a line's end becomes "\n"."""
-    return visible(text, kept="")
 
 
 class Html(Markup):
@@ -79,11 +61,3 @@ def markdown_text(text: object) -> str:
 def unescaped(text: str) -> str:
     """Return text with its entities as the characters that they stand for: what `markdown_text` escaped."""
     return Markup(text).unescape()
-
-
-def _acts(character: str) -> bool:
-    return unicodedata.category(character) in _CATEGORIES or character in _DIRECTIONS
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()

@@ -27,6 +27,7 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.record import Origin
+from sparsepipe.views import html
 
 COSTS = tuple(LayerCost((CostSample(0, 0.01 * (k + 1), 0.02, 1e6),)) for k in range(6))
 PROFILE = Profile(LayerGraph.chain(tuple(Layer(f"conv{k}", "", 2e6) for k in range(6))), {"gpu": COSTS}, (100.0,))
@@ -49,17 +50,17 @@ def cells(text):
 
 def test_a_plan_shows_its_stages():
     plan = partition(PROFILE, CLUSTER)
-    text = plan._repr_html_()
+    text = html(plan)
     assert titles(text) == [f"stage {k}: {len(stage.layers)} layers" for k, stage in enumerate(plan.stages)]
     first = plan.estimate.stages[0]
     assert f"{first.compute_seconds * 1e3:.0f} ms" in text and "conv5" in text
     printed = re.split("  +", str(plan).splitlines()[1])
     assert re.findall(r"<th[^>]*>([^<]*)</th>", text) == printed, "one plan, one table"
-    assert "by hand" in Plan((Stage(("a",), (0,)),))._repr_html_(), "without an estimate"
+    assert "by hand" in html(Plan((Stage(("a",), (0,)),))), "without an estimate"
 
 
 def test_a_profile_shows_its_layers():
-    text = PROFILE._repr_html_()
+    text = html(PROFILE)
     assert titles(text)[5] == "conv5 on gpu: 80.0 ms" and len(titles(text)) == 6
     assert "●</span> gpu</td><td>210 ms</td><td>120 ms</td><td>conv5</td>" in cells(text)
 
@@ -67,21 +68,21 @@ def test_a_profile_shows_its_layers():
 def test_a_cluster_shows_nodes_and_links():
     kinds = (DeviceType("fast", 8e9),) * 2, (DeviceType("slow"),)
     cluster = Cluster((Node("a", kinds[0], Link(1e10)), Node("b", kinds[1], Link())), Link(1e9, 5e-5))
-    text = cluster._repr_html_()
+    text = html(cluster)
     assert titles(text) == ["a", "fast on a", "fast on a", "b", "slow on b"]
     assert "2 × fast" in text and "1 GB/s, 50 µs" in text and "8 GB" in text and "no limit" in text and "free" in text
 
 
 def test_a_trace_shows_its_ranks():
     trace = simulate(partition(PROFILE, CLUSTER), PROFILE, CLUSTER, [100] * 6)
-    text = trace._repr_html_()
+    text = html(trace)
     assert len(titles(text)) >= 12 and "simulated trace" in text
     work = trace.busy(0) / trace.makespan
     assert (
         f"<td>0</td><td>{work:.0%}</td><td>{1 - work:.0%}</td>" in cells(text) and "idle: all time without work" in text
     )
-    assert "without spans" in Trace((), "measured")._repr_html_()
-    many = Trace(tuple(Span(0, "0F0", k, k + 1) for k in range(5000)), "measured")._repr_html_()
+    assert "without spans" in html(Trace((), "measured"))
+    many = html(Trace(tuple(Span(0, "0F0", k, k + 1) for k in range(5000)), "measured"))
     assert len(many) < 200_000 and "drawn" in many
 
 
@@ -92,9 +93,9 @@ def test_a_record_shows_how_it_stands_also_half_written(tmp_path, broken):
     (record.folder / "metrics.jsonl").write_text("\n".join([*rows, ""]))
     if broken:
         (record.folder / "plan.json").write_text("{")
-        assert "run run cannot be read" in RunRecord(record.folder)._repr_html_()
+        assert "run run cannot be read" in html(RunRecord(record.folder))
         return
-    text = record._repr_html_()
+    text = html(record)
     assert (
         "run run, started" in text
         and "<td>minibatches</td><td>9</td>" in cells(text)
@@ -104,13 +105,13 @@ def test_a_record_shows_how_it_stands_also_half_written(tmp_path, broken):
 
 def test_names_are_text_and_not_markup():
     plan = Plan((Stage(("<b>a</b>",), (0,), device_types=("<i>gpu</i>",)),), warnings=("<script>",))
-    text = plan._repr_html_()
+    text = html(plan)
     assert not any(markup in text for markup in ("<i>", "<script>", "<b>a"))
 
 
 def test_nothing_is_imported_to_show_a_value():
     code = (
-        "import sys, sparsepipe; sparsepipe.Cluster.uniform(2)._repr_html_(); "
+        "import sys, sparsepipe as sp; sp.views.html(sp.Cluster.uniform(2)); "
         "print(sorted({'plotly', 'pandas', 'torch', 'IPython'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

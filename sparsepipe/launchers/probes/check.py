@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..cluster import Cluster, Node
-from ..display.counting import number_of
-from ..errors import InputError
-from ..host.addresses import is_loopback
-from ..runtime.wire.handshake import new_secret
+from ...cluster import Cluster, Node
+from ...display.counting import number_of
+from ...errors import InputError
+from ...host.addresses import is_loopback
+from ...runtime.wire.handshake import new_secret
 from .hosts import Probe, for_each, probes
 
 _MOST_CLOCK_SECONDS = 5.0

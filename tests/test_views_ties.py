@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe.display.ties import EXACT, TIE, from_to, in_bold, ties, ties_text
+from sparsepipe.views.ties import EXACT, TIE, from_to, in_bold, ties, ties_text
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..cluster import Node
-from ..errors import InputError
-from ..host.python_path import python_on_host, this_python
-from ..host.ssh import command_failure, ssh_command, ssh_failure
-from ..io.fields import complaint
-from ..runtime.wire import frames, handshake
-from ..runtime.wire.frames import FrameReader, FrameWriter
+from ...cluster import Node
+from ...errors import InputError
+from ...host.python_path import python_on_host, this_python
+from ...host.ssh import command_failure, ssh_command, ssh_failure
+from ...io.fields import complaint
+from ...runtime.wire import frames, handshake
+from ...runtime.wire.frames import FrameReader, FrameWriter
 
 TORCH_SECONDS = 300.0  # for torch to begin and compute there, on a cold disk
 _SSH_FAILED = 255  # ssh's own exit code
