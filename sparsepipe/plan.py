@@ -16,6 +16,7 @@ from .display.markup import one_line
 from .display.numbers import duration, gap_text, rate_text
 from .display.plan_diff import PlanDiff, diff
 from .display.plan_text import stage_table, warmups_told
+from .display.sizes import Certainty, size_words
 from .errors import InputError
 from .graph import LayerGraph
 from .io.fields import integer, maybe, number, shown, text, texts
@@ -38,7 +39,6 @@ from .plan_parts import (
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
 from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
-from .sizes import Certainty, size_words
 
 __all__ = ["FORMAT", "Estimate", "Plan", "PositionEstimate", "Stage", "StageEstimate"]
 

@@ -10,7 +10,7 @@ from ..data.examples import is_examples
 from ..data.examples.recognising import recognised
 from ..data.manifests import LEARNED, get_learned
 from ..errors import InputError
-from ..functions import is_function
+from ..io.functions import is_function
 from ..io.paths import expanded
 from ..models import is_table, network
 from ..plan import Plan

@@ -15,8 +15,8 @@ from ..data.examples.recognising import is_examples
 from ..data.folder import open_folder
 from ..data.sources import found
 from ..errors import InputError
-from ..functions import UserFunction, is_function, short_name
 from ..io.files import write_atomic, write_json
+from ..io.functions import UserFunction, is_function, short_name
 from ..io.paths import expanded
 from ..models import is_table
 from ..plan import Plan
@@ -37,7 +37,6 @@ from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
 from ..schedule import check_rule
 from ..stragglers import Stragglers
-from ..workload_facts import workload_facts
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 from .memory_need import check_at_launch
@@ -143,7 +142,7 @@ def _checked(
     `processes`: of the whole job, of which the plan of one pipeline may leave out some.
     """
     own = plan.local(k)
-    if not workload_facts(config.engine).trains:
+    if not config.workload.trains:
         config = config.replace(validate=False, checkpoint_every=0)
     try:
         config = _importable(config)
@@ -273,7 +272,7 @@ def _code_digests(config: RunConfig) -> dict[str, str]:
 
 def check_here(config: RunConfig) -> None:
     """Raise InputError where workers on this machine would find no such device or data: see `_check_data`."""
-    if not workload_facts(config.engine).trains:
+    if not config.workload.trains:
         return
     if config.device != "cpu":
         from ..runtime.processes.devices import check_device  # here: it brings torch

@@ -18,7 +18,6 @@ from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits
 from ..runtime.plan_memory import check_memory, held_bytes, needed_bytes
 from ..runtime.workloads import check_launch
-from ..workload_facts import workload_facts
 from .memory_need import MemoryNeed, need_of_job
 from .run_state import is_alive, state_of
 
@@ -109,8 +108,7 @@ def _checked_plan(record: RunRecord, before: Plan, plan: Plan) -> MemoryNeed:
         )
     if plan == before:
         raise InputError("replan.same_plan", f"{record.folder}: follows this plan already")
-    facts = workload_facts(config.engine)
-    if not facts.trains:
+    if not config.workload.trains:
         profile, cluster = Profile.load(record.folder / "profile.json"), Cluster.load(record.folder / "cluster.toml")
         check_launch(plan, config, profile, cluster)
     elif is_table(config.model):

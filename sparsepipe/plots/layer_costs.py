@@ -5,8 +5,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..display.markup import Html
+from ..display.sizes import size_words
 from ..profile import Profile
-from ..sizes import size_words
 from .table import noted
 from .theme import BACKWARD_COLOR, BESIDE_TITLE, FORWARD_COLOR, GREY, SMALL, finished
 

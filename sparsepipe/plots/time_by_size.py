@@ -9,9 +9,9 @@ from plotly.subplots import make_subplots
 
 from ..display.colors import STAGE_COLORS
 from ..display.markup import Html
+from ..display.sizes import size_words
 from ..errors import InputError
 from ..profile import Profile
-from ..sizes import size_words
 from .table import noted
 from .theme import LIGHT_GREY, finished
 

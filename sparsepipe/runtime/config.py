@@ -14,7 +14,7 @@ from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..engines import ENGINES
 from ..errors import InputError
-from ..functions import is_function
+from ..io.functions import is_function
 from ..io.paths import expanded
 from ..io.settings import (
     Choice,
@@ -30,6 +30,7 @@ from ..io.settings import (
     setting,
 )
 from ..losses import LOSSES
+from ..record.workload_facts import WorkloadFacts, workload_facts
 from .training_state.learning_rate import LR_SCHEDULES, LearningRate
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
@@ -214,6 +215,11 @@ class NumericsConfig(Settings):
         "encoding of what crosses stage boundaries; zeros and lossless are exact",
         words="lossless through sockets",
     )
+
+    @property
+    def workload(self) -> WorkloadFacts:
+        """What workers do with such an engine: they train, or sleep through a profile."""
+        return workload_facts(self.engine)
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...display.counting import number_of
 from ...errors import InputError
-from ...functions import UserFunction, is_function
 from ...io.files import read_json, sha256
+from ...io.functions import UserFunction, is_function
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import PROCESSES
@@ -30,7 +30,6 @@ from ...runtime.training_state.checkpoint_folders import (
 )
 from ...runtime.wire.address import COORDINATOR
 from ...runtime.wire.frames import Frame
-from ...workload_facts import workload_facts
 from .brought_data import files_of, name_of
 from .connection import Connection
 from .mirror import Copy, Growth
@@ -76,7 +75,7 @@ class RunFiles:
     @property
     def needs_data(self) -> bool:
         """Whether the run reads a data set."""
-        return workload_facts(self.record.config.get("engine", "")).trains
+        return self.record.workload.trains
 
     def begin(self) -> None:
         """Begin an attempt: what hosts have written before has come, and what waits for more is not finished."""

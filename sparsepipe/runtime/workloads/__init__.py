@@ -1,6 +1,7 @@
 """What a run trains on: a network and data, or a profile that is slept through.
 
-A new workload is a file here with a member of `Workload` (base.py), a row in WORKLOADS, and one in workload_facts.py.
+A new workload is a file here with a member of `Workload` (base.py), a row in WORKLOADS, and one in
+record/workload_facts.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from ...graph import LayerGraph
 from ...models import is_table, network
 from ...plan import Plan
 from ...profile import Profile
-from ...workload_facts import LEARNING, REPLAY, workload_facts
+from ...record.workload_facts import LEARNING, REPLAY
 from ..config import RunConfig
 from ..forward_only import ForwardOnly
 
@@ -35,12 +36,12 @@ def check_launch(plan: Plan, config: RunConfig, profile: Profile | None, cluster
 
     `profile` and `cluster` are what the plan was made for, where that is known.
     """
-    WORKLOADS[workload_facts(config.engine).name].check(plan, config, profile, cluster)
+    WORKLOADS[config.workload.name].check(plan, config, profile, cluster)
 
 
 def open_workload(run_dir: Path, config: RunConfig) -> "Workload":
     """Open the workload that the settings of a run name. Raises InputError for what is not there or does not fit."""
-    return WORKLOADS[workload_facts(config.engine).name].open(run_dir, config)
+    return WORKLOADS[config.workload.name].open(run_dir, config)
 
 
 def _check_learning(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:

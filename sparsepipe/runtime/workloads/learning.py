@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from ...losses import Loss, Segmentation, Tally
 from ...losses.outputs import described, main_output
 from ...models.base import AnyNetwork
 from ...plan import Plan
+from ...record.workload_facts import LEARNING, WorkloadFacts
 from ..config import RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
@@ -40,6 +41,7 @@ class Learning:
 
     config: RunConfig
     task: LearningTask
+    facts: ClassVar[WorkloadFacts] = LEARNING
 
     @classmethod
     def open(cls, config: RunConfig, *, trains: bool = True) -> "Learning":

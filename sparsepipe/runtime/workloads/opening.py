@@ -11,8 +11,8 @@ from ...data.examples import ExampleDataset, is_examples, open_examples
 from ...data.reach import reach
 from ...engines import AUTO, Engine, engine
 from ...errors import InputError
-from ...functions import short_name
 from ...io.fields import json_object
+from ...io.functions import short_name
 from ...io.told import tell
 from ...losses import Loss, open_loss
 from ...models import is_table, network

@@ -8,8 +8,8 @@ from ... import data
 from ...data.sources import user_cache
 from ...derived.digests import digest
 from ...errors import InputError
-from ...functions import UserFunction, is_function
 from ...io.files import write_atomic
+from ...io.functions import UserFunction, is_function
 from ...io.told import tell
 from ...models.traced import verify
 from ...plan import Plan

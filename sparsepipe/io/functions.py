@@ -16,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .derived.digests import digest
-from .errors import CODE_FAILURES, InputError
-from .host.removed_names import restore_removed_names
-from .io.files import sha256
-from .io.paths import expanded
+from ..derived.digests import digest
+from ..errors import CODE_FAILURES, InputError
+from ..host.removed_names import restore_removed_names
+from .files import sha256
+from .paths import expanded
 
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
