@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from ..data.augmentation import AUGMENTATIONS, OF_IMAGES
-from ..data.labels import SEGMENTATION, TASKS
+from ..data.labels import TASKS
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..engines import ENGINES
@@ -129,16 +129,6 @@ class DataConfig(Settings):
                 "setting.balance_and_shuffle",
                 f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle",
             )
-
-    def of_clouds(self, split: str) -> dict[str, Any]:
-        """Return how `data.load` opens a split of point clouds, but for its seed and its cache."""
-        return {
-            "voxel_size": self.voxel_size,
-            "num_points": self.num_points,
-            "task": self.task or (SEGMENTATION if SEGMENTATION in self.model else None),
-            "features": self.features,
-            "augmentation": self.augmentation if split == "train" else None,
-        }
 
 
 @dataclass(frozen=True, repr=False)

@@ -30,6 +30,7 @@ from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
 from .base import Rows, Samples
 from .opening import Dataset, LearningTask, open_task
+from .resolved import ResolvedRun
 
 _BLEU = ("bleu", "bleu_sentences")  # of losses/bleu.py, which needs a package that other data do without
 _READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
@@ -50,7 +51,7 @@ class Learning:
         Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
         """
         phases = (True,) if trains else (False,)
-        return cls(config, open_task(config, engine_name=config.engine, seed=config.seed, phases=phases))
+        return cls(config, open_task(ResolvedRun(config), phases=phases))
 
     @property
     def network(self) -> AnyNetwork:
