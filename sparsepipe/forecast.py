@@ -8,12 +8,12 @@ import numpy as np
 
 from .cluster import Cluster, Link
 from .costs import LayerTable, MemoryNeed
+from .display.sizes import Certainty
 from .io.quantities import SIZE
 from .plan import Plan
 from .profile import Profile
 from .schedule import Op, compile
 from .simulator import simulate
-from .sizes import Certainty
 from .stragglers import Stragglers
 from .stragglers.restarts import Restart
 from .trace import Trace

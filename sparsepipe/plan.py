@@ -13,6 +13,7 @@ from .cluster import Cluster
 from .display.counting import listed, number_of
 from .display.numbers import duration, gap_text, rate_text
 from .display.printed import Printed
+from .display.sizes import Certainty, size_words
 from .errors import InputError, one_line
 from .graph import LayerGraph
 from .io.fields import integer, maybe, number, shown, text, texts
@@ -36,7 +37,6 @@ from .plan_parts import (
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
 from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, ScheduleRules
-from .sizes import Certainty, size_words
 
 __all__ = ["FORMAT", "Estimate", "Plan", "PlanDiff", "PositionEstimate", "Stage", "StageEstimate"]
 

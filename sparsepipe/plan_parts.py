@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import Any
 
 from .display.counting import listed, number_of
+from .display.sizes import SIZE_UNITS, Certainty
 from .errors import InputError
 from .graph import LayerGraph
 from .io.fields import MOST_DEVICES, MOST_MINIBATCHES, integer, number, one_of, shown, text, texts
 from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
-from .sizes import SIZE_UNITS, Certainty
 
 _size_unit = one_of(*SIZE_UNITS)
 _MOST_NAMED = 4  # layers in a message

@@ -11,11 +11,11 @@ from scripts.house import House, imported_names, is_code
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
-    {"display", "schedule_rules", "derived", "sizes", "errors"},
+    {"display", "schedule_rules", "derived", "errors"},
     {"host", "io", "graph", "lazy_names"},
-    {"lab_server", "functions"},
+    {"lab_server"},
     {"cluster", "trace", "graph_text", "plan_parts", "data", "models", "replication"},
-    {"profile", "plan", "engines", "workload_facts", "losses", "stragglers", "sinks"},
+    {"profile", "plan", "engines", "losses", "stragglers", "sinks"},
     {"schedule", "record", "formats"},
     {"costs", "provenance", "replaying"},
     {"simulator", "runtime"},
@@ -29,9 +29,9 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VALUES = {
-    *("display", "schedule_rules", "derived", "sizes", "lazy_names", "errors", "host", "io", "functions", "graph"),
+    *("display", "schedule_rules", "derived", "lazy_names", "errors", "host", "io", "graph"),
     *("cluster", "trace", "graph_text", "profile", "plan", "schedule", "record", "costs", "provenance"),
-    *("workload_facts", "replication", "stragglers", "plan_parts"),
+    *("replication", "stragglers", "plan_parts"),
 }
 DECISIONS = {  # made of values alone
     *("planners", "simulator", "forecast", "formats", "models", "replaying", "measured_plans"),

@@ -13,16 +13,12 @@ from processes import until
 
 from sparsepipe.host.contention import contending_processes
 from sparsepipe.profiler import profile_model
-from sparsepipe.runtime.config import DataConfig
+from sparsepipe.runtime.config import RunConfig
 
-CONFIG = DataConfig("minkvgg11bn-narrow", "digits", voxel_size=0.1, batch_size=2, num_points=128, validate=False)
-SETTINGS = {
-    "config": CONFIG.to_json(),
-    "engine": "native",
-    "device": "cpu",
-    "threads": 1,
-    "seed": 0,
-}
+CONFIG = RunConfig(
+    "minkvgg11bn-narrow", "digits", voxel_size=0.1, batch_size=2, num_points=128, engine="native", threads=1
+)
+SETTINGS = CONFIG.to_json()
 
 
 def _stat(pid: int) -> list[str]:
@@ -78,8 +74,8 @@ def test_they_end_with_who_is_measured() -> None:
 @pytest.mark.slow
 def test_a_profile_says_in_what_company_it_was_measured() -> None:
     model, source = CONFIG.model, CONFIG.data
-    settings = {name: getattr(CONFIG, name) for name in ("voxel_size", "batch_size", "num_points")}
-    settings |= {name: value for name, value in SETTINGS.items() if name != "config"}
+    names = ("voxel_size", "batch_size", "num_points", "engine", "device", "threads", "seed")
+    settings = {name: getattr(CONFIG, name) for name in names}
     found = profile_model(model, source, **settings, repeats=1, beside=1)
     assert found.origin["beside"] == 1
     with raises("setting.not_whole", "beside", "-1"):

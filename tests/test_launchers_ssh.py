@@ -14,6 +14,7 @@ from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
+from sparsepipe.runtime.workloads.resolved import ResolvedRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -29,7 +30,7 @@ def test_the_score_of_translations_is_told_though_the_last_stage_has_no_checkpoi
     config = RunConfig(
         "gnmt-small", "/run/home/pairs", data_args=json.dumps(sizes), batch_size=16, threads=1, bleu_sentences=4
     )
-    layers = layer_graph(config.replace(data=str(desk.network.desk.home / "pairs"))).layers
+    layers = layer_graph(ResolvedRun(config.replace(data=str(desk.network.desk.home / "pairs")))).layers
     ids = [layer.id for layer in layers]
     stages = (Stage(tuple(ids[: len(ids) // 2]), (0,)), Stage(tuple(ids[len(ids) // 2 :]), (1,)))
     plan, whole = Plan(stages, **FLUSH), Plan((Stage(tuple(ids), (0,)),), **FLUSH)
@@ -99,7 +100,7 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     first, second, third = desk.network.hosts
     other = second.home / "other"
     shutil.copytree(REPOSITORY / "sparsepipe", other / "sparsepipe", ignore=shutil.ignore_patterns("__pycache__"))
-    changed = other / "sparsepipe" / "sizes.py"
+    changed = other / "sparsepipe" / "display" / "sizes.py"
     changed.write_text(changed.read_text() + "# another version")
     for words in ("link add other type veth peer name end", "addr add 192.168.9.2/24 dev other", "link set other up"):
         assert second.run("ip", *words.split()).returncode == 0

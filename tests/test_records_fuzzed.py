@@ -19,8 +19,8 @@ from test_parsers_fuzzed import damaged, damaged_tree, edits, tree_edits
 
 from sparsepipe import InputError, Plan, RunRecord, Stage, plots
 from sparsepipe.cli.run_verbs import runs_compare, runs_export, runs_list, runs_show
-from sparsepipe.functions import UserFunction
 from sparsepipe.io.files import write_json, write_rows
+from sparsepipe.io.functions import UserFunction
 from sparsepipe.plots.epochs import working_epoch
 from sparsepipe.record import Origin
 from sparsepipe.record.plans import begin_plan

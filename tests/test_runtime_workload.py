@@ -10,11 +10,11 @@ from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.engines import ENGINES, Subnetwork
 from sparsepipe.models import INPUT
+from sparsepipe.record.workload_facts import LEARNING, REPLAY, workload_facts
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.epoch_parts import RunLength
 from sparsepipe.runtime.workloads import WORKLOADS
 from sparsepipe.runtime.workloads.learning import Learning
-from sparsepipe.workload_facts import LEARNING, REPLAY, workload_facts
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 
 from sparsepipe import Plan, Stage
 from sparsepipe.engines import ENGINES
+from sparsepipe.record.workload_facts import REPLAY
 from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
-from sparsepipe.workload_facts import REPLAY
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 NAMES = {*SCHEDULE_RULES, *WEIGHT_RULES, *ENGINES, REPLAY.name}

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..data.cache import NO_CACHE
 from ..errors import InputError, one_line
-from ..functions import short_name
 from ..host.background_load import BackgroundLoad
+from ..io.functions import short_name
 from ..io.paths import expanded
 from ..launchers import LOCAL, RAY
 from ..launchers.going_on import went_on
@@ -19,7 +19,6 @@ from ..launchers.inference import run_of
 from ..record import RunRecord, load_warnings
 from ..runtime.config import CheckpointConfig, OptimizerConfig
 from ..sinks import Sink
-from ..workload_facts import workload_facts
 from .follow_run import DriftLines, RunFollower
 from .output import progress_line
 
@@ -63,7 +62,7 @@ def check_launcher(options: argparse.Namespace, launcher: str) -> None:
 
 def follower_of(record: RunRecord) -> RunFollower:
     """What shows a run on a terminal while it is at work, in words that suit what it does."""
-    trains = workload_facts(record.config.get("engine", "")).trains
+    trains = record.workload.trains
     return RunFollower(trains=trains, counted=record.counted)
 
 

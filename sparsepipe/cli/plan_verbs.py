@@ -14,6 +14,7 @@ from ..data.describing import unread_files
 from ..display.counting import number_of
 from ..display.numbers import as_measured, duration, duration_or_none, gap_text, rate_text, scaled_bytes
 from ..display.size_histogram import spread_text
+from ..display.sizes import Certainty
 from ..errors import InputError
 from ..forecast import beyond_memory, forecast, peak_bytes
 from ..formats.pipedream_conf import export_plan
@@ -41,7 +42,6 @@ from ..replication import parse_rule, rule_text
 from ..runtime.config import ProfileConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
-from ..sizes import Certainty
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .arguments import of_planners

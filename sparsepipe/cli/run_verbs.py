@@ -23,7 +23,6 @@ from ..launchers.replan import check_running, replanned, request_replan
 from ..launchers.run_state import is_alive, state_of
 from ..launchers.slurm import sbatch_script, submit
 from ..launchers.ssh.placement import HOSTS
-from ..models import is_table
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
@@ -31,6 +30,7 @@ from ..record import RunRecord
 from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
+from ..runtime.workloads.resolved import ResolvedRun
 from ..sinks import Sink, open_sink
 from ..views.values import left_out
 from .follow_run import Forgiving, drift_answer
@@ -106,15 +106,16 @@ def run(options: argparse.Namespace) -> Answer:
         parent = driver.folder if driver and driver.folder else RUNS
         folder = options.run_dir or new_run_dir(options.model or settings["model"], parent)
     config = settings_of(options, before=settings if record else None)
-    chosen = record.plan if record and not options.plan else load_plan(options.plan, lambda: layer_graph(config))
+    resolved = ResolvedRun(config)
+    chosen = record.plan if record and not options.plan else load_plan(options.plan, lambda: layer_graph(resolved))
     if driver and chosen.replication is None:
         chosen = driver.planned(chosen)
     warn(f"plan: {text}" for text in chosen.warnings)
-    warn(without_effect(typed, config, chosen))
+    warn(without_effect(typed, resolved, chosen))
     warn(unread_files(config.data))
     if options.launcher == SLURM:
-        if is_table(config.model):  # of a module only where its data are is it known
-            chosen.check(layer_graph(config))
+        if resolved.is_table:  # of a module only where its data are is it known
+            chosen.check(layer_graph(resolved))
         return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
     if options.submit:
         raise InputError("option.of_slurm", f"--submit goes with --launcher {SLURM}")
@@ -279,7 +280,7 @@ def runs_replan(options: argparse.Namespace) -> Answer:
     """Have a run go on under another plan, and wait until it does. Interrupting that takes nothing back."""
     record = _record(options.run)
     check_running(record)
-    plan = load_plan(options.plan, lambda: layer_graph(RunConfig.from_json(record.config)))
+    plan = load_plan(options.plan, lambda: layer_graph(ResolvedRun(RunConfig.from_json(record.config))))
     asked, job = request_replan(record.folder, plan, reason=options.reason), attach(record.folder)
     if asked.doubt:
         progress_line(f"warning: {asked.doubt}")

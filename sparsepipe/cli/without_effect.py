@@ -10,11 +10,12 @@ from ..data.examples import is_examples
 from ..data.examples.recognising import recognised
 from ..data.manifests import LEARNED, get_learned
 from ..errors import InputError
-from ..functions import is_function
+from ..io.functions import is_function
 from ..io.paths import expanded
-from ..models import is_table, network
+from ..models import network
 from ..plan import Plan
 from ..runtime import RunConfig
+from ..runtime.workloads.resolved import ResolvedRun
 
 CLOUDS, IMAGES, TRANSLATION, TEXT = LEARNED
 _KINDS = {"aligned": TRANSLATION, "plain": TEXT, "shards": TEXT}  # folders of examples; the others have images
@@ -42,8 +43,12 @@ def kind_of_data(source: str) -> str | None:
 class _Run:
     """What the options are held against."""
 
-    config: RunConfig
+    resolved: ResolvedRun
     plan: Plan
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
 
     @cached_property
     def data(self) -> str | None:
@@ -60,8 +65,9 @@ class _Run:
     @property
     def has_no_batch_norm(self) -> bool:
         """Whether that is known: of a torch module it is only once it is built."""
-        model = self.config.model
-        return is_table(model) and all(row.kind != "batch_norm" for row in network(model, num_classes=2).rows)
+        if not self.resolved.is_table:
+            return False
+        return all(row.kind != "batch_norm" for row in network(self.config.model, num_classes=2).rows)
 
 
 class _Case(NamedTuple):
@@ -108,7 +114,7 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
         _Case(lambda run: run.has_no_batch_norm, "the network has no batch norm"),
     ),
     "compression": (_Case(lambda run: run.has_no_boundaries, "the plan has one stage: no boundary is crossed"),),
-    "model_args": (_Case(lambda run: is_table(run.config.model), OF_MODULES),),
+    "model_args": (_Case(lambda run: run.resolved.is_table, OF_MODULES),),
     "data_args": (_Case(lambda run: run.data == CLOUDS, "the data are point clouds, which have none"),),
     "voxel_size": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
     "num_points": (_Case(_of_clouds, _NOT_OF_CLOUDS),),
@@ -135,9 +141,9 @@ def no_effect(name: str, why: str) -> str:
     return f"--{name.replace('_', '-')} has no effect: {why}"
 
 
-def without_effect(given: argparse.Namespace, config: RunConfig, plan: Plan) -> Iterator[str]:
+def without_effect(given: argparse.Namespace, resolved: ResolvedRun, plan: Plan) -> Iterator[str]:
     """Yield a line for each option of `run` that was given and that the run's settings and plan leave nothing to do."""
-    run = _Run(config, plan)
+    run = _Run(resolved, plan)
     for name, cases in _CASES.items():
         if getattr(given, name, None) is None:
             continue

@@ -16,7 +16,6 @@ from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime import RunConfig
-from ..workload_facts import workload_facts
 from .following import Following, check_replan
 from .interference.predictor import Predictor
 from .of_runs import devices_of
@@ -89,7 +88,7 @@ def launch(
         if given.get("resume") and None in known:
             known = devices_of(RunRecord.load(run_dir), profile, cluster)
         check_replan(replan, plan, *known)
-    computes = predict is None and workload_facts(config.engine).trains
+    computes = predict is None and config.workload.trains
     here = given.get("launcher", LOCAL) == LOCAL
     check_predictor(replan, predictor, needed=computes, device=config.device, here=here)
     if given.get("forward_only") is not None and plan.members:

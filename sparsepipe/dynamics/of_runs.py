@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..cluster import Cluster
+from ..display.sizes import SIZE_UNITS
 from ..errors import InputError
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
-from ..sizes import SIZE_UNITS
 from ..trace import Span
 from .alarms import Alarm, Standing
 from .drift import Watch, factors_of

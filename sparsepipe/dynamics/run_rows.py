@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from ..display.sizes import SIZE_UNITS
 from ..launchers.metrics_tail import Tail
-from ..sizes import SIZE_UNITS
 from ..trace import Span, span_of
 from .observations import LeftOut, left_out_of
 

@@ -20,8 +20,8 @@ from typing import Any
 from ..cluster import Cluster
 from ..display.counting import number_of
 from ..errors import InputError
-from ..functions import is_function
 from ..io.fields import shown
+from ..io.functions import is_function
 from ..io.paths import expanded
 from ..io.yaml_files import read_yaml
 from ..plan import Plan

@@ -4,16 +4,15 @@ from pathlib import Path
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..functions import short_name
+from ..io.functions import short_name
 from ..io.paths import expanded
 from ..plan import Plan
 from ..runtime import RunConfig
-from ..workload_facts import workload_facts
 
 
 def inference_config(config: RunConfig) -> RunConfig:
     """Return the settings of a run of forwards alone. Raises InputError for an engine that computes no outputs."""
-    if not workload_facts(config.engine).trains:
+    if not config.workload.trains:
         text = f"engine {config.engine!r} computes nothing, so there are no outputs; leave out {{forward_only}}"
         raise InputError("engine.computes_nothing", text, setting="forward_only")
     return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None)

@@ -14,7 +14,6 @@ from ..profile import Profile
 from ..runtime import RunConfig
 from ..runtime.forward_only import ForwardOnly
 from ..runtime.plan_memory import bytes_by_place, check_memory, needed_bytes
-from ..workload_facts import workload_facts
 
 _NOTHING_TELLS = "whether there is memory for the plan could not be told beforehand: {}"
 
@@ -43,7 +42,7 @@ def check_at_launch(
     """
     if profile is None and resumes is not None:
         profile, cluster = _kept(resumes)
-    if profile is None or not workload_facts(config.engine).trains:
+    if profile is None or not config.workload.trains:
         return
     needed = 0.0
     for k, own in enumerate(plan.pipelines):
@@ -63,7 +62,7 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
 
     Raises InputError where a device of the cluster that it was launched for has less.
     """
-    if not workload_facts(config.engine).trains:
+    if not config.workload.trains:
         return MemoryNeed(None)  # it holds nothing
     why = "it has no estimate, and the run was launched without a profile"
     cluster: Cluster | None = None

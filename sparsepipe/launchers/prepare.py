@@ -7,18 +7,16 @@ RUN/pipelines/K/    of each of several pipelines: a run's folder as of one, its 
 import os
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
-from ..data.examples.recognising import is_examples
-from ..data.folder import open_folder
 from ..data.sources import found
 from ..errors import InputError
-from ..functions import UserFunction, is_function, short_name
 from ..io.files import write_atomic, write_json
+from ..io.functions import functions_of, short_name
 from ..io.paths import expanded
-from ..models import is_table
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
@@ -29,15 +27,14 @@ from ..record.record_files import CLOCK, read_fields
 from ..replication import rule_text
 from ..replication.base import Arithmetic
 from ..runtime import RunConfig, commands
-from ..runtime.cloud_checks import check_clouds
 from ..runtime.forward_only import write_forward_only
 from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
 from ..runtime.processes import rank_readings
 from ..runtime.workloads import check_launch
+from ..runtime.workloads.resolved import ResolvedRun
 from ..schedule import check_rule
 from ..stragglers import Stragglers
-from ..workload_facts import workload_facts
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 from .memory_need import check_at_launch
@@ -91,8 +88,10 @@ def prepare(
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     _check_together(plan, config, profile, cluster)
-    configs = [_checked(plan, k, config, profile, cluster, processes) for k in range(len(plan.pipelines))]
-    config = configs[0]
+    run = _resolved(config)
+    config = run.config
+    for k in range(len(plan.pipelines)):
+        _check_pipeline(plan, k, run, profile, cluster, processes)
     check_at_launch(
         plan,
         config,
@@ -107,11 +106,11 @@ def prepare(
         Stragglers.parse(config.stragglers).check(processes)
     check_name(folder)
     if not elsewhere:
-        check_here(config)  # last, as it reads the data
+        check_here(run)  # last, as it reads the data
     locks = [hold(folder)]
     try:
         is_new = not (resume and (folder / "plan.json").exists())
-        record = _written(folder, plan, config, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+        record = _written(folder, plan, run, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
         if weights:
             write_forward_only(folder, weights)
         if is_new:
@@ -121,12 +120,13 @@ def prepare(
             from .resuming import go_on_from_checkpoint  # here: it brings torch
 
             go_on_from_checkpoint(folder)
+        if not elsewhere:  # all ranks share this machine
+            threads = config.threads or max(1, len(os.sched_getaffinity(0)) // processes)
+            run = replace(run, config=config.replace(threads=threads))
         for k in range(len(plan.members)):
-            own, place = configs[k], folder / "pipelines" / str(k)
-            if not elsewhere:  # all ranks share this machine
-                own = own.replace(threads=own.threads or max(1, len(os.sched_getaffinity(0)) // processes))
+            place = folder / "pipelines" / str(k)
             locks.append(hold(place))
-            _written(place, plan.local(k), own, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+            _written(place, plan.local(k), run, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
             _same_clock(folder, place)
         return record, locks
     except BaseException:
@@ -135,25 +135,32 @@ def prepare(
         raise
 
 
-def _checked(
-    plan: Plan, k: int, config: RunConfig, profile: Profile | None, cluster: Cluster | None, processes: int
-) -> RunConfig:
-    """Return the settings that the workers of pipeline `k` run with. Raises InputError where it cannot run.
+def _resolved(config: RunConfig) -> ResolvedRun:
+    """Return what the settings name, with functions of the user's own so that every worker finds them from anywhere.
+
+    Raises InputError for a function that is not there, and for malformed stragglers.
+    """
+    if not config.workload.trains:
+        config = config.replace(validate=False, checkpoint_every=0)
+    if config.stragglers is not None:
+        config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
+    absolute = {name: str(function.absolute()) for name, function in functions_of(vars(config)).items()}
+    return ResolvedRun(config.replace(**absolute))
+
+
+def _check_pipeline(
+    plan: Plan, k: int, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None, processes: int
+) -> None:
+    """Raise InputError where pipeline `k` cannot run.
 
     `processes`: of the whole job, of which the plan of one pipeline may leave out some.
     """
     own = plan.local(k)
-    if not workload_facts(config.engine).trains:
-        config = config.replace(validate=False, checkpoint_every=0)
     try:
-        config = _importable(config)
-        check_launch(own, config, profile, cluster)
-        check_fits(own, config, num_processes=processes - len(plan.ranks) + len(own.ranks))
-        if config.stragglers is not None:
-            config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
+        check_launch(own, run, profile, cluster)
+        check_fits(own, run.config, num_processes=processes - len(plan.ranks) + len(own.ranks))
     except InputError as error:
         raise error.within(plan.prefix(k)) from None
-    return config
 
 
 def _check_together(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
@@ -187,7 +194,7 @@ def _started(clock: Path) -> float:
 def _written(
     folder: Path,
     plan: Plan,
-    config: RunConfig,
+    run: ResolvedRun,
     *,
     resume: bool,
     profile: Profile | None,
@@ -195,6 +202,7 @@ def _written(
     campaign: str | None,
 ) -> RunRecord:
     """Write what a run's folder holds before its workers start. Its lock is held."""
+    config = run.config
     commands.clear(folder)
     rank_readings.forget(folder)
     if resume and (folder / "plan.json").exists():
@@ -202,7 +210,7 @@ def _written(
     rule = plan.replication
     settings = config if rule is None else config.to_json() | {"replication": rule_text(rule)}
     rests_on = Provenance.of(profile, cluster, plan.pipelines, settings, campaign=campaign, data=config.data)
-    origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plan.pipelines[0], config))
+    origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plan.pipelines[0], run))
     record = RunRecord.create(folder, plan, config.to_json(), origin)
     if profile is not None and cluster is not None:
         profile.save(folder / "profile.json")
@@ -242,62 +250,44 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
     return RunRecord.load(folder)
 
 
-def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
+def _facts(plan: Plan, run: ResolvedRun) -> dict[str, Any]:
+    config = run.config
     facts = {
         "seed": config.seed,
         "model": short_name(config.model),
         "data": Path(config.data).name,
         "planner": plan.planner,
     }
-    code = _code_digests(config)
+    code = {name: function.sha256() for name, function in run.functions.items()}
     return facts | ({"code_sha256": code} if code else {})
 
 
-def _importable(config: RunConfig) -> RunConfig:
-    """Return the settings with functions of the user's own named so that every worker finds them, wherever it starts.
-
-    Raises InputError for one that is not there.
-    """
-    named = {name: getattr(config, name) for name in ("model", "data", "loss")}
-    absolute = {
-        name: str(UserFunction.parse(value).absolute()) for name, value in named.items() if value and is_function(value)
-    }
-    return config.replace(**absolute)
-
-
-def _code_digests(config: RunConfig) -> dict[str, str]:
-    """Return the SHA-256 of each file of the user's own code that a run imports, by setting."""
-    named = {name: getattr(config, name) for name in ("model", "data", "loss")}
-    return {name: UserFunction.parse(value).sha256() for name, value in named.items() if value and is_function(value)}
-
-
-def check_here(config: RunConfig) -> None:
+def check_here(run: ResolvedRun) -> None:
     """Raise InputError where workers on this machine would find no such device or data: see `_check_data`."""
-    if not workload_facts(config.engine).trains:
+    if not run.workload.trains:
         return
-    if config.device != "cpu":
+    if run.config.device != "cpu":
         from ..runtime.processes.devices import check_device  # here: it brings torch
 
-        check_device(config.device)
-    _check_data(config)
+        check_device(run.config.device)
+    _check_data(run)
 
 
-def _check_data(config: RunConfig) -> None:
+def _check_data(run: ResolvedRun) -> None:
     """Raise InputError where workers on this machine would find no data of that name, or none for the other settings.
 
     Point clouds are read, once for the same data and settings. A function of the user's own is called, and data that
     are made when they are first opened are made, only where such a setting is given.
     """
-    own, asked = is_function(config.data), _OF_DATA & config.chosen.keys()
-    place = None if own else found(config.data)
-    if asked or (place is not None and not is_table(config.model)):
+    config = run.config
+    is_there = "data" not in run.functions and found(config.data) is not None
+    if _OF_DATA & config.chosen.keys() or (is_there and not run.is_table):
         # Here: it brings torch, for which nobody who launches a table with settings as by default need wait.
         from ..runtime.workloads.opening import check_settings
 
-        check_settings(config, seed=config.seed)
-    if place is not None and not is_examples(place):
-        splits = ("train", *([config.validation_split] if config.validate else []))
-        check_clouds(open_folder(place), config, splits, engine=config.engine, seed=config.seed)
+        check_settings(run)
+    if is_there and not run.has_examples:
+        run.check_clouds(("train", *([config.validation_split] if config.validate else [])), engine=config.engine)
 
 
 def note_concurrent_runs(record: RunRecord) -> None:

@@ -9,7 +9,6 @@ from ..cluster import Cluster
 from ..errors import InputError
 from ..io.fields import shown
 from ..io.paths import expanded
-from ..models import is_table
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -18,7 +17,7 @@ from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits
 from ..runtime.plan_memory import check_memory, held_bytes, needed_bytes
 from ..runtime.workloads import check_launch
-from ..workload_facts import workload_facts
+from ..runtime.workloads.resolved import ResolvedRun
 from .memory_need import MemoryNeed, need_of_job
 from .run_state import is_alive, state_of
 
@@ -109,12 +108,12 @@ def _checked_plan(record: RunRecord, before: Plan, plan: Plan) -> MemoryNeed:
         )
     if plan == before:
         raise InputError("replan.same_plan", f"{record.folder}: follows this plan already")
-    facts = workload_facts(config.engine)
-    if not facts.trains:
+    run = ResolvedRun(config)
+    if not run.workload.trains:
         profile, cluster = Profile.load(record.folder / "profile.json"), Cluster.load(record.folder / "cluster.toml")
-        check_launch(plan, config, profile, cluster)
-    elif is_table(config.model):
-        check_launch(plan, config, None, None)  # of a torch module the workers look, who have it open
+        check_launch(plan, run, profile, cluster)
+    elif run.is_table:
+        check_launch(plan, run, None, None)  # of a torch module the workers look, who have it open
     check_fits(plan, config, num_processes=count)
     need, held = need_of_job(record.folder, plan, config), held_bytes(record.folder)
     if need.by_place and held is not None:  # over hosts the workers look, each on its own

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..functions import UserFunction, is_function
+from ..io.functions import UserFunction, is_function
 from ..lazy_names import lazy_names
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CODE_FAILURES, InputError
-from ..functions import UserFunction
+from ..io.functions import UserFunction
 from .base import Outcome, weighed
 from .outputs import check_scalar, described
 

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from functools import partial
 
 from ..errors import InputError
-from ..functions import is_function
+from ..io.functions import is_function
 from .images import IMAGE_NETWORKS
 from .minkfcnn import minkfcnn
 from .minkpointnet import minkpointnet

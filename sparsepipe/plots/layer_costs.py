@@ -4,8 +4,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.sizes import size_words
 from ..profile import Profile
-from ..sizes import size_words
 from ..views.markup import Html
 from .table import noted
 from .theme import BACKWARD_COLOR, BESIDE_TITLE, FORWARD_COLOR, GREY, SMALL, finished

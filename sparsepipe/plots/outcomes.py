@@ -13,7 +13,6 @@ from ..replication import RULES, rule_from_json, rule_text
 from ..stragglers import Stragglers
 from ..views.markup import Html, figure_text
 from ..views.names import TIE
-from ..workload_facts import workload_facts
 from .theme import GREY, HATCHES, tied
 
 NOBODY = "nobody is slow"
@@ -81,7 +80,7 @@ class Outcome:
         found = cls.of(
             summaries[-1]["replication"],
             rule=rule_text(rule),
-            source=workload_facts(record.config.get("engine", "")).source,
+            source=record.workload.source,
             seed=record.config.get("seed", 0),
             run=record.name,
         )

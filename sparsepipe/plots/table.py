@@ -12,7 +12,6 @@ from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..replication import rule_text
-from ..workload_facts import workload_facts
 
 Found = TypeVar("Found")
 
@@ -114,7 +113,7 @@ def data_of(records: Iterable[RunRecord]) -> list[str]:
 
 
 def _data_of(record: RunRecord) -> str:
-    if workload_facts(record.config.get("engine", "")).trains and is_synthetic(told_by([record])):
+    if record.workload.trains and is_synthetic(told_by([record])):
         return "synthetic shapes"
     return str(record.origin.get("facts", {}).get("data", ""))
 

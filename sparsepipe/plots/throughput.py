@@ -13,7 +13,6 @@ from ..record import RunRecord
 from ..record.campaigns import when
 from ..record.rates import MINIBATCHES, SAMPLES
 from ..views.markup import Html
-from ..workload_facts import workload_facts
 from .bar_numbers import SHORTER, fitted
 from .run_places import run_places
 from .table import noted_of, of_readable, readable, record_names
@@ -128,7 +127,7 @@ def throughput(
     keys: dict[str, tuple[str, str]] = {}  # in the legend → source, and whose place in a pair it has
     for k, record, row in zip(run_places(records, among), records, table.to_dict("records"), strict=True):
         color = RUN_COLORS[k % len(RUN_COLORS)]
-        done = workload_facts(record.config.get("engine", "")).source
+        done = record.workload.source
         for column, place in shown.items():
             source, label = ("simulated", place) if place == "predicted" else (done, done)
             keys[label] = source, place

@@ -7,9 +7,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.sizes import size_words
 from ..errors import InputError
 from ..profile import Profile
-from ..sizes import size_words
 from ..views.colors import STAGE_COLORS
 from ..views.markup import Html
 from .table import noted

@@ -14,6 +14,7 @@ from ..derived.digests import canonical_text, digest_with, object_text, row_text
 from ..derived.remembered import Answer, Kept, remembered
 from ..display.counting import number_of
 from ..display.printed import Printed
+from ..display.sizes import SIZE_UNITS, Certainty
 from ..errors import InputError
 from ..graph import Layer, LayerGraph
 from ..graph_text import GraphText, GraphTextNode
@@ -21,7 +22,6 @@ from ..host.background_load import BackgroundLoad
 from ..io.fields import number, shown, text, texts
 from ..io.files import read_json, write_json
 from ..io.paths import expanded
-from ..sizes import SIZE_UNITS, Certainty
 from .layer_cost import CODED_FIELDS, COST_FIELDS, MEMORY_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
 from .size_laws import Array
 from .stride_laws import StrideLaws

@@ -2,25 +2,25 @@
 
 import json
 import sys
-from typing import Any
 
 from ..engines.subnetwork import build
 from ..host.contention import exit_with_parent, report_started
-from ..runtime.config import DataConfig
+from ..runtime.config import RunConfig
+from ..runtime.workloads.resolved import ResolvedRun
 from .devices import limited_to, usable
 from .layer_timer import update_step, whole_step
 from .of_model import opened
 from .updates import Updates
 
 
-def train_until_killed(*, config: dict[str, Any], engine: str, seed: int, device: str, threads: int) -> None:
+def train_until_killed(config: RunConfig) -> None:
     """Train on one minibatch of the data set again and again, until the process that profiles ends this one."""
     exit_with_parent()
-    task, order = opened(DataConfig(**config), engine=engine, seed=seed)
-    batch, place = task.training.batch(order[0]), usable(device)
+    task, order = opened(ResolvedRun(config))
+    batch, place = task.training.batch(order[0]), usable(config.device)
     subnetwork = build(task.network, task.engine, seed=0).to(place)
     updates = Updates(subnetwork)
-    with limited_to(threads):
+    with limited_to(config.threads or 1):
         whole_step(subnetwork, batch, device=place)
         report_started()
         while True:
@@ -29,4 +29,4 @@ def train_until_killed(*, config: dict[str, Any], engine: str, seed: int, device
 
 
 if __name__ == "__main__":
-    train_until_killed(**json.loads(sys.argv[1]))
+    train_until_killed(RunConfig.from_json(json.loads(sys.argv[1])))

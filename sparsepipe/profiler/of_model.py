@@ -31,9 +31,9 @@ from ..host.openmp import check_threads
 from ..io.fields import given_integer
 from ..io.keywords import knows_its_keywords
 from ..profile import Profile, voxels_by_stride
-from ..runtime.cloud_checks import check_clouds
-from ..runtime.config import DataConfig, ProfileConfig
+from ..runtime.config import ProfileConfig, RunConfig
 from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, open_task
+from ..runtime.workloads.resolved import ResolvedRun
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile
 
@@ -90,7 +90,7 @@ def profile_model(
     given_integer(threads, "threads:")
     check_threads(threads)
     ProfileConfig(device_type, repeats, beside)  # checks them
-    config = DataConfig(
+    config = RunConfig(
         model=model if isinstance(model, str) else type(model).__name__,
         data=str(source),
         batch_size=batch_size,
@@ -99,6 +99,10 @@ def profile_model(
         data_args=_as_json(data_args),
         loss=loss,
         loss_args=_as_json(loss_args),
+        engine=engine,
+        device=device,
+        threads=threads,
+        seed=seed,
         validate=False,
     )
     if voxel_size is not None:
@@ -109,12 +113,12 @@ def profile_model(
             f"a {config.model} profiled beside {number_of(beside, 'other process')}, which cannot import it: write it "
             "to a file (%%writefile net.py) and give 'net.py:function'",
         )
-    module = None if isinstance(model, str) else model
-    task, order = opened(config, engine=engine, seed=seed, module=module, voxel_size_given=voxel_size is not None)
+    run = ResolvedRun(config, None if isinstance(model, str) else model)
+    task, order = opened(run, voxel_size_given=voxel_size is not None)
     dataset = task.training
     if isinstance(dataset, data.VoxelDataset):  # those that a run will read, too
         splits = [split for split in ("train", "test") if split in dataset.folder.splits]
-        check_clouds(dataset.folder, config, splits, engine=task.engine.name, seed=seed)
+        run.check_clouds(splits, engine=task.engine.name)
     typical, shapes, sample_sizes, reading = _read(dataset, order)
     count = min(batch_size, len(dataset))
     if count < batch_size and progress:
@@ -132,8 +136,7 @@ def profile_model(
     for name, value in (("model_args", config.model_args), ("loss", config.loss)):
         if value is not None:
             origin[name] = value
-    chosen = task.engine.name  # said aloud once, and theirs too
-    likewise = {"config": config.to_json(), "engine": chosen, "seed": seed, "device": device, "threads": threads}
+    likewise = config.replace(engine=task.engine.name).to_json()  # said aloud once, and theirs too
     training = Training(
         sizes=typical,
         batch_size=count,
@@ -213,24 +216,17 @@ def _as_json(args: Mapping[str, Any] | None) -> str | None:
     return json.dumps(dict(args)) if args else None
 
 
-def opened(
-    config: DataConfig,
-    *,
-    engine: str,
-    seed: int,
-    module: nn.Module | None = None,
-    voxel_size_given: bool = True,
-) -> tuple[LearningTask, Minibatches]:
+def opened(run: ResolvedRun, *, voxel_size_given: bool = True) -> tuple[LearningTask, Minibatches]:
     """Return what the settings name, for training alone, and the order of its minibatches.
 
     Raises InputError for point clouds without a voxel size.
     """
-    task = open_task(config, engine_name=engine, seed=seed, module=module)
+    config, task = run.config, open_task(run, validates=False)
     if task.training.size_unit == "voxels" and not voxel_size_given:
         text = f"{config.data}: point clouds are profiled with a voxel size; give {{voxel_size}}, such as 0.05"
         raise InputError("profiler.no_voxel_size", text, setting="voxel_size")
     count = len(task.training)
-    return task, data.minibatches(count, batch_size=config.batch_size, seed=seed, epoch=0, shuffle=True)
+    return task, data.minibatches(count, batch_size=config.batch_size, seed=config.seed, epoch=0, shuffle=True)
 
 
 def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tuple[Any, ...]:

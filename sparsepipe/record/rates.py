@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..profile import Profile
-from ..workload_facts import workload_facts
+from .workload_facts import workload_facts
 
 SAMPLES, MINIBATCHES = "samples_per_second", "minibatches_per_second"
 

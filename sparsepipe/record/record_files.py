@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..display.sizes import SIZE_UNITS
 from ..errors import DamagedRecord, InputError
 from ..io.fields import Check, Fields, each, fields, flag, integer, maybe, measured, number, one_of, real, text, texts
 from ..io.files import read_json, read_numbered_rows
-from ..sizes import SIZE_UNITS
 
 _MOST = 10**15  # of minibatches, epochs, voxels: a setting may ask for so many
 

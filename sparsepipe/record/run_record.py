@@ -29,19 +29,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..display.sizes import SIZE_UNITS
 from ..errors import DamagedRecord, InputError
-from ..functions import short_name
 from ..host import cpu
 from ..host.background_load import BackgroundLoad
 from ..host.git import git
 from ..io.fields import shown
 from ..io.files import write_json
+from ..io.functions import short_name
 from ..io.paths import expanded
 from ..plan import Plan
-from ..sizes import SIZE_UNITS
 from ..stragglers import Stragglers
 from ..trace import Span, Trace
-from ..workload_facts import workload_facts
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .rates import in_minibatches, knows_samples
 from .record_files import (
@@ -55,6 +54,7 @@ from .record_files import (
     read_metrics,
 )
 from .trace_file import bytes_of_rank, merged, put_together, read_spans
+from .workload_facts import WorkloadFacts, workload_facts
 
 _ROOT = Path(__file__).parents[2]
 
@@ -221,6 +221,11 @@ class RunRecord:
     @cached_property
     def origin(self) -> dict[str, Any]:
         return read_fields(self.folder / "origin.json", ORIGIN, what="run's origin")
+
+    @property
+    def workload(self) -> WorkloadFacts:
+        """What its workers did: they trained, or slept through a profile."""
+        return workload_facts(self.config.get("engine", ""))
 
     @property
     def campaign(self) -> str | None:

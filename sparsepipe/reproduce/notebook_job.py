@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.sources import find
 from ..errors import InputError
-from ..functions import is_function
 from ..host.python_path import python_command, python_environment
 from ..io.files import read_json, write_json
+from ..io.functions import is_function
 from ..io.keywords import meant
 from ..io.paths import expanded
 from ..record import NO_PICTURES, NOTEBOOK, PAPER

@@ -9,12 +9,12 @@ from os import PathLike, fspath
 from typing import Any
 
 from ..data.augmentation import AUGMENTATIONS, OF_IMAGES
-from ..data.labels import SEGMENTATION, TASKS
+from ..data.labels import TASKS
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..engines import ENGINES
 from ..errors import InputError
-from ..functions import is_function
+from ..io.functions import is_function
 from ..io.paths import expanded
 from ..io.settings import (
     Choice,
@@ -30,6 +30,7 @@ from ..io.settings import (
     setting,
 )
 from ..losses import LOSSES
+from ..record.workload_facts import WorkloadFacts, workload_facts
 from .training_state.learning_rate import LR_SCHEDULES, LearningRate
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
@@ -129,16 +130,6 @@ class DataConfig(Settings):
                 f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle",
             )
 
-    def of_clouds(self, split: str) -> dict[str, Any]:
-        """Return how `data.load` opens a split of point clouds, but for its seed and its cache."""
-        return {
-            "voxel_size": self.voxel_size,
-            "num_points": self.num_points,
-            "task": self.task or (SEGMENTATION if SEGMENTATION in self.model else None),
-            "features": self.features,
-            "augmentation": self.augmentation if split == "train" else None,
-        }
-
 
 @dataclass(frozen=True, repr=False)
 class OptimizerConfig(Settings):
@@ -214,6 +205,11 @@ class NumericsConfig(Settings):
         "encoding of what crosses stage boundaries; zeros and lossless are exact",
         words="lossless through sockets",
     )
+
+    @property
+    def workload(self) -> WorkloadFacts:
+        """What workers do with such an engine: they train, or sleep through a profile."""
+        return workload_facts(self.engine)
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,7 +6,6 @@ from pathlib import Path
 from ..errors import InputError
 from ..host.memory import available_bytes
 from ..plan import Plan
-from ..workload_facts import workload_facts
 from .config import RunConfig
 
 
@@ -28,7 +27,7 @@ def check_memory(needed: float, config: RunConfig, *, held: float = 0.0) -> None
 
     `held`: the bytes that the job has here now, which are those of its ranks. Of GPUs nothing is known here.
     """
-    if config.device != "cpu" or not workload_facts(config.engine).trains:
+    if config.device != "cpu" or not config.workload.trains:
         return
     room = available_bytes() + held
     if needed > room:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import CODE_FAILURES, InputError
-from ..functions import UserFunction, is_function
 from ..io.fields import complaint
+from ..io.functions import UserFunction, is_function
 from ..io.paths import expanded
 from .base import Sink, scalars
 from .tensorboard import TensorBoard

@@ -23,7 +23,6 @@ from ..plots.trace_page import write_trace
 from ..record import RunRecord
 from ..record.labels import Labels
 from ..views.markup import Html
-from ..workload_facts import workload_facts
 from . import looks
 from .exporter import Export, Exporter
 from .messages import Messages, Question
@@ -211,7 +210,7 @@ def _has_plan(record: RunRecord) -> bool:
 def _learned(record: RunRecord) -> bool:
     """Whether a run that trains finished an epoch; a damaged one is for the figure to leave out and to tell of."""
     try:
-        return workload_facts(record.config.get("engine", "")).trains and bool(record.metrics("epoch"))
+        return record.workload.trains and bool(record.metrics("epoch"))
     except DamagedRecord:
         return True
 

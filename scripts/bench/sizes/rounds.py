@@ -21,8 +21,9 @@ from sparsepipe.profiler.devices import limited_to
 from sparsepipe.profiler.layer_timer import time_layers
 from sparsepipe.profiler.measure import Training, profile
 from sparsepipe.profiler.of_model import cropped, opened, shape
-from sparsepipe.runtime.config import DataConfig, RunConfig
+from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.workloads.opening import LearningTask, one_minibatch
+from sparsepipe.runtime.workloads.resolved import ResolvedRun
 
 MODEL_OF_VOXELS, VOXEL_SIZE, BATCH_SIZE = "minkvgg11bn-narrow", 0.03, 16
 PASSES = 8  # over each minibatch, in two turns: the second tells what the machine itself changes
@@ -70,11 +71,9 @@ class Row:
 def measured(case: Case, *, minibatches: int, seed: int) -> Row:
     """Profile a case, then train on `minibatches` others. Raises InputError for data that are not here."""
     found = _profile(case)
-    config = DataConfig(
-        model=case.model, data=case.data, batch_size=case.batch_size, num_points=case.num_points, validate=False
-    )
+    config = RunConfig(case.model, case.data, batch_size=case.batch_size, num_points=case.num_points, seed=seed + 1)
     config = config if case.voxel_size is None else config.replace(voxel_size=case.voxel_size)
-    task, order = opened(config, engine="auto", seed=seed + 1)
+    task, order = opened(ResolvedRun(config))
     subnetwork = build(task.network, task.engine, seed=seed)
     batches = [task.training.batch(indices) for indices in order[:minibatches]]
     sizes = [batch.size for batch in batches]
@@ -108,7 +107,7 @@ def _seconds(subnetwork: Any, batch: Any) -> float:
     return statistics.median(time_layers(subnetwork, batch, device=CPU).seconds for _ in range(PASSES // 2))
 
 
-def _memory(found: Profile, task: LearningTask, order: Minibatches, config: DataConfig) -> tuple[Shares, Shares]:
+def _memory(found: Profile, task: LearningTask, order: Minibatches, config: RunConfig) -> tuple[Shares, Shares]:
     """Compare the peaks of stages, by size of a minibatch, a quarter to twice the batch.
 
     Predicted by the profile with the minibatch's voxels at each stride, and by a profile of that very minibatch: what

@@ -57,7 +57,7 @@ class ExampleDataset(Protocol):
 
     @property
     def size_unit(self) -> str:
-        """What sizes count: one of sizes.SIZE_UNITS."""
+        """What sizes count: one of SIZE_UNITS (display/sizes.py)."""
         ...
 
     @property

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...functions import UserFunction, is_function
 from ...io.fields import given_integer
+from ...io.functions import UserFunction, is_function
 from ...io.paths import expanded
 from ..cache import SampleCache, open_cache
 from .base import ExampleDataset

@@ -29,10 +29,10 @@ import torch
 from ...derived.digests import digest
 from ...derived.seeds import SHARED_GENERATORS, sample_seed
 from ...display.counting import number_of
+from ...display.sizes import SIZE_UNITS
 from ...errors import CODE_FAILURES, InputError
-from ...functions import UserFunction
 from ...io.fields import complaint, shown
-from ...sizes import SIZE_UNITS
+from ...io.functions import UserFunction
 from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset
 from ..labels import IGNORED

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ...errors import InputError
-from ...functions import is_function
+from ...io.functions import is_function
 from ...io.paths import expanded
 from ..layouts.litter import folders
 from ..manifests import CLOUDS, get_manifest

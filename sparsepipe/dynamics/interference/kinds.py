@@ -64,11 +64,12 @@ def training(device: str = CPU) -> Step:
     from ...profiler.layer_timer import update_step, whole_step
     from ...profiler.of_model import opened
     from ...profiler.updates import Updates
-    from ...runtime.config import DataConfig
+    from ...runtime.config import RunConfig
+    from ...runtime.workloads.resolved import ResolvedRun
 
     place = torch_device(device)
-    config = DataConfig(_TRAINED, "digits", voxel_size=0.1, batch_size=16, num_points=512, validate=False)
-    task, order = opened(config, engine="native", seed=0)
+    config = RunConfig(_TRAINED, "digits", voxel_size=0.1, batch_size=16, num_points=512, engine="native")
+    task, order = opened(ResolvedRun(config))
     batch = task.training.batch(order[0])
     subnetwork = build(task.network, task.engine, seed=0).to(place)
     updates = Updates(subnetwork)

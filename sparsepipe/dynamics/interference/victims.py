@@ -55,17 +55,19 @@ class OpenVictim:
     def __init__(self, victim: Victim, *, device: str = CPU, seed: int = 0) -> None:
         from ...engines.subnetwork import build
         from ...profiler.of_model import opened
-        from ...runtime.config import DataConfig
+        from ...runtime.config import RunConfig
+        from ...runtime.workloads.resolved import ResolvedRun
 
-        config = DataConfig(
+        config = RunConfig(
             victim.model,
             victim.data,
             voxel_size=victim.voxel_size,
             batch_size=victim.batch_size,
             num_points=victim.num_points,
-            validate=False,
+            engine=victim.engine,
+            seed=seed,
         )
-        task, order = opened(config, engine=victim.engine, seed=seed)
+        task, order = opened(ResolvedRun(config))
         self.victim, self._device = victim, torch_device(device)
         self._batch = task.training.batch(order[0])
         self._subnetwork: Any = build(task.network, task.engine, seed=seed).to(self._device)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import InputError
-from ...functions import is_function
+from ...io.functions import is_function
 
 
 class DataFile(NamedTuple):

@@ -23,7 +23,6 @@ from ...record.plans import begin_plan
 from ...record.processes import forget_processes, keep_processes
 from ...runtime import RunConfig, commands
 from ...runtime.training_state.checkpoint_folders import remove_partial
-from ...workload_facts import workload_facts
 from ..failure_cause import KILLED, FailureCause, clear
 from ..going_on import tell_going_on, went_on
 from ..pipelines_parent import awaiting
@@ -157,7 +156,7 @@ class Restarting:
         else:
             forget_processes(folder)
         begin_plan(folder, going.plan, found.minibatches if found else 0)
-        if going.plan != self.plan and not workload_facts(self.record.config.get("engine", "")).trains:
+        if going.plan != self.plan and not self.record.workload.trains:
             slept_by = folder / "cluster.toml"  # in which ranks are called as before
             write_atomic(slept_by, going.cluster.to_toml())
         self.plan = going.plan

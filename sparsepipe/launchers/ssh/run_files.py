@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...display.counting import number_of
 from ...errors import InputError
-from ...functions import UserFunction, is_function
 from ...io.files import read_json, sha256
+from ...io.functions import functions_of
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import PROCESSES
@@ -30,7 +30,6 @@ from ...runtime.training_state.checkpoint_folders import (
 )
 from ...runtime.wire.address import COORDINATOR
 from ...runtime.wire.frames import Frame
-from ...workload_facts import workload_facts
 from .brought_data import files_of, name_of
 from .connection import Connection
 from .mirror import Copy, Growth
@@ -41,7 +40,6 @@ from .rows import METRICS, RowsOfHosts
 if TYPE_CHECKING:
     from ...runtime.training_state.checkpoint import Checkpoint
 
-_FUNCTIONS = ("model", "data", "loss")  # settings that may name a function of the user's own
 _OF_HOSTS = (  # what hosts may write in the record
     *("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
     *("logs/clock.json", PREDICTIONS, PATTERN),
@@ -76,7 +74,7 @@ class RunFiles:
     @property
     def needs_data(self) -> bool:
         """Whether the run reads a data set."""
-        return workload_facts(self.record.config.get("engine", "")).trains
+        return self.record.workload.trains
 
     def begin(self) -> None:
         """Begin an attempt: what hosts have written before has come, and what waits for more is not finished."""
@@ -170,9 +168,8 @@ class RunFiles:
             for file in found:
                 self._send_file(connection, file.path, file.name)
             config["data"] = f"{connection.folder}/{name_of(config['data'])}"
-        for name in _FUNCTIONS:
-            given = config.get(name)
-            if given and is_function(given) and (function := UserFunction.parse(given)).is_file:
+        for name, function in functions_of(config).items():
+            if function.is_file:
                 path = function.file()
                 brought = f"code/{sha256(path)[:16]}/{path.name}"
                 self._send_file(connection, path, brought)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...errors import CODE_FAILURES, InputError
-from ...functions import UserFunction, is_function
+from ...io.functions import UserFunction, is_function
 from .. import MODULE_NETWORKS
 
 

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...workload_facts import workload_facts
 from .context import WorkerContext
 from .control import Control
 from .weight_update import WeightUpdate
@@ -73,7 +72,7 @@ class Probe:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context, self._due = context, 0.0
-        self._computes = workload_facts(context.workload.engine_name).trains
+        self._computes = context.workload.facts.trains
         if self._computes:
             device = context.process.device
             self._matrix = torch.full((_SIDE, _SIDE), 1 / _SIDE, device=device)

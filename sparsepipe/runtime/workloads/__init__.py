@@ -1,6 +1,7 @@
 """What a run trains on: a network and data, or a profile that is slept through.
 
-A new workload is a file here with a member of `Workload` (base.py), a row in WORKLOADS, and one in workload_facts.py.
+A new workload is a file here with a member of `Workload` (base.py), a row in WORKLOADS, and one in
+record/workload_facts.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING
 from ...cluster import Cluster
 from ...errors import InputError
 from ...graph import LayerGraph
-from ...models import is_table, network
+from ...models import network
 from ...plan import Plan
 from ...profile import Profile
-from ...workload_facts import LEARNING, REPLAY, workload_facts
+from ...record.workload_facts import LEARNING, REPLAY
 from ..config import RunConfig
 from ..forward_only import ForwardOnly
+from .resolved import ResolvedRun
 
 if TYPE_CHECKING:  # it brings torch, for which nobody who launches need wait
     from .base import Workload
@@ -26,46 +28,45 @@ if TYPE_CHECKING:  # it brings torch, for which nobody who launches need wait
 class WorkloadKind:
     """How the plan of a run is checked before anything is launched, and how each of its workers opens the workload."""
 
-    check: Callable[[Plan, RunConfig, Profile | None, Cluster | None], None]
+    check: Callable[[Plan, ResolvedRun, Profile | None, Cluster | None], None]
     open: Callable[[Path, RunConfig], "Workload"]
 
 
-def check_launch(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
-    """Raise InputError where a plan is not one for the workload that `config` names, or something it needs is missing.
+def check_launch(plan: Plan, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None) -> None:
+    """Raise InputError where a plan is not one for the workload of a run, or something that it needs is missing.
 
     `profile` and `cluster` are what the plan was made for, where that is known.
     """
-    WORKLOADS[workload_facts(config.engine).name].check(plan, config, profile, cluster)
+    WORKLOADS[run.workload.name].check(plan, run, profile, cluster)
 
 
 def open_workload(run_dir: Path, config: RunConfig) -> "Workload":
     """Open the workload that the settings of a run name. Raises InputError for what is not there or does not fit."""
-    return WORKLOADS[workload_facts(config.engine).name].open(run_dir, config)
+    return WORKLOADS[config.workload.name].open(run_dir, config)
 
 
-def _check_learning(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
-    if is_table(config.model):
-        plan.check(layer_graph(config))
+def _check_learning(plan: Plan, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None) -> None:
+    if run.is_table:
+        plan.check(layer_graph(run))
         return
     from .opening import open_task
     from .verifying import verify_once
 
-    phases = (True, False) if config.validate else (True,)
-    task = open_task(config.replace(validate=False), engine_name=config.engine, seed=config.seed, phases=phases)
+    task = open_task(run, phases=(True, False) if run.config.validate else (True,), validates=False)
     plan.check(task.network.graph())
-    verify_once(task, plan, config)
+    verify_once(task, plan, run)
 
 
-def layer_graph(config: RunConfig) -> LayerGraph:
-    """Return the layer graph of the network that the settings of a run name.
+def layer_graph(run: ResolvedRun) -> LayerGraph:
+    """Return the layer graph of the network of a run.
 
     Of a table of rows it is known at once; a torch module is built and traced for it.
     """
-    if is_table(config.model):
-        return network(config.model, num_classes=2).graph()  # the layers do not depend on the number of classes
+    if run.is_table:
+        return network(run.config.model, num_classes=2).graph()  # its layers do not depend on the number of classes
     from .opening import open_task
 
-    return open_task(config.replace(validate=False), engine_name=config.engine, seed=config.seed).network.graph()
+    return open_task(run, validates=False).network.graph()
 
 
 def _open_learning(run_dir: Path, config: RunConfig) -> "Workload":
@@ -74,7 +75,8 @@ def _open_learning(run_dir: Path, config: RunConfig) -> "Workload":
     return Learning.open(config, trains=ForwardOnly.of_run(run_dir) is None)
 
 
-def _check_replay(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+def _check_replay(plan: Plan, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None) -> None:
+    config = run.config
     if profile is None or cluster is None:
         raise InputError(
             "engine.no_profile",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...losses import Loss, Tally
 from ...plan import Plan
+from ...record.workload_facts import WorkloadFacts
 from ..stages.base import StageRunner
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint
@@ -43,6 +44,11 @@ class Workload(Protocol):
         ...
 
     @property
+    def facts(self) -> WorkloadFacts:
+        """Which of the workloads it is."""
+        ...
+
+    @property
     def engine_name(self) -> str:
         """What the run's record calls that which runs the layers."""
         ...
@@ -54,7 +60,7 @@ class Workload(Protocol):
 
     @property
     def size_unit(self) -> str:
-        """What the size of a minibatch counts: one of sizes.SIZE_UNITS."""
+        """What the size of a minibatch counts: one of SIZE_UNITS (display/sizes.py)."""
         ...
 
     @property

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,12 +23,14 @@ from ...losses import Loss, Segmentation, Tally
 from ...losses.outputs import described, main_output
 from ...models.base import AnyNetwork
 from ...plan import Plan
+from ...record.workload_facts import LEARNING, WorkloadFacts
 from ..config import RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
 from .base import Rows, Samples
 from .opening import Dataset, LearningTask, open_task
+from .resolved import ResolvedRun
 
 _BLEU = ("bleu", "bleu_sentences")  # of losses/bleu.py, which needs a package that other data do without
 _READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
@@ -40,6 +42,7 @@ class Learning:
 
     config: RunConfig
     task: LearningTask
+    facts: ClassVar[WorkloadFacts] = LEARNING
 
     @classmethod
     def open(cls, config: RunConfig, *, trains: bool = True) -> "Learning":
@@ -48,7 +51,7 @@ class Learning:
         Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
         """
         phases = (True,) if trains else (False,)
-        return cls(config, open_task(config, engine_name=config.engine, seed=config.seed, phases=phases))
+        return cls(config, open_task(ResolvedRun(config), phases=phases))
 
     @property
     def network(self) -> AnyNetwork:

@@ -7,17 +7,17 @@ from typing import Any
 from torch import nn
 
 from ... import data
-from ...data.examples import ExampleDataset, is_examples, open_examples
+from ...data.examples import ExampleDataset
 from ...data.reach import reach
 from ...engines import AUTO, Engine, engine
 from ...errors import InputError
-from ...functions import short_name
 from ...io.fields import json_object
+from ...io.functions import short_name
 from ...io.told import tell
-from ...losses import Loss, open_loss
-from ...models import is_table, network
+from ...losses import Loss
+from ...models import network
 from ...models.base import AnyNetwork
-from ..config import DataConfig
+from .resolved import ResolvedRun
 
 Dataset = ExampleDataset  # point clouds offer the same
 _OF_PLAIN_MODULES = "torch"
@@ -35,76 +35,42 @@ class LearningTask:
     loss: Loss
 
 
-def open_task(
-    config: DataConfig,
-    *,
-    engine_name: str,
-    seed: int,
-    module: nn.Module | None = None,
-    phases: Collection[bool] = (True,),
-) -> LearningTask:
-    """Open what the settings name. `module`: the network itself, in the place of one by name.
+def open_task(run: ResolvedRun, *, phases: Collection[bool] = (True,), validates: bool | None = None) -> LearningTask:
+    """Open what the settings of a run name.
 
-    `phases`: whether it is to train (True), to evaluate (False), or both; see `trace`. With validation it evaluates.
-
+    `phases`: whether it is to train (True), to evaluate (False), or both; see `trace`. With validation it evaluates:
+    `validates`, what the settings say unless given.
     Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
     """
-    training, validation = _open_splits(config, seed)
-    if module is None and is_table(config.model):
-        return _table_task(config, engine_name, training, validation)
-    phases = {*phases, False} if validation is not None else phases
-    return _module_task(config, engine_name, seed, training, validation, module, phases)
+    training = run.training
+    validation = run.validation if (run.config.validate if validates is None else validates) else None
+    if run.is_table:
+        return _table_task(run, training, validation)
+    return _module_task(run, training, validation, {*phases, False} if validation is not None else phases)
 
 
-def check_settings(config: DataConfig, *, seed: int) -> None:
+def check_settings(run: ResolvedRun) -> None:
     """Raise InputError, as `open_task` does, where the data are not what the settings ask of them.
 
     Of a torch module the training split and the loss have been opened for its layers: the other split is left.
     """
-    if not is_table(config.model):
-        if config.validate:
-            _open_data(config, config.validation_split, seed).look()
-        return
-    training, _ = _open_splits(config, seed)
-    if config.loss or config.loss_args:
-        _loss_of(config, training)
+    if run.config.validate:
+        _ = run.validation
+    if run.is_table:
+        _ = run.loss if run.config.loss or run.config.loss_args else run.training
 
 
-def _open_splits(config: DataConfig, seed: int) -> tuple[Dataset, Dataset | None]:
-    """Return the split that is trained on and, where there is to be one, that for validation."""
-    training = _open_data(config, "train", seed)
-    validation = _open_data(config, config.validation_split, seed) if config.validate else None
-    for dataset in (training, validation):
-        if dataset is not None:
-            dataset.look()
-    if validation is not None and validation.classes != training.classes:
-        raise InputError("dataset.splits_differ", f"{config.data}: the splits have different classes")
-    return training, validation
-
-
-def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
-    if is_examples(config.data):
-        augmentation = config.augmentation if split == "train" else None
-        options = json_object(config.data_args, "data_args")
-        if taken := sorted(options.keys() & {"split", "seed", "cache", "augmentation"}):
-            text = f"{{data_args}} has {taken[0]!r}, which a run gives by itself; call it otherwise"
-            raise InputError("setting.data_args_reserved", text, setting="data_args")
-        return open_examples(
-            config.data, split=split, seed=seed, cache=config.cache, augmentation=augmentation, **options
-        )
-    return data.load(config.data, split=split, seed=seed, cache=config.cache, **config.of_clouds(split))
-
-
-def _table_task(config: DataConfig, engine_name: str, training: Dataset, validation: Dataset | None) -> LearningTask:
+def _table_task(run: ResolvedRun, training: Dataset, validation: Dataset | None) -> LearningTask:
+    config = run.config
     if not _has_clouds(training):
         raise InputError(
             "model.of_clouds", f"model {config.model} takes point clouds, {config.data} has examples of other kinds"
         )
     facts = training.facts
     net = network(config.model, num_classes=facts["num_classes"], in_channels=facts.get("in_channels", 1))
-    chosen = engine(engine_name)
+    chosen = engine(config.engine)
     near = [_near_origin(split, net.coarsest_stride, chosen) for split in (training, validation)]
-    return LearningTask(net, chosen, near[0], near[1], _loss_of(config, training))
+    return LearningTask(net, chosen, near[0], near[1], run.loss)
 
 
 def _has_clouds(dataset: Dataset) -> bool:
@@ -134,22 +100,16 @@ def _near_origin(dataset: Any, steps: tuple[int, ...] | None, chosen: Engine) ->
 
 
 def _module_task(
-    config: DataConfig,
-    engine_name: str,
-    seed: int,
-    training: Dataset,
-    validation: Dataset | None,
-    module: nn.Module | None,
-    phases: Collection[bool],
+    run: ResolvedRun, training: Dataset, validation: Dataset | None, phases: Collection[bool]
 ) -> LearningTask:
     from ...models.traced import trace
     from ...models.traced.building import build_module
 
-    facts = training.facts
+    config, module, facts = run.config, run.module, training.facts
     if module is None:
         args = json_object(config.model_args, "model_args")
-        module = build_module(config.model, args, facts, seed=seed)
-    chosen = engine(_engine_for(module, engine_name, config.model))
+        module = build_module(config.model, args, facts, seed=config.seed)
+    chosen = engine(_engine_for(module, config.engine, config.model))
     training, validation = (_near_origin(split, None, chosen) for split in (training, validation))
     batch = training.batch(first_samples(training))
     if isinstance(batch, data.PointBatch) != chosen.takes_points:
@@ -165,7 +125,7 @@ def _module_task(
     another = chosen.tensor(training.batch(other_samples(training)))
     options: dict[str, Any] = {"say": tell, "num_classes": num_classes, "another": another, "phases": phases}
     net = trace(module, chosen.tensor(batch), name=name, **options)
-    return LearningTask(net, chosen, training, validation, _loss_of(config, training))
+    return LearningTask(net, chosen, training, validation, run.loss)
 
 
 def _engine_for(module: nn.Module, asked: str, model: str) -> str:
@@ -177,9 +137,3 @@ def _engine_for(module: nn.Module, asked: str, model: str) -> str:
             "engine.of_modules", f"engine {asked!r} asked, but {model} is made of {own} modules: leave out the engine"
         )
     return own
-
-
-def _loss_of(config: DataConfig, dataset: Dataset) -> Loss:
-    """Return the loss that the settings name, by default the one that goes with the data."""
-    args = json_object(config.loss_args, "loss_args")
-    return open_loss(config.loss or dataset.loss, facts=dataset.facts, args=args)

@@ -35,6 +35,7 @@ from ...host.file_locks import lock_file
 from ...losses import CrossEntropy, Loss, Outcome, Tally
 from ...plan import Plan
 from ...profile import Profile
+from ...record.workload_facts import REPLAY
 from ...replication import sent_share
 from ...replication.base import SERVER, Merge
 from ...schedule import Op, Program, compile_until_steady, weights_share
@@ -165,6 +166,7 @@ class OtherPipelines:
 class Replay:
     """A profile and a cluster in the place of a network, an engine and data."""
 
+    facts = REPLAY
     synthetic = True
     num_classes = 1
     labels_are_read = False

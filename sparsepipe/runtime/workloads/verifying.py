@@ -8,26 +8,25 @@ from ... import data
 from ...data.sources import user_cache
 from ...derived.digests import digest
 from ...errors import InputError
-from ...functions import UserFunction, is_function
 from ...io.files import write_atomic
 from ...io.told import tell
 from ...models.traced import verify
 from ...plan import Plan
-from ..config import RunConfig
 from .opening import LearningTask, other_samples
+from .resolved import ResolvedRun
 
 _COMPARISON = 2  # counts up where more is compared: what passed before is compared again
 
 
-def verify_once(task: LearningTask, plan: Plan, config: RunConfig) -> bool:
+def verify_once(task: LearningTask, plan: Plan, run: ResolvedRun) -> bool:
     """Compare the plan's stages with the network in one piece: outputs, gradients and buffers, training and not.
 
     On other samples than it was traced on, and on a single one where a minibatch of the run has one.
     What was compared before, the same code cut at the same places, is not compared again. Returns whether it was now.
     Raises InputError that names the first layer that differs.
     """
-    stages = [stage.layers for stage in plan.stages]
-    mark = user_cache() / "verified" / _digest(task, stages, config)
+    config, stages = run.config, [stage.layers for stage in plan.stages]
+    mark = user_cache() / "verified" / _digest(stages, run)
     if mark.exists():
         return False
     sizes = data.sizes(len(task.training), config.batch_size, last=config.last_minibatch)
@@ -45,8 +44,9 @@ def verify_once(task: LearningTask, plan: Plan, config: RunConfig) -> bool:
     return True
 
 
-def _digest(task: LearningTask, stages: Sequence[Sequence[str]], config: RunConfig) -> str:
+def _digest(stages: Sequence[Sequence[str]], run: ResolvedRun) -> str:
     """A name for what is compared: the code, what it is given, the example's form, the cuts, the library."""
-    code = UserFunction.parse(config.model).sha256() if is_function(config.model) else config.model
+    config, function = run.config, run.functions.get("model")
+    code = function.sha256() if function else config.model
     given = [config.model, config.model_args, config.data, config.data_args]
     return digest([_COMPARISON, code, given, [list(stage) for stage in stages], str(torch.__version__)])

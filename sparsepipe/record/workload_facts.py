@@ -6,7 +6,7 @@ Records, launchers and workers ask a fact, never a name. How a workload is opene
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .trace import Source
+from ..trace import Source
 
 
 @dataclass(frozen=True)

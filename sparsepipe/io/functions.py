@@ -10,17 +10,17 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .derived.digests import digest
-from .errors import CODE_FAILURES, InputError
-from .host.removed_names import restore_removed_names
-from .io.files import sha256
-from .io.paths import expanded
+from ..derived.digests import digest
+from ..errors import CODE_FAILURES, InputError
+from ..host.removed_names import restore_removed_names
+from .files import sha256
+from .paths import expanded
 
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
@@ -35,6 +35,15 @@ def short_name(reference: str) -> str:
     """Return a name for texts and folders: of a function its file's name and its own, "net.py:build"; else as it is."""
     home, colon, name = reference.rpartition(":")
     return f"{Path(home).name}:{name}" if is_function(reference) else reference
+
+
+def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
+    """Return the user's own functions that the settings of a run name, by setting.
+
+    Raises InputError for a file that is not there.
+    """
+    named = {name: settings.get(name) for name in ("model", "data", "loss")}
+    return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+"""What the strings of a run's settings mean: decided once, for launchers, workers and the profiler alike."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ...data.augmentation import named_augmentation
+from ...data.examples.recognising import is_examples
+from ...data.folder import open_folder
+from ...data.labels import SEGMENTATION
+from ...data.layouts import DataFolder
+from ...data.recipe import Recipe
+from ...data.soundness import check_split
+from ...data.sources import find
+from ...errors import InputError
+from ...io.fields import json_object
+from ...io.functions import UserFunction, functions_of
+from ...io.told import tell
+from ...losses import open_loss
+from ...models import is_table, network
+from ...record.workload_facts import WorkloadFacts
+from ..config import RunConfig
+
+if TYPE_CHECKING:  # they bring torch, for which nobody who launches a table need wait
+    from torch import nn
+
+    from ...data.examples import ExampleDataset
+    from ...losses import Loss
+
+_OF_RUNS = ("split", "seed", "cache", "augmentation")  # options of a data set that a run gives by itself
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedRun:
+    """Network, data, loss and workload that the settings of a run name, and the unit of its minibatches' sizes.
+
+    Each is decided when it is first asked for, and then stays: a process that hands this value on opens its data set
+    once. `module`: the network itself, in the place of one by name.
+    Raises InputError, where it is asked for, for what is not there or does not fit.
+    """
+
+    config: RunConfig
+    module: "nn.Module | None" = None
+
+    @property
+    def workload(self) -> WorkloadFacts:
+        """What workers do: they train, or sleep through a profile."""
+        return self.config.workload
+
+    @cached_property
+    def is_table(self) -> bool:
+        """Whether the network is a table of rows; else it is a torch module."""
+        return self.module is None and is_table(self.config.model)
+
+    @cached_property
+    def functions(self) -> Mapping[str, UserFunction]:
+        """The user's own functions, by the settings that name them: model, data, loss."""
+        return functions_of(vars(self.config))
+
+    @cached_property
+    def has_examples(self) -> bool:
+        """Whether samples are images, texts or the user's own; else they are point clouds."""
+        return is_examples(self.config.data)
+
+    @cached_property
+    def folder(self) -> DataFolder:
+        """The files of point clouds. A data set that is made when it is first opened is made now."""
+        return open_folder(find(self.config.data))
+
+    @cached_property
+    def training(self) -> "ExampleDataset":
+        """The split that is trained on; point clouds offer the same as examples."""
+        return self._open_split("train")
+
+    @cached_property
+    def validation(self) -> "ExampleDataset":
+        """The split that is validated on, for runs that validate."""
+        opened = self._open_split(self.config.validation_split)
+        if opened.classes != self.training.classes:
+            raise InputError("dataset.splits_differ", f"{self.config.data}: the splits have different classes")
+        return opened
+
+    @cached_property
+    def loss(self) -> "Loss":
+        """The loss that the settings name, by default the one that goes with the data."""
+        args = json_object(self.config.loss_args, "loss_args")
+        return open_loss(self.config.loss or self.training.loss, facts=self.training.facts, args=args)
+
+    @property
+    def size_unit(self) -> str:
+        """What the size of a minibatch counts: one of SIZE_UNITS (display/sizes.py)."""
+        return self.training.size_unit
+
+    def check_clouds(self, splits: Iterable[str], *, engine: str) -> None:
+        """Raise InputError for the first point cloud of these splits that a run would refuse, without torch.
+
+        See `data.soundness.check_split` for what it costs.
+        """
+        steps = network(self.config.model, num_classes=2).coarsest_stride if self.is_table else None
+        for split in splits:
+            check_split(
+                self.folder,
+                split,
+                recipe=self._recipe(split),
+                task=self._task,
+                engine=engine,
+                steps=steps,
+                cache=self.config.cache,
+                tell=tell,
+            )
+
+    def _open_split(self, split: str) -> "ExampleDataset":
+        from ...data.dataset import VoxelDataset  # here: it brings torch
+        from ...data.examples import open_examples
+
+        config = self.config
+        opened: ExampleDataset
+        if self.has_examples:
+            options = json_object(config.data_args, "data_args")
+            if taken := sorted(options.keys() & set(_OF_RUNS)):
+                text = f"{{data_args}} has {taken[0]!r}, which a run gives by itself; call it otherwise"
+                raise InputError("setting.data_args_reserved", text, setting="data_args")
+            opened = open_examples(
+                config.data,
+                split=split,
+                seed=config.seed,
+                cache=config.cache,
+                augmentation=self._augmentation(split),
+                **options,
+            )
+        else:
+            recipe = self._recipe(split)
+            opened = VoxelDataset(self.folder, split, recipe=recipe, task=self._task, cache=config.cache)
+        opened.look()
+        return opened
+
+    def _recipe(self, split: str) -> Recipe:
+        config, augmentation = self.config, named_augmentation(self._augmentation(split))
+        return Recipe(config.voxel_size, config.num_points, config.seed, config.features, augmentation)
+
+    def _augmentation(self, split: str) -> str | None:
+        return self.config.augmentation if split == "train" else None
+
+    @property
+    def _task(self) -> str | None:
+        return self.config.task or (SEGMENTATION if SEGMENTATION in self.config.model else None)
