@@ -12,7 +12,8 @@ from scripts.house import House, imported_names, is_code
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
     {"display", "schedule_rules", "derived", "errors"},
-    {"host", "io", "graph", "lazy_names"},
+    {"host"},
+    {"io", "graph", "lazy_names"},
     {"lab_server"},
     {"cluster", "trace", "graph_text", "plan_parts", "data", "models", "replication"},
     {"profile", "plan", "engines", "losses", "stragglers", "sinks"},
