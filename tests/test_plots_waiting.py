@@ -17,6 +17,7 @@ from sparsepipe.plots.theme import finished, resting_on
 from sparsepipe.provenance import Provenance
 from sparsepipe.record import Origin
 from sparsepipe.stragglers import Stragglers
+from sparsepipe.views import html
 
 SLOW = "slow:rank=0,factor=4"
 
