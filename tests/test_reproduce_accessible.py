@@ -13,7 +13,7 @@ from sparsepipe.io.files import write_json
 from sparsepipe.reproduce.notebook_job import NotebookJob
 from sparsepipe.reproduce.overview import Overview
 from sparsepipe.reproduce.page import write_page
-from sparsepipe.views import html
+from sparsepipe.views.values import SHOWN, html
 
 axe_core = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
 
@@ -26,7 +26,8 @@ RULES = {
 
 
 def displayed(value):
-    return nbformat.v4.new_output("display_data", {"text/html": html(value), "text/plain": repr(value)})
+    shown = html(value) if isinstance(value, SHOWN) else value._repr_html_()
+    return nbformat.v4.new_output("display_data", {"text/html": shown, "text/plain": repr(value)})
 
 
 def values(root):

@@ -42,9 +42,14 @@ def type_colors(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def stage_color(stage: int) -> str:
+    """The colour of a stage, the same in every picture."""
+    return STAGE_COLORS[stage % len(STAGE_COLORS)]
+
+
 def work_color(stage: int, kind: str) -> str:
     """The colour of a kind of work of a stage, the same in every picture: a forward is lighter, an update darker."""
-    return mixed(STAGE_COLORS[stage % len(STAGE_COLORS)], WORK_SHADES[kind])
+    return mixed(stage_color(stage), WORK_SHADES[kind])
 
 
 def mixed(color: str, share: float) -> str:

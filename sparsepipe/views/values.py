@@ -1,9 +1,10 @@
-"""What is shown of values: a headline, drawings and tables; the same by `print`, in notebooks and on the command line.
+"""What is shown of values: a headline, tables and, in HTML, small SVG drawings; the same everywhere that shows one.
 
 Titles, cells and labels are text that is escaped where it is put in, or `Html` that was made here.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, singledispatch
 from typing import Any, NamedTuple
 
@@ -23,13 +24,15 @@ from ..plan import Plan, PlanDiff, Stage
 from ..profile import Profile
 from ..record import RunRecord
 from ..replaying import Replay, WhatIf
-from ..trace import Trace
-from . import drawings
-from .colors import type_colors
+from ..trace import Span, Trace
+from .colors import edge_of, stage_color, type_colors, work_color
 from .markup import Html, joined
 from .tables import MOST_ROWS, Cell, Table, Unit, table_html, table_text
 
 ALL_IN_PYTHON = "to_json() has all"
+_GREY = "#8C8C8C"
+_WIDTH, _LANE, _EDGE = 460, 16, 1  # pixels of drawings
+_MOST_SPANS = 600
 OURS = "sp-value"  # the class of a value's HTML: its words have no colours of their own, and go with any page
 _STAGE, _TYPE = "■", "●"  # the marks before a stage's name and before that of a type of devices
 _TIMES: dict[str, Unit] = {"compute": "s", "transfer": "s", "averaging": "s", "memory": "B"}
@@ -99,7 +102,7 @@ def _(plan: Plan) -> Page:
     sections = []
     for k, each in enumerate(plan.pipelines):
         headline = plan.prefix(k) + each.summary() if plan.members else ""
-        picture = partial(drawings.stages_strip, each)
+        picture = partial(_stages_strip, each)
         sections.append(Section(stage_table(each), headline, _warmups(each.stages), picture))
     return Page(plan.summary(), sections, [f"warning: {warning}" for warning in plan.all_warnings])
 
@@ -116,7 +119,7 @@ def stage_table(plan: Plan) -> Table:
             times = (e.compute_seconds or None, e.transfer_seconds or None, e.averaging_seconds or None)
             row = (*row, *times, e.memory_bytes)
         rows.append(row)
-    marks = [drawings.swatch(drawings.stage_color(k), _STAGE) for k in range(len(rows))]
+    marks = [_swatch(stage_color(k), _STAGE) for k in range(len(rows))]
     columns = ("stage", "layers", devices, *(_TIMES if plan.estimate else ()))
     return Table(columns, rows, _TIMES, marks)
 
@@ -185,13 +188,13 @@ def _(profile: Profile) -> Page:
         costliest = max(layers, key=lambda k: sum(profile.time([k], kind)))
         rows.append((kind, *profile.time(layers, kind), profile.graph.layers[costliest].id))
     colors = type_colors(profile.device_types)
-    marks = [drawings.swatch(colors[kind], _TYPE) for kind in profile.device_types]
+    marks = [_swatch(colors[kind], _TYPE) for kind in profile.device_types]
     columns = ("device type", "forward", "backward", "costliest layer")
     table = Table(columns, rows, {"forward": "s", "backward": "s"}, marks).first()
     size = profile.size()
     headline = f"profile of {number_of(len(layers), 'layer')} on {counted(profile.device_types)}"
     headline += f", {size:,.0f} {profile.size_unit} per minibatch" if size else ""
-    return Page(headline, [Section(table, picture=partial(drawings.layer_bars, profile))], profile.warnings)
+    return Page(headline, [Section(table, picture=partial(_layer_bars, profile))], profile.warnings)
 
 
 @page_of.register
@@ -204,10 +207,10 @@ def _(cluster: Cluster) -> Page:
     headline += f", {link_text(cluster.network)} between nodes" if len(rows) > 1 else ""
     nodes = Table(("node", "devices", "link"), rows).first()
     colors = type_colors(kind.name for kind in cluster.device_types)
-    marks = [drawings.swatch(colors[kind.name], _TYPE) for kind in cluster.device_types]
+    marks = [_swatch(colors[kind.name], _TYPE) for kind in cluster.device_types]
     limits = [(kind.name, _limit(kind.memory_bytes)) for kind in cluster.device_types]
     types = Table(("device type", "memory"), limits, marks=marks).first()
-    return Page(headline, [Section(nodes, picture=partial(drawings.node_boxes, cluster)), Section(types)])
+    return Page(headline, [Section(nodes, picture=partial(_node_boxes, cluster)), Section(types)])
 
 
 def link_text(link: Link, unlimited: str = "free") -> str:
@@ -226,17 +229,17 @@ def _(trace: Trace) -> Page:
     """Each rank's shares of the time, and each rank as a lane."""
     if not trace.shown_seconds:
         return Page(f"{trace.source} trace without spans", [])
-    ranks, shown = trace.ranks[:MOST_ROWS], drawings.drawn_spans(trace)
+    ranks, shown = trace.ranks[:MOST_ROWS], _drawn_spans(trace)
     headline = f"{trace.source} trace: {number_of(len(trace.spans), 'span')} of {number_of(len(trace.ranks), 'rank')}"
     headline += f" in {duration(trace.shown_seconds)}"
     headline += f"; {left_out(trace)}" if trace.left_out else ""
     notes = [_IDLE]
-    if len(shown) == drawings.MOST_SPANS:
+    if len(shown) == _MOST_SPANS:
         until = max(span.end for span in shown) - min(span.start for span in trace.spans)
         notes.append(f"only the first {duration(until)} are drawn")
     rows = [_shares(trace, rank) for rank in ranks]
     table = Table(("rank", *_SHARES), rows, dict.fromkeys(_SHARES, "share"), more=len(trace.ranks) - len(ranks))
-    return Page(headline, [Section(table, notes=notes, picture=partial(drawings.rank_lanes, trace, ranks))])
+    return Page(headline, [Section(table, notes=notes, picture=partial(_rank_lanes, trace, ranks))])
 
 
 def _shares(trace: Trace, rank: int) -> tuple[Cell, ...]:
@@ -277,7 +280,7 @@ def _run(record: RunRecord) -> Page:
     rows += [("held up on purpose", record.straggler_note)] if record.straggler_note else []
     rows += [("plan", record.plan.summary()), ("folder", str(record.folder))]
     losses = [row["loss"] for row in steps if row.get("loss") is not None]
-    picture = partial(drawings.curve, losses, "loss by minibatch")
+    picture = partial(_curve, losses, "loss by minibatch")
     return Page(f"run {record.name}, {status['state']}{reason}", [Section(Table(("", ""), rows), picture=picture)])
 
 
@@ -309,6 +312,110 @@ def _(found: WhatIf) -> Page:
         f"{found.even_seconds:.4f} s if all were even: {found.slowdown:.3f} × as long"
     )
     return Page(headline, [Section(Table(columns, rows).first(), notes=[found.culprit])])
+
+
+def _stages_strip(plan: Plan) -> Html:
+    """The layers of a plan of one pipeline, in the stages' colours."""
+    total, left, cells = max(1, len(plan.layers)), 0.0, []
+    for k, stage in enumerate(plan.stages):
+        width = len(stage.layers) / total * _WIDTH
+        title = f"stage {k}: {number_of(len(stage.layers), 'layer')}"
+        cells.append(_rect(left, 0, width - 1, _LANE, stage_color(k), title=title))
+        left += width
+    return _svg(cells, _LANE, "layers by stage")
+
+
+def _layer_bars(profile: Profile) -> Html:
+    """Layers as bars, as high as their time on each device type."""
+    layers, drawn, height = range(len(profile.graph.layers)), [], 44
+    colors = type_colors(profile.device_types)
+    seconds = {kind: [sum(profile.time([k], kind)) for k in layers] for kind in profile.device_types}
+    top = max((max(times) for times in seconds.values()), default=0.0) or 1.0
+    width = _WIDTH / max(len(layers), 1)
+    for row, (kind, times) in enumerate(seconds.items()):
+        for k in layers:
+            high = times[k] / top * (height - 4)
+            title = f"{profile.graph.layers[k].id} on {kind}: {duration(times[k])}"
+            y = row * height + height - high
+            drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, colors[kind], title=title))
+    return _svg(drawn, height * len(seconds), "time of each layer")
+
+
+def _node_boxes(cluster: Cluster) -> Html:
+    """Nodes as boxes with their devices."""
+    drawn, left = [], 0.0
+    colors = type_colors(kind.name for kind in cluster.device_types)
+    size = min(22.0, _WIDTH / max(len(cluster.devices) + len(cluster.nodes), 1))
+    for node in cluster.nodes:
+        width = size * len(node.device_types) + 4
+        drawn.append(_box(left, 0, width, 26, "none", _GREY, title=node.name))
+        for k, kind in enumerate(node.device_types):
+            x = left + 3 + k * size
+            drawn.append(_rect(x, 4, size - 3, 18, colors[kind.name], title=f"{kind.name} on {node.name}"))
+        left += width + size / 2
+    return _svg(drawn, 26, "nodes")
+
+
+def _drawn_spans(trace: Trace) -> list[Span]:
+    """The spans that `rank_lanes` draws: work and averages, the first of many."""
+    kinds = {*trace.work, "average"}
+    return [span for span in trace.spans if span.kind in kinds][:_MOST_SPANS]
+
+
+def _rank_lanes(trace: Trace, ranks: Sequence[int]) -> Html:
+    """Each rank as a lane of its spans."""
+    start, shown = min(span.start for span in trace.spans), _drawn_spans(trace)
+    until = max((span.end for span in shown), default=start) - start or 1.0
+    lanes, drawn = {rank: k for k, rank in enumerate(ranks)}, []
+    for span in shown:
+        if span.rank in lanes:
+            x, width = (span.start - start) / until * _WIDTH, (span.end - span.start) / until * _WIDTH
+            y, high = lanes[span.rank] * _LANE + 2, _LANE - 4
+            title = f"rank {span.rank}: {span.name} {span.kind}, {duration(span.end - span.start)}"
+            color = work_color(span.stage, "forward" if span.kind == "evaluate" else span.kind)
+            drawn.append(_rect(x, y, width, high, color, title=title))
+    return _svg(drawn, _LANE * len(lanes), "what each rank did")
+
+
+def _curve(values: Sequence[float], label: str) -> Html:
+    """Values in their order as a line; empty for fewer than two."""
+    values = [value for value in values if math.isfinite(value)]
+    if len(values) < 2:
+        return Html("")
+    few = values[:: max(1, len(values) // _WIDTH)]
+    low, high = min(few), max(few)
+    scale = 40 / (high - low) if high > low else 0.0
+    points = " ".join(f"{k / (len(few) - 1) * _WIDTH:.1f},{44 - (v - low) * scale:.1f}" for k, v in enumerate(few))
+    line = Html("<polyline points='{}' fill='none' stroke='{}'><title>{}</title></polyline>")
+    return _svg([line.format(points, stage_color(0), label)], 48, label)
+
+
+def _swatch(color: str, mark: str) -> Html:
+    """A mark in a colour, with an edge by which it is seen on any page."""
+    return Html("<span style='-webkit-text-stroke:{}px {};color:{}'>{}</span> ").format(
+        _EDGE, edge_of(color), color, mark
+    )
+
+
+def _svg(inside: Iterable[Html], height: float, label: str) -> Html:
+    return Html(
+        "<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height:g}' "
+        "viewBox='0 0 {width} {height:g}' role='img' aria-label='{label}'>{inside}</svg>"
+    ).format(width=_WIDTH, height=height, label=label, inside=joined(inside))
+
+
+def _rect(x: float, y: float, width: float, height: float, color: str, *, title: str) -> Html:
+    """A rectangle with an edge inside it, by which it is seen on any page; a thin one has the edge's colour alone."""
+    edge = edge_of(color)
+    if edge == color or min(width, height) < 2 * _EDGE:
+        return _box(x, y, max(width, 0.3), max(height, 0.3), edge, "none", title=title)
+    return _box(x + _EDGE / 2, y + _EDGE / 2, width - _EDGE, height - _EDGE, color, edge, title=title)
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str, *, title: str) -> Html:
+    return Html(
+        "<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{:.1f}' fill='{}' stroke='{}'><title>{}</title></rect>"
+    ).format(x, y, width, height, fill, stroke, title)
 
 
 SHOWN = (Cluster, Plan, PlanDiff, Profile, Replay, RunRecord, Trace, WhatIf)
