@@ -84,10 +84,10 @@ def launch(
             raise InputError(
                 "replan.detached", f"replan {replan}: the process that launches a run follows it; leave detach out"
             )
-        known = profile, cluster
-        if given.get("resume") and None in known:
-            known = devices_of(RunRecord.load(run_dir), profile, cluster)
-        check_replan(replan, plan, *known)
+        known_profile, known_cluster = profile, cluster
+        if given.get("resume") and (profile is None or cluster is None):
+            known_profile, known_cluster = devices_of(RunRecord.load(run_dir), profile, cluster)
+        check_replan(replan, plan, known_profile, known_cluster)
     computes = predict is None and config.workload.trains
     here = given.get("launcher", LOCAL) == LOCAL
     check_predictor(replan, predictor, needed=computes, device=config.device, here=here)

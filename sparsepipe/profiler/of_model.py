@@ -156,9 +156,8 @@ def profile_model(
             device_type=device_type,
             repeats=repeats,
             seed=seed,
-            training=training,
+            training=replace(training, contending=others),
             progress=progress,
-            others=others,
         )
     return replace(measured, voxels_by_stride=_of_its_strides(measured, batches, shapes)) if shapes else measured
 

@@ -111,12 +111,11 @@ class ResolvedRun:
             )
 
     def _open_split(self, split: str) -> "ExampleDataset":
-        from ...data.dataset import VoxelDataset  # here: it brings torch
-        from ...data.examples import open_examples
-
         config = self.config
         opened: ExampleDataset
         if self.has_examples:
+            from ...data.examples import open_examples  # here: it brings torch
+
             options = json_object(config.data_args, "data_args")
             if taken := sorted(options.keys() & set(_OF_RUNS)):
                 text = f"{{data_args}} has {taken[0]!r}, which a run gives by itself; call it otherwise"
@@ -130,6 +129,8 @@ class ResolvedRun:
                 **options,
             )
         else:
+            from ...data.dataset import VoxelDataset  # here: it brings torch
+
             recipe = self._recipe(split)
             opened = VoxelDataset(self.folder, split, recipe=recipe, task=self._task, cache=config.cache)
         opened.look()
