@@ -210,8 +210,8 @@ class Plan(StagePlan, Printed):
         found = []
         for stages in self.positions:
             each = [self.estimate.stages[k] for k in stages]
-            seconds = (sum(e.compute_seconds for e in each), sum(e.averaging_seconds for e in each))
-            found.append(PositionEstimate(stages, *seconds, sum(e.memory_bytes for e in each)))
+            compute, averaging = sum(e.compute_seconds for e in each), sum(e.averaging_seconds for e in each)
+            found.append(PositionEstimate(stages, compute, averaging, sum(e.memory_bytes for e in each)))
         return tuple(found)
 
     def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":

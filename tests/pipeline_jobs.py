@@ -16,6 +16,7 @@ from sparsepipe.launchers.prepare import prepare
 from sparsepipe.replication import Arithmetic, parse_rule, rule_to_json
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.pipelines.resuming import RESUME
+from sparsepipe.runtime.workloads.resolved import resolve
 
 
 def pipelines_of(model: str, *ranks: Sequence[Sequence[int]], rule: str, cuts=None, **options) -> Plan:
@@ -46,7 +47,7 @@ def run_pipelines(
     folder: Path, plan: Plan, config: RunConfig, *, resume: bool = False, limit: float = 240
 ) -> PipelinesResult:
     """Run them to their end. Fails with the first traceback where a rank does."""
-    record, locks = prepare(plan, config, run_dir=folder, resume=resume)
+    record, locks = prepare(plan, resolve(config), run_dir=folder, resume=resume)
     for lock in locks:
         os.close(lock)
     launch = str(time.time_ns())

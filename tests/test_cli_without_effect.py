@@ -10,7 +10,7 @@ from sparsepipe.cli.without_effect import kind_of_data, without_effect
 from sparsepipe.data import make_shapes
 from sparsepipe.models import network
 from sparsepipe.replication import parse_rule
-from sparsepipe.runtime.workloads.resolved import ResolvedRun
+from sparsepipe.runtime.workloads.resolved import resolve
 
 MODEL = "minkvgg11bn-narrow"
 IDS = tuple(row.id for row in network(MODEL, num_classes=2).rows)
@@ -25,7 +25,7 @@ def shapes(tmp_path_factory):
 
 def told(words, data, *, plan=TWO_STAGES, model=MODEL):
     given = parser().parse(["run", "plan.json", "--model", model, "--data", str(data), *words.split()])
-    return list(without_effect(given, ResolvedRun(settings_of(given)), plan))
+    return list(without_effect(given, resolve(settings_of(given)), plan))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from sparsepipe.launchers.prepare import prepare
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime.training_state.checkpoint import latest
 from sparsepipe.runtime.worker.run import run
+from sparsepipe.runtime.workloads.resolved import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PLAN = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
@@ -209,7 +210,7 @@ def test_a_resumed_run_is_not_taken_for_what_it_was_before(tmp_path, clouds) -> 
 
 def test_a_run_about_to_start_is_neither_taken_for_a_dead_one_nor_started_twice(tmp_path, clouds) -> None:
     """Its guard has not yet said that it is there: whoever attached then wrote that it was killed."""
-    record, (lock,) = prepare(PLAN, settings(clouds), run_dir=tmp_path / "run", resume=False)
+    record, (lock,) = prepare(PLAN, resolve(settings(clouds)), run_dir=tmp_path / "run", resume=False)
     job = attach(tmp_path / "run")
     with pytest.raises(TimeoutError):
         job.wait(timeout=0.5)

@@ -8,6 +8,7 @@ from sparsepipe.plan import Plan, Stage
 from sparsepipe.provenance import Provenance, plan_digest
 from sparsepipe.record.campaigns import differences
 from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.workloads.resolved import resolve
 
 MODEL = "minkvgg11bn-narrow"
 
@@ -15,7 +16,7 @@ MODEL = "minkvgg11bn-narrow"
 def prepared(folder, campaign=None):
     layers = tuple(layer.id for layer in network(MODEL, num_classes=2).graph().layers)
     plan, config = Plan((Stage(layers, (0,)),)), RunConfig(MODEL, "digits")
-    return prepare(plan, config, run_dir=folder, resume=False, campaign=campaign)
+    return prepare(plan, resolve(config), run_dir=folder, resume=False, campaign=campaign)
 
 
 def test_a_run_beside_another_job_is_marked_and_so_is_the_other(tmp_path):

@@ -14,7 +14,7 @@ from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
-from sparsepipe.runtime.workloads.resolved import ResolvedRun
+from sparsepipe.runtime.workloads.resolved import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,7 +30,7 @@ def test_the_score_of_translations_is_told_though_the_last_stage_has_no_checkpoi
     config = RunConfig(
         "gnmt-small", "/run/home/pairs", data_args=json.dumps(sizes), batch_size=16, threads=1, bleu_sentences=4
     )
-    layers = layer_graph(ResolvedRun(config.replace(data=str(desk.network.desk.home / "pairs")))).layers
+    layers = layer_graph(resolve(config.replace(data=str(desk.network.desk.home / "pairs")))).layers
     ids = [layer.id for layer in layers]
     stages = (Stage(tuple(ids[: len(ids) // 2]), (0,)), Stage(tuple(ids[len(ids) // 2 :]), (1,)))
     plan, whole = Plan(stages, **FLUSH), Plan((Stage(tuple(ids), (0,)),), **FLUSH)

@@ -19,7 +19,7 @@ from sparsepipe.plan import Plan, Stage
 from sparsepipe.reproduce.dense import TASKS
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
-from sparsepipe.runtime.workloads.resolved import ResolvedRun
+from sparsepipe.runtime.workloads.resolved import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STAGES = 2
@@ -37,7 +37,7 @@ def need(name: str) -> None:
 def validations(folder, config: RunConfig) -> list[dict]:
     """Train a network cut into stages of as many layers, a process each; return what each validation reports."""
     config = config.replace(cache=str(folder / PREPARED))
-    ids = [layer.id for layer in layer_graph(ResolvedRun(config)).layers]
+    ids = [layer.id for layer in layer_graph(resolve(config)).layers]
     bounds = [round(k * len(ids) / STAGES) for k in range(STAGES + 1)]
     stages = (Stage(tuple(ids[a:b]), (k,)) for k, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)))
     with launch(Plan(tuple(stages), schedule="1f1b"), config, run_dir=folder / f"run-{config.seed}") as job:

@@ -10,7 +10,7 @@ from sparsepipe.models.traced import trace, verify
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads.opening import open_task
-from sparsepipe.runtime.workloads.resolved import ResolvedRun
+from sparsepipe.runtime.workloads.resolved import resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore:<class 'Minkowski:DeprecationWarning")
 SAMPLES = 9
@@ -158,7 +158,7 @@ SETTINGS = {"voxel_size": 0.2, "num_points": 100, "batch_size": 8, "learning_rat
 def test_a_file_with_a_network_of_it_is_opened(tmp_path, minkowski, capsys):
     (tmp_path / "net.py").write_text(NET)
     config = RunConfig(f"{tmp_path}/net.py:build", "digits", **SETTINGS)
-    task = open_task(ResolvedRun(config))
+    task = open_task(resolve(config))
     assert task.engine.name == "minkowski"
     assert [row.id for row in task.network.rows] == ["0", "1", "2"]
     assert "net.py:build: 1 pools in the mode that keeps samples apart" in capsys.readouterr().err

@@ -33,7 +33,7 @@ from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.opening import LearningTask, open_task
-from sparsepipe.runtime.workloads.resolved import ResolvedRun
+from sparsepipe.runtime.workloads.resolved import resolve
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -98,7 +98,7 @@ def settings(**changes) -> RunConfig:
 
 def plan_of(config: RunConfig, ranks: list[list[int]], **options) -> Plan:
     """Cut the layers evenly into one stage for each entry of `ranks`."""
-    ids = [layer.id for layer in layer_graph(ResolvedRun(config)).layers]
+    ids = [layer.id for layer in layer_graph(resolve(config)).layers]
     bounds = [round(k * len(ids) / len(ranks)) for k in range(len(ranks) + 1)]
     recompute = options.pop("recompute", False)
     stages = (
@@ -119,7 +119,7 @@ class ModuleOracle(Oracle):
 
     def __init__(self, plan: Plan, config: RunConfig) -> None:
         self.plan, self.config = plan, config
-        task = open_task(ResolvedRun(config))
+        task = open_task(resolve(config))
         self.dataset, self.loss = task.training, task.loss
         args = json_object(config.model_args, "model_args")
         self.module = build_module(config.model, args, self.dataset.facts, seed=config.seed).train()
@@ -219,7 +219,7 @@ def test_what_the_loss_does_not_reach_is_not_trained_to_the_bit(tmp_path):
     config = settings(**HEADS, epochs=1, shuffle=False)
     plan = plan_of(config, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
     result = run_jobs(tmp_path, [Job("heads", plan, config)])["heads"]
-    training = open_task(ResolvedRun(config)).training
+    training = open_task(resolve(config)).training
     module = build_module(config.model, {}, training.facts, seed=config.seed).train()
     begun = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     # One for each parameter: torch's fused SGD takes no parameters of which some have a velocity.
@@ -289,7 +289,7 @@ def test_a_checkpoint_has_the_names_of_the_users_module(runs):
 def test_bad_input_is_one_line(changes, error):
     config = settings(**WORDS | changes)
     with raises(*error) as caught:
-        open_task(ResolvedRun(config))
+        open_task(resolve(config))
     assert "\n" not in str(caught.value)
 
 
@@ -336,7 +336,7 @@ def test_a_layer_draws_the_same_while_a_thread_reads_items_that_draw(tmp_path):
 def test_what_a_layer_cannot_take_is_told_with_its_name():
     """One picture alone has no variance: torch's words came out of the middle of a worker."""
     config = settings(**PICTURES, batch_size=1, last_minibatch="keep")
-    task = open_task(ResolvedRun(config))
+    task = open_task(resolve(config))
     stage = task.network.build(engine=task.engine, seed=0)
     entering = stage.enter(task.engine.tensor(task.training.batch([0])))
     grown = {name: tensor[:, :, :1, :1] for name, tensor in entering.items()}
@@ -346,7 +346,7 @@ def test_what_a_layer_cannot_take_is_told_with_its_name():
 
 def test_no_minibatch_of_examples_to_profile_on_has_a_single_sample():
     config = settings(**PICTURES)
-    training = open_task(ResolvedRun(config)).training
+    training = open_task(resolve(config)).training
     sizes = [len(batch) for batch in spread(training, dict.fromkeys(range(18), 1), batch_size=4)]
     assert sizes == [2, 4, 8, 16]
 
@@ -366,7 +366,7 @@ def test_an_lstm_of_usual_size_is_a_network():
 
 
 def two_stages(config: RunConfig, cut: int, **options) -> tuple[LearningTask, list[NetworkStage]]:
-    task = open_task(ResolvedRun(config))
+    task = open_task(resolve(config))
     ids = [row.id for row in task.network.rows]
     parts = (Stage(tuple(ids[:cut]), (0,), **options), Stage(tuple(ids[cut:]), (1,), **options))
     made = {"config": config, "device": torch.device("cpu"), "loss": task.loss}

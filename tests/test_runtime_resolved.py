@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from runtime_jobs import PLAIN, plan_of, settings, shapes
 
+from sparsepipe.cli import main
 from sparsepipe.data import folder as folders
 from sparsepipe.launchers import launch
 from sparsepipe.launchers.prepare import prepare
@@ -14,7 +15,7 @@ from sparsepipe.replication import parse_rule
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.learning import Learning
-from sparsepipe.runtime.workloads.resolved import ResolvedRun
+from sparsepipe.runtime.workloads.resolved import resolve
 
 CODE = """
 import os
@@ -40,7 +41,7 @@ def own(tmp_path, monkeypatch):
 
 
 def two_stages(config, *, ranks=(0, 1)):
-    first, *rest = [layer.id for layer in layer_graph(ResolvedRun(config)).layers]
+    first, *rest = [layer.id for layer in layer_graph(resolve(config)).layers]
     return Plan((Stage((first,), ranks[:1]), Stage(tuple(rest), ranks[1:])), schedule="1f1b-flush", num_microbatches=2)
 
 
@@ -63,7 +64,7 @@ def test_a_launcher_of_several_pipelines_opens_the_data_once(tmp_path, own):
     plans = [two_stages(own, ranks=ranks) for ranks in ((0, 1), (2, 3))]
     (tmp_path / "opened").unlink()
     plan = Plan.together(plans, parse_rule("all-reduce"))
-    _, locks = prepare(plan, own, run_dir=tmp_path / "run")
+    _, locks = prepare(plan, resolve(own), run_dir=tmp_path / "run")
     for lock in locks:
         os.close(lock)
     assert opened(tmp_path) == {f"{os.getpid()} train": 1, f"{os.getpid()} test": 1}
@@ -73,17 +74,30 @@ def test_point_clouds_are_listed_once_for_all_splits(tmp_path, monkeypatch):
     config = settings(shapes(tmp_path), validate=True, loss="classes")
     listed, list_folder = [], folders.list_folder
     monkeypatch.setattr(folders, "list_folder", lambda path: listed.append(path) or list_folder(path))
-    _, locks = prepare(plan_of(PLAIN, [[0], [1]]), config, run_dir=tmp_path / "run")
+    _, locks = prepare(plan_of(PLAIN, [[0], [1]]), resolve(config), run_dir=tmp_path / "run")
     for lock in locks:
         os.close(lock)
     assert len(listed) == 1
     workload = Learning.open(config)
     assert len(listed) == 2 and workload.validation is not None
-    assert workload.size_unit == ResolvedRun(config).size_unit == "voxels"
+    assert workload.size_unit == resolve(config).size_unit == "voxels"
+
+
+@pytest.mark.slow
+def test_the_command_line_lists_point_clouds_once(tmp_path, monkeypatch):
+    clouds = shapes(tmp_path)
+    plan_of(PLAIN, [[0], [1]]).save(tmp_path / "plan.json")
+    listed, list_folder = [], folders.list_folder
+    monkeypatch.setattr(folders, "list_folder", lambda path: listed.append(path) or list_folder(path))
+    names = ["run", str(tmp_path / "plan.json"), "--model", PLAIN, "--data", str(clouds), "--loss", "classes"]
+    settings_of_run = ["--voxel-size", "0.12", "--batch-size", "4", "--threads", "1", "--minibatches", "2"]
+    assert main([*names, *settings_of_run, "--run-dir", str(tmp_path / "run")]) == 0
+    assert len(listed) == 1
 
 
 def test_what_settings_name_is_decided_by_their_strings(own):
-    run = ResolvedRun(own)
-    assert set(run.functions) == {"model", "data"} and not run.is_table and run.has_examples and run.workload.trains
-    table = ResolvedRun(RunConfig("minkvgg11", "digits", engine="replay"))
-    assert table.is_table and not table.functions and not table.has_examples and not table.workload.trains
+    run = resolve(own)
+    assert set(run.functions) == {"model", "data"} and not run.is_table
+    assert run.data.has_examples and run.workload.trains
+    table = resolve(RunConfig("minkvgg11", "digits", engine="replay"))
+    assert table.is_table and not table.functions and not table.data.has_examples and not table.workload.trains

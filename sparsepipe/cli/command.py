@@ -326,11 +326,17 @@ def reproduce(options: argparse.Namespace) -> Answer:
     from ..reproduce import PAGE
     from ..reproduce import reproduce as run_notebooks
 
-    settings = {"jobs": options.jobs, "data": options.data, "out": options.out, "only_changed": options.only_changed}
-    settings |= {"resume": options.resume, "pictures": not options.no_pictures}
-    settings["paper"] = _paper(options)
-    settings["parameters"] = {name: value(text) for name, text in options.parameters}
-    written = run_notebooks(options.figures or None, **settings)
+    written = run_notebooks(
+        options.figures or None,
+        jobs=options.jobs,
+        data=options.data,
+        out=options.out,
+        only_changed=options.only_changed,
+        resume=options.resume,
+        pictures=not options.no_pictures,
+        paper=_paper(options),
+        parameters={name: value(text) for name, text in options.parameters},
+    )
     page = options.out / PAGE
     return Answer({"figures": [str(path) for path in written], "page": str(page.resolve())}, str(page))
 

@@ -63,9 +63,17 @@ def run(options: argparse.Namespace) -> Answer:
     """Intrude to the end, or as long as who started it is there."""
     where, name = ("gpus", "GPU") if options.gpus else ("cores", "processor")
     numbers = options.gpus or options.cores
-    times = {"after": options.after, "seconds": options.seconds, "share": options.share}
-    steps = run_intruders(options.kind, **{where: numbers}, **times, say=progress_line)
+    steps = run_intruders(
+        options.kind,
+        cores=() if options.gpus else options.cores,
+        gpus=options.gpus or (),
+        after=options.after,
+        seconds=options.seconds,
+        share=options.share,
+        say=progress_line,
+    )
     told = ", ".join(f"{number_of(count, 'step')} on {name} {number}" for number, count in steps.items())
+    times = {"after": options.after, "seconds": options.seconds, "share": options.share}
     document = {"kind": options.kind, where: list(numbers), **times, "steps": steps}
     return Answer(document, f"{options.kind}: {told}")
 
@@ -80,9 +88,11 @@ def measure(options: argparse.Namespace) -> Answer:
 
     if options.predictor and options.predictor.is_dir():
         raise InputError("predictor.is_folder", f"{options.predictor}: is a folder, expected a file for the predictor")
-    settings = {"data": options.data, "voxel_size": options.voxel_size, "engine": options.engine}
-    models, sizes = options.victim or options.victims, options.batch_size or options.batch_sizes
-    victims = [Victim(model, batch_size=size, **settings) for model in models for size in sizes]
+    victims = [
+        Victim(model, options.data, size, options.voxel_size, engine=options.engine)
+        for model in options.victim or options.victims
+        for size in options.batch_size or options.batch_sizes
+    ]
     device, progress = options.device or device_here(), Progress()
     try:
         found = measure_all(

@@ -250,11 +250,15 @@ def simulate(options: argparse.Namespace) -> Answer:
     sizes = _sizes(found, options.minibatches)
     if options.replan:
         return simulate_replanned(options, chosen, found, cluster, sizes, stragglers)
-    restarting = {
-        "restart_seconds": options.restart_seconds or RESTART_SECONDS,
-        "epoch_minibatches": options.epoch_minibatches,
-    }
-    told = forecast(chosen, found, cluster, sizes, stragglers=stragglers, **restarting)
+    told = forecast(
+        chosen,
+        found,
+        cluster,
+        sizes,
+        stragglers=stragglers,
+        restart_seconds=options.restart_seconds or RESTART_SECONDS,
+        epoch_minibatches=options.epoch_minibatches,
+    )
     beyond = [text for text in (told.beyond_memory(cluster),) if text]
     warn(beyond)
     if options.trace:

@@ -30,7 +30,7 @@ from ..record import RunRecord
 from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
-from ..runtime.workloads.resolved import ResolvedRun
+from ..runtime.workloads.resolved import resolve
 from ..sinks import Sink, open_sink
 from ..views.values import left_out
 from .follow_run import Forgiving, drift_answer
@@ -106,13 +106,13 @@ def run(options: argparse.Namespace) -> Answer:
         parent = driver.folder if driver and driver.folder else RUNS
         folder = options.run_dir or new_run_dir(options.model or settings["model"], parent)
     config = settings_of(options, before=settings if record else None)
-    resolved = ResolvedRun(config)
+    resolved = resolve(config)
     chosen = record.plan if record and not options.plan else load_plan(options.plan, lambda: layer_graph(resolved))
     if driver and chosen.replication is None:
         chosen = driver.planned(chosen)
     warn(f"plan: {text}" for text in chosen.warnings)
     warn(without_effect(typed, resolved, chosen))
-    warn(unread_files(config.data))
+    warn(unread_files(config.data, lambda _: resolved.data.folder))
     if options.launcher == SLURM:
         if resolved.is_table:  # of a module only where its data are is it known
             chosen.check(layer_graph(resolved))
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> Answer:
     where |= {"launcher": launcher, "profile": profile, "cluster": cluster}
     sinks = _sinks(options)
     done = options.resume is not None and _nothing_left(folder, config)
-    job = launch(chosen, config, run_dir=folder, resume=options.resume is not None, **where)
+    job = launch(chosen, resolved, run_dir=folder, resume=options.resume is not None, **where)
     if options.detach:
         return _left_alone(job)
     return _followed(job, sinks=sinks, nothing_left=done)
@@ -280,7 +280,7 @@ def runs_replan(options: argparse.Namespace) -> Answer:
     """Have a run go on under another plan, and wait until it does. Interrupting that takes nothing back."""
     record = _record(options.run)
     check_running(record)
-    plan = load_plan(options.plan, lambda: layer_graph(ResolvedRun(RunConfig.from_json(record.config))))
+    plan = load_plan(options.plan, lambda: layer_graph(resolve(RunConfig.from_json(record.config))))
     asked, job = request_replan(record.folder, plan, reason=options.reason), attach(record.folder)
     if asked.doubt:
         progress_line(f"warning: {asked.doubt}")

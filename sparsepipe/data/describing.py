@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..display.counting import number_of
 from . import folder
 from .examples import is_examples
-from .layouts.base import COMPANION_SUFFIXES, UNREAD
+from .layouts.base import COMPANION_SUFFIXES, UNREAD, DataFolder
 from .sources import find
 
 if TYPE_CHECKING:
@@ -43,11 +43,14 @@ def check(
     return inspection.check(find(source), progress=progress, **options)
 
 
-def unread_files(source: Path | str) -> Iterator[str]:
-    """Yield a line for files among the samples of a folder that are of no format that is read, and are no samples."""
+def unread_files(source: Path | str, opened: Callable[[Path | str], DataFolder] = folder.open_folder) -> Iterator[str]:
+    """Yield a line for files among the samples of a folder that are of no format that is read, and are no samples.
+
+    `opened`: returns the folder's files, where somebody has listed them before.
+    """
     if not Path(source).is_dir() or is_examples(source):
         return
-    for entry in folder.open_folder(source).left_out:
+    for entry in opened(source).left_out:
         if entry.why == UNREAD and Path(entry.path).suffix.lower() not in COMPANION_SUFFIXES:
             yield (
                 f"{Path(source) / entry.path}: {number_of(entry.files, 'file')} {UNREAD}, left out; "

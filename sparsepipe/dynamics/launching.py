@@ -16,6 +16,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime import RunConfig
+from ..runtime.workloads.resolved import ResolvedRun, resolve
 from .following import Following, check_replan
 from .interference.predictor import Predictor
 from .of_runs import devices_of
@@ -25,7 +26,7 @@ from .variants import LayerFactors
 
 def launch(
     plan: Plan,
-    config: RunConfig,
+    config: RunConfig | ResolvedRun,
     *,
     run_dir: Path | str,
     replan: str | None = None,
@@ -77,26 +78,27 @@ def launch(
         raise InputError(
             "plan.not_a_plan", f"plan {shown(plan)} given, expected a Plan, as partition makes or Plan.load reads"
         )
-    if not isinstance(config, RunConfig):
+    if not isinstance(config, RunConfig | ResolvedRun):
         raise InputError("config.not_a_config", f"config {shown(config)} given, expected a RunConfig(model, data, …)")
+    run = resolve(config)
     if replan is not None:
         if given.get("detach"):
             raise InputError(
                 "replan.detached", f"replan {replan}: the process that launches a run follows it; leave detach out"
             )
-        known = profile, cluster
-        if given.get("resume") and None in known:
-            known = devices_of(RunRecord.load(run_dir), profile, cluster)
-        check_replan(replan, plan, *known)
-    computes = predict is None and config.workload.trains
+        known_profile, known_cluster = profile, cluster
+        if given.get("resume") and (profile is None or cluster is None):
+            known_profile, known_cluster = devices_of(RunRecord.load(run_dir), profile, cluster)
+        check_replan(replan, plan, known_profile, known_cluster)
+    computes = predict is None and run.workload.trains
     here = given.get("launcher", LOCAL) == LOCAL
-    check_predictor(replan, predictor, needed=computes, device=config.device, here=here)
+    check_predictor(replan, predictor, needed=computes, device=run.config.device, here=here)
     if given.get("forward_only") is not None and plan.members:
         told = (
             f"forwards alone: the first of the plan's {number_of(len(plan.pipelines), 'pipeline')} computes the outputs"
         )
         tell(f"{told}, on {len(plan.pipelines[0].ranks)} of {len(plan.ranks)} devices")
-    job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
+    job = launch_alone(plan, run, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:
         following = Following(job, replan, tell=tell, predict=predict, predictor=predictor)
         job.wait_for(following.thread)

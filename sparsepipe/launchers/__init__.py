@@ -16,6 +16,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..replication import Rule, parse_rule
 from ..runtime import RunConfig
+from ..runtime.workloads.resolved import ResolvedRun, resolve
 from ..stragglers import Stragglers
 from .base import Job, Launcher
 from .inference import first_pipeline
@@ -55,7 +56,7 @@ def default_launcher(cluster: Cluster | None) -> str:
 
 def launch(
     plan: Plan,
-    config: RunConfig,
+    config: RunConfig | ResolvedRun,
     *,
     run_dir: Path | str,
     replication: Rule | str | None = None,
@@ -85,15 +86,16 @@ def launch(
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
+    run = resolve(config)
     if stragglers is not None:
-        config = config.replace(stragglers=stragglers if isinstance(stragglers, str) else str(stragglers))
+        run = replace(run, config=run.config.replace(stragglers=str(stragglers)))
     check_options(launcher, options)
     chosen = _with_rule(plan, replication)
     if options.get("forward_only") is not None and chosen.members:
         chosen, cluster = first_pipeline(chosen, cluster)
     return _launcher(launcher).launch(
         chosen,
-        config,
+        run,
         run_dir=run_dir,
         resume=resume,
         profile=profile,

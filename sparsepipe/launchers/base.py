@@ -9,7 +9,7 @@ from ..cluster import Cluster
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
-from ..runtime import RunConfig
+from ..runtime.workloads.resolved import ResolvedRun
 
 MetricsRow = dict[str, Any]
 
@@ -113,7 +113,7 @@ class Launcher(Protocol):
     def launch(
         self,
         plan: Plan,
-        config: RunConfig,
+        run: ResolvedRun,
         *,
         run_dir: Path | str,
         resume: bool,

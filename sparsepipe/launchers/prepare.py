@@ -63,7 +63,7 @@ def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool
 
 def prepare(
     plan: Plan,
-    config: RunConfig,
+    run: ResolvedRun,
     *,
     run_dir: Path | str,
     resume: bool = False,
@@ -84,11 +84,11 @@ def prepare(
         if resume:
             text = "{forward_only} computes outputs anew: leave out {resume}, or {forward_only}"
             raise InputError("resume.forward_only", text, setting={"forward_only": None, "resume": None})
-        config = inference_config(config)
+        run = replace(run, config=inference_config(run.config))
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
-    _check_together(plan, config, profile, cluster)
-    run = _resolved(config)
+    _check_together(plan, run.config, profile, cluster)
+    run = _for_workers(run)
     config = run.config
     for k in range(len(plan.pipelines)):
         _check_pipeline(plan, k, run, profile, cluster, processes)
@@ -135,17 +135,18 @@ def prepare(
         raise
 
 
-def _resolved(config: RunConfig) -> ResolvedRun:
-    """Return what the settings name, with functions of the user's own so that every worker finds them from anywhere.
+def _for_workers(run: ResolvedRun) -> ResolvedRun:
+    """Return a run with the settings that workers get: functions of the user's own so that all find them from anywhere.
 
     Raises InputError for a function that is not there, and for malformed stragglers.
     """
+    config = run.config
     if not config.workload.trains:
         config = config.replace(validate=False, checkpoint_every=0)
     if config.stragglers is not None:
         config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     absolute = {name: str(function.absolute()) for name, function in functions_of(vars(config)).items()}
-    return ResolvedRun(config.replace(**absolute))
+    return replace(run, config=config.replace(**absolute))
 
 
 def _check_pipeline(
@@ -286,7 +287,7 @@ def _check_data(run: ResolvedRun) -> None:
         from ..runtime.workloads.opening import check_settings
 
         check_settings(run)
-    if is_there and not run.has_examples:
+    if is_there and not run.data.has_examples:
         run.check_clouds(("train", *([config.validation_split] if config.validate else [])), engine=config.engine)
 
 

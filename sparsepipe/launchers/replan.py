@@ -17,7 +17,7 @@ from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits
 from ..runtime.plan_memory import check_memory, held_bytes, needed_bytes
 from ..runtime.workloads import check_launch
-from ..runtime.workloads.resolved import ResolvedRun
+from ..runtime.workloads.resolved import resolve
 from .memory_need import MemoryNeed, need_of_job
 from .run_state import is_alive, state_of
 
@@ -108,7 +108,7 @@ def _checked_plan(record: RunRecord, before: Plan, plan: Plan) -> MemoryNeed:
         )
     if plan == before:
         raise InputError("replan.same_plan", f"{record.folder}: follows this plan already")
-    run = ResolvedRun(config)
+    run = resolve(config)
     if not run.workload.trains:
         profile, cluster = Profile.load(record.folder / "profile.json"), Cluster.load(record.folder / "cluster.toml")
         check_launch(plan, run, profile, cluster)

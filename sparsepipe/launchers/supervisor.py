@@ -204,10 +204,10 @@ def _tell(run_dir: Path, status: Mapping[str, object], put: Callable[[Path], obj
             temporary.unlink(missing_ok=True)
         if "reason" in status and error.errno != errno.ENOENT:  # else the folder is gone, as the reason says
             document["reason"] = f"{status['reason']} ({STATUS} could not be written: {error.strerror})"
-        say_status(**document)
+        say_status(document)
 
 
-def say_status(**status: object) -> None:
+def say_status(status: Mapping[str, object]) -> None:
     """Print the status as a line on standard output, which the launching process reads."""
     with suppress(OSError):
         os.write(1, json.dumps(status).encode() + b"\n")

@@ -6,7 +6,7 @@ import sys
 from ..engines.subnetwork import build
 from ..host.contention import exit_with_parent, report_started
 from ..runtime.config import RunConfig
-from ..runtime.workloads.resolved import ResolvedRun
+from ..runtime.workloads.resolved import resolve
 from .devices import limited_to, usable
 from .layer_timer import update_step, whole_step
 from .of_model import opened
@@ -16,7 +16,7 @@ from .updates import Updates
 def train_until_killed(config: RunConfig) -> None:
     """Train on one minibatch of the data set again and again, until the process that profiles ends this one."""
     exit_with_parent()
-    task, order = opened(ResolvedRun(config))
+    task, order = opened(resolve(config))
     batch, place = task.training.batch(order[0]), usable(config.device)
     subnetwork = build(task.network, task.engine, seed=0).to(place)
     updates = Updates(subnetwork)

@@ -57,6 +57,7 @@ class Training:
     reads_targets: bool = False  # whether targets are in what is read, so that the last stage reads it too
     loss: Loss | None = None  # judges the output in the last stage; None: the cross entropy of classes
     most_seconds: float = math.inf  # of measuring, after which minibatches larger than training's are left out
+    contending: Sequence[int] = ()  # ids of processes that run the same work meanwhile, as other workers will
 
 
 def profile(
@@ -71,7 +72,6 @@ def profile(
     seed: int = 0,
     training: Training = Training(),
     progress: Progress | None = None,
-    others: Sequence[int] = (),
 ) -> Profile:
     """Measure each layer's forward and backward on `batches` of different sizes; median, interquartile range.
 
@@ -80,8 +80,8 @@ def profile(
     sum over layers agrees with whole steps, without a clock in them. `origin` of the profile says how they compare. An
     update by SGD with momentum follows each pass and step.
     Passes whose threads waited for a processor are taken again, for a while; `origin` says what other load there was.
-    `others`: processes (their ids) that are at work on our behalf meanwhile. A step is told what reading takes where
-    every processor is at work on layers, as the thread that reads ahead then takes the time of one.
+    A step is told what reading takes where every processor is at work on layers, as the thread that reads ahead then
+    takes the time of one.
     Raises InputError without batches, without repeats, for two batches of the same size, or without the device.
     """
     batches = sorted(batches, key=lambda batch: batch.size)
@@ -89,7 +89,7 @@ def profile(
     say = progress or (lambda line: None)
     place = usable(device)
     subnetwork = build(network, engine, seed=seed).to(place)
-    crowd = torch.get_num_threads() * (1 + len(others)) / num_processors()
+    crowd = torch.get_num_threads() * (1 + len(training.contending)) / num_processors()
     least, most = (_LEAST_REPEATS, _MOST_REPEATS) if repeats is None else (repeats, repeats)
     repeater = Repeater(subnetwork, Updates(subnetwork), place, least, most, crowded=crowd > 1)
     samples: list[dict[str, CostSample]] = []
@@ -100,7 +100,7 @@ def profile(
         batches = [batch for batch in batches if not any(batch is part for part in parts)]
     middle = min(range(len(batches)), key=lambda k: abs(batches[k].size - usual))
     began = time.perf_counter()
-    with watched(others) as watch:
+    with watched(training.contending) as watch:
         for position, batch in enumerate(batches):
             took = time.perf_counter() - began
             if position > middle and took * batch.size / batches[position - 1].size > training.most_seconds:

@@ -33,7 +33,7 @@ from ..io.keywords import knows_its_keywords
 from ..profile import Profile, voxels_by_stride
 from ..runtime.config import ProfileConfig, RunConfig
 from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, open_task
-from ..runtime.workloads.resolved import ResolvedRun
+from ..runtime.workloads.resolved import ResolvedRun, resolve
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile
 
@@ -113,7 +113,7 @@ def profile_model(
             f"a {config.model} profiled beside {number_of(beside, 'other process')}, which cannot import it: write it "
             "to a file (%%writefile net.py) and give 'net.py:function'",
         )
-    run = ResolvedRun(config, None if isinstance(model, str) else model)
+    run = resolve(config, None if isinstance(model, str) else model)
     task, order = opened(run, voxel_size_given=voxel_size is not None)
     dataset = task.training
     if isinstance(dataset, data.VoxelDataset):  # those that a run will read, too
@@ -156,9 +156,8 @@ def profile_model(
             device_type=device_type,
             repeats=repeats,
             seed=seed,
-            training=training,
+            training=replace(training, contending=others),
             progress=progress,
-            others=others,
         )
     return replace(measured, voxels_by_stride=_of_its_strides(measured, batches, shapes)) if shapes else measured
 

@@ -104,9 +104,8 @@ class Member(Simulation):
         stragglers: Stragglers | None,
         averages: bool,
         units_before: int = 0,
-        killable: bool = True,
     ) -> None:
-        """`units_before`: that the pipeline took in its lives before. `killable`: stragglers may end it."""
+        """`units_before`: that the pipeline took in its lives before."""
         super().__init__(compile(plan, len(sizes)), profile, cluster, sizes)
         self.number, self.others, self.stragglers, self.averages = number, others, stragglers, averages
         self.transfers.ports = ports  # several pipelines share those of a node
@@ -124,7 +123,7 @@ class Member(Simulation):
                 self.ranks[rank].todo = [(CODES[op], s, m) for s, op, m in actions]
         self.units_before = units_before
         self.before = units_before * self.whole  # minibatches that it took before, as stragglers count them
-        self.killable, self.dead = killable and stragglers is not None, False
+        self.killable, self.dead = averages and stragglers is not None, False  # by stragglers
         self.trained, self.trained_until = 0, 0.0  # places that its last stage is through with, and since when
         self.left = sum(len(rank.todo) for rank in self.ranks.values())
         self.held = 0  # ranks that wait for other pipelines after an update
@@ -326,9 +325,9 @@ class Member(Simulation):
         averaged = begin + self.averaging[stage]
         for other in waiting:
             other.free = None
-        self.add_rows("average", waiting, stage, index, begin, averaged)
         unit = self.unit(stage, index)
         update = Update(stage, index, -1 if unit is None else unit, waiting)
+        self.add_rows("average", update, begin, averaged)
         if unit is None or not self.others.takes_step(self, update, averaged):
             self.step(update, averaged)
 
@@ -336,17 +335,16 @@ class Member(Simulation):
         """Let each replica make its step of the optimizer."""
         for rank in update.ranks:
             end = now + self.updates[update.stage, rank.rank]
-            self.add_rows("update", [rank], update.stage, update.number, now, end)
+            self.add_rows("update", update._replace(ranks=[rank]), now, end)
             self.order += 1
             heapq.heappush(self.running, (end, self.order, rank))
 
-    def add_rows(
-        self, kind: str, ranks: Sequence[RankState], stage: int, index: int, begin: float, end: float, peer: int = -1
-    ) -> None:
-        """Draw what ranks do around an update, if it takes any time."""
+    def add_rows(self, kind: str, update: Update, begin: float, end: float, peer: int = -1) -> None:
+        """Draw what the ranks of an update do around it, if it takes any time."""
         if end > begin:
-            name, minibatch = f"{stage}U{index}", self.last_of_round[stage][index]
-            self.rows += [(rank.rank, name, begin, end, kind, stage, minibatch, peer) for rank in ranks]
+            stage, number = update.stage, update.number
+            name, minibatch = f"{stage}U{number}", self.last_of_round[stage][number]
+            self.rows += [(rank.rank, name, begin, end, kind, stage, minibatch, peer) for rank in update.ranks]
 
     def end(self, now: float) -> list[int]:
         """End the pipeline as it is. Return the minibatches that it took and its last stage is not through with."""

@@ -86,7 +86,7 @@ class Together:
         self._order = 0
         ports = defaultdict[Hashable, Port](Port)
 
-        def begin(k: int, *, units_before: int = 0, killable: bool = rule is not None) -> Member:
+        def begin(k: int, *, units_before: int = 0) -> Member:
             return Member(
                 k,
                 plans[k],
@@ -98,7 +98,6 @@ class Together:
                 stragglers=stragglers,
                 averages=bool(rule),
                 units_before=units_before,
-                killable=killable,
             )
 
         self._begin = begin
@@ -261,8 +260,8 @@ class Together:
         if before is not self.members[k] or (not before.dead and not self.queue):
             return
         self.past.append(before)
-        killable = before.killable and not before.dead
-        member = self.members[k] = self._begin(k, units_before=before.units_taken, killable=killable)
+        member = self.members[k] = self._begin(k, units_before=before.units_taken)
+        member.killable = before.killable and not before.dead
         if self.groups is not None and (before.dead or k in self.idle):
             self._decide(self.groups.join(k, now=self.now), by=k)
         self.idle.discard(k)
@@ -357,12 +356,11 @@ class Together:
     def _decide(self, merges: Sequence[Merge], *, by: int | None) -> None:
         for merge in merges:
             server = merge.partner == SERVER
-            facts = (merge, self.now, by)
             exchange: Exchange | Push
             if server:
-                exchange = Push(*facts, self.sizes, self.server)
+                exchange = Push(merge, self.now, by, self.sizes, self.server)
             else:
-                exchange = Exchange(*facts, self.routes(members_of(merge)))
+                exchange = Exchange(merge, self.now, by, self.routes(members_of(merge)))
                 self.open = [*(one for one in self.open if not one.complete), exchange]
             self.group_sizes[len(merge.members) + (merge.partner is not None and not server)] += 1
             self.forced += merge.forced
@@ -416,10 +414,9 @@ class Together:
         whom = exchange.decided_by
         peer = -1 if whom is None else self.members[whom].plan.stages[-1].ranks[0]
         late = self.members[other[0]].plan.stages[other[1]].ranks[0]
-        drawn = (update.ranks, update.stage, update.number)
-        member.add_rows("wait", *drawn, since, decided, peer)
-        member.add_rows("wait", *drawn, decided, begun, late)
-        member.add_rows("average", *drawn, begun, self.now)
+        member.add_rows("wait", update, since, decided, peer)
+        member.add_rows("wait", update, decided, begun, late)
+        member.add_rows("average", update, begun, self.now)
         if update.stage == member.leader:
             tally = self.tallies[member.number]
             tally.lost["group"] += begun - since

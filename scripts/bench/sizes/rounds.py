@@ -23,7 +23,7 @@ from sparsepipe.profiler.measure import Training, profile
 from sparsepipe.profiler.of_model import cropped, opened, shape
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.workloads.opening import LearningTask, one_minibatch
-from sparsepipe.runtime.workloads.resolved import ResolvedRun
+from sparsepipe.runtime.workloads.resolved import resolve
 
 MODEL_OF_VOXELS, VOXEL_SIZE, BATCH_SIZE = "minkvgg11bn-narrow", 0.03, 16
 PASSES = 8  # over each minibatch, in two turns: the second tells what the machine itself changes
@@ -73,7 +73,7 @@ def measured(case: Case, *, minibatches: int, seed: int) -> Row:
     found = _profile(case)
     config = RunConfig(case.model, case.data, batch_size=case.batch_size, num_points=case.num_points, seed=seed + 1)
     config = config if case.voxel_size is None else config.replace(voxel_size=case.voxel_size)
-    task, order = opened(ResolvedRun(config))
+    task, order = opened(resolve(config))
     subnetwork = build(task.network, task.engine, seed=seed)
     batches = [task.training.batch(indices) for indices in order[:minibatches]]
     sizes = [batch.size for batch in batches]

@@ -65,11 +65,11 @@ def training(device: str = CPU) -> Step:
     from ...profiler.of_model import opened
     from ...profiler.updates import Updates
     from ...runtime.config import RunConfig
-    from ...runtime.workloads.resolved import ResolvedRun
+    from ...runtime.workloads.resolved import resolve
 
     place = torch_device(device)
     config = RunConfig(_TRAINED, "digits", voxel_size=0.1, batch_size=16, num_points=512, engine="native")
-    task, order = opened(ResolvedRun(config))
+    task, order = opened(resolve(config))
     batch = task.training.batch(order[0])
     subnetwork = build(task.network, task.engine, seed=0).to(place)
     updates = Updates(subnetwork)

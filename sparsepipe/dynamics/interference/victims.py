@@ -56,7 +56,7 @@ class OpenVictim:
         from ...engines.subnetwork import build
         from ...profiler.of_model import opened
         from ...runtime.config import RunConfig
-        from ...runtime.workloads.resolved import ResolvedRun
+        from ...runtime.workloads.resolved import resolve
 
         config = RunConfig(
             victim.model,
@@ -67,7 +67,7 @@ class OpenVictim:
             engine=victim.engine,
             seed=seed,
         )
-        task, order = opened(ResolvedRun(config))
+        task, order = opened(resolve(config))
         self.victim, self._device = victim, torch_device(device)
         self._batch = task.training.batch(order[0])
         self._subnetwork: Any = build(task.network, task.engine, seed=seed).to(self._device)

@@ -67,7 +67,7 @@ def main(options: Sequence[str]) -> int:
     try:
         folder = RunFolder(arguments.run_dir)
     except RunFolderGone as error:
-        say_status(state="failed", reason=str(error))
+        say_status({"state": "failed", "reason": str(error)})
         return 1
     listener = Listener()
     try:
@@ -162,7 +162,7 @@ def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
         with suppress(OSError):
             print(cause.reason, file=sys.stderr, flush=True)
     if folder.gone:
-        say_status(**{**status, "state": "failed", "reason": str(RunFolderGone(folder.path))})
+        say_status({**status, "state": "failed", "reason": str(RunFolderGone(folder.path))})
         return 1
     _make_room(folder.path)
     tell_status(folder.path, **status)

@@ -11,7 +11,7 @@ from ...host.python_path import check_current_folder, python_command
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
-from ...runtime import RunConfig
+from ...runtime.workloads.resolved import ResolvedRun
 from ..base import Asked
 from ..followed_job import FollowedJob
 from ..handle import AttachedProcess
@@ -25,7 +25,7 @@ _STARTER = Starter()
 
 def launch(
     plan: Plan,
-    config: RunConfig,
+    run: ResolvedRun,
     *,
     port: int | None = None,
     detach: bool = False,
@@ -48,15 +48,15 @@ def launch(
             "a port goes with one pipeline: several choose theirs by themselves; leave it out",
         )
     _check_port(port)
-    check_threads(config.threads)
+    check_threads(run.config.threads)
     folder, resume = Path(asked["run_dir"]).resolve(), asked.get("resume", False)
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     check_workers(processes)
     check_current_folder()
-    record, locks = prepare(plan, config, forward_only=forward_only, **asked)
+    record, locks = prepare(plan, run, forward_only=forward_only, **asked)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
-    environment = environment_of(config, processes)
+    environment = environment_of(run.config, processes)
 
     def begin(lifeline: int) -> subprocess.Popen[bytes] | SentProcess:
         return _STARTER.start(record.folder, options, environment=environment, lock=locks[0], lifeline=lifeline)

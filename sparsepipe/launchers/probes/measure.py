@@ -160,8 +160,15 @@ def measure_link(
     probe: Probe, peer: Probe, port: int, secret: str, *, sizes: Sequence[int] = SIZES, seconds: float = _SECONDS
 ) -> MeasuredLink:
     """Measure the link from one host to another, where that one's probe listens. Raises InputError."""
-    facts = {"address": peer.node.address, "port": port, "secret": secret}
-    said = probe.ask("link", **facts, sizes=list(sizes), seconds=seconds, timeout=_MOST_SECONDS)
+    said = probe.ask(
+        "link",
+        address=peer.node.address,
+        port=port,
+        secret=secret,
+        sizes=list(sizes),
+        seconds=seconds,
+        timeout=_MOST_SECONDS,
+    )
     times = {int(size): float(took) for size, took in said["times"].items()}
     return MeasuredLink((probe.node.name, peer.node.name), times)
 

@@ -69,8 +69,10 @@ def _launch_one_of_several(record: RunRecord, plan: Plan, arguments: argparse.Na
         from .placed_ranks import group_of
 
         to_place = max(_LEAST_TO_PLACE, float(record.config["timeout_seconds"]))
-        where = (all_of_them, arguments.pipeline, group_of(arguments.group))
-        place = NodesOfPipeline(*where, gpus=gpus, folder=arguments.folder, to_place=to_place)
+        group = group_of(arguments.group)
+        place = NodesOfPipeline(
+            all_of_them, arguments.pipeline, group, gpus=gpus, folder=arguments.folder, to_place=to_place
+        )
         return of_several(record, plan, place, arguments)
 
 

@@ -11,6 +11,7 @@ from ...host.python_path import check_current_folder, python_command, python_env
 from ...plan import Plan
 from ...runtime import RunConfig
 from ...runtime.wire.encryption import check_openssl
+from ...runtime.workloads.resolved import ResolvedRun
 from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
@@ -24,7 +25,7 @@ __all__ = ["attach", "launch"]
 
 def launch(
     plan: Plan,
-    config: RunConfig,
+    run: ResolvedRun,
     *,
     port: int | None = None,
     detach: bool = False,
@@ -56,9 +57,9 @@ def launch(
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
     ranks = all_ranks(plan) if plan.members else range(count)
     check_ranks(ranks, len(cluster.devices) if cluster else 1 + ranks[-1])
-    _check_here(config, count, address)
+    _check_here(run.config, count, address)
     elsewhere = address is not None or bool(plan.members)
-    record, locks = prepare(plan, config, forward_only=forward_only, elsewhere=elsewhere, **asked)
+    record, locks = prepare(plan, run, forward_only=forward_only, elsewhere=elsewhere, **asked)
     write_types(record.folder, ranks, cluster)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--address", address] if address else []

@@ -72,11 +72,12 @@ class ActorProcess:
             os.close(writing)
 
     def _write(self, taken: int) -> None:
-        options = {"concurrency_group": "input"}
+        write = self._actor.write.options(concurrency_group="input")
+        close_input = self._actor.close_input.options(concurrency_group="input")
         try:
             while data := os.read(taken, _PIECE):
-                ray.get(self._actor.write.options(**options).remote(data))
-            ray.get(self._actor.close_input.options(**options).remote())
+                ray.get(write.remote(data))
+            ray.get(close_input.remote())
         except ray.exceptions.RayActorError as error:
             self._lose(error)
         except (OSError, ray.exceptions.RayError):
@@ -111,8 +112,9 @@ class PlacedRanks:
         kept = {"PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"}
         if self.gpus:  # in the order of the host's ranks, each of which takes that of its place
             kept["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpu_of(bundle) for bundle in own)
-        options = {"num_cpus": self.cpus, "max_restarts": 0, "concurrency_groups": agent_actor.GROUPS}
-        made = ray.remote(**options)(agent_actor.AgentActor)
+        made = ray.remote(num_cpus=self.cpus, max_restarts=0, concurrency_groups=agent_actor.GROUPS)(
+            agent_actor.AgentActor
+        )
         actor = made.options(scheduling_strategy=self._in(own[0])).remote(list(AGENT), kept, self.folder)
         self._processes[node.name] = ActorProcess(actor)
         return self._processes[node.name]

@@ -121,8 +121,14 @@ class Agent:
             self._encryption = Encryption.write(self._run.run_dir, certificate)
         self._arrivals = Arrivals(self._run.folder)
         has_data = "data" not in told or is_there(str(told["data"]))
-        told = {"facts": facts_here(), "folder": str(self._run.folder), "address": self._address, "has_data": has_data}
-        self._writer.send("hello", **told, now=time.time())
+        self._writer.send(
+            "hello",
+            facts=facts_here(),
+            folder=str(self._run.folder),
+            address=self._address,
+            has_data=has_data,
+            now=time.time(),
+        )
 
     @property
     def _opened(self) -> HostedRun:

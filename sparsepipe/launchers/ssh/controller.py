@@ -132,8 +132,15 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
 
 def of_several(record: RunRecord, plan: Plan, place: Place, arguments: argparse.Namespace) -> FailureCause | None:
     """Run one of several pipelines as the options of its controller say. Returns why it failed."""
-    numbers = {"pipeline": arguments.pipeline, "first_attempt": arguments.first_attempt}
-    return Restarting(record, plan, place, resume=arguments.resume, begun=arguments.begun, **numbers).run()
+    return Restarting(
+        record,
+        plan,
+        place,
+        resume=arguments.resume,
+        begun=arguments.begun,
+        pipeline=arguments.pipeline,
+        first_attempt=arguments.first_attempt,
+    ).run()
 
 
 def controlled(

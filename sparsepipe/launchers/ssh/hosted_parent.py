@@ -204,8 +204,13 @@ class HostedCoordination:
         """
         connection, config, folder = self._connection, self.record.config, self.record.folder
         certificate = new_certificate() if config.get("encrypt") else ""
-        told = {"silence": silence(config), "alone": self._alone, "certificate": certificate}
-        connection.send("open", address=self.hosted.node.address, **told)
+        connection.send(
+            "open",
+            address=self.hosted.node.address,
+            silence=silence(config),
+            alone=self._alone,
+            certificate=certificate,
+        )
         hello = self._await("hello", TO_CONNECT)
         connection.folder = str(hello["folder"])
         check_alike(self.hosted.named, hello["facts"], facts_here())
@@ -217,8 +222,8 @@ class HostedCoordination:
         job = {"launch": launch, "seed": config["seed"], "timeout": config["timeout_seconds"]}
         connection.send("coordinate", job={**job, "encrypts": bool(certificate)})
         found = self._await("coordinator", TO_CONNECT)
-        where = (str(found["host"]), int(found["port"]), bytes.fromhex(found["secret"]))
-        ListenerAddress(*where, len(self.record.pipelines)).write(folder / COORDINATOR)
+        host, port, secret = str(found["host"]), int(found["port"]), bytes.fromhex(found["secret"])
+        ListenerAddress(host, port, secret, len(self.record.pipelines)).write(folder / COORDINATOR)
 
     def look(self) -> None:
         """Take up what it has written, and hand on what the run is asked for. Raises HostLost where it is gone."""

@@ -10,6 +10,7 @@ from ...io.files import write_atomic
 from ...plan import Plan
 from ...runtime import RunConfig
 from ...runtime.wire.encryption import check_openssl
+from ...runtime.workloads.resolved import ResolvedRun
 from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
@@ -23,7 +24,7 @@ __all__ = ["attach", "launch"]
 
 def launch(
     plan: Plan,
-    config: RunConfig,
+    run: ResolvedRun,
     *,
     port: int | None = None,
     detach: bool = False,
@@ -49,14 +50,14 @@ def launch(
         raise InputError(
             "launcher.no_cluster", "launcher 'ssh' needs the hosts: give {cluster}", setting={"cluster": ...}
         )
-    check_tools(config)
+    check_tools(run.config)
     resume = asked.get("resume", False)
     count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
     hosts = hosts_of_all(plan, cluster) if plan.members else hosted_ranks(count, cluster)
     if wrong := unlike_networks([hosted.node for hosted in hosts]):
         raise InputError("hosts.unlike_networks", wrong[0])
     check_current_folder()
-    record, locks = prepare(plan, config, forward_only=forward_only, elsewhere=True, **asked)
+    record, locks = prepare(plan, run, forward_only=forward_only, elsewhere=True, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     command = python_command("sparsepipe.launchers.ssh", *options)

@@ -227,5 +227,6 @@ def connect(
     run_dir: Path, *, pipeline: int, rank: int, attempt: int, timeout: float, encryption: Encryption | None = None
 ) -> CoordinatorClient:
     """Return the coordinator of the run in `run_dir` as a rank sees it. Raises DeadlinePassed where there is none."""
-    who = {"pipeline": pipeline, "rank": rank, "attempt": attempt}
-    return CoordinatorClient(run_dir, **who, timeout=timeout, encryption=encryption)
+    return CoordinatorClient(
+        run_dir, pipeline=pipeline, rank=rank, attempt=attempt, timeout=timeout, encryption=encryption
+    )

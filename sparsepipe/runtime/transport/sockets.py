@@ -174,8 +174,10 @@ class Sockets:
         for connection in (*outgoing.values(), *incoming.values()):
             connection.settimeout(None)
         self._outgoing = {way: _Outgoing(connection) for way, connection in outgoing.items()}
-        options = {"pinned": pinned, "headers_alone": headers_alone}
-        self._incoming = {way: _Incoming(connection, **options) for way, connection in incoming.items()}
+        self._incoming = {
+            way: _Incoming(connection, pinned=pinned, headers_alone=headers_alone)
+            for way, connection in incoming.items()
+        }
 
     def carries(self, tag: int) -> bool:
         """Whether packets with this tag leave here, to any peer."""

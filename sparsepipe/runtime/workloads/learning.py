@@ -30,7 +30,7 @@ from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
 from .base import Rows, Samples
 from .opening import Dataset, LearningTask, open_task
-from .resolved import ResolvedRun
+from .resolved import resolve
 
 _BLEU = ("bleu", "bleu_sentences")  # of losses/bleu.py, which needs a package that other data do without
 _READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
@@ -51,7 +51,7 @@ class Learning:
         Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
         """
         phases = (True,) if trains else (False,)
-        return cls(config, open_task(ResolvedRun(config), phases=phases))
+        return cls(config, open_task(resolve(config), phases=phases))
 
     @property
     def network(self) -> AnyNetwork:

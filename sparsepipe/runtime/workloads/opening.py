@@ -42,8 +42,8 @@ def open_task(run: ResolvedRun, *, phases: Collection[bool] = (True,), validates
     `validates`, what the settings say unless given.
     Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
     """
-    training = run.training
-    validation = run.validation if (run.config.validate if validates is None else validates) else None
+    training = run.data.training
+    validation = run.data.validation if (run.config.validate if validates is None else validates) else None
     if run.is_table:
         return _table_task(run, training, validation)
     return _module_task(run, training, validation, {*phases, False} if validation is not None else phases)
@@ -55,9 +55,9 @@ def check_settings(run: ResolvedRun) -> None:
     Of a torch module the training split and the loss have been opened for its layers: the other split is left.
     """
     if run.config.validate:
-        _ = run.validation
+        _ = run.data.validation
     if run.is_table:
-        _ = run.loss if run.config.loss or run.config.loss_args else run.training
+        _ = run.loss if run.config.loss or run.config.loss_args else run.data.training
 
 
 def _table_task(run: ResolvedRun, training: Dataset, validation: Dataset | None) -> LearningTask:

@@ -32,31 +32,13 @@ _OF_RUNS = ("split", "seed", "cache", "augmentation")  # options of a data set t
 
 
 @dataclass(frozen=True, eq=False)
-class ResolvedRun:
-    """Network, data, loss and workload that the settings of a run name, and the unit of its minibatches' sizes.
+class RunData:
+    """The data set that the settings of a run name. Each part is opened when it is first asked for, and once.
 
-    Each is decided when it is first asked for, and then stays: a process that hands this value on opens its data set
-    once. `module`: the network itself, in the place of one by name.
-    Raises InputError, where it is asked for, for what is not there or does not fit.
+    Raises InputError then for data that are not there, or not such as the settings ask for.
     """
 
     config: RunConfig
-    module: "nn.Module | None" = None
-
-    @property
-    def workload(self) -> WorkloadFacts:
-        """What workers do: they train, or sleep through a profile."""
-        return self.config.workload
-
-    @cached_property
-    def is_table(self) -> bool:
-        """Whether the network is a table of rows; else it is a torch module."""
-        return self.module is None and is_table(self.config.model)
-
-    @cached_property
-    def functions(self) -> Mapping[str, UserFunction]:
-        """The user's own functions, by the settings that name them: model, data, loss."""
-        return functions_of(vars(self.config))
 
     @cached_property
     def has_examples(self) -> bool:
@@ -81,23 +63,11 @@ class ResolvedRun:
             raise InputError("dataset.splits_differ", f"{self.config.data}: the splits have different classes")
         return opened
 
-    @cached_property
-    def loss(self) -> "Loss":
-        """The loss that the settings name, by default the one that goes with the data."""
-        args = json_object(self.config.loss_args, "loss_args")
-        return open_loss(self.config.loss or self.training.loss, facts=self.training.facts, args=args)
-
-    @property
-    def size_unit(self) -> str:
-        """What the size of a minibatch counts: one of SIZE_UNITS (display/sizes.py)."""
-        return self.training.size_unit
-
-    def check_clouds(self, splits: Iterable[str], *, engine: str) -> None:
+    def check_clouds(self, splits: Iterable[str], *, engine: str, steps: tuple[int, ...] | None) -> None:
         """Raise InputError for the first point cloud of these splits that a run would refuse, without torch.
 
-        See `data.soundness.check_split` for what it costs.
+        `steps`: voxels by which the network can move clouds. See `data.soundness.check_split` for what it costs.
         """
-        steps = network(self.config.model, num_classes=2).coarsest_stride if self.is_table else None
         for split in splits:
             check_split(
                 self.folder,
@@ -111,12 +81,11 @@ class ResolvedRun:
             )
 
     def _open_split(self, split: str) -> "ExampleDataset":
-        from ...data.dataset import VoxelDataset  # here: it brings torch
-        from ...data.examples import open_examples
-
         config = self.config
         opened: ExampleDataset
         if self.has_examples:
+            from ...data.examples import open_examples  # here: it brings torch
+
             options = json_object(config.data_args, "data_args")
             if taken := sorted(options.keys() & set(_OF_RUNS)):
                 text = f"{{data_args}} has {taken[0]!r}, which a run gives by itself; call it otherwise"
@@ -130,6 +99,8 @@ class ResolvedRun:
                 **options,
             )
         else:
+            from ...data.dataset import VoxelDataset  # here: it brings torch
+
             recipe = self._recipe(split)
             opened = VoxelDataset(self.folder, split, recipe=recipe, task=self._task, cache=config.cache)
         opened.look()
@@ -145,3 +116,56 @@ class ResolvedRun:
     @property
     def _task(self) -> str | None:
         return self.config.task or (SEGMENTATION if SEGMENTATION in self.config.model else None)
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedRun:
+    """Network, data, loss and workload that the settings of a run name, and the unit of its minibatches' sizes.
+
+    Each is decided when it is first asked for, and then stays. Where `config` is replaced by other settings of the
+    same network and data, what is open stays open.
+    Raises InputError, where it is asked for, for what is not there or does not fit.
+    """
+
+    config: RunConfig
+    data: RunData
+    module: "nn.Module | None" = None  # the network itself, in the place of one by name
+
+    @property
+    def workload(self) -> WorkloadFacts:
+        """What workers do: they train, or sleep through a profile."""
+        return self.config.workload
+
+    @cached_property
+    def is_table(self) -> bool:
+        """Whether the network is a table of rows; else it is a torch module."""
+        return self.module is None and is_table(self.config.model)
+
+    @cached_property
+    def functions(self) -> Mapping[str, UserFunction]:
+        """The user's own functions, by the settings that name them: model, data, loss."""
+        return functions_of(vars(self.config))
+
+    @cached_property
+    def loss(self) -> "Loss":
+        """The loss that the settings name, by default the one that goes with the data."""
+        args, training = json_object(self.config.loss_args, "loss_args"), self.data.training
+        return open_loss(self.config.loss or training.loss, facts=training.facts, args=args)
+
+    @property
+    def size_unit(self) -> str:
+        """What the size of a minibatch counts: one of SIZE_UNITS (display/sizes.py)."""
+        return self.data.training.size_unit
+
+    def check_clouds(self, splits: Iterable[str], *, engine: str) -> None:
+        """Raise InputError for the first point cloud of these splits that a run would refuse, without torch."""
+        steps = network(self.config.model, num_classes=2).coarsest_stride if self.is_table else None
+        self.data.check_clouds(splits, engine=engine, steps=steps)
+
+
+def resolve(config: RunConfig | ResolvedRun, module: "nn.Module | None" = None) -> ResolvedRun:
+    """Return what the settings of a run, or of a profile, name; what is resolved already as it is.
+
+    `module`: the network itself, in the place of one by name.
+    """
+    return config if isinstance(config, ResolvedRun) else ResolvedRun(config, RunData(config), module)

@@ -172,8 +172,7 @@ def open_averagers(
     for another rank. `encryption`: what ranks of different pipelines say to each other goes through TLS.
     """
     contributions = Contributions(coordinator, rule.every, leads=any(map(_leads, replicas)))
-    shared = (contributions, timeout, encryption)
-    return [_Opening(coordinator, rule, replica, *shared).open() for replica in replicas]
+    return [_Opening(coordinator, rule, replica, contributions, timeout, encryption).open() for replica in replicas]
 
 
 def _leads(replica: Replica) -> bool:
@@ -215,8 +214,7 @@ class _Opening:
             desk = self._desk(self._replica.tensors)
             lasts = self._replica.runner.merge_seconds
             exchanging = ExchangingGradients(gradients, last, desk, self._listen(), self._peers, lasts)
-        parts = (self._coordinator, self._held, self._contributions, exchanging)
-        return GradientAverager(*parts, timeout=self._timeout)
+        return GradientAverager(self._coordinator, self._held, self._contributions, exchanging, timeout=self._timeout)
 
     def _exchanging(self) -> Exchanging:
         final = MeanWeights(self._mean_exchange(_LAST, Exact()))
@@ -226,8 +224,9 @@ class _Opening:
         under_way = UnderWay(self._coordinator, merging, lasts=self._replica.runner.merge_seconds)
         if _leads(self._replica):
             self._contributions.busy = lambda: under_way.any
-        own = (self._contributions, merging, final, under_way)
-        return Exchanging(*own, desk, server, self._peers, offer, self._reductions)
+        return Exchanging(
+            self._contributions, merging, final, under_way, desk, server, self._peers, offer, self._reductions
+        )
 
     def _merging(self) -> tuple[Merging, Offer | None]:
         """Return what a merge does by this rule, and what is offered to those who take this rank by surprise."""
