@@ -20,14 +20,13 @@ from ...display.counting import number_of
 from ...errors import InputError
 from ...replication.base import SERVER, Arithmetic, Merge, Rule
 from .base import Holder, Kind, Task
-from .changes import METRICS, MINIBATCHES, Changes
+from .changes import METRICS, MINIBATCHES, REPLAN, Changes
 from .member import Member, Phase
 from .merges import Merges
 from .minibatch_queue import MinibatchQueue
 from .tallies import Sums
 from .work import WAIT, Wait, Work
 
-REPLAN = "replan"  # the event of a pipeline that goes on under another plan
 START_SECONDS = 30.0  # that pipelines which are ready wait for the others at most, before the first minibatch
 
 
@@ -56,6 +55,7 @@ class RunOfPipelines:
     closed: tuple[int, ...] = ()  # epochs that it closed
     sums: Mapping[int, Sums] = field(default_factory=dict)  # of what it did of others
     pace: float = 0.0  # samples per second that it was recorded with; 0 where no record says
+    replans: tuple[Mapping[str, Any], ...] = ()  # rows of changes of pipelines' plans in it
 
 
 class RunState:
@@ -71,7 +71,7 @@ class RunState:
         self._server_attempt = 0
         self._data: str | None = None  # the digest that the first rank gave
         self._summed_up = False  # a pipeline has closed the run, and told of it
-        self._replans: list[dict[str, Any]] = []  # rows of changes of pipelines' plans
+        self._replans: list[Mapping[str, Any]] = [*run.replans]  # rows of changes of pipelines' plans
         self._started = False  # minibatches are handed out
         self._ready_since: float | None = None  # when the first pipeline asked for some
 
