@@ -1,5 +1,8 @@
 """Pipelines whose plans change while others train: each minibatch once, averages as before, records that say so."""
 
+import os
+import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -86,3 +89,42 @@ def test_what_is_under_way_is_settled_before_layers_move(tmp_path, clouds, rule)
     decided = [row for row in merges if row["event"] == "merge"]
     assert contributed <= {pair for row in decided for pair in zip(row["members"], row["contributions"], strict=True)}
     assert all(torch.isfinite(tensor).all() for tensor in PipelinesResult(job.record.folder).tensors().values())
+
+
+@pytest.mark.filterwarnings(NOTE)
+@pytest.mark.parametrize("moment", ["asked", "written"])
+def test_a_rank_killed_during_a_move_comes_back_under_the_old_plan_or_the_new(tmp_path, clouds, moment) -> None:
+    """As soon as the move is asked for, or its plan written down. Its pipeline takes its weights from the other."""
+    rule = "partial-reduce"
+    config = settings(clouds, model=NORMED, epochs=8, stragglers="jitter:p=1,seconds=0.3", max_restarts=1)
+    job = launch(_cut(rule, 5, 9), config, run_dir=tmp_path / "run")
+    _step(job, 4)
+    other, moving = _cut(rule, 11, 9), job.record.pipelines[0]
+    job.replan(other, wait=False)
+    if moment == "written":
+        until(lambda: moving.plan == other.local(0), "the plan is written")
+    os.kill(int((moving.folder / "logs" / "rank1.pid").read_text()), signal.SIGKILL)
+    summary = job.wait(timeout=ENOUGH)
+    assert job.state == "finished" and summary["minibatches"] == 8 * EPOCH
+    told = Counter(row["minibatch"] for row in job.record.metrics("step"))
+    assert told == dict.fromkeys(range(8 * EPOCH), 1), "each once"
+    assert [line.partition(":")[0] for line in job.record.status["went_on"]] == ["pipeline 0"], "it came back"
+    assert moving.plan == (other.local(0) if moment == "written" else moving.plan)
+    assert job.record.plan.local(0) == moving.plan, "the record of all says the same"
+
+
+@pytest.mark.filterwarnings(NOTE)
+def test_a_run_cancelled_during_a_move_is_resumed(tmp_path, clouds) -> None:
+    rule = "local-sgd:every=2,overlap=false"
+    config = settings(clouds, model=NORMED, epochs=6, stragglers="jitter:p=1,seconds=0.3")
+    run, other = {"run_dir": tmp_path / "run"}, _cut(rule, 11, 9)
+    job = launch(_cut(rule, 5, 9), config, **run)
+    until(lambda: job.record.metrics("epoch"), "a checkpoint")
+    job.replan(other, wait=False)
+    moving = job.record.pipelines[0]
+    until(lambda: moving.plan == other.local(0), "the plan is written")
+    job.cancel()
+    again = launch(job.record.plan, config, resume=True, **run)
+    assert again.wait(timeout=ENOUGH)["minibatches"] == 6 * EPOCH and again.state == "finished"
+    told = Counter(row["minibatch"] for row in again.record.metrics("step"))
+    assert told == dict.fromkeys(range(6 * EPOCH), 1), "each once"
