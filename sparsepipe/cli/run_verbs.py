@@ -24,12 +24,12 @@ from ..launchers.going_on import went_on
 from ..launchers.replan import check_running, replanned, request_replan
 from ..launchers.run_state import is_alive, state_of
 from ..launchers.slurm import sbatch_script, submit
-from ..launchers.ssh.placement import HOSTS
 from ..models import is_table
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import RunRecord
+from ..record.record_files import HOSTS
 from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph

@@ -95,10 +95,20 @@ class Following:
         plan: Plan = job.record.plan
         profile, cluster = devices_of(job.record, profile, cluster)
         check_replan(name, plan, profile, cluster)
-        drift, shared = DriftFile(job.record.folder), {"predict": predict, "predictor": predictor}
-        self._over = threading.Event()
+        drift, self._over = DriftFile(job.record.folder), threading.Event()
         self._pipelines = [
-            FollowedPipeline(job, k, variant(name), profile, cluster, drift=drift, over=self._over, tell=tell, **shared)
+            FollowedPipeline(
+                job,
+                k,
+                variant(name),
+                profile,
+                cluster,
+                drift=drift,
+                over=self._over,
+                tell=tell,
+                predict=predict,
+                predictor=predictor,
+            )
             for k in range(len(plan.pipelines))
         ]
 

@@ -173,18 +173,19 @@ class Follower:
 def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
     """The plans that a run follows, each with its first minibatch, 0 where nobody wrote it down.
 
-    Where pipelines had other ranks, or there were more or fewer of them, before it was resumed: those since then.
+    Where pipelines had other ranks or another rule, or other numbers, before it was resumed: those since.
     """
     plans: list[tuple[int, Plan]] = []
     for first, plan in record.plans:
-        if plans and (plan.members or plans[-1][1].members) and _ranks(plans[-1][1]) != _ranks(plan):
+        if plans and (plan.members or plans[-1][1].members) and _kept(plans[-1][1]) != _kept(plan):
             plans.clear()
         plans.append((first or 0, plan))
     return plans
 
 
-def _ranks(plan: Plan) -> list[tuple[int, ...]]:
-    return [plan.ranks_of(k) for k in range(len(plan.pipelines))]
+def _kept(plan: Plan) -> object:
+    """What several pipelines keep while they train: their ranks and their rule."""
+    return [plan.ranks_of(k) for k in range(len(plan.pipelines))], plan.replication
 
 
 def _watches(record: RunRecord, profile: Profile, cluster: Cluster) -> Watches:

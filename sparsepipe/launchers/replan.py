@@ -15,6 +15,7 @@ from ..profile import Profile
 from ..record import RunRecord
 from ..record.plans import newest_plan
 from ..record.processes import num_processes
+from ..record.record_files import HOSTS
 from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits, check_next_of_several
 from ..runtime.plan_memory import check_memory, held_bytes, needed_bytes
@@ -22,7 +23,6 @@ from ..runtime.workloads import check_launch
 from ..workload_facts import workload_facts
 from .memory_need import MemoryNeed, need_of_job
 from .run_state import is_alive, state_of
-from .ssh.placement import HOSTS
 
 _LOOK_SECONDS = 0.02  # between two looks for the answer
 
@@ -72,8 +72,13 @@ def request_of_pipeline(
     """As `request_replan`, of pipeline `k` alone: `own` is its plan, with its job's ranks, from 0."""
     whole = record.plan.with_local(k, own)
     need = _checked_pipeline(record, whole, k)
-    told = {"reason": reason, "predicted_gain_seconds": predicted_gain_seconds, "memory_bytes": need.by_place}
-    token = replan_request.leave(record.pipelines[k].folder, own, **told)
+    token = replan_request.leave(
+        record.pipelines[k].folder,
+        own,
+        reason=reason,
+        predicted_gain_seconds=predicted_gain_seconds,
+        memory_bytes=need.by_place,
+    )
     return Requested(f"{k}:{token}", need.doubt)
 
 
@@ -94,11 +99,10 @@ def _request_of_several(
         raise InputError("replan.same_plan", f"{record.folder}: follows this plan already")
     for k in changed:  # all of them, before any is asked
         _checked_pipeline(record, before.with_local(k, plan.local(k)), k)
-    told = {"reason": reason, "predicted_gain_seconds": predicted_gain_seconds}
-    asked = [request_of_pipeline(record, k, plan.local(k), **told) for k in changed]
-    return Requested(
-        ",".join(one.token for one in asked), "; ".join(dict.fromkeys(filter(None, (one.doubt for one in asked))))
-    )
+    gain = predicted_gain_seconds
+    asked = [request_of_pipeline(record, k, plan.local(k), reason=reason, predicted_gain_seconds=gain) for k in changed]
+    doubts = dict.fromkeys(one.doubt for one in asked if one.doubt)
+    return Requested(",".join(one.token for one in asked), "; ".join(doubts))
 
 
 def check_keeps_pipelines(folder: Path) -> None:

@@ -52,7 +52,7 @@ def recorded_pace(run_dir: Path) -> float:
 def recorded_replans(run_dir: Path) -> list[dict[str, Any]]:
     """Return the rows of changes of pipelines' plans that the record has kept."""
     path = run_dir / METRICS
-    return read_metrics(path, REPLAN) if path.exists() else []
+    return [dict(row) for row in read_metrics(path, REPLAN)] if path.exists() else []
 
 
 def keep_nothing(run_dir: Path) -> None:

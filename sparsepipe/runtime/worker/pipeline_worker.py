@@ -175,14 +175,17 @@ class PipelineWorker(Worker):
                 number += 1
                 if task.kind is Kind.TRAIN and worker.control.due == REPLAN:
                     worker = worker._move()
-            if worker.epochs.rows:
-                worker._summarise(worker.trained)
+            worker._sum_up()
         finally:
             self.control.close()
             for replica in worker.replicas.values():
                 if replica.averager:
                     replica.averager.close()
         return worker.connections
+
+    def _sum_up(self) -> None:
+        if self.epochs.rows:
+            self._summarise(self.trained)
 
     def _tell_length(self) -> None:
         """Tell the coordinator what is to be trained, and how this pipeline is cut."""
