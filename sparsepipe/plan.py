@@ -4,7 +4,7 @@ The runtime obeys it alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -109,23 +109,27 @@ class Plan(StagePlan, Printed):
     members: tuple["Plan", ...] = ()  # the pipelines, if there are several
     replication: Rule | None = None  # by which several average
     samples: float | None = None  # of a minibatch of several; None: the profile that was planned with does not say
+    joined: tuple["Plan", ...] = field(default=(), repr=False, compare=False)  # what stages and more follow from
 
     def __post_init__(self) -> None:
         if self.members:
-            estimates = [plan.estimate for plan in self.members]
-            together = {
-                "stages": tuple(stage for plan in self.members for stage in plan.stages),
-                "schedule": _joined(plan.schedule for plan in self.members),
-                "weights": _joined(plan.weights for plan in self.members),
-                "planner": _joined(plan.planner for plan in self.members),
-                "num_microbatches": max(plan.num_microbatches for plan in self.members),
-                "accumulation": max(plan.accumulation for plan in self.members),
-                "estimate": estimate_of_all(estimates, self.estimate),
-            }
-            for name, value in together.items():
+            self._check_untouched()
+            estimate = estimate_of_all([plan.estimate for plan in self.members], self.estimate)
+            for name, value in {**_of_members(self.members), "estimate": estimate, "joined": self.members}.items():
                 object.__setattr__(self, name, value)
         elif not self.weights and self.schedule in WEIGHT_POLICIES:
             object.__setattr__(self, "weights", WEIGHT_POLICIES[self.schedule][0])
+
+    def _check_untouched(self) -> None:
+        """Raise InputError where what follows from the pipelines' plans was to be replaced by something else."""
+        for name, value in (_of_members(self.joined) if self.joined else {"stages": ()}).items():
+            if getattr(self, name) != value:
+                raise InputError(
+                    "plan.follows_from_pipelines",
+                    f"{name} of a plan of {number_of(len(self.members), 'pipeline')} follows from theirs: change it in "
+                    "its `pipelines`, and give these to `with_pipelines`",
+                    name=name,
+                )
 
     @classmethod
     def together(
@@ -186,6 +190,16 @@ class Plan(StagePlan, Printed):
         """The same with other plans for its pipelines; what was proven of those before is left out."""
         plans = tuple(pipelines)
         return replace(self, members=plans, estimate=None) if self.members else plans[0]
+
+    def with_local(self, k: int, plan: "Plan") -> "Plan":
+        """The same with another plan for pipeline `k`, whose ranks are those of `local(k)`: its job's, from 0."""
+        if not self.members:
+            return plan
+        ranks = self.ranks_of(k)
+        stages = (replace(one, ranks=tuple(ranks[rank] for rank in one.ranks)) for one in plan.stages)
+        members = list(self.members)
+        members[k] = replace(plan, stages=tuple(stages))
+        return self.with_pipelines(members)
 
     @property
     def rules(self) -> ScheduleRules:
@@ -451,6 +465,18 @@ def _provenance(value: Any) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
         raise InputError("plan.provenance_malformed", f"provenance = {shown(value)}: expected an object, or none")
     return value
+
+
+def _of_members(members: tuple[Plan, ...]) -> dict[str, Any]:
+    """What a plan of several pipelines has from theirs."""
+    return {
+        "stages": tuple(stage for plan in members for stage in plan.stages),
+        "schedule": _joined(plan.schedule for plan in members),
+        "weights": _joined(plan.weights for plan in members),
+        "planner": _joined(plan.planner for plan in members),
+        "num_microbatches": max(plan.num_microbatches for plan in members),
+        "accumulation": max(plan.accumulation for plan in members),
+    }
 
 
 def _joined(words: Iterable[str]) -> str:

@@ -10,11 +10,12 @@ from dynamics_worlds import cpus, network
 from processes import ENOUGH, until
 
 import sparsepipe as sp
-from sparsepipe import RunConfig, partition
+from sparsepipe import Plan, RunConfig, partition
 from sparsepipe.data.shapes import make_shapes
 from sparsepipe.dynamics.following import DECISIONS, Following
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.of_runs import drift_of
+from sparsepipe.replication import parse_rule
 
 CONFIG = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=75, timeout_seconds=120)
 
@@ -107,10 +108,38 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path,
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
-def test_several_pipelines_are_refused(tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["partial-reduce", "all-reduce"])
+def test_the_pipeline_whose_rank_becomes_slow_moves_alone(tmp_path, rule):
+    """Four times as slow: its layers go to the pipeline's other rank; the other pipeline keeps its plan."""
+    profile, cluster, told = network(seconds=[0.006] * 12), cpus(4), list[str]()
+    plan = Plan.alike(partition(profile, cluster.part([0, 1])), 2, parse_rule(rule))
+    settings = {"profile": profile, "cluster": cluster, "stragglers": "slow:rank=3,factor=4,from=20"}
+    config = replace(CONFIG, minibatches=160)
+    job = launch(plan, config, run_dir=tmp_path / "run", replan="live", tell=told.append, **settings)
+    summary = job.wait(timeout=300)
+    assert summary["minibatches"] == 160 and not job.record.status.get("went_on")
+    assert sorted(row["minibatch"] for row in job.record.metrics("step")) == list(range(160)), "each once"
+    still, moved = job.record.pipelines
+    assert [own for _, own in still.plans] == [plan.local(0)] and len(moved.plans) > 1
+    rows = [json.loads(line) for line in (moved.folder / DECISIONS).read_text().splitlines()]
+    changed = [row["minibatch"] for row in rows if row["event"] == "changed"]
+    assert [first for first, _ in moved.plans] == [0, *changed]
+    assert [(row["pipeline"], row["minibatch"]) for row in summary["replans"]] == [(1, first) for first in changed]
+    assert job.record.plan.local(1) == moved.plan and set(moved.plan.ranks) == {0, 1}, "it keeps its ranks"
+    assert any(alarm["rank"] == 3 and alarm["pipeline"] == 1 for alarm in job.record.drift() if "rank" in alarm)
+    assert any(line.startswith("pipeline 1: minibatch") for line in told)
+    code, out, _ = sparsepipe("runs", "show", tmp_path / "run")
+    assert code == 0 and f"pipeline 1: plan from minibatch {changed[0]}" in out
+    drift = drift_of(job.record)
+    assert {alarm.rank for alarm in drift.alarms if alarm.slower} == {3}
+
+
+def test_several_pipelines_over_hosts_are_refused(tmp_path):
     several = sp.partition_pipelines(network(12), cpus(2), 2)
-    with raises("plan.several_pipelines", "2 pipelines"):
-        launch(several, CONFIG, run_dir=tmp_path / "run", replan="live", profile=network(12), cluster=cpus(2))
+    given = {"replan": "live", "profile": network(12), "cluster": cpus(2), "launcher": "ssh"}
+    with raises("replan.pipelines_over_hosts", "live"):
+        launch(several, CONFIG, run_dir=tmp_path / "run", **given)
 
 
 def test_run_wants_the_profile(tmp_path):

@@ -230,3 +230,21 @@ def test_what_pipelines_cannot_do_is_told_in_one_line(tmp_path) -> None:
     with raises("schedule.units_differ"):
         launch(unlike, settings(tmp_path), run_dir=tmp_path / "run")
     assert plan_of(PLAIN, [[0]]).layers == unlike.pipelines[1].layers
+
+
+@slow
+def test_a_run_that_ended_within_an_epoch_goes_on_to_a_later_end(tmp_path, clouds) -> None:
+    """As of one pipeline: the epoch is trained to its end, its row is of all of it; what cannot be changes nothing."""
+    plan = pipelines_of(NORMED, [[0]], [[1]], rule="all-reduce")
+    config = settings(clouds, model=NORMED, minibatches=4)
+    run = {"run_dir": tmp_path / "run"}
+    assert launch(plan, config, **run).wait(timeout=ENOUGH)["minibatches"] == 4
+    before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")}
+    with raises("resume.ends_before"):
+        launch(plan, config.replace(minibatches=3), resume=True, **run)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")} == before
+    job = launch(plan, config.replace(minibatches=8), resume=True, **run)
+    assert job.wait(timeout=ENOUGH)["minibatches"] == 8 and job.state == "finished"
+    _trained_once(job.record, 8)
+    assert [row["epoch"] for row in job.record.metrics("epoch")] == [0, 1]
+    assert [row["train"]["minibatches"] for row in job.record.metrics("epoch")] == [5, 3]

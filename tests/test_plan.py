@@ -7,6 +7,7 @@ from coded import raises
 from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage
 from sparsepipe.io.files import write_json
 from sparsepipe.plan import Estimate, StageEstimate
+from sparsepipe.replication import parse_rule
 from sparsepipe.schedule import compile_until_steady
 from sparsepipe.views import html
 
@@ -211,3 +212,16 @@ def test_a_file_with_another_routing_is_refused(tmp_path):
     path = write_json(tmp_path / "plan.json", plan().to_json() | {"routing": "random"})
     with raises("plan.routing_unknown", "random"):
         Plan.load(path)
+
+
+def test_what_follows_from_pipelines_is_not_replaced_in_silence():
+    own = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))))
+    several = Plan.alike(own, 2, parse_rule("all-reduce"))
+    for name, value in (("stages", own.stages), ("schedule", "gpipe"), ("num_microbatches", 4)):
+        with raises("plan.follows_from_pipelines", name):
+            replace(several, **{name: value})
+    other = Plan((Stage(("a", "b"), (0, 1)),))
+    assert several.with_local(1, other).stages == (*own.stages, Stage(("a", "b"), (2, 3)))
+    assert several.with_local(1, other).local(1) == other and own.with_local(0, other) == other
+    assert replace(several, warnings=("w",)).stages == several.stages
+    assert replace(several, members=several.members[::-1]).stages[0].ranks == (2,)

@@ -224,7 +224,8 @@ def simulate(options: argparse.Namespace) -> Answer:
     if chosen.members:
         if options.replan:
             raise InputError(
-                "option.of_one_pipeline", "--replan goes with plans of one pipeline; several keep their plans"
+                "option.of_one_pipeline",
+                "--replan simulates the plan of one pipeline: give one of these; run --replan changes those of several",
             )
         if options.epoch_minibatches:
             raise InputError(

@@ -22,11 +22,11 @@ from ..launchers.going_on import went_on
 from ..launchers.replan import check_running, replanned, request_replan
 from ..launchers.run_state import is_alive, state_of
 from ..launchers.slurm import sbatch_script, submit
-from ..launchers.ssh.placement import HOSTS
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import RunRecord
+from ..record.record_files import HOSTS
 from ..runtime import RunConfig
 from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
@@ -227,12 +227,13 @@ def runs_show(options: argparse.Namespace) -> Answer:
     lines += [f"went on: {one_line(text)}" for text in went_on(record.folder)]
     if len(record.plans) > 1:
         document["plans"] = [{"first_minibatch": first, "plan": plan.to_json()} for first, plan in record.plans]
-        why = {row["minibatch"]: row.get("reason") for row in record.metrics("replan")}
-        told = [(first, plan, why.get(first)) for first, plan in record.plans]
-        lines += [
-            f"plan from minibatch {cell(first)}: {plan.summary()}" + (f"; {one_line(reason)}" if reason else "")
-            for first, plan, reason in told
-        ]
+        for k, own in enumerate(record.pipelines):
+            why = {row["minibatch"]: row.get("reason") for row in own.metrics("replan")}
+            lines += [
+                f"{record.plan.prefix(k)}plan from minibatch {cell(first)}: {plan.summary()}"
+                + (f"; {one_line(reason)}" if (reason := why.get(first)) else "")
+                for first, plan in own.plans
+            ]
     return Answer(document, "\n".join([*lines, str(record.plan)]))
 
 

@@ -32,6 +32,7 @@ class Caution:
     least_share: float = 0.08  # and each minibatch faster by this share,
     least_share_of_others: float = 0.2  # or by this one where other devices work together: no profile tells how they do
     other_seconds: float = 0.1  # that every change takes: to agree, to build stages, to open connections
+    follows: Callable[[Plan], bool] = lambda plan: True  # whether the job can: one of several pipelines keeps its ranks
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def decide(
     measured = seconds_per_minibatch or befores[0].seconds_per_minibatch
     known = list(known)
     best: _Looked | None = None
-    for new in _all_candidates(plan, ways, cluster, known):
+    for new in filter(caution.follows, _all_candidates(plan, ways, cluster, known)):
         afters = [Pace.of(new, *way) for way in ways]
         shares = [_shorter(before, after) for before, after in zip(befores, afters, strict=True)]
         moves = moves_between(plan, new, profile, cluster)

@@ -42,8 +42,11 @@ class Watches:
         self._first, self._plan = first_minibatch, plan
 
     def follow(self, plan: Plan, *, first_minibatch: int) -> None:
-        """Go on under another plan of one pipeline, from a minibatch on: see `Watch.follow`."""
-        self.watches[0].follow(plan, first_minibatch=first_minibatch)
+        """Go on under another plan, from a minibatch on: see `Watch.follow`. Pipelines keep their ranks."""
+        for watch, own, before in zip(self.watches, plan.pipelines, self._plan.pipelines, strict=True):
+            if not self._plan.members or own != before:
+                watch.follow(own, first_minibatch=first_minibatch)
+        self._plan = plan
 
     def see(self, found: Sequence[Found]) -> list[Alarm]:
         """Take what is new of each pipeline, by its number, with ranks as in its own folder of the record.
@@ -170,14 +173,19 @@ class Follower:
 def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
     """The plans that a run follows, each with its first minibatch, 0 where nobody wrote it down.
 
-    Several pipelines keep theirs; of one pipeline that was several before it was resumed, those since then.
+    Where pipelines had other ranks or another rule, or other numbers, before it was resumed: those since.
     """
     plans: list[tuple[int, Plan]] = []
     for first, plan in record.plans:
-        if plan.members or (plans and plans[-1][1].members):
+        if plans and (plan.members or plans[-1][1].members) and _kept(plans[-1][1]) != _kept(plan):
             plans.clear()
         plans.append((first or 0, plan))
     return plans
+
+
+def _kept(plan: Plan) -> object:
+    """What several pipelines keep while they train: their ranks and their rule."""
+    return [plan.ranks_of(k) for k in range(len(plan.pipelines))], plan.replication
 
 
 def _watches(record: RunRecord, profile: Profile, cluster: Cluster) -> Watches:

@@ -8,10 +8,12 @@ from typing import Any
 
 from ..display.sizes import SIZE_UNITS
 from ..launchers.metrics_tail import Tail
+from ..runtime.pipelines.changes import MINIBATCHES
 from ..trace import Span, span_of
 from .observations import LeftOut, left_out_of
 
 _BYTES_AT_ONCE = 2**22
+_LOOKS = 20  # after which nobody says any more who took a minibatch: it was before
 
 
 class RunRows:
@@ -47,6 +49,89 @@ class RunRows:
         """Return the times of ranks that the plan leaves out which `read` has met since the last call."""
         found, self._left_out = self._left_out, []
         return found
+
+
+class TakenMinibatches:
+    """Which minibatches one of several pipelines took since this was made, in order: it counts them from 0."""
+
+    def __init__(self, run_dir: Path, pipeline: int) -> None:
+        self._path, self._pipeline = run_dir / MINIBATCHES, pipeline
+        self._place = self._path.stat().st_size if self._path.exists() else 0
+        self._numbers: list[int] = []  # in the run
+        self._own: dict[int, int] = {}
+        self._of_all = 0  # the newest that any pipeline took
+        self._num_taken = 0  # by all pipelines
+        self.epoch_minibatches = 0  # until the run has begun
+
+    def read(self) -> None:
+        """Take what came since the last call."""
+        if not self.epoch_minibatches or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._place)
+            whole = _whole_lines(file.read())
+        self._place += len(whole)
+        for line in whole.splitlines():
+            try:
+                row = json.loads(line)
+                if row["event"] == "taken":
+                    first = row["epoch"] * self.epoch_minibatches
+                    self._add(row["pipeline"], [first + minibatch for minibatch in row["minibatches"]])
+            except (ValueError, KeyError, TypeError):  # damaged: told by those who read the record
+                continue
+
+    def _add(self, pipeline: int, numbers: list[int]) -> None:
+        self._of_all, self._num_taken = max(self._of_all, *numbers), self._num_taken + len(numbers)
+        for number in numbers if pipeline == self._pipeline else ():
+            self._own[number] = len(self._numbers)  # one that was put back is trained anew
+            self._numbers.append(number)
+
+    def own(self, number: int) -> int | None:
+        """Return how this pipeline counts a minibatch of the run; None of one that it did not take, as far as known."""
+        return self._own.get(number)
+
+    def number(self, own: int) -> int:
+        """Return the number in the run of a minibatch that it counts so; of one to come the next that nobody has."""
+        return self._numbers[own] if 0 <= own < len(self._numbers) else self._of_all + 1
+
+    def first_from(self, number: int) -> int:
+        """Return how it counts the first of those that it took from minibatch `number` of the run on."""
+        self.read()
+        return 1 + max((own for each, own in self._own.items() if each < number), default=-1)
+
+    def expected(self, total: int) -> int:
+        """Return how many it takes of a run of so many, if its share of what is left is that of what was taken."""
+        left = max(0, total - 1 - self._of_all)
+        return len(self._numbers) + round(left * len(self._numbers) / max(1, self._num_taken))
+
+
+class PipelineRows:
+    """As `RunRows`, of one of several pipelines, its minibatches as it counts them."""
+
+    def __init__(self, folder: Path, taken: TakenMinibatches) -> None:
+        self._rows, self._taken = RunRows(folder), taken
+        self._waiting: list[tuple[int, Span]] = []  # looks left, until it is known who took their minibatches
+        self._sizes: dict[int, tuple[int, float]] = {}
+
+    def read(self) -> tuple[list[Span], dict[int, float]]:
+        """Return new spans, those of each rank in the order in which they ended, and sizes by minibatch."""
+        spans, sizes = self._rows.read()
+        self._taken.read()
+        self._waiting += [(_LOOKS, span) for span in spans if span.minibatch >= 0]
+        self._sizes |= {number: (_LOOKS, size) for number, size in sizes.items()}
+        known = [
+            span._replace(minibatch=own)
+            for _, span in self._waiting
+            if (own := self._taken.own(span.minibatch)) is not None
+        ]
+        found = {own: size for number, (_, size) in self._sizes.items() if (own := self._taken.own(number)) is not None}
+        self._waiting = [(n - 1, s) for n, s in self._waiting if n > 1 and self._taken.own(s.minibatch) is None]
+        self._sizes = {m: (n - 1, s) for m, (n, s) in self._sizes.items() if n > 1 and self._taken.own(m) is None}
+        return known, found
+
+    def left_out(self) -> list[LeftOut]:
+        """Return nothing: none of its ranks is left out."""
+        return []
 
 
 def step_sizes(rows: list[dict[str, Any]], units: tuple[str, ...] = SIZE_UNITS) -> dict[int, float]:

@@ -90,6 +90,8 @@ def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) 
     if new.stages == now.plan.stages:
         return stay(now.plan, "DynPipe's planner finds no better cuts")
     new = replace(new, weights=now.plan.weights, accumulation=now.plan.accumulation)
+    if not now.caution.follows(new):
+        return stay(now.plan, "DynPipe's planner finds no cuts that this job can follow")
     before, after = (Pace.of(plan, expected, devices) for plan in (now.plan, new))
     moves = moves_between(now.plan, new, now.profile, now.cluster)
     transfer = transfer_seconds(moves, now.cluster)

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..display.counting import number_of
+from ..errors import DamagedRecord
 from ..io.files import read_rows
 from ..plan import Plan
 from ..record import RunRecord
+from ..record.plans import begin_plan, followed_plans, newest_plan
 from ..runtime import commands
 from ..runtime.pipelines.changes import MINIBATCHES
 from .going_on import went_on
@@ -89,6 +91,7 @@ class Parent:
     def __init__(self, record: RunRecord, plan: Plan, coordination: Coordinating, launchers: Launchers) -> None:
         self.folder, self.record, self.plan = record.folder, record, plan
         self.coordination, self._starting = coordination, launchers
+        self._followed: dict[int, int] = {}  # pipeline → when its plan was written that the whole run's has
         self.launchers = [self._start(k) for k in range(len(plan.pipelines))]
 
     def wait(self, pause: Callable[[float], object] = time.sleep) -> int:
@@ -103,7 +106,9 @@ class Parent:
                 if launcher.code is None and (code := launcher.process.poll()) is not None:
                     self._ended(launcher, code)
             self._look_at_lost()
+            self._follow_plans()
         self.kill()
+        self._follow_plans()
         self.coordination.end()
         status = self._status()
         told = [*went_on(self.folder), *rejoined(self.folder), *self._went_on_without(status)]
@@ -158,6 +163,18 @@ class Parent:
         path = self.folder / MINIBATCHES
         rows = read_rows(path) if path.exists() else []
         return any(row["event"] == "joined" and row["pipeline"] == pipeline for row in rows)
+
+    def _follow_plans(self) -> None:
+        """Make a plan that a pipeline has come under part of the whole run's."""
+        for launcher in self.launchers:
+            with suppress(OSError, DamagedRecord):  # it is looked for again
+                written = (launcher.folder / "plan.json").stat().st_mtime_ns
+                if self._followed.get(launcher.pipeline) == written:
+                    continue
+                (first, own), whole = followed_plans(launcher.folder)[-1], newest_plan(self.folder)
+                if whole.local(launcher.pipeline) != own:
+                    begin_plan(self.folder, whole.with_local(launcher.pipeline, own), first or 0)
+                self._followed[launcher.pipeline] = written
 
     def _look_at_lost(self) -> None:
         """Tell the others of a pipeline that has lost a host, and have it wait no longer where none is at work."""

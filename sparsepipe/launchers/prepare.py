@@ -241,6 +241,8 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
             )
         found.check_minibatches(config.order, epoch_minibatches=resuming.epoch_minibatches(found))
         resuming.check_end(found, config)
+        if plan.members:
+            resuming.check_left(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
             warnings.warn(text, stacklevel=6)
     if plan.members or num_processes(folder, plan) == len(plan.ranks):

@@ -9,7 +9,9 @@ from ..display.counting import number_of
 from ..display.numbers import as_given
 from ..errors import InputError
 from ..io.files import write_json
+from ..record import RunRecord
 from ..runtime.config import RunConfig
+from ..runtime.pipelines.minibatch_queue import MinibatchQueue
 from ..runtime.pipelines.resuming import RESUME, has_rows_of, keep_nothing
 from ..runtime.training_state.checkpoint import Checkpoint, latest, newest_first
 
@@ -38,8 +40,9 @@ def go_on_from_checkpoint(folder: Path) -> None:
     InputError for a checkpoint that does not say what an epoch is.
     """
     chosen: dict[str, Any] | None = None
+    config = RunConfig.from_json(RunRecord(folder).config)
     for found in newest_first(folder):
-        progress = _progress(found)
+        progress = _progress(found, config)
         whole = has_rows_of(folder, progress)
         chosen = progress if whole else chosen or progress
         if whole:
@@ -51,8 +54,23 @@ def go_on_from_checkpoint(folder: Path) -> None:
     write_json(folder / RESUME, chosen)
 
 
-def _progress(found: Checkpoint) -> dict[str, Any]:
-    """What a checkpoint says is done, and what is left."""
+def check_left(found: Checkpoint, config: RunConfig) -> None:
+    """Raise InputError where what a checkpoint says is done does not belong to a run of several under these settings.
+
+    Asked before the record changes: the coordinator would refuse it as well.
+    """
+    progress = _progress(found, config)
+    per_epoch = progress["epoch_minibatches"]
+    left = {str(epoch): numbers for epoch, numbers in progress["left"].items()}
+    told = {"done": progress["done"], "epoch_minibatches": per_epoch, "left": left}
+    MinibatchQueue(per_epoch, config.total_minibatches(per_epoch), told)
+
+
+def _progress(found: Checkpoint, config: RunConfig) -> dict[str, Any]:
+    """What a checkpoint says is done, and what is left of begun epochs, as far as the settings ask for it.
+
+    Where the run was to end within an epoch, the rest of that epoch is left, too.
+    """
     per_epoch = epoch_minibatches(found)
     if per_epoch is None:
         raise InputError(
@@ -60,9 +78,11 @@ def _progress(found: Checkpoint) -> dict[str, Any]:
             f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder",
         )
     left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
-    if "left" not in found.manifest and found.minibatches % per_epoch:  # of a run of one pipeline
-        epoch, first = divmod(found.minibatches, per_epoch)
-        left = {epoch: list(range(first, per_epoch))}
+    total = config.total_minibatches(per_epoch)
+    epoch, first = divmod(found.minibatches + sum(map(len, left.values())), per_epoch)
+    if first:  # where the run was to end; of one pipeline, where it ended
+        left[epoch] = [*left.get(epoch, ()), *range(first, per_epoch)]
+    left = {epoch: [m for m in numbers if epoch * per_epoch + m < total] for epoch, numbers in left.items()}
     return {"checkpoint": found.folder.name, "done": found.minibatches, "left": left, "epoch_minibatches": per_epoch}
 
 

@@ -20,6 +20,7 @@ def _count(value: Any, what: str) -> int:
     return integer(value, what, most=_MOST)
 
 
+HOSTS = "hosts.toml"  # the cluster that a run was launched on, where that is beyond one host
 STATES = ("started", "running", "finished", "stopped", "failed", "refused", "cancelled")
 _DEEPEST = 40  # objects and lists within each other: far more than we write, far less than Python's own limit
 _MOST_ID = 2**31 - 1  # of processes

@@ -401,12 +401,22 @@ def _command() -> tuple[str, ...]:
 def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
     """Return the traces of all pipelines as one, in time order: all have the same clock.
 
-    Stages are numbered over all pipelines, pipeline 0's first, as they stand in the plan's file.
+    Stages are numbered over all pipelines, pipeline 0's first, as they stand in the plan's file. Where a pipeline had
+    more stages under a plan before, those after it have higher numbers.
     """
-    spans = [span for k, trace in enumerate(traces) for span in _renumbered(plan, k, trace)]
+    pairs = list(zip(plan.pipelines, traces, strict=True))
+    most = [max([len(own.stages), *(1 + span.stage for span in trace.spans)]) for own, trace in pairs]
+    first = [sum(most[:k]) for k in range(len(most))]
+    spans = [span for k, trace in enumerate(traces) for span in _renumbered(plan, k, trace, first[k])]
     spans.sort(key=lambda span: (span.start, span.rank))
     missing = [trace.left_out for trace in traces if trace.left_out]
     facts = plan.trace_facts
+    if sum(most) > len(plan.stages):
+        number = {
+            plan.first_stage(k) + s: first[k] + s for k, (own, _) in enumerate(pairs) for s in range(len(own.stages))
+        }
+        like = {number[stage]: number[other] for stage, other in enumerate(facts["like_stages"])}
+        facts["like_stages"] = [like.get(stage, stage) for stage in range(sum(most))]
     if missing:
         ranges = merged((first, last) for one in missing for first, last in one["minibatches"])
         facts["left_out"] = {
@@ -417,8 +427,7 @@ def trace_of_all(plan: Plan, traces: Sequence[Trace], source: Any) -> Trace:
     return Trace(tuple(spans), source, facts)
 
 
-def _renumbered(plan: Plan, k: int, trace: Trace) -> Iterator[Span]:
-    before = plan.first_stage(k)
+def _renumbered(plan: Plan, k: int, trace: Trace, before: int) -> Iterator[Span]:
     for span in trace.spans:
         own = str(span.stage)
         stage = span.stage + before

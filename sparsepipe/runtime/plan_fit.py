@@ -3,7 +3,8 @@
 from ..display.counting import number_of
 from ..errors import InputError
 from ..plan import Plan
-from ..schedule import check_runs, compile, round_length
+from ..replication.base import Rule
+from ..schedule import check_rule, check_runs, compile, round_length
 from .config import RunConfig
 
 
@@ -36,6 +37,20 @@ def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = Non
     check_runs(compile(plan, num_minibatches))
     if config.synchronised_batch_norm:
         _check_synchronised(plan, num_minibatches)
+
+
+def check_next_of_several(plan: Plan, num_processes: int, rule: Rule) -> None:
+    """Raise InputError where one of several pipelines, which average by `rule`, cannot go on under a plan.
+
+    It keeps all of its `num_processes` ranks: the others, and the run's record, know it by these.
+    """
+    if sorted(plan.ranks) != list(range(num_processes)):
+        raise InputError(
+            "replan.leaves_out_ranks",
+            f"the plan uses ranks {sorted(plan.ranks)}, one of several pipelines keeps all of its own: 0 to "
+            f"{num_processes - 1}",
+        )
+    check_rule(Plan.alike(plan, 2, rule))
 
 
 def _check_synchronised(plan: Plan, num_minibatches: int) -> None:

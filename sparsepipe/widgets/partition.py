@@ -321,7 +321,7 @@ class PartitionExplorer(Shown):
         controls = self.controls
         of_one = OF_ONE if controls.pipelines.picked is not None else ""
         self.exporter.block(reason)
-        self.saver.block(reason, of_one=of_one)
+        self.saver.block(reason)
         controls.stages.block(reason or of_one, interleaved=controls.plan.stages_per_device.number > 1)
         self.view.mark(stale, reason, of_one=of_one, pending=self.state.pending)
 

@@ -21,7 +21,6 @@ from .promised import MadeFor
 _SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
 _SAVED = Html("Saved: <code>{}</code>; to train it: <code>{}</code>")
 _APPLIED = Html("The job on the launch board is asked to go on under {}, saved as <code>{}</code>")
-_KEPT = "a running job trains one pipeline, or several that keep their plans"
 _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 
 
@@ -62,19 +61,15 @@ class PlanSaver:
         self.widget = looks.VBox([looks.HBox(buttons, layout={"flex_flow": "row wrap"}), self.told])
         self.block("")
 
-    def block(self, reason: str, *, of_one: str = "") -> None:
-        """Save and launch nothing until this is called again without a reason.
-
-        `of_one`: why the plan, which is of several pipelines, cannot be applied to a job.
-        """
-        kept = reason or (f"{_KEPT}; {of_one}" if of_one else "")
-        for button, why, tip in (
-            (self.save_button, reason, f"a file in {self.folder} that sparsepipe run takes"),
-            (self.launch_button, reason, "save it and open it on the launch board, where its settings can be changed"),
-            (self.apply_button, kept, "save it, and have the job that runs on the launch board go on under it"),
+    def block(self, reason: str) -> None:
+        """Save and launch nothing until this is called again without a reason."""
+        for button, tip in (
+            (self.save_button, f"a file in {self.folder} that sparsepipe run takes"),
+            (self.launch_button, "save it and open it on the launch board, where its settings can be changed"),
+            (self.apply_button, "save it, and have the job that runs on the launch board go on under it"),
         ):
             with button.hold_sync():
-                button.disabled, button.tooltip = bool(why), why or tip
+                button.disabled, button.tooltip = bool(reason), reason or tip
 
     def save(self) -> Path:
         """Write the plan; returns the path. Raises InputError while there is no plan, or where it cannot be written."""
@@ -99,8 +94,6 @@ class PlanSaver:
         Raises InputError as `save` does, and where no job runs, several do, or the plan cannot be its.
         """
         answer, board = self._answer(), self._board()
-        if isinstance(answer, PipelinesAnswer):
-            raise InputError("explorer.nothing_applied", f"nothing applied: {_KEPT}")
         path = self._write(answer.plan)
         board.replan(None, answer.plan, called=path.stem)
         self.told.value = _SMALL.format(_APPLIED.format(path.stem, path))

@@ -23,11 +23,12 @@ from ...io.files import write_atomic
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.processes import num_processes
+from ...record.record_files import HOSTS
 from ...runtime.processes.lifeline import watch
 from ..failure_cause import FailureCause, cause_of
 from .connection import OverSsh
 from .hosted_parent import HostedParent, PlaceOfAll
-from .placement import HOSTS, HostedPipeline, HostedRanks, hosted_pipelines, hosted_ranks, hosts_of_all
+from .placement import HostedPipeline, HostedRanks, hosted_pipelines, hosted_ranks, hosts_of_all
 from .restarting import OneOfSeveral, Place, Restarting, Taken, clear_what_is_torn, finish
 from .session import HostLost
 

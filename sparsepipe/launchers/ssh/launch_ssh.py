@@ -8,6 +8,7 @@ from ...errors import InputError
 from ...host.python_path import check_current_folder, python_command, python_environment
 from ...io.files import write_atomic
 from ...plan import Plan
+from ...record.record_files import HOSTS
 from ...runtime import RunConfig
 from ...runtime.wire.encryption import check_openssl
 from ...runtime.workloads.resolved import ResolvedRun
@@ -17,7 +18,7 @@ from ..local.launch_local import attach
 from ..local.started import followed, supervised
 from ..prepare import for_hosts, prepare
 from ..probes.check import unlike_networks
-from .placement import HOSTS, hosted_ranks, hosts_of_all
+from .placement import hosted_ranks, hosts_of_all
 
 __all__ = ["attach", "launch"]
 

@@ -9,8 +9,6 @@ from ...display.counting import number_of
 from ...errors import InputError
 from ...plan import Plan
 
-HOSTS = "hosts.toml"  # in the run's folder: the cluster that it was launched on
-
 
 def own_prefix(pipeline: int | None) -> str:
     """Return the prefix of a pipeline's file names in the folder of the whole run; empty where it is the whole run."""

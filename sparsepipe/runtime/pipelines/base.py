@@ -115,6 +115,20 @@ class Coordinator(Protocol):
         """
         ...
 
+    def end_task(self, task: int) -> None:
+        """End a task TRAIN after the minibatches that this pipeline has taken of it: the next one trains the others.
+
+        One rank of a pipeline, before it moves layers from one of its ranks to another.
+        """
+        ...
+
+    def move(self) -> None:
+        """Say that layers of this pipeline change hands: nobody holds any until each rank says `begin` and `register`.
+
+        One rank of a pipeline, between two tasks, once none of its ranks answers others any more. Others train on.
+        """
+        ...
+
     def done(self, task: int, place: int, row: Mapping[str, Any]) -> None:
         """Say that an update contains a minibatch, with its row for the run's metrics. One rank of a pipeline."""
         ...
@@ -137,6 +151,8 @@ class Coordinator(Protocol):
 
     def tell(self, event: str, row: Mapping[str, Any]) -> None:
         """Add a row of another event to the run's metrics: each event once in an attempt. One rank.
+
+        Of "replan" there is one for each minibatch that a plan began at; the row gets the pipeline's number.
 
         A "summary" gets what all pipelines did together: minibatches, pace, the "train" of the latest epoch, stages,
         engine and load of all, and, as "replication", what is known of the averages.
@@ -189,6 +205,14 @@ class Coordinator(Protocol):
         ...
 
 
+class Settled(NamedTuple):
+    """Where a pipeline's averages stand between two tasks, for those who hold its layers next."""
+
+    update: int  # the last that the pipeline made, -1 where it made none
+    version: int  # the merge that the layers are of, where the rule has such
+    samples: int  # that the pipeline trained on since its last contribution; of the rank that decides on them alone
+
+
 class Averager(Protocol):
     """One stage replica's part in the averages between pipelines, called by the executor around each update."""
 
@@ -220,6 +244,23 @@ class Averager(Protocol):
 
     def load_state(self, tensors: "Mapping[str, Tensor]") -> None:
         """Go on from what `state` gave, here or in another pipeline; tensors that are not the rule's are left alone."""
+        ...
+
+    def settle(self) -> "dict[str, Tensor]":
+        """Bring what is under way into the weights, and answer others no more: layers are to change hands.
+
+        Returns what the rule keeps beside weights, buffers and optimizer state, by names as in checkpoints. All
+        replicas of a stage come here, between two tasks. Raises DeadlinePassed where another pipeline does not answer.
+        """
+        ...
+
+    @property
+    def settled(self) -> Settled:
+        """Where the averages of this stage stand."""
+        ...
+
+    def go_on(self, settled: Settled) -> None:
+        """Count updates on from where the averages of the ranks stood that had these layers before."""
         ...
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 MINIBATCHES, MERGES, METRICS = "minibatches.jsonl", "merges.jsonl", "metrics.jsonl"
+REPLAN = "replan"  # the event of a pipeline that goes on under another plan
 
 
 class Changes:

@@ -122,6 +122,12 @@ class CoordinatorClient:
     def tell(self, event: str, row: Mapping[str, Any]) -> None:
         self._ask("tell", event=event, row=row)
 
+    def end_task(self, task: int) -> None:
+        self._ask("end_task", task=task)
+
+    def move(self) -> None:
+        self._ask("move")
+
     def progress(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._ask("progress")
         return found

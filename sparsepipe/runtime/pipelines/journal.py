@@ -36,7 +36,7 @@ from ..wire.address import COORDINATOR
 from ..wire.handshake import new_secret
 from .changes import MERGES, METRICS, MINIBATCHES, Changes
 from .messages import read_given
-from .resuming import epochs_closed, keep_rows, recorded_pace, sums_of_epochs
+from .resuming import epochs_closed, keep_rows, recorded_pace, recorded_replans, sums_of_epochs
 from .state import Request, RunOfPipelines, RunState
 from .tallies import Sums
 
@@ -172,7 +172,8 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         pace = recorded_pace(run_dir)
         keep_rows(run_dir, run.progress)
         closed = epochs_closed(run_dir, run.progress)
-        run = replace(run, closed=closed, sums=sums_of_epochs(run_dir, closed), pace=pace)
+        replans = tuple(recorded_replans(run_dir))
+        run = replace(run, closed=closed, sums=sums_of_epochs(run_dir, closed), pace=pace, replans=replans)
     for name in _FILES:
         cut_torn_row(run_dir / name)
     head = {
@@ -185,6 +186,7 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         "closed": list(run.closed),
         "sums": {str(epoch): asdict(sums) for epoch, sums in run.sums.items()},
         "pace": run.pace,
+        "replans": list(run.replans),
         "began": began(run_dir) if (run_dir / "logs").is_dir() else time.time() - last_recorded(run_dir),
         "rows": {name: _num_rows(run_dir / name) for name in _FILES},
     }
@@ -215,6 +217,7 @@ def _run_of(head: Mapping[str, Any]) -> RunOfPipelines:
         closed=tuple(head["closed"]),
         sums=sums,
         pace=head.get("pace", 0.0),
+        replans=tuple(head.get("replans", ())),
     )
 
 

@@ -57,6 +57,8 @@ _GIVEN: Mapping[str, Mapping[str, Check]] = {
     "leave": {},
     "next_task": {"number": _count},
     "take_minibatch": {"task": _count, "place": _count},
+    "end_task": {"task": _count},
+    "move": {},
     "done": {"task": _count, "place": _count, "row": _object},
     "measured": {"task": _count, "row": _PART},
     "closed": {"epoch": _count, "row": _object},

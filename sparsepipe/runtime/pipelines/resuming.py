@@ -7,7 +7,7 @@ from typing import Any
 
 from ...io.files import cut_torn_row, read_rows, write_rows
 from ...record.record_files import read_metrics
-from .changes import MERGES, METRICS, MINIBATCHES
+from .changes import MERGES, METRICS, MINIBATCHES, REPLAN
 from .tallies import Sums
 
 # Of the whole run: the checkpoint that it goes on from, for workers (pipeline_worker.py).
@@ -49,6 +49,12 @@ def recorded_pace(run_dir: Path) -> float:
     return next((pace for pace in reversed(paces) if pace), 0.0)
 
 
+def recorded_replans(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the rows of changes of pipelines' plans that the record has kept."""
+    path = run_dir / METRICS
+    return [dict(row) for row in read_metrics(path, REPLAN)] if path.exists() else []
+
+
 def keep_nothing(run_dir: Path) -> None:
     """Take all minibatches from the metrics of a run that goes on without a checkpoint: each is trained again."""
     path = run_dir / METRICS
@@ -83,6 +89,8 @@ def _staying(progress: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]
     first = min(left, default=progress["done"] // each)  # where none is named, as many as were trained whole
 
     def stays(row: Mapping[str, Any]) -> bool:
+        if row["event"] == REPLAN:
+            return bool(row["minibatch"] <= progress["done"])
         if row["event"] not in ("step", "epoch"):
             return bool(row["event"] == "resume")
         epoch = row["epoch"]

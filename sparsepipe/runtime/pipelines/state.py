@@ -20,7 +20,7 @@ from ...display.counting import number_of
 from ...errors import InputError
 from ...replication.base import SERVER, Arithmetic, Merge, Rule
 from .base import Holder, Kind, Task
-from .changes import METRICS, MINIBATCHES, Changes
+from .changes import METRICS, MINIBATCHES, REPLAN, Changes
 from .member import Member, Phase
 from .merges import Merges
 from .minibatch_queue import MinibatchQueue
@@ -55,6 +55,7 @@ class RunOfPipelines:
     closed: tuple[int, ...] = ()  # epochs that it closed
     sums: Mapping[int, Sums] = field(default_factory=dict)  # of what it did of others
     pace: float = 0.0  # samples per second that it was recorded with; 0 where no record says
+    replans: tuple[Mapping[str, Any], ...] = ()  # rows of changes of pipelines' plans in it
 
 
 class RunState:
@@ -70,6 +71,7 @@ class RunState:
         self._server_attempt = 0
         self._data: str | None = None  # the digest that the first rank gave
         self._summed_up = False  # a pipeline has closed the run, and told of it
+        self._replans: list[Mapping[str, Any]] = [*run.replans]  # rows of changes of pipelines' plans
         self._started = False  # minibatches are handed out
         self._ready_since: float | None = None  # when the first pipeline asked for some
 
@@ -255,6 +257,15 @@ class RunState:
     def _take_minibatch(self, member: Member, request: Request) -> list[int] | Wait:
         return self._work.take_minibatch(member, request.given["task"], request.given["place"])
 
+    def _end_task(self, member: Member, request: Request) -> None:
+        self._work.end_task(member, request.given["task"])
+
+    def _move(self, member: Member, request: Request) -> None:
+        """Forget who holds the layers of a pipeline, and how long its units are: its ranks say both again."""
+        member.holders.clear()
+        member.whole = member.num_holders = 0
+        self.changes.note()
+
     def _done(self, member: Member, request: Request) -> None:
         self._work.done(member, request.given["task"], request.given["place"], request.given["row"])
 
@@ -312,9 +323,13 @@ class RunState:
 
     def _tell(self, member: Member, request: Request) -> None:
         event, row = request.given["event"], dict(request.given["row"])
-        if event in member.told:
+        once = f"{event} {row.get('minibatch')}" if event == REPLAN else event
+        if once in member.told:
             return
-        member.told.add(event)
+        member.told.add(once)
+        if event == REPLAN:
+            row |= {"pipeline": member.number}
+            self._replans.append(row)
         if event == "summary":
             self._summed_up = True
             row |= {
@@ -322,6 +337,7 @@ class RunState:
                 "samples_per_second": self._work.tallies.pace or self.run.pace,
             }
             row |= self._work.measured.of_run()
+            row |= {"replans": self._replans} if self._replans else {}
             row |= {"train": train} if (train := self._work.tallies.latest.get("train")) else {}
             if self.run.rule:
                 found = self.replication
@@ -354,6 +370,8 @@ class RunState:
             "leave": self._leave,
             "next_task": self._next_task,
             "take_minibatch": self._take_minibatch,
+            "end_task": self._end_task,
+            "move": self._move,
             "done": self._done,
             "measured": self._measured,
             "closed": self._closed,

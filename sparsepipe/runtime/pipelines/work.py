@@ -170,15 +170,21 @@ class Work:
             if len(places) >= task.most or number in member.ended:
                 return []
             if self.stopped or self.queue.num_waiting(task.epoch) < member.whole:
-                if member.held_up_since is not None:
-                    member.release(now=self._changes.now, idle=not self.queue.holds(member.number))
-                member.ended.add(number)
-                self._changes.note()
+                self.end_task(member, number)
                 return []
             if not self._may_begin(member):
                 return WAIT
             self._take(member, task, member.whole)
         return places[place : place + _MOST_AT_ONCE]
+
+    def end_task(self, member: Member, number: int) -> None:
+        """Hand out no more of a task that trains: what the pipeline has taken of it is its end."""
+        _training(member, number)
+        if number not in member.ended:
+            if member.held_up_since is not None:
+                member.release(now=self._changes.now, idle=not self.queue.holds(member.number))
+            member.ended.add(number)
+            self._changes.note()
 
     def _take(self, member: Member, task: Task, count: int) -> None:
         places = member.places[task.number]

@@ -8,7 +8,8 @@
 Nobody waits for an answer and nothing is sent: rank 0 names a minibatch so far ahead that no rank can have begun it.
 Where the plan leaves rank 0 out the lowest of its ranks does what is said of rank 0 here.
 Where the epoch ends before, all ranks take the command up at its end, where they meet anyway. A change of the plan is
-announced once every rank has prepared it (replanning.py).
+announced once every rank has prepared it (replanning.py). Of several pipelines the one whose plan changes has no more
+of its task: it ends after what it has taken, on all of its ranks, and the next task is the new plan's.
 """
 
 import time
@@ -146,7 +147,8 @@ class Control:
         if not self._leads and self.replanning:
             self.replanning.look(self._announcement)
         if self._leads and found is None:
-            self._take_up(self._horizon.end(max(self._begun, minibatch), self._count))
+            known = self._horizon.end(max(self._begun, minibatch), self._count)
+            self._take_up(self._count if self._feed else known)
             found = self._announcement.read()
         if found:
             end = found.minibatch - self._first
@@ -165,13 +167,17 @@ class Control:
         if request is None:
             if self.replanning:
                 self.replanning.forget()  # what was asked for is not any more
+        elif self._feed and request.command != commands.REPLAN:
+            return  # several pipelines end together: their coordinator is asked
         elif request.command != commands.REPLAN or self._prepared(request):
             self._announcement.make(commands.COMMANDS.index(request.command), self._first + end)
+            if self._feed:
+                self._feed.end()  # where that is, the coordinator tells all ranks
 
     def _prepared(self, request: commands.Request) -> bool:
         """Whether every rank is ready for a change of the plan; one that cannot be made is refused."""
         if self.replanning is None:
-            told = "several pipelines keep their plans; stop the run, and resume it under another"
+            told = "several pipelines over hosts keep their plans; stop the run, and resume it under another"
             commands.refuse(self._run_dir, told, plan=request.plan)
             return False
         state, reason = self.replanning.advance(request, self._announcement)

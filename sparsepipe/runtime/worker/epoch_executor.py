@@ -57,7 +57,7 @@ class EpochExecutor:
         self.weight_update, self.units = weight_update, units
         # Minibatches that this pipeline took before, in the whole run.
         before = part.epoch * context.workload.epoch_minibatches + part.first
-        self.first_own = units.first * units.whole if units else before
+        self.first_own = units.before if units else before
         self.feed = feed
         todo = [action for action in program.actions[context.rank] if action.stage == replica.stage]
         samples = context.workload.training

@@ -34,6 +34,7 @@ class Units:
 
     whole: int  # minibatches
     first: int  # units that the pipeline took before this part
+    before: int  # minibatches of those units
 
     def ended_by(self, members: range, count: int, samples: Callable[[int], Sequence[int]]) -> Averaged | None:
         """Return the unit that ends with a stage's update of `members`, None where its last update is yet to come.

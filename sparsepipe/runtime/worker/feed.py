@@ -30,6 +30,10 @@ class Feed(Protocol):
         """Take note that an update contains the minibatch at a place, with its row for the run's metrics."""
         ...
 
+    def end(self) -> None:
+        """Have no more minibatches than were taken: the part ends where those do, on all ranks. One rank comes here."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class GivenFeed:
@@ -49,6 +53,9 @@ class GivenFeed:
 
     def done(self, place: int, row: Mapping[str, Any]) -> None:
         """Nobody else waits for it."""
+
+    def end(self) -> None:
+        """Its end is known: commands name theirs (control.py)."""
 
 
 class SharedFeed:
@@ -76,6 +83,9 @@ class SharedFeed:
 
     def done(self, place: int, row: Mapping[str, Any]) -> None:
         self._coordinator.done(self._task, place, row)
+
+    def end(self) -> None:
+        self._coordinator.end_task(self._task)
 
     def _minibatch(self, place: int) -> int | None:
         # Two threads may ask at once: they get the same answer, and who comes last writes it again.

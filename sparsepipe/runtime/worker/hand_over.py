@@ -41,10 +41,10 @@ class HandOver:
         for k, replica in own.items():
             tensors = replica.tensors()
             for target in after.ranks:
-                if source_of(k, target, before) != self._rank:
-                    continue
+                given = dict(replica.kept)
+                given |= tensors if source_of(k, target, before) == self._rank else {}
                 wanted = set(layers_of(target, after))
-                found = {key: tensor for key, tensor in tensors.items() if belongs(key, wanted, layers=before.layers)}
+                found = {key: tensor for key, tensor in given.items() if belongs(key, wanted, layers=before.layers)}
                 (self._kept if target == self._rank else outgoing.setdefault(target, {})).update(found)
         self.transfer = StateTransfer.of(process, outgoing)
 
@@ -59,4 +59,4 @@ class HandOver:
             wanted = set(replica.own.layers)
             layers = self._after.layers
             found = {key: tensor for key, tensor in tensors.items() if belongs(key, wanted, layers=layers)}
-            replica.load_tensors(found, adopt=True)
+            replica.adopt(found)

@@ -21,10 +21,12 @@ import torch
 from ...io.files import read_json
 from ...plan import Plan
 from ...replication.base import Rule
+from ..commands import REPLAN
 from ..config import RunConfig
-from ..pipelines.base import Coordinator, Kind, Task
+from ..pipelines.base import Averager, Coordinator, Kind, Settled, Task
 from ..pipelines.client import connect
 from ..pipelines.resuming import RESUME
+from ..plan_fit import check_next_of_several
 from ..processes.identity import Identity
 from ..replication.between_pipelines.opening import open_averagers
 from ..replication.between_pipelines.state import fetch_state
@@ -37,6 +39,7 @@ from .connections import Connections
 from .control import Horizon
 from .epoch_parts import EpochPart, Units
 from .feed import SharedFeed
+from .replanning import Moment, Pause
 from .run_summary import measured, run_summary
 from .straggler import Straggler
 from .worker import Worker
@@ -57,7 +60,11 @@ class Member:
     identity: Identity
     rule: Rule
     coordinator: Coordinator
-    first_stage: int  # of this pipeline, among those of all
+
+    @property
+    def first_stage(self) -> int:
+        """The first stage of this pipeline among those of all, as the others are cut now."""
+        return Plan.load(self.run_of_all / "plan.json").first_stage(self.identity.pipeline or 0)
 
     @classmethod
     def of(cls, identity: Identity, run_dir: Path, *, timeout: float, encryption: Encryption | None = None) -> "Member":
@@ -67,7 +74,7 @@ class Member:
         plan = Plan.load(folder / "plan.json")
         place = {"pipeline": identity.pipeline, "rank": identity.rank, "attempt": identity.attempt}
         coordinator = connect(folder, **place, timeout=timeout, encryption=encryption)
-        return cls(folder, identity, plan.rule, coordinator, plan.first_stage(identity.pipeline))
+        return cls(folder, identity, plan.rule, coordinator)
 
     def checkpoint(self) -> checkpoint.Checkpoint | None:
         """Return what the whole run goes on from; None where it began anew.
@@ -80,6 +87,26 @@ class Member:
             return None
         folder = self.run_of_all / FOLDER / read_json(path)["checkpoint"]
         return None if self.identity.attempt and not folder.exists() else checkpoint.load(folder)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a pipeline has taken, in units that are as long as its plan of the time has them."""
+
+    units: int = 0  # under plans before
+    minibatches: int = 0  # of those
+    newest: int = -1  # the highest number of those of its last task, where that is asked for
+    trained: bool = False  # whether that task had any
+
+    def before(self, unit: int, whole: int) -> int:
+        """Return how many minibatches were taken before a unit, of `whole` each under the present plan."""
+        return self.minibatches + (unit - self.units) * whole
+
+    def after(self, units: Units, trained: int, newest: int) -> "Taken":
+        """Return what is taken after a task that trained so many."""
+        count = -(-trained // units.whole)
+        minibatches = units.before + count * units.whole
+        return Taken(units.first + count, minibatches, max(self.newest, newest), trained > 0)
 
 
 class PipelineWorker(Worker):
@@ -96,7 +123,9 @@ class PipelineWorker(Worker):
         recorder: Recorder,
         straggler: Straggler | None,
         member: Member,
+        before: "PipelineWorker | None" = None,
     ) -> None:
+        """`before`: the worker under this pipeline's plan before, whose place it will take."""
         super().__init__(
             run_dir,
             plan,
@@ -106,12 +135,14 @@ class PipelineWorker(Worker):
             recorder=recorder,
             straggler=straggler,
             checkpoints_in=member.run_of_all,
+            before=before,
         )
         self.member, self.coordinator = member, member.coordinator
         self.whole = Horizon.of(connections.program).whole
         self.trained = 0  # minibatches, by this attempt of this pipeline
         self.progress: Mapping[str, Any] | None = None  # of all pipelines, for a checkpoint's manifest
         self.of_epoch: dict[int, dict[str, Any]] = {}  # the longest part that was trained of each
+        self._taken = Taken()
         self._steps: Mapping[Kind, Callable[[Task], None]] = {
             Kind.TRAIN: self._train_task,
             Kind.CLOSE_EPOCH: self._close_epoch,
@@ -122,44 +153,120 @@ class PipelineWorker(Worker):
     def run(self, resume_from: checkpoint.Checkpoint | None) -> Connections:
         """Do one task after the other, from the weights of a live pipeline where this one was started again.
 
-        Returns the connections, which are open.
+        Returns the connections, which are open, of the plan that this pipeline has at its end.
         """
-        coordinator, workload = self.coordinator, self.workload
-        coordinator.begin(
-            whole=self.whole,
-            epoch_minibatches=workload.epoch_minibatches,
-            total_minibatches=workload.total_minibatches,
-            num_holders=len(self.plan.stages),
-            data=workload.data_digest if self.process.record else "",  # on one machine all read the same files
-        )
+        coordinator, worker = self.coordinator, self
+        self._tell_length()
         if resume_from:
             self._resume(resume_from)
         joins = self.member.identity.attempt > 0 and self._joins(resume_from)
         found = {k: self._fetched(k) if joins else None for k in self.replicas}
-        replicas = list(self.replicas.values())
-        options: dict[str, Any] = {"timeout": self.config.timeout_seconds, "encryption": self.process.encryption}
-        opened = open_averagers(coordinator, self.member.rule, replicas, **options)
-        for (k, replica), averager in zip(self.replicas.items(), opened, strict=True):
-            replica.averager = averager
+        for k, averager in self._open_averages().items():
             if resume_from and not found[k]:
-                averager.load_state(resume_from.read(replica.own.layers))
+                averager.load_state(resume_from.read(self.replicas[k].own.layers))
             elif state := found[k]:
                 averager.load_state(state)
         try:
             self._start()
             number = 0
             while (task := coordinator.next_task(number)).kind is not Kind.END:
-                self._steps[task.kind](task)
+                worker._steps[task.kind](task)
                 self.process.barrier("end of a task")  # to ask for the next one says that all are through with it
                 number += 1
-            if self.epochs.rows:
-                self._summarise(self.trained)
+                if task.kind is Kind.TRAIN and worker.control.due == REPLAN:
+                    worker = worker._move()
+            worker._sum_up()
         finally:
             self.control.close()
-            for replica in self.replicas.values():
+            for replica in worker.replicas.values():
                 if replica.averager:
                     replica.averager.close()
-        return self.connections
+        return worker.connections
+
+    def _sum_up(self) -> None:
+        if self.epochs.rows:
+            self._summarise(self.trained)
+
+    def _tell_length(self) -> None:
+        """Tell the coordinator what is to be trained, and how this pipeline is cut."""
+        self.coordinator.begin(
+            whole=self.whole,
+            epoch_minibatches=self.workload.epoch_minibatches,
+            total_minibatches=self.workload.total_minibatches,
+            num_holders=len(self.plan.stages),
+            data=self.workload.data_digest if self.process.record else "",  # on one machine all read the same files
+        )
+
+    def _open_averages(self) -> dict[int, Averager]:
+        """Open the averages of this rank's stages with other pipelines; return them by stage."""
+        replicas = list(self.replicas.values())
+        options: dict[str, Any] = {"timeout": self.config.timeout_seconds, "encryption": self.process.encryption}
+        opened = open_averagers(self.coordinator, self.member.rule, replicas, **options)
+        for replica, averager in zip(replicas, opened, strict=True):
+            replica.averager = averager
+        return dict(zip(self.replicas, opened, strict=True))
+
+    # --- another plan ------------------------------------------------------------------------------------------------
+
+    def check_next(self, plan: Plan, memory_bytes: Sequence[float] | None) -> None:
+        """Raise InputError where this pipeline cannot go on under a plan beside the others: all its ranks stay."""
+        check_next_of_several(plan, self.process.world_size, self.member.rule)
+        super().check_next(plan, memory_bytes)
+
+    def next_worker(self, plan: Plan, connections: Connections) -> "PipelineWorker":
+        """Build the worker of the plan after this one, while this one trains."""
+        parts: dict[str, Any] = {"workload": self.workload, "recorder": self.recorder}
+        parts |= {"straggler": self.context.straggler, "member": self.member}
+        return PipelineWorker(self.run_dir, plan, self.config, connections=connections, before=self, **parts)
+
+    def compile_from(self, done: int) -> None:
+        """Compile nothing yet: how many minibatches there are left for it, the next task says."""
+
+    def take_over(self, before: Worker, moment: Moment, *, since: float) -> None:
+        """Go on where the worker under the plan before has stopped, whose layers have come."""
+        super().take_over(before, moment, since=since)
+        assert isinstance(before, PipelineWorker)
+        self.trained, self.progress, self.of_epoch = before.trained, before.progress, before.of_epoch
+        self._taken = before._taken
+
+    def _move(self) -> "PipelineWorker":
+        """Go on under another plan of this pipeline, while the others train; return the worker that goes on.
+
+        Averages are settled, layers change hands, and whoever holds them now says so: all between two tasks.
+        """
+        with self._meeting(self._taken.newest // self.workload.epoch_minibatches):
+            settled = self._settle()
+        worker = self._replan(self._taken.newest + 1, within=self._taken.trained) or self
+        assert isinstance(worker, PipelineWorker)
+        worker._tell_length()
+        averagers = worker._open_averages()
+        for k, replica in worker.replicas.items():
+            averagers[k].load_state(replica.kept)
+            averagers[k].go_on(settled)
+            replica.kept = {}
+        return worker
+
+    def _settle(self) -> Settled:
+        """Have no average under way and no layer that others ask for, in any rank; return where the averages stand."""
+        stands = []
+        for replica in self.replicas.values():
+            assert replica.averager is not None, "each has one from the beginning on"
+            replica.kept = replica.averager.settle()
+            stands.append(replica.averager.settled)
+        rows = torch.zeros(self.process.world_size, 3, dtype=torch.float64)
+        rows[self.rank] = torch.tensor([max(s.update for s in stands), min(s.version for s in stands), 0])
+        rows[self.rank, 2] = stands[0].samples  # which all stages of a rank count together
+        update, version, samples = self.process.sum(rows, what="moving layers").T
+        if self.rank == 0:
+            self.coordinator.move()  # before any rank comes to the next meeting, and so before one is told of again
+        return Settled(int(update.max()), int(version.min()), int(samples.sum()))
+
+    def _tell_replan(self, pause: Pause) -> None:
+        """Write down what the change of the plan cost, in the record of all pipelines too."""
+        self.coordinator.tell(REPLAN, pause.row(self.recorder.now()))
+        super()._tell_replan(pause)
+
+    # --- tasks -------------------------------------------------------------------------------------------------------
 
     def _joins(self, resumed_from: checkpoint.Checkpoint | None) -> bool:
         """Whether weights are to be taken from a live pipeline: all ranks of this one agree.
@@ -210,8 +317,11 @@ class PipelineWorker(Worker):
         feed = SharedFeed(self.coordinator, self.workload.order(epoch), task=task.number, first_number=first)
         self.context.exchange.sent_bytes = 0
         self.recorder.restart()
-        row, trained = self._train(EpochPart(epoch, 0, task.most), feed, units=Units(self.whole, task.update))
+        units = Units(self.whole, task.update, self._taken.before(task.update, self.whole))
+        row, trained = self._train(EpochPart(epoch, 0, task.most), feed, units=units)
         self.trained += trained
+        newest = max(map(feed.number, range(trained)), default=-1) if self.control.due == REPLAN else -1
+        self._taken = self._taken.after(units, trained, newest)
         with self._meeting(epoch):
             for replica in self.replicas.values():
                 replica.average_statistics()
@@ -269,7 +379,9 @@ class PipelineWorker(Worker):
         self.checkpoints.prove()
         self._tell_closed(epoch, done, validation)
         if self.context.writes_metrics:
-            own = run_summary(self.context, self.run_dir, done, epochs=self.epochs.rows, of_plan=self.epochs.rows)
+            of_plan = self.epochs.of_plan(len(self.plan.stages))
+            own = run_summary(self.context, self.run_dir, done, epochs=self.epochs.rows, of_plan=of_plan)
+            own.pop("replans", None)  # the coordinator knows those of all
             row = {**own, "run_dir": self._record_of_all(), "validation": validation or {}}
             self.coordinator.tell("summary", {**row, "stages": self._among_all(own["stages"])})
 
@@ -288,7 +400,7 @@ class PipelineWorker(Worker):
 
     def _measured(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """What this pipeline measured of a task, from its row, and of the run up to it, for the record of all."""
-        run = measured(self.context, self.epochs.rows, of_plan=self.epochs.rows)
+        run = measured(self.context, self.epochs.rows, of_plan=self.epochs.of_plan(len(self.plan.stages)))
         told = {key: row[key] for key in ("trained", "sent_bytes", "load")}
         stages, run_stages = self._among_all(row["stages"]), self._among_all(run["stages"])
         return {**told, "stages": stages, "run": {**run, "stages": run_stages}}

@@ -1,7 +1,7 @@
 """One stage on one rank: the runner of its layers, its weights, its optimizer. Interleaved, a rank has several."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from ..training_state.weights import Weights
 from ..workloads.base import Workload
 from .epoch_parts import Averaged
 
-# Kinds of tensors that are none of an optimizer's; the last three are an average's between pipelines.
+# Kinds of tensors that are none of an optimizer's.
 _OF_NETWORKS = ("weight:", "buffer:")
-_NOT_OF_OPTIMIZERS = (*_OF_NETWORKS, "outer:", "outer_velocity:", "outer_version:")
+_OF_AVERAGES = ("outer:", "outer_velocity:", "outer_version:", "pushed:")  # between pipelines
+_NOT_OF_OPTIMIZERS = (*_OF_NETWORKS, *_OF_AVERAGES)
 
 
 class WeightsNotFinite(RuntimeError):
@@ -35,6 +36,7 @@ class StageReplica:
     runner: StageRunner
     weights: Weights
     averager: Averager | None = None  # with other pipelines, where there are any
+    kept: dict[str, Tensor] = field(default_factory=dict)  # by it, while layers change hands; of a first replica
 
     @classmethod
     def open(cls, plan: Plan, config: RunConfig, *, position: Position, workload: Workload) -> "StageReplica":
@@ -74,6 +76,11 @@ class StageReplica:
     def _beside_weights(self) -> dict[str, Tensor]:
         """What the stage's layers have besides trained weights, by name: running statistics, frozen parameters."""
         return {**self.runner.buffers(), **self.runner.constants()}
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with tensors of the ranks that had these layers before, which are this stage's from here on."""
+        self.load_tensors(tensors, adopt=True)
+        self.kept = {key: tensor for key, tensor in tensors.items() if key.startswith(_OF_AVERAGES)}
 
     def not_finite(self) -> str | None:
         """Name a tensor of this stage that is not finite, such as "weight conv1_1.kernel"; None where all are."""

@@ -283,7 +283,7 @@ class Worker:
                 return {}, 0
             table = summed(tables, self.context, control.end)
             self.epochs.add_part(table, self.context.exchange.sent_bytes)
-            if control.end < part.count and control.due == REPLAN:
+            if control.end < part.count and control.due == REPLAN and units is None:
                 return {}, control.end
             row = epoch_row(self.context, table, started, stages=tuple(tables), so_far=self.epochs.so_far)
             return row | {"load": shared_load(self.process, before, after)}, control.end

@@ -21,6 +21,15 @@ class Contributions:
         self._samples = 0
         self.busy: Callable[[], bool] = lambda: False  # whether the last contribution has no outcome yet
 
+    @property
+    def samples(self) -> int:
+        """What the pipeline trained on since its last contribution; 0 on ranks that do not decide on them."""
+        return self._samples if self._leads else 0
+
+    def go_on(self, samples: int) -> None:
+        """Go on after so many samples since the last contribution, on whichever rank decides from now on."""
+        self._samples = samples if self._leads else 0
+
     def number(self, update: int, *, samples: int) -> int | None:
         """Return the number of the contribution after an update, None where there is none.
 

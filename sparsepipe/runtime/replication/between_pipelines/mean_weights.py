@@ -30,5 +30,8 @@ class MeanWeights:
     def state(self) -> dict[str, Tensor]:
         return {}
 
+    def kept(self) -> dict[str, Tensor]:
+        return {}
+
     def load(self, state: dict[str, Tensor]) -> None:
         """It has none."""

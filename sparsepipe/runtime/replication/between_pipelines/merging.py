@@ -49,6 +49,10 @@ class Merging(Protocol):
         """Return what whoever takes this stage's weights needs, too."""
         ...
 
+    def kept(self) -> dict[str, Tensor]:
+        """Return what whoever holds these layers next needs in the same pipeline, beside their weights."""
+        ...
+
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from another pipeline's state. Names that are not this stage's are left alone."""
         ...

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from ....replication.base import Arithmetic, Merge, Rule
 from ...failures import DeadlinePassed
-from ...pipelines.base import Averager, Coordinator, Holder
+from ...pipelines.base import Averager, Coordinator, Holder, Settled
 from ...wire.encryption import Encryption
 from .contributions import Contributions
 from .encodings import EightBits, Encoding, Exact
@@ -44,6 +45,7 @@ class ExchangingGradients:
     lasts: Callable[[Merge], float]  # by how many seconds a merge lasts longer than it takes here
 
     def close(self) -> None:
+        self.desk.close()
         for exchange in (self.gradients, self.last):
             exchange.reductions.close()
         self.server.close()
@@ -153,6 +155,24 @@ class GradientAverager:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """It keeps nothing."""
 
+    def settle(self) -> dict[str, Tensor]:
+        """Answer others no more. Nothing is under way after an update."""
+        self.close()
+        self._exchanging = None
+        return {}
+
+    @property
+    def settled(self) -> Settled:
+        """Where the averages of this stage stand."""
+        return Settled(self._update, self._version, self._contributions.samples)
+
+    def go_on(self, settled: Settled) -> None:
+        """Count updates on from where the averages of the ranks stood that had these layers before."""
+        self._update, self._version, _ = settled
+        self._contributions.go_on(settled.samples)
+        if self._exchanging is not None:
+            self._exchanging.desk.boundary(self._update)
+
 
 _LAST = "last"  # the request for a part of the mean that a run ends with
 
@@ -203,9 +223,8 @@ class _Opening:
         if self._rule.arithmetic is Arithmetic.MEAN_GRADIENTS:
             return self._of_gradients()
         exchanging = self._exchanging() if self._replica.writes else None
-        return StageAverager(
-            self._coordinator, self._held, exchanging, overlap=self._rule.overlap, timeout=self._timeout
-        )
+        parts = (self._coordinator, self._held, self._contributions, exchanging)
+        return StageAverager(*parts, overlap=self._rule.overlap, timeout=self._timeout)
 
     def _of_gradients(self) -> GradientAverager:
         exchanging: ExchangingGradients | None = None
@@ -284,13 +303,20 @@ class StageAverager:
     """
 
     def __init__(
-        self, coordinator: Coordinator, held: Held, exchanging: Exchanging | None, *, overlap: bool, timeout: float
+        self,
+        coordinator: Coordinator,
+        held: Held,
+        contributions: Contributions,
+        exchanging: Exchanging | None,
+        *,
+        overlap: bool,
+        timeout: float,
     ) -> None:
         self._coordinator, self._held, self._exchanging = coordinator, held, exchanging
-        self._overlap, self._timeout = overlap, timeout
+        self._contributions, self._overlap, self._timeout = contributions, overlap, timeout
         self._waited = Waited()
         self._told = 0.0  # seconds waited of which a merge has told
-        self._update = -1
+        self._update = self._version = -1  # the last, and once settled the merge that the rule's state is of
 
     def before_step(self, gradients: list[Tensor | None], update: int, *, samples: int) -> list[Tensor | None]:
         return gradients
@@ -353,6 +379,40 @@ class StageAverager:
         """Go on from the state of a checkpoint, or of another pipeline."""
         if self._exchanging is not None:
             self._exchanging.merging.load(dict(tensors))
+
+    def settle(self) -> dict[str, Tensor]:
+        """Bring the merges under way into the weights, answer others no more, and return what the rule keeps.
+
+        An encoding's error feedback starts afresh, as in a run that resumes.
+        """
+        own, self._exchanging = self._exchanging, None
+        if own is None:
+            self._held.apply(None)
+            return {}
+        with self._waited:
+            outcomes = own.under_way.wait(seconds=self._timeout, what="the average before layers move")
+        own.desk.close()
+        own.server.close()  # whoever takes this rank by surprise has done so
+        self._take(own, outcomes)
+        own.close()
+        found = own.merging.kept()
+        self._version = int(found.pop(VERSION, -1))
+        return found
+
+    @property
+    def settled(self) -> Settled:
+        """Where the averages of this stage stand, once it is settled."""
+        return Settled(self._update, self._version, self._contributions.samples)
+
+    def go_on(self, settled: Settled) -> None:
+        """Count updates on from where the averages of the ranks stood that had these layers before."""
+        self._update = settled.update
+        self._contributions.go_on(settled.samples)
+        if (own := self._exchanging) is not None:
+            own.merging.load({VERSION: torch.tensor(float(settled.version), dtype=torch.float64)})
+            own.desk.boundary(self._update)
+            if own.offer is not None:
+                own.offer.renew(self._held.snapshot(), self._update)
 
     def _contribute(self, own: Exchanging, samples: int) -> bool:
         number = own.contributions.number(self._update, samples=samples)

@@ -111,6 +111,9 @@ class OuterStep:
             found |= {f"{kind}{name.removeprefix(WEIGHT)}": part for name, part in parts if name.startswith(WEIGHT)}
         return found
 
+    def kept(self) -> dict[str, Tensor]:
+        return self.state()
+
     def load(self, state: dict[str, Tensor]) -> None:
         layout = self._exchange.layout
         outer, velocity = self._outer.clone(), self._velocity.clone()

@@ -142,6 +142,9 @@ class Pair:
     def state(self) -> dict[str, Tensor]:
         return {}
 
+    def kept(self) -> dict[str, Tensor]:
+        return {}
+
     def load(self, state: dict[str, Tensor]) -> None:
         """It has none."""
 

@@ -15,6 +15,7 @@ from .merging import Contribution, Merged, distance
 from .messages import NO_PAYLOAD, CalledOff, Message
 from .peers import Link, Peers, called_off
 
+PUSHED = "pushed:"
 _MOST_ELEMENTS = 2**34  # of all tensors: more is no network
 
 
@@ -133,8 +134,17 @@ class ServerStep:
     def state(self) -> dict[str, Tensor]:
         return {}
 
+    def kept(self) -> dict[str, Tensor]:
+        """Return the weights without what is not pushed yet: of that the next push is, whoever makes it."""
+        parts = self.layout.parts(self._pushed).items()
+        return {f"{PUSHED}{name.removeprefix(WEIGHT)}": part for name, part in parts if name.startswith(WEIGHT)}
+
     def load(self, state: dict[str, Tensor]) -> None:
-        """It has none: whoever joins has pushed nothing of its own yet."""
+        """Go on from what other ranks of this pipeline kept: who joins has pushed nothing of its own yet."""
+        for name, part in self.layout.parts(self._pushed).items():
+            key = f"{PUSHED}{name.removeprefix(WEIGHT)}"
+            if name.startswith(WEIGHT) and key in state:
+                part.copy_(state[key])
 
     def _push(self, link: Link, merge: Merge, change: Tensor, deadline: float) -> tuple[Mapping[str, Any], Tensor]:
         pipeline = self._peers.coordinator.pipeline

@@ -30,6 +30,7 @@ class StateDesk:
         self._changed = threading.Condition()
         self._update = -1
         self._final: Snapshot | None = None
+        self._closed = False
         self._wanted: dict[int, int] = {}  # update -> how many wait for it
         self._taken: dict[int, Snapshot] = {}
 
@@ -46,6 +47,12 @@ class StateDesk:
         """There is no update any more: what there is now is what everybody gets."""
         with self._changed:
             self._final = self._snapshot()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Answer those who wait that there is no state here any more: others hold the layers, or nobody does."""
+        with self._changed:
+            self._closed = True
             self._changed.notify_all()
 
     def _snapshot(self) -> Snapshot:
@@ -78,6 +85,8 @@ class StateDesk:
                 while self._final is None and update not in self._taken:
                     if self._update >= update:
                         return None
+                    if self._closed:
+                        raise CalledOff("its layers change hands")
                     if time.monotonic() >= deadline:
                         raise CalledOff(f"no update {update} within {self._timeout:g} s")
                     self._changed.wait(seconds_left(deadline))
