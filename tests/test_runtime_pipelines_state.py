@@ -375,3 +375,39 @@ def test_one_at_its_end_has_no_weights_to_give() -> None:
     assert kinds == [Kind.FINISH, Kind.CLOSE_RUN, Kind.END]
     assert asks(state, "live", 1) == [] and asks(state, "holders", 1, pipeline=0) == []
     assert asks(state, "next_task", 1, number=0).kind is Kind.FINISH
+
+
+def test_a_pipeline_that_moves_ends_its_task_where_it_is_and_goes_on_in_other_units() -> None:
+    """What it has taken it trains; others take the rest meanwhile, and know again who holds what once all is moved."""
+    state = begun(epoch=7, total=7)
+    first, _ = (asks(state, "next_task", k, number=0) for k in (0, 1))
+    assert (first.most, takes(state, 0, 0, 1), takes(state, 1, 0, 1)) == (6, [0, 1], [2, 3])
+    before = state.changes.version
+    asks(state, "end_task", 0, task=0)
+    asks(state, "end_task", 0, task=0)
+    assert state.changes.version == before + 1, "asked again, nothing changes"
+    assert takes(state, 0, 2, 3) == [None, None] and takes(state, 1, 2) == [4]
+    with pytest.raises(RuntimeError):
+        asks(state, "end_task", 0, task=7)
+    for place in (0, 1):
+        asks(state, "done", 0, task=0, place=place, row={"samples": 1, "loss": 1.0, "counted": 1, "correct": 0})
+    asks(state, "move", 0)
+    assert asks(state, "holders", 1, pipeline=0) == []
+    with pytest.raises(RuntimeError):
+        asks(state, "next_task", 0, number=1)  # it does not say how it is cut
+    asks(state, "begin", 0, whole=1, num_holders=2, epoch_minibatches=7, total_minibatches=7)
+    asks(state, "register", 0, holder=holder(0))
+    assert asks(state, "holders", 1, pipeline=0) == [], "not all of them"
+    asks(state, "register", 0, holder=holder(0, 1))
+    assert asks(state, "holders", 1, pipeline=0) == [holder(0), holder(0, 1)]
+    again = asks(state, "next_task", 0, number=1)
+    assert (again.kind, again.epoch, again.most, again.update) == (Kind.TRAIN, 0, 1, 1), "the minibatch that is left"
+    assert asks(state, "take_minibatch", 0, task=1, place=0) == [6]
+
+
+def test_each_change_of_a_plan_is_told_once() -> None:
+    state = begun()
+    for minibatch in (4, 9, 4):
+        asks(state, "tell", 1, event="replan", row={"minibatch": minibatch, "moved_bytes": 8})
+    rows = [row for _, row in state.changes.rows if row["event"] == "replan"]
+    assert [(row["pipeline"], row["minibatch"]) for row in rows] == [(1, 4), (1, 9)]
