@@ -61,12 +61,13 @@ FIRST_STEPS = (
     "reproduce 01_data 02_profile 03_layer_graph 04_partition 05_launch 06_figures",
 )
 _TIMES = ("work", "dependency", "imbalance", "averaging", "communication", "bubble")
+_SIMULATED = (*_TIMES[:3], "sizes", *_TIMES[3:])
 _PLAN_WORDS = ("stage", "time per minibatch", "lower bound", "gap to the bound", "averaging", "transfer")
 
 # verb: the words of what it answers, which its help explains
 WORDS: Mapping[str, Mapping[str, str]] = {
     "plan": {word: OF_PLANS[word] for word in _PLAN_WORDS},
-    "simulate": {word: OF_RUNS[word] for word in _TIMES},
+    "simulate": {word: OF_RUNS[word] for word in _SIMULATED},
     "trace show": {word: OF_RUNS[word] for word in _TIMES[:-1]},
     **dict.fromkeys(("runs list", "runs show", "runs compare"), {"samples/s": OF_RUNS["samples/s"]}),
 }

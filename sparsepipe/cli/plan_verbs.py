@@ -264,13 +264,15 @@ def simulate(options: argparse.Namespace) -> Answer:
     document["warnings"] = [*found.warnings, *beyond_profile(chosen, found), *beyond]
     if note := stragglers.note():
         document["stragglers"] = str(stragglers)
-    bubble = document["bubble"].items()
-    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in bubble if told.restart or cause != "restart")
+    shown = {"restart": bool(told.restart), "sizes": len(set(sizes)) > 1}
+    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items() if shown.get(cause, True))
     text = (
         f"{number_of(options.minibatches, 'minibatch')} in {makespan:.3f} s simulated, "
         f"{throughput(told.minibatches_per_second, found)} when steady, bubble {told.trace.bubble_fraction:.1%} "
         f"({causes})"
     )
+    if shown["sizes"]:
+        text += f"; in any order at least {told.lower_bound_seconds:.3f} s"
     if beyond_sizes := Certainty.beyond(told.certainty):
         text += f"; {beyond_sizes}"
     restart = told.restart.note() if told.restart else ""
