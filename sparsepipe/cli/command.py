@@ -97,6 +97,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "simulate": (
         "simulate work/plan.json --profile work/profile.json --devices 2 --trace work/trace.json",
         "simulate work/plan.json --profile work/profile.json --devices 2 --straggler slow:rank=1,factor=4",
+        "simulate work/plan.json --profile work/profile.json --devices 2 --order shuffle --order planned "
+        "--sizes lognormal:cv=0.5",
     ),
     "sweep": (
         "sweep --profile work/profile.json --devices 2",

@@ -40,12 +40,13 @@ from ..profile import Profile
 from ..replication import parse_rule, rule_text
 from ..runtime.config import ProfileConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
-from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
+from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, SimulationSettings, simulate_pipelines
 from ..sizes import Certainty
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .arguments import of_planners
 from .options import given
+from .orders import compare_orders, orders_asked
 from .output import Answer, progress_line, warn
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
@@ -221,6 +222,9 @@ def simulate(options: argparse.Namespace) -> Answer:
             "option.of_killing", "--restart-seconds goes with --straggler kill:…: give that, or leave it out"
         )
     chosen = load_plan(options.plan, found.graph)
+    if orders_asked(options):
+        return compare_orders(options, chosen, found, cluster)
+    options.minibatches = options.minibatches or SimulationSettings.minibatches
     if chosen.members:
         if options.replan:
             raise InputError(
