@@ -82,7 +82,8 @@ def forecast(
     trace = steady = simulate(plan.one(), profile, cluster, sizes, stragglers=stragglers, **restarting)
     if stragglers is not None and trace.facts.get("restart"):
         steady = simulate(plan, profile, cluster, sizes, stragglers=stragglers.without_kills())
-    balanced = balanced_trace(trace, plan, profile, cluster, sizes, stragglers=stragglers, **restarting)
+    mean_profile, mean_sizes = _equal(profile, sizes)
+    balanced = simulate(plan, mean_profile, cluster, mean_sizes, stragglers=stragglers, **restarting)
     return Forecast(
         trace,
         steady_rate(steady, plan, len(sizes)),
@@ -94,13 +95,11 @@ def forecast(
     )
 
 
-def balanced_trace(
-    trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float], **others: Any
-) -> Trace:
-    """Simulate as many minibatches that each cost the mean of all; `trace`, of these `sizes`, where all are equal."""
+def _equal(profile: Profile, sizes: Sequence[float]) -> tuple[Profile, Sequence[float]]:
+    """Return a profile and sizes of as many minibatches that each cost the mean of all; the same if all are equal."""
     if len(set(sizes)) < 2:
-        return trace
-    return simulate(plan, profile.averaged(sizes), cluster, [float(np.mean(sizes))] * len(sizes), **others)
+        return profile, sizes
+    return profile.averaged(sizes), [float(np.mean(sizes))] * len(sizes)
 
 
 def certainty(plan: Plan, profile: Profile, cluster: Cluster, sizes: float | Sequence[float]) -> Certainty | None:
@@ -162,10 +161,10 @@ def split_bubble(
     makespan, ranks = trace.makespan, trace.ranks
     if not makespan:
         return Bubble(0.0, 0.0, 0.0)
-    others = {"stragglers": stragglers, **restarting}
     free = Cluster(tuple(replace(node, link=Link()) for node in cluster.nodes), Link())
-    without_transfers = simulate(plan, profile, free, sizes, **others)
-    balanced = balanced_trace(without_transfers, plan, profile, free, sizes, **others)
+    without_transfers = simulate(plan, profile, free, sizes, stragglers=stragglers, **restarting)
+    mean_profile, mean_sizes = _equal(profile, sizes)
+    balanced = simulate(plan, mean_profile, free, mean_sizes, stragglers=stragglers, **restarting)
     restart: Restart | None = trace.facts.get("restart")
     gone = restart.restart_seconds if restart else 0.0
     busy, even = ([one.busy(rank) for rank in ranks] for one in (trace, balanced))

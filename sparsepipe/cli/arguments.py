@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..data.order import ORDERS
 from ..io.fields import MOST_MINIBATCHES
 from ..io.paths import expanded
 from ..io.settings import Setting, rows
@@ -35,6 +34,7 @@ from .options import (
     stragglers_option,
     whole,
 )
+from .orders import order_options
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -116,19 +116,7 @@ def _simulate(verb: Parser) -> None:
     stragglers_option(verb)
     replan_option(verb)
     setting_options(verb, rows(SimulationSettings).values())
-    verb.add_argument(
-        "--order",
-        action="append",
-        choices=ORDERS,
-        help="compare an epoch in this order of its minibatches with others, in one table; repeatable",
-    )
-    verb.add_argument("--data", metavar="DIR|NAME", help="with --order: count the voxels of all its training samples")
-    verb.add_argument(
-        "--sizes",
-        metavar="lognormal:cv=C",
-        help="with --order: draw samples of this coefficient of variation (default: as the profile's data)",
-    )
-    verb.add_argument("--batch-size", type=whole(1), metavar="N", help="with --order (default: the profile's)")
+    order_options(verb)
     verb.add_argument("--trace", type=chrome_file, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
 

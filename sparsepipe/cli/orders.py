@@ -3,12 +3,12 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from .. import data
 from ..cluster import Cluster
+from ..data.order import ORDERS
 from ..display.numbers import duration
 from ..display.plan_text import aligned
 from ..errors import InputError
@@ -18,10 +18,28 @@ from ..plan import Plan
 from ..profile import Profile
 from ..replication import parse_rule
 from ..simulator.orders import OrderForecast, lognormal_sizes, simulate_orders, sizes_of_profile
+from .options import Parser, whole
 from .output import Answer
 
 EPOCH = 256  # minibatches that are drawn where nobody says how many
 _HEAD = ("order", "minibatches", "time", "over balanced", "lost to sizes", "any order at least", "distance from random")
+
+
+def order_options(verb: Parser) -> None:
+    """Add the options of `simulate --order`."""
+    verb.add_argument(
+        "--order",
+        action="append",
+        choices=ORDERS,
+        help="compare an epoch in this order of its minibatches with others, in one table; repeatable",
+    )
+    verb.add_argument("--data", metavar="DIR|NAME", help="with --order: count the voxels of all its training samples")
+    verb.add_argument(
+        "--sizes",
+        metavar="lognormal:cv=C",
+        help="with --order: draw samples of this coefficient of variation (default: as the profile's data)",
+    )
+    verb.add_argument("--batch-size", type=whole(1), metavar="N", help="with --order (default: the profile's)")
 
 
 def orders_asked(options: argparse.Namespace) -> bool:
@@ -84,16 +102,16 @@ def _sample_sizes(options: argparse.Namespace, profile: Profile, batch_size: int
         return lognormal_sizes(cv, count, mean=profile.size() / (profile.batch_size or batch_size), seed=seed)
     if not options.data:
         return sizes_of_profile(profile, count, seed=seed)
-    facts: Any = profile.origin.get("data")
-    facts = facts if isinstance(facts, dict) else {}
+    told = profile.origin.get("data")
+    facts = told if isinstance(told, dict) else {}
     if not facts.get("voxel_size"):
         raise InputError(
             "simulation.no_voxel_size",
             f"--data {options.data}: the profile names no voxel size, so samples cannot be counted; give --sizes, such "
             "as lognormal:cv=0.5",
         )
-    recipe = {"voxel_size": facts["voxel_size"], "num_points": facts.get("num_points")}
-    return list(map(float, data.load(options.data, split="train", **recipe).sample_sizes()))
+    samples = data.load(options.data, split="train", voxel_size=facts["voxel_size"], num_points=facts.get("num_points"))
+    return list(map(float, samples.sample_sizes()))
 
 
 def _lognormal(given: str) -> float:

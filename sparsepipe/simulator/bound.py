@@ -48,11 +48,9 @@ def lower_bound(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[
     plan.check(profile.graph, cluster)
     if not len(sizes):
         return 0.0
-    if plan.members:
-        works = [_Times.of(own, profile, cluster, sizes).slowest_work for own in plan.pipelines]
-        return float(_shared(np.array(works)))
-    times = _Times.of(plan, profile, cluster, sizes)
-    return max(times.bounds())
+    each = [_Times.of(own, profile, cluster, sizes) for own in plan.pipelines]
+    shared = _shared(np.array([times.slowest_work for times in each]))
+    return max([shared, *(each[0].bounds() if len(each) == 1 else ())])
 
 
 def _shared(seconds: Array) -> float:

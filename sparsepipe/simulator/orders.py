@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,8 @@ from ..plan import Plan
 from ..profile import Profile
 from ..replication.base import Arithmetic
 from ..schedule import unit_length
-from . import lower_bound, simulate
+from . import simulate
+from .bound import lower_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class OrderForecast:
         """Seconds lost to sizes; below 0 where small minibatches fill and drain the pipeline."""
         return self.seconds - self.balanced_seconds
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "lost_seconds": self.lost_seconds}
 
 
@@ -122,9 +122,9 @@ def stage_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> StageSecond
 def synchronous_step(plan: Plan) -> int:
     """Return how many minibatches end together: those of a step of all pipelines, 1 where no stage waits for others."""
     first = plan.pipelines[0]
-    if plan.members:
-        together = plan.rule.arithmetic is Arithmetic.MEAN_GRADIENTS
-        return len(plan.pipelines) * unit_length(first) if together else 1
+    gradients = plan.replication and plan.replication.arithmetic is Arithmetic.MEAN_GRADIENTS
+    if gradients:
+        return len(plan.pipelines) * unit_length(first)
     if first.flushes:
         return first.num_microbatches
     return first.stages[0].round if len(first.stages) == 1 else 1

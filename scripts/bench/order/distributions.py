@@ -25,7 +25,7 @@ def real(folder: Path, seed: int) -> Iterator[tuple[str, list[float]]]:
     made = {"tiles": tiles(folder / "tiles", seed=seed), "varied": varied_clouds(folder / "varied", seed=seed)}
     for name, voxel_size in REAL.items():
         try:
-            data = load(str(made.get(name, name)), "train", voxel_size=voxel_size, num_points=50_000)
+            data = load(made.get(name, name), split="train", voxel_size=voxel_size, num_points=50_000)
         except InputError as error:
             say(f"left out: {name}: {error}")
             continue

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scripts.bench.order.distributions import CVS, lognormal, real
 from scripts.bench.scratch import scratch
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import ORDERS, compose
-from sparsepipe.simulator.orders import order_forecast
+from sparsepipe.simulator.orders import OrderForecast, order_forecast
 
 Minibatches = Sequence[Sequence[int]]
 PIPELINES, REPLICAS, KIND = (2, 4, 8), 8, "device"
@@ -110,30 +111,29 @@ def _composed(sizes: list[float], machine: Machine, seed: int) -> Iterator[tuple
 def nearness(*, seeds: int, samples: int) -> list[dict[str, Any]]:
     """Compare how random planned orders are with windows up and down that are as fast: the first of `WINDOWS`."""
     rows = []
-    for cv in CVS:
-        for machine in map(Machine.of, PIPELINES):
-            for seed in range(seeds):
-                sizes = lognormal(cv, samples, seed)
-
-                def told(order: str, **more: Any) -> Any:
-                    dealt = compose(sizes, batch_size=1, order=order, seed=seed, stages=machine.stages, **more)
-                    totals = [sizes[samples[0]] for samples in dealt]
-                    return order_forecast(order, machine.plan, machine.profile, machine.cluster, totals)
-
-                planned, windows = told("planned"), [(window, told(SNAKE, window=window)) for window in WINDOWS]
-                as_fast = [(window, one) for window, one in windows if one.seconds <= planned.seconds]
-                window, snake = as_fast[0] if as_fast else windows[-1]
-                rows.append(
-                    {
-                        "cv": cv,
-                        "machine": machine.name,
-                        "seed": seed,
-                        "window": window,
-                        "planned": planned.distance,
-                        "snake": snake.distance,
-                    }
-                )
+    for cv, machine, seed in product(CVS, map(Machine.of, PIPELINES), range(seeds)):
+        sizes = lognormal(cv, samples, seed)
+        planned = _alone(sizes, machine, "planned", seed=seed)
+        windows = ((window, _alone(sizes, machine, SNAKE, seed=seed, window=window)) for window in WINDOWS)
+        window, snake = next((pair for pair in windows if pair[1].seconds <= planned.seconds), (None, None))
+        rows.append(
+            {
+                "cv": cv,
+                "machine": machine.name,
+                "seed": seed,
+                "window": window,
+                "planned": planned.distance,
+                "snake": snake and snake.distance,
+            }
+        )
     return rows
+
+
+def _alone(sizes: list[float], machine: Machine, order: str, *, seed: int, window: int | None = None) -> OrderForecast:
+    """Simulate minibatches of one sample each."""
+    dealt = compose(sizes, batch_size=1, order=order, seed=seed, stages=machine.stages, window=window)
+    totals = [sizes[samples[0]] for samples in dealt]
+    return order_forecast(order, machine.plan, machine.profile, machine.cluster, totals)
 
 
 def medians(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any], field: str) -> dict[Any, float]:
@@ -182,8 +182,12 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 def nearness_table(near: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each distribution and machine: medians over seeds."""
     yield "as fast as planned: window of snake, and distances from random of snake and planned"
-    of = lambda row: (row["cv"], row["machine"])  # noqa: E731
-    window, snaking, planning = (medians(near, of, field) for field in ("window", SNAKE, "planned"))
-    for cv, machine in window:
-        told = f"{window[cv, machine]:.0f}: {snaking[cv, machine]:.3f} {planning[cv, machine]:.3f}"
-        yield f"lognormal {cv:<10}{machine:12s}{told}"
+    for cv, machine in dict.fromkeys((row["cv"], row["machine"]) for row in near):
+        own = [row for row in near if (row["cv"], row["machine"]) == (cv, machine) and row["window"]]
+        if own:
+            window, snake, planned = (
+                float(np.median([row[name] for row in own])) for name in ("window", SNAKE, "planned")
+            )
+            yield f"lognormal {cv:<10}{machine:12s}{window:.0f}: {snake:.3f} {planned:.3f} ({len(own)} seeds)"
+        else:
+            yield f"lognormal {cv:<10}{machine:12s}no window up to {WINDOWS[-1]} is as fast"
