@@ -379,9 +379,9 @@ def _changes(costs: Sizes, at: NDArray[np.intp], price: float, length: int) -> N
     for offset in range(length):
         row = first + offset
         moved = moved + np.abs(row + positions - at[row]) - np.abs(row - at[row])
-    change += price * moved
     change[target >= count] = np.inf
-    return change
+    changes: NDArray[np.float64] = change + price * moved
+    return changes
 
 
 def _with_rest(dealt: list[tuple[int, ...]], rest: np.ndarray, own: Sequence[int]) -> Minibatches:

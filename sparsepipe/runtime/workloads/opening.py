@@ -70,6 +70,11 @@ def check_settings(config: DataConfig, *, seed: int) -> None:
         _loss_of(config, training)
 
 
+def open_training(config: DataConfig, seed: int) -> Dataset:
+    """Return the split that is trained on, without a network. Raises InputError for data that are not there."""
+    return _open_data(config, "train", seed)
+
+
 def _open_splits(config: DataConfig, seed: int) -> tuple[Dataset, Dataset | None]:
     """Return the split that is trained on and, where there is to be one, that for validation."""
     training = _open_data(config, "train", seed)
