@@ -15,9 +15,9 @@ from ..errors import InputError
 from ..io.fields import number
 from ..io.options import split_options, typed
 from ..plan import Plan
+from ..planners.orders import OrderForecast, lognormal_sizes, simulate_orders, sizes_of_profile
 from ..profile import Profile
 from ..replication import parse_rule
-from ..simulator.orders import OrderForecast, lognormal_sizes, simulate_orders, sizes_of_profile
 from .options import Parser, whole
 from .output import Answer
 

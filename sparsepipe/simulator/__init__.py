@@ -6,7 +6,6 @@ together.py    the loop over several: who takes which minibatch, which merges th
 exchange.py    how long the weights of a merge are on their way
 outcome.py     what several come to
 bound.py       a time that no order of the minibatches beats
-orders.py      what orders of the minibatches lose, compared
 """
 
 from collections.abc import Sequence

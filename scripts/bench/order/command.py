@@ -5,7 +5,7 @@ from typing import Any
 
 from scripts.bench import order as about
 from scripts.bench.document import add_json, keep, tell
-from scripts.bench.order import simulated
+from scripts.bench.order import learning, simulated
 from scripts.bench.rounds import load
 
 PARTS = ("simulated", "nearness", "processes", "learning")
@@ -30,5 +30,12 @@ def main() -> int:
         document["nearness"] = simulated.nearness(seeds=options.seeds, samples=options.samples)
         lines += simulated.nearness_table(document["nearness"])
         keep(document, options.json)
+    if "learning" in asked:
+        document["learning"] = []
+        for row in learning.measure(seeds=options.seeds):
+            document["learning"].append(row)
+            keep(document, options.json)
+        lines += learning.table(document["learning"])
+        document["differences"] = learning.differences(document["learning"])
     tell(document, options.json, "\n".join(lines))
     return 0

@@ -6,16 +6,15 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ..cluster import Cluster
-from ..costs import Array, LayerTable
-from ..data.order import ORDERS, StageSeconds, compose
+from ..data.order import ORDERS, compose
 from ..errors import InputError
 from ..io.fields import number
 from ..plan import Plan
 from ..profile import Profile
 from ..replication.base import Arithmetic
 from ..schedule import unit_length
-from . import simulate
-from .bound import lower_bound
+from ..simulator import lower_bound, simulate
+from .run_estimate import stage_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def simulate_orders(
             budget=budget,
             order=order,
             seed=seed,
-            stages=stage_seconds(plan, profile, cluster),
+            stages=lambda totals: stage_costs(plan, profile, cluster, totals)[0].T,
             step=synchronous_step(plan),
         )
         sizes = [float(sum(sample_sizes[sample] for sample in samples)) for samples in dealt]
@@ -99,24 +98,6 @@ def distance_from_random(sizes: Sequence[float]) -> float:
     ordered, count = np.sort(ranks), len(ranks)
     pairs = float((ordered * (2 * np.arange(count) - count + 1)).sum()) / (count * (count - 1) / 2)
     return 1 - float(np.abs(np.diff(ranks)).mean()) / pairs
-
-
-def stage_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> StageSeconds:
-    """Return the function by which `data.compose` plans: sizes of minibatches → seconds of each stage [M, stages]."""
-    kinds = {cluster.devices[rank].type.name for rank in plan.ranks}
-    stages = plan.pipelines[0].stages
-    layers = [[profile.graph.index[id] for id in stage.layers] for stage in stages]
-    slowest = [
-        max((cluster.devices[rank].type.name for rank in stage.ranks), key=lambda kind: sum(profile.time(own, kind)))
-        for stage, own in zip(stages, layers, strict=True)
-    ]
-
-    def seconds(sizes: Array) -> Array:
-        table = LayerTable.of(profile, sizes, kinds)
-        columns = [table.seconds[kind][own].sum(axis=0) for own, kind in zip(layers, slowest, strict=True)]
-        return np.stack(columns, axis=1)
-
-    return seconds
 
 
 def synchronous_step(plan: Plan) -> int:

@@ -11,15 +11,14 @@ from test_simulator import pipeline
 from sparsepipe import Cluster, Link, Plan
 from sparsepipe.cli.command import main
 from sparsepipe.data import ORDERS, compose
-from sparsepipe.replication import parse_rule
-from sparsepipe.simulator.orders import (
+from sparsepipe.planners.orders import (
     distance_from_random,
     lognormal_sizes,
     simulate_orders,
     sizes_of_profile,
-    stage_seconds,
     synchronous_step,
 )
+from sparsepipe.replication import parse_rule
 
 
 @pytest.mark.parametrize(("stages", "most"), [(2, 1.03), (4, 1.06), (8, 1.12)])
@@ -49,11 +48,6 @@ def test_the_distance_from_random_is_none_in_random_order_and_one_when_sorted():
     assert distance_from_random([2, 2, 2]) == distance_from_random([4]) == 0
     twice = np.random.default_rng(0).permutation([1.0, 2.0] * 2000)
     assert distance_from_random(twice.tolist()) == pytest.approx(0, abs=0.05), "equal sizes do not count as sorted"
-
-
-def test_minibatches_are_planned_by_the_seconds_of_the_slowest_replica():
-    plan, profile, cluster = pipeline([1.0, 2.0], [2.0, 3.0])
-    assert stage_seconds(plan, profile, cluster)(np.array([1.0, 3.0])).tolist() == [[3.0, 5.0], [9.0, 15.0]]
 
 
 def test_a_synchronous_step_is_what_waits_together():
