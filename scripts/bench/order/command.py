@@ -5,10 +5,10 @@ from typing import Any
 
 from scripts.bench import order as about
 from scripts.bench.document import add_json, keep, tell
-from scripts.bench.order import learning, simulated
+from scripts.bench.order import learning, processes, simulated
 from scripts.bench.rounds import load
 
-PARTS = ("simulated", "nearness", "processes", "learning")
+PARTS = ("simulated", "nearness", "emulated", "processes", "learning")
 
 
 def main() -> int:
@@ -29,6 +29,16 @@ def main() -> int:
     if "nearness" in asked:
         document["nearness"] = simulated.nearness(seeds=options.seeds, samples=options.samples)
         lines += simulated.nearness_table(document["nearness"])
+        keep(document, options.json)
+    if "emulated" in asked:
+        document["emulated"] = processes.emulated(rounds=options.seeds)
+        document["emulated_ratios"] = processes.ratios(document["emulated"])
+        lines += processes.table(document["emulated"])
+        keep(document, options.json)
+    if "processes" in asked:
+        document["processes"] = processes.measure(rounds=options.seeds)
+        document["ratios"] = processes.ratios(document["processes"])
+        lines += processes.table(document["processes"])
         keep(document, options.json)
     if "learning" in asked:
         document["learning"] = []

@@ -33,7 +33,7 @@ def measure(*, seeds: int) -> Iterator[dict[str, Any]]:
                 job.wait()
             (summary,) = job.record.metrics("summary")
             facts = {"data": data, "schedule": schedule, "order": order, "seed": seed}
-            yield {**facts, "accuracy": summary["validation"]["accuracy"]}
+            yield {**facts, "accuracy": summary["validation"]["accuracy"], "train": summary["train"]["accuracy"]}
             say(f"{data}, {schedule}, {order}, seed {seed}: {summary['validation']['accuracy']:.3f}")
 
 
@@ -41,10 +41,12 @@ def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return, for each data set and schedule, planned less shuffled by seed: the mean, and its standard error."""
     found = []
     for data, schedule in product(DATA, SCHEDULES):
-        of = {order: {} for order in ORDERS}  # type: dict[str, dict[int, float]]
+        of: dict[str, dict[int, float]] = {order: {} for order in ORDERS}
+        train: dict[str, list[float]] = {order: [] for order in ORDERS}
         for row in rows:
             if (row["data"], row["schedule"]) == (data, schedule):
                 of[row["order"]][row["seed"]] = row["accuracy"]
+                train[row["order"]].append(row["train"])
         shuffled, planned = (of[order] for order in ORDERS)
         each = [planned[seed] - shuffled[seed] for seed in sorted(shuffled.keys() & planned.keys())]
         if len(each) > 1:
@@ -52,14 +54,16 @@ def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             means = {order: statistics.fmean(of[order].values()) for order in ORDERS}
             spreads = {f"{order}_spread": statistics.stdev(of[order].values()) for order in ORDERS}
             facts = {"data": data, "schedule": schedule, "seeds": len(each), "difference": statistics.fmean(each)}
+            trained = {order: statistics.fmean(train[order]) for order in ORDERS}
+            facts["train_difference"] = trained["planned"] - trained["shuffle"]
             found.append({**facts, "standard_error": error, **means, **spreads})
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each data set and schedule: mean accuracies with their spread, and the difference."""
-    yield f"{'data':20s}{'schedule':12s}{'seeds':>6s}{'shuffled':>16s}{'planned':>16s}{'planned less shuffled':>24s}"
+    yield f"{'data':20s}{'schedule':12s}{'seeds':>6s}{'shuffled':>16s}{'planned':>16s}{'planned less shuffled':>24s}{'while training':>16s}"
     for one in differences(rows):
         cells = [f"{one[order]:.3f} ± {one[f'{order}_spread']:.3f}" for order in ORDERS]
         told = f"{one['difference']:+.3f} ± {one['standard_error']:.3f}"
-        yield f"{one['data']:20s}{one['schedule']:12s}{one['seeds']:>6}{cells[0]:>16s}{cells[1]:>16s}{told:>24s}"
+        yield f"{one['data']:20s}{one['schedule']:12s}{one['seeds']:>6}{cells[0]:>16s}{cells[1]:>16s}{told:>24s}{one['train_difference']:>+16.3f}"
