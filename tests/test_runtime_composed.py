@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from coded import raises
-from runtime_jobs import PLAIN, Job, plan_of, run_jobs, settings, shapes
-from test_runtime_laws import CLOSE, FLUSH, trained
+from runtime_jobs import PLAIN, Job, plan_of, run_jobs, same_training, settings, shapes
+from test_runtime_laws import CLOSE, FLUSH, TWO, trained
 from test_runtime_modules import BERT
 from test_runtime_modules import settings as texts
 from test_runtime_targets import gradients
@@ -22,12 +22,13 @@ pytestmark = pytest.mark.timeout(600)
 
 ASYNCHRONOUS, PLANNED = {"schedule": "1f1b"}, {"order": "planned"}
 # name -> (ranks of the stages, options of the plan, changes of the settings, what minibatches are composed for)
-LAWS: dict[str, tuple] = {
+PLANS: dict[str, tuple] = {
     "snake, 3 stages": ([[0], [1], [2]], ASYNCHRONOUS, {"order": "snake", "batch_size": 2}, {}),
     "planned, 3 stages": ([[0], [1], [2]], ASYNCHRONOUS, {**PLANNED, "batch_size": 1, "epochs": 2}, {"stages": 3}),
     "budget, one process": ([[0]], ASYNCHRONOUS, {}, {"budget": 220}),
     "planned budget, 2 stages": ([[0], [1]], ASYNCHRONOUS, PLANNED, {"budget": 220, "stages": 2}),
     "planned budget, 2-1 of steps": ([[0, 1], [2]], FLUSH, PLANNED, {"budget": 220, "stages": 2, "step": 4}),
+    "planned budget, steps of 2": ([[0], [1]], TWO, {**PLANNED, "epochs": 2}, {"budget": 220, "stages": 2, "step": 2}),
     "budget, unequal replicas": (
         [[0, 1]],
         {**ASYNCHRONOUS, "shares": {0: (2, 1)}},
@@ -36,9 +37,11 @@ LAWS: dict[str, tuple] = {
     ),
 }
 
+LAWS = [name for name in PLANS if name != "planned budget, steps of 2"]
+
 
 def _job(name: str, folder) -> Job:
-    ranks, options, changes, composition = LAWS[name]
+    ranks, options, changes, composition = PLANS[name]
     changes = {"composition": json.dumps(composition), **changes}
     if "budget" in composition:
         changes["batch_voxels"] = composition["budget"]
@@ -50,7 +53,9 @@ def laws(tmp_path_factory) -> dict[str, tuple[Job, object]]:
     folder = tmp_path_factory.mktemp("composed")
     clouds = shapes(folder)
     jobs = {name: _job(name, clouds) for name in LAWS}
-    jobs["resumed"] = replace(jobs["planned budget, 2 stages"], name="resumed")
+    whole = jobs["resumed, whole"] = _job("planned budget, steps of 2", clouds)
+    cut = jobs["resumed, first"] = replace(whole, name="cut", config=replace(whole.config, epochs=1, minibatches=2))
+    jobs["resumed"] = replace(whole, name="cut-2", resume=True, folder=cut.name)
     results = run_jobs(folder, list(jobs.values()), limit=500)
     return {name: (job, results[job.name]) for name, job in jobs.items()}
 
@@ -64,6 +69,14 @@ def test_composed_minibatches_train_like_a_plain_loop(name: str, laws: Callable)
     weights = result.tensors("weight")
     for key, weight in oracle.all_weights().items():
         torch.testing.assert_close(weights[key], weight, **CLOSE, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.slow
+def test_a_run_cut_short_within_an_epoch_goes_on_bit_for_bit(laws: Callable) -> None:
+    (_, cut), (_, resumed), (_, whole) = (laws[f"resumed{rest}"] for rest in (", first", "", ", whole"))
+    assert len(resumed.losses) == len(whole.losses) > 2
+    assert cut.folder == resumed.folder
+    same_training(resumed, whole)
 
 
 def test_gradients_of_an_epoch_add_up_to_those_of_all_its_samples() -> None:

@@ -21,7 +21,8 @@ _SNAKE_WINDOW = 32
 _PACKED_WINDOW = 16  # minibatches whose samples are packed together
 _REACH = 80  # positions by which a move of `_near_random` goes
 _SWEEPS = 16
-_PRICE = 0.015  # of a move by one position, in costs of a mean minibatch, times (stages + 2)
+_UNIT = 1024  # that costs are rounded to: a mean minibatch
+_PRICE = 0.004  # of a move by one position, in costs of a mean minibatch, times the root of (stages - 1)
 
 
 def minibatches(
@@ -89,10 +90,10 @@ def compose(
     given = _checked_sizes(sizes, budget, batch_size)
     if order not in ORDERS:
         raise InputError("order.unknown", f"order {order!r} given, expected one of {', '.join(ORDERS)}", order=order)
-    num_stages = stages(given[:1]).shape[1] if callable(stages) else stages
-    for name, value in (("window", window), ("stages", num_stages), ("step", step)):
-        given_integer(1 if value is None else value, name, least=1)
-    span = window or (_SNAKE_WINDOW if order == SNAKE else min(18 + 2 * num_stages, _REACH // 2))
+    for name, value in (("window", window), ("stages", stages), ("step", step)):
+        given_integer(1 if value is None or callable(value) else value, name, least=1)
+    depth = _depth(stages(given)) if callable(stages) else float(stages)
+    span = window or (_SNAKE_WINDOW if order == SNAKE else min(18 + round(2 * depth), _REACH // 2))
     span = -(-span // step) * step
     rng = _checked(len(given), batch_size or 1, seed, epoch)
     rest: Minibatches = ()
@@ -115,8 +116,9 @@ def compose(
         places = _snake(totals, span)
     else:
         seconds = stages(totals).sum(axis=1) if callable(stages) else totals
-        seconds = seconds / seconds.mean()
-        places = _like_steps(seconds, span, step) if step > 1 else _near_random(seconds, span, num_stages)
+        # Whole numbers add up to the same on every machine, and so all processes find the same order.
+        costs = np.rint(_UNIT * seconds / seconds.mean())
+        places = _like_steps(costs, span, step) if step > 1 else _near_random(costs, span, depth)
     return (*(composed[place] for place in places.tolist()), *rest)
 
 
@@ -301,45 +303,51 @@ def _snake(totals: Sizes, window: int) -> NDArray[np.intp]:
     return np.concatenate(places)
 
 
-def _like_steps(seconds: Sizes, window: int, step: int) -> NDArray[np.intp]:
+def _like_steps(costs: Sizes, window: int, step: int) -> NDArray[np.intp]:
     """Give each synchronous step minibatches of like cost; small ones first and last, which fill and drain pipelines.
 
     Within windows minibatches are sorted and cut to steps. Steps follow each other as their minibatches did.
     """
     window, steps = max(window, 8 * step), []
-    for start in range(0, len(seconds), window):
-        inside = start + np.argsort(seconds[start : start + window], kind="stable")
+    for start in range(0, len(costs), window):
+        inside = start + np.argsort(costs[start : start + window], kind="stable")
         cut = [inside[first : first + step] for first in range(0, len(inside), step)]
         steps += sorted(cut, key=lambda members: (len(members) < step, float(members.mean())))
     return np.concatenate([np.concatenate([members[::2], members[1::2][::-1]]) for members in steps])
 
 
-def _near_random(seconds: Sizes, window: int, stages: int) -> NDArray[np.intp]:
+def _depth(stage_seconds: NDArray[np.float64]) -> float:
+    """Return how many stages as slow as the slowest all are together: faster ones have time to wait."""
+    means = stage_seconds.mean(axis=0)
+    return float(means.sum() / means.max())
+
+
+def _near_random(costs: Sizes, window: int, depth: float) -> NDArray[np.intp]:
     """Return an order in which neighbours cost alike, near the random one that is given.
 
     Stages of an asynchronous pipeline work on neighbours at the same time, and wait for the largest: the time lost
     grows with the sum of the differences between neighbours, and with the number of stages. Minimise
 
-        sum of |c[i+1] - c[i]|  +  price * sum of |position - random position|,    c: costs over their mean, 0 outside
+        sum of |c[i+1] - c[i]|  +  price * sum of |position - random position|,    c: costs, 0 outside of the epoch
 
     from windows sorted up and down on: move runs of 1, 2 or 4 minibatches to where the sum falls most, as long as it
     falls.
     """
-    if stages == 1 or not seconds.std():
-        return np.arange(len(seconds))
-    places = _snake(seconds, window)
-    price = _PRICE / (stages + 2)
+    if depth <= 1 or costs.min() == costs.max():
+        return np.arange(len(costs))
+    places = _snake(costs, window)
+    price = float(np.rint(_UNIT * _UNIT * _PRICE / np.sqrt(depth - 1))) / _UNIT
     count = len(places)
     for _ in range(_SWEEPS):
         moves = []
         for back in (False, True):
             at = count - 1 - places[::-1] if back else places
-            costs = seconds[places[::-1] if back else places]
+            values = costs[places[::-1] if back else places]
             for length in (1, 2, 4):
-                change = _changes(costs, at, price, length)
+                change = _changes(values, at, price, length)
                 reach = change.argmin(axis=1)
                 best = change[np.arange(len(change)), reach]
-                for first in np.flatnonzero(best < -1e-9).tolist():
+                for first in np.flatnonzero(best < 0).tolist():
                     end = first + length + int(reach[first]) + 1
                     moved = (count - end, count - first, length) if back else (first, end, -length)
                     moves.append((float(best[first]), *moved))
