@@ -62,8 +62,10 @@ def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each data set and schedule: mean accuracies with their spread, and the difference."""
-    yield f"{'data':20s}{'schedule':12s}{'seeds':>6s}{'shuffled':>16s}{'planned':>16s}{'planned less shuffled':>24s}{'while training':>16s}"
+    head = f"{'data':20s}{'schedule':12s}{'seeds':>6s}{'shuffled':>16s}{'planned':>16s}"
+    yield f"{head}{'planned less shuffled':>24s}{'while training':>16s}"
     for one in differences(rows):
         cells = [f"{one[order]:.3f} ± {one[f'{order}_spread']:.3f}" for order in ORDERS]
+        line = f"{one['data']:20s}{one['schedule']:12s}{one['seeds']:>6}{cells[0]:>16s}{cells[1]:>16s}"
         told = f"{one['difference']:+.3f} ± {one['standard_error']:.3f}"
-        yield f"{one['data']:20s}{one['schedule']:12s}{one['seeds']:>6}{cells[0]:>16s}{cells[1]:>16s}{told:>24s}{one['train_difference']:>+16.3f}"
+        yield f"{line}{told:>24s}{one['train_difference']:>+16.3f}"
