@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .profiler import profile_model
     from .replaying import replay, what_if
     from .runtime import RunConfig
-    from .simulator import simulate, simulate_pipelines
+    from .simulator import lower_bound, simulate, simulate_pipelines
 
 Pipelines = Plan  # its name in version 0.1.0, for those of several pipelines
 
@@ -37,6 +37,7 @@ _HOME = {
     "RunConfig": "runtime",
     "attach": "launchers",
     "launch": "dynamics.launching",
+    "lower_bound": "simulator",
     "partition": "planners",
     "partition_pipelines": "planners",
     "profile_model": "profiler",
@@ -76,6 +77,7 @@ __all__ = [
     "actions",
     "inputs",
     "load_trace",
+    "lower_bound",
     "partition",
     "partition_pipelines",
     "replay",

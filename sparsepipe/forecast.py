@@ -13,7 +13,7 @@ from .io.quantities import SIZE
 from .plan import Plan
 from .profile import Profile
 from .schedule import Op, compile
-from .simulator import simulate
+from .simulator import lower_bound, simulate
 from .stragglers import Stragglers
 from .stragglers.restarts import Restart
 from .trace import Trace
@@ -27,6 +27,7 @@ class Bubble:
     dependency: float  # filling, draining and the order of actions, if transfers and averaging took no time
     communication: float  # transfers and averaging
     restart: float = 0.0  # after a rank was killed, until all train again
+    sizes: float = 0.0  # minibatches of several sizes; below 0 where small ones fill and drain the pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Forecast:
     bubble: Bubble
     peak_bytes: dict[int, float]  # rank → bytes
     certainty: Certainty | None = None  # of the seconds, the worst of all minibatches; None: costs without a size
+    balanced_seconds: float = 0.0  # what as many minibatches would take if each cost the mean of all
+    lower_bound_seconds: float = 0.0  # no order of these minibatches takes less: see `simulator.lower_bound`
 
     def beyond_memory(self, cluster: Cluster) -> str:
         """Return a sentence on the rank that exceeds its device's memory most; empty where none does."""
@@ -52,6 +55,8 @@ class Forecast:
         """Everything but the spans."""
         return {
             "makespan_seconds": self.trace.makespan,
+            "balanced_seconds": self.balanced_seconds,
+            "lower_bound_seconds": self.lower_bound_seconds,
             "minibatches_per_second": self.minibatches_per_second,
             "bubble_fraction": self.trace.bubble_fraction,
             "bubble": asdict(self.bubble),
@@ -77,13 +82,24 @@ def forecast(
     trace = steady = simulate(plan.one(), profile, cluster, sizes, stragglers=stragglers, **restarting)
     if stragglers is not None and trace.facts.get("restart"):
         steady = simulate(plan, profile, cluster, sizes, stragglers=stragglers.without_kills())
+    mean_profile, mean_sizes = _equal(profile, sizes)
+    balanced = simulate(plan, mean_profile, cluster, mean_sizes, stragglers=stragglers, **restarting)
     return Forecast(
         trace,
         steady_rate(steady, plan, len(sizes)),
         split_bubble(trace, plan, profile, cluster, sizes, stragglers=stragglers, **restarting),
         peak_bytes(plan, profile, cluster, sizes),
         certainty(plan, profile, cluster, sizes),
+        balanced.makespan,
+        lower_bound(plan, profile, cluster, sizes),
     )
+
+
+def _equal(profile: Profile, sizes: Sequence[float]) -> tuple[Profile, Sequence[float]]:
+    """Return a profile and sizes of as many minibatches that each cost the mean of all; the same if all are equal."""
+    if len(set(sizes)) < 2:
+        return profile, sizes
+    return profile.averaged(sizes), [float(np.mean(sizes))] * len(sizes)
 
 
 def certainty(plan: Plan, profile: Profile, cluster: Cluster, sizes: float | Sequence[float]) -> Certainty | None:
@@ -139,20 +155,27 @@ def split_bubble(
     stragglers: Stragglers | None = None,
     **restarting: Any,
 ) -> Bubble:
-    """Split idle time by what would be left of it if transfers were free, and if nothing ever waited."""
+    """Split idle time by what is left of it if transfers are free, if also all minibatches cost the same, and if
+    nothing ever waits.
+    """
     makespan, ranks = trace.makespan, trace.ranks
     if not makespan:
         return Bubble(0.0, 0.0, 0.0)
     free = Cluster(tuple(replace(node, link=Link()) for node in cluster.nodes), Link())
-    without_transfers = simulate(plan, profile, free, sizes, stragglers=stragglers, **restarting).makespan
+    without_transfers = simulate(plan, profile, free, sizes, stragglers=stragglers, **restarting)
+    mean_profile, mean_sizes = _equal(profile, sizes)
+    balanced = simulate(plan, mean_profile, free, mean_sizes, stragglers=stragglers, **restarting)
     restart: Restart | None = trace.facts.get("restart")
     gone = restart.restart_seconds if restart else 0.0
-    busy = [trace.busy(rank) for rank in ranks]
+    busy, even = ([one.busy(rank) for rank in ranks] for one in (trace, balanced))
+    mean, even_mean = (sum(each) / len(ranks) for each in (busy, even))
+    lost = without_transfers.makespan - balanced.makespan + even_mean - mean
     return Bubble(
-        (max(busy) - sum(busy) / len(busy)) / makespan,
-        (without_transfers - gone - max(busy)) / makespan,
-        (makespan - without_transfers) / makespan,
+        (max(even) - even_mean) / makespan,
+        (balanced.makespan - gone - max(even)) / makespan,
+        (makespan - without_transfers.makespan) / makespan,
         gone / makespan,
+        lost / makespan,
     )
 
 

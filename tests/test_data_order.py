@@ -1,6 +1,7 @@
 """The order of an epoch: each sample once, or classes alike, or minibatches of equal work; by seed and epoch alone."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,3 +181,132 @@ def test_the_last_minibatch_in_plain_numbers() -> None:
     assert [data.sizes(1, 4, last=last) for last in data.LAST_MINIBATCH] == [(1,)] * 3
     with raises("order.last_minibatch", "keep, merge, drop", last="lose"):
         data.sizes(9, 4, last="lose")
+
+
+def lognormal(cv: float, seed: int, count: int = 512) -> np.ndarray:
+    return np.random.default_rng(seed).lognormal(0, np.log(1 + cv * cv) ** 0.5, count)
+
+
+def seconds_of_1f1b(costs: np.ndarray, stages: int) -> float:
+    """Asynchronous 1F1B of equal stages, written from its definition: a backward costs two forwards."""
+    count = len(costs)
+    ends = {}  # (is backward, stage, minibatch) -> second
+    free, places = [0.0] * stages, [0] * stages
+    programs = []
+    for stage in range(stages):
+        warmup = min(stages - stage, count)
+        actions = [(False, number) for number in range(warmup)]
+        for number in range(count):
+            actions += [(True, number)] + [(False, number + warmup)] * (number + warmup < count)
+        programs.append(actions)
+    while len(ends) < 2 * count * stages:
+        for stage, program in enumerate(programs):
+            while places[stage] < len(program):
+                backward, number = program[places[stage]]
+                source = (True, stage + 1, number) if backward else (False, stage - 1, number)
+                if backward and stage == stages - 1:
+                    source = (False, stage, number)
+                if source not in ends and not (stage == 0 and not backward):
+                    break
+                begin = max(free[stage], ends.get(source, 0.0))
+                free[stage] = ends[backward, stage, number] = begin + costs[number] * (2 if backward else 1)
+                places[stage] += 1
+    return max(free)
+
+
+@given(
+    st.lists(st.floats(0.1, 9), min_size=1, max_size=70),
+    st.sampled_from(data.ORDERS),
+    st.integers(0, 3),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.floats(1, 5)),
+    st.integers(1, 5),
+)
+def test_composed_minibatches_hold_each_sample_once_within_the_budget(
+    sizes: list[float], order: str, epoch: int, stages: int, step: int, budget: float | None, batch_size: int
+) -> None:
+    limit = budget and budget * max(sizes)
+    settings: dict[str, Any] = {"order": order, "stages": stages, "step": step, "seed": 3}
+    settings |= {"budget": limit} if limit else {"batch_size": batch_size}
+    dealt = data.compose(sizes, epoch=epoch, **settings)
+    assert sorted(sample for samples in dealt for sample in samples) == list(range(len(sizes)))
+    assert all(dealt)
+    assert dealt == data.compose(sizes, epoch=epoch, **settings)
+    assert len(dealt) == len(data.compose(sizes, epoch=epoch + 7, **settings))
+    if limit:
+        assert max(sum(sizes[sample] for sample in samples) for samples in dealt) <= limit * (1 + 1e-12)
+
+
+def test_shuffled_minibatches_are_those_of_today_to_the_bit() -> None:
+    sizes = lognormal(0.5, 0)
+    for last in data.LAST_MINIBATCH:
+        expected = data.minibatches(len(sizes), batch_size=3, seed=5, epoch=2, last=last)
+        assert data.compose(sizes, batch_size=3, seed=5, epoch=2, last=last) == expected
+        snake = data.compose(sizes, batch_size=3, order="snake", seed=5, epoch=2, last=last)
+        assert sorted(snake) == sorted(expected)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "planned"])
+def test_an_order_without_need_is_the_random_one(order: str) -> None:
+    assert data.compose([2.0] * 50, batch_size=1, order=order, stages=4) == data.minibatches(50, batch_size=1)
+    assert data.compose(lognormal(0.5, 0), batch_size=1, order=order, stages=1) == data.minibatches(512, batch_size=1)
+
+
+def neighbours(order: np.ndarray, sizes: np.ndarray) -> float:
+    """The mean difference of rank between neighbours, as a share of all ranks: 1/3 in random order."""
+    ranks = np.argsort(np.argsort(sizes))[order] / len(sizes)
+    return float(np.abs(np.diff(ranks)).mean())
+
+
+@pytest.mark.parametrize(("cv", "stages", "most"), [(0.5, 2, 1.03), (0.5, 4, 1.06), (0.5, 8, 1.12), (0.8, 8, 1.2)])
+def test_planned_orders_lose_little_time_and_stay_nearer_to_random_than_windows(
+    cv: float, stages: int, most: float
+) -> None:
+    ratios, windows = [], []
+    for seed in (0, 1):
+        sizes = lognormal(cv, seed, 1024)
+        balanced = seconds_of_1f1b(np.full(1024, sizes.mean()), stages)
+        planned = np.concatenate(data.compose(sizes, batch_size=1, order="planned", stages=stages, seed=seed))
+        ratios.append(seconds_of_1f1b(sizes[planned], stages) / balanced)
+        for window in (32, 40, 48, 56, 64):  # the first of windows up and down that is as fast
+            snake = np.concatenate(data.compose(sizes, batch_size=1, order="snake", window=window, seed=seed))
+            if seconds_of_1f1b(sizes[snake], stages) / balanced <= ratios[-1]:
+                break
+        windows.append((neighbours(planned, sizes), neighbours(snake, sizes)))
+    assert np.mean(ratios) <= most
+    assert all(mine > theirs for mine, theirs in windows)
+
+
+def test_steps_of_data_parallelism_wait_little_with_a_budget() -> None:
+    sizes = lognormal(0.5, 1, 4096)
+    dealt = (
+        data.compose(sizes, budget=4 * sizes.mean(), order="planned", step=8)
+        if sizes.max() < 4 * sizes.mean()
+        else None
+    )
+    dealt = dealt or data.compose(sizes, budget=sizes.max(), order="planned", step=8)
+    totals = np.array([sizes[list(samples)].sum() for samples in dealt])
+    steps = totals[: len(totals) // 8 * 8].reshape(-1, 8)
+    assert (8 * steps.max(axis=1)).sum() / steps.sum() <= 1.08
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "code", "fields"),
+    [
+        ([1.0, 4.0], {}, "order.budget_or_batch_size", {}),
+        ([1.0, 4.0], {"budget": 3, "batch_size": 1}, "order.budget_or_batch_size", {}),
+        ([1.0, 4.0], {"budget": 3}, "order.sample_above_budget", {"sample": 1}),
+        ([1.0, 4.0], {"budget": -3}, "order.sample_above_budget", {"sample": 1}),
+        ([1.0, 4.0], {"batch_size": 1, "order": "sorted"}, "order.unknown", {"order": "sorted"}),
+        ([1.0, 0.0], {"batch_size": 1}, "order.size_not_positive", {"sample": 1}),
+        ([1.0, -1.0], {"budget": 2}, "order.size_not_positive", {"sample": 1}),
+        ([1.0, float("nan")], {"batch_size": 1}, "order.size_not_positive", {"sample": 1}),
+        ([], {"batch_size": 1}, "order.sizes_malformed", {}),
+    ],
+)
+def test_what_cannot_be_composed_is_named(
+    sizes: list[float], settings: dict[str, Any], code: str, fields: dict[str, object]
+) -> None:
+    with raises(code, **fields):
+        data.compose(sizes, **settings)

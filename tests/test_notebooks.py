@@ -50,6 +50,9 @@ SMALL = {
     "num_points": 512,
     "moving_minibatches": 24,
     "stays": [10],
+    "ordered_minibatches": 6,
+    "stage_counts": [2],
+    "num_replicas": 2,
 }
 FIGURES = SMALL | {  # on the same shapes: by themselves they read 1,437 handwritten digits
     "also": ["2bw"],
@@ -187,6 +190,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "09_your_own_network": PLANS | {"simulate", "launch"},
     "10_waiting": PLANS | {"simulate_pipelines", "launch"},
     "11_moving": PLANS | {"launch"},
+    "12_sizes": PLANS | {"launch"},
     "figures/1_devices": PLANS | {"launch"},
     "figures/12_gaps": {"partition"},
     "figures/10_dense": PLANS | {"launch"},

@@ -209,7 +209,7 @@ def test_what_shows_the_others_is_made_again_after_any_of_them(few, tmp_path, mo
 def test_what_measures_runs_alone():
     waves = catalogue.waves(list(NOTEBOOKS))
     first = [["01_data"], ["02_profile"], ["03_layer_graph", "04_partition"], ["05_launch"], ["06_figures"]]
-    alone = [["07_learning"], ["08_segmentation"], ["09_your_own_network"], ["10_waiting"], ["11_moving"]]
+    alone = [["07_learning"], ["08_segmentation"], ["09_your_own_network"], ["10_waiting"], ["11_moving"], ["12_sizes"]]
     alone += [[f"figures/{name}"] for name in ("4_accuracy", "3_sparse_dense", "1_devices")]
     last = [f"figures/{name}" for name in ("5_prediction", "2_mixed_devices", "6_bytes_memory")]
     assert waves == [

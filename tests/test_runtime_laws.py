@@ -63,6 +63,15 @@ class Oracle:
                     for rank in stage.ranks:
                         self.buffers[rank][name] = deepcopy(buffer)
         self.losses: list[float] = []
+        self.composition: dict = json.loads(config.composition or "{}")
+
+    def _order(self, epoch: int):
+        config, given = self.config, {"seed": self.config.seed, "epoch": epoch}
+        if not config.is_composed:
+            return data.minibatches(len(self.dataset), batch_size=config.batch_size, **given)
+        size = {} if "budget" in self.composition else {"batch_size": config.batch_size}
+        sizes = self.dataset.voxel_counts()
+        return data.compose(sizes, order=config.order, last=config.last_minibatch, **given, **size, **self.composition)
 
     def _of_stage(self, k: int) -> dict[str, torch.Tensor]:
         layers = set(self.plan.stages[k].layers)
@@ -80,7 +89,7 @@ class Oracle:
 
     def _train_epoch(self, epoch: int) -> None:
         config, plan = self.config, self.plan
-        order = data.minibatches(len(self.dataset), batch_size=config.batch_size, seed=config.seed, epoch=epoch)
+        order = self._order(epoch)
         program = compile(plan, len(order))
         lists = program.actions
         versions = [[_copy(weights)] for weights in self.weights]
@@ -98,6 +107,8 @@ class Oracle:
                 # A step that flushes is the mean over its samples, a round the mean over its minibatches.
                 total = sum(len(order[k]) for k in members)
                 factor = len(indices) / total if plan.weights in ("flush", "2bw") else 1 / len(members)
+                if "budget" in self.composition:  # n samples weigh n over the mean number
+                    factor = len(indices) / len(members) * len(order) / len(self.dataset)
                 sums[s].setdefault(step, []).append({name: factor * g for name, g in gradients[s].items()})
                 if m == members[-1]:
                     ready.append((s, sums[s].pop(step)))
@@ -171,7 +182,7 @@ class Oracle:
         """All that this reads of its plan and settings: for each layer which update's weights each minibatch met, in
         which step it was, on which replica, of what share. How packets go from stage to stage is nothing to it."""
         plan, config, layers = self.plan, self.config, {}
-        order = data.minibatches(len(self.dataset), batch_size=config.batch_size, seed=config.seed, epoch=0)
+        order = self._order(0)
         program = compile(plan, len(order))
         for s, stage in enumerate(plan.stages):
             versions, steps, replicas = (

@@ -34,6 +34,7 @@ from .options import (
     stragglers_option,
     whole,
 )
+from .orders import order_options
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ def _simulate(verb: Parser) -> None:
     stragglers_option(verb)
     replan_option(verb)
     setting_options(verb, rows(SimulationSettings).values())
-    verb.set_defaults(minibatches=SimulationSettings.minibatches)
+    order_options(verb)
     verb.add_argument("--trace", type=chrome_file, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
 

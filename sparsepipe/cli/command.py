@@ -60,12 +60,13 @@ FIRST_STEPS = (
     "reproduce 01_data 02_profile 03_layer_graph 04_partition 05_launch 06_figures",
 )
 _TIMES = ("work", "dependency", "imbalance", "averaging", "communication", "bubble")
+_SIMULATED = (*_TIMES[:3], "sizes", *_TIMES[3:])
 _PLAN_WORDS = ("stage", "time per minibatch", "lower bound", "gap to the bound", "averaging", "transfer")
 
 # verb: the words of what it answers, which its help explains
 WORDS: Mapping[str, Mapping[str, str]] = {
     "plan": {word: OF_PLANS[word] for word in _PLAN_WORDS},
-    "simulate": {word: OF_RUNS[word] for word in _TIMES},
+    "simulate": {word: OF_RUNS[word] for word in _SIMULATED},
     "trace show": {word: OF_RUNS[word] for word in _TIMES[:-1]},
     **dict.fromkeys(("runs list", "runs show", "runs compare"), {"samples/s": OF_RUNS["samples/s"]}),
 }
@@ -95,6 +96,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "simulate": (
         "simulate work/plan.json --profile work/profile.json --devices 2 --trace work/trace.json",
         "simulate work/plan.json --profile work/profile.json --devices 2 --straggler slow:rank=1,factor=4",
+        "simulate work/plan.json --profile work/profile.json --devices 2 --order shuffle --order planned "
+        "--sizes lognormal:cv=0.5",
     ),
     "sweep": (
         "sweep --profile work/profile.json --devices 2",

@@ -17,7 +17,7 @@ from ..launchers import LOCAL, RAY
 from ..launchers.going_on import went_on
 from ..launchers.inference import run_of
 from ..record import RunRecord, load_warnings
-from ..runtime.config import CheckpointConfig, OptimizerConfig
+from ..runtime.config import BUDGETS, CheckpointConfig, OptimizerConfig
 from ..sinks import Sink
 from .follow_run import DriftLines, RunFollower
 from .output import progress_line
@@ -97,7 +97,7 @@ def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict
 def check_forward_only(options: argparse.Namespace) -> None:
     """Raise InputError for what the command line says of training beside --forward-only."""
     names = ["replan", "replication", "straggler", "max_restarts", "on_lost_host", "augmentation"]
-    names += ["balance", "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
+    names += ["balance", "order", *BUDGETS, "last_minibatch", "loss_scale", "synchronised_batch_norm", "bleu_sentences"]
     names += [field.name for field in (*fields(OptimizerConfig), *fields(CheckpointConfig))]
     if given := [name for name in names if getattr(options, name) is not None]:
         raise InputError(

@@ -41,11 +41,12 @@ from ..profile import Profile
 from ..replication import parse_rule, rule_text
 from ..runtime.config import ProfileConfig
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
-from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, simulate_pipelines
+from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, SimulationSettings, simulate_pipelines
 from ..stragglers import Stragglers
 from ..trace import Trace
 from .arguments import of_planners
 from .options import given
+from .orders import compare_orders, orders_asked
 from .output import Answer, progress_line, warn
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
@@ -221,6 +222,9 @@ def simulate(options: argparse.Namespace) -> Answer:
             "option.of_killing", "--restart-seconds goes with --straggler kill:…: give that, or leave it out"
         )
     chosen = load_plan(options.plan, found.graph)
+    if orders_asked(options):
+        return compare_orders(options, chosen, found, cluster)
+    options.minibatches = options.minibatches or SimulationSettings.minibatches
     if chosen.members:
         if options.replan:
             raise InputError(
@@ -269,13 +273,15 @@ def simulate(options: argparse.Namespace) -> Answer:
     document["warnings"] = [*found.warnings, *beyond_profile(chosen, found), *beyond]
     if note := stragglers.note():
         document["stragglers"] = str(stragglers)
-    bubble = document["bubble"].items()
-    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in bubble if told.restart or cause != "restart")
+    shown = {"restart": bool(told.restart), "sizes": len(set(sizes)) > 1}
+    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items() if shown.get(cause, True))
     text = (
         f"{number_of(options.minibatches, 'minibatch')} in {makespan:.3f} s simulated, "
         f"{throughput(told.minibatches_per_second, found)} when steady, bubble {told.trace.bubble_fraction:.1%} "
         f"({causes})"
     )
+    if shown["sizes"]:
+        text += f"; in any order at least {told.lower_bound_seconds:.3f} s"
     if beyond_sizes := Certainty.beyond(told.certainty):
         text += f"; {beyond_sizes}"
     restart = told.restart.note() if told.restart else ""

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..data.order import SHUFFLE
 from ..display.counting import number_of
 from ..display.numbers import as_measured, duration, pace_text, validation_text
 from ..errors import one_line
+from ..io.quantities import SIZE, TIME
 from ..record.rates import MINIBATCHES, SAMPLES
 from .output import cell
 
@@ -50,6 +52,15 @@ def _of_inference(summary: Mapping[str, Any]) -> str:
     if "predictions" not in summary:
         return ""
     return f", forwards alone: latency of a minibatch {latency_text(summary)}; {one_line(summary['predictions'])}"
+
+
+def minibatches_text(config: Mapping[str, Any]) -> str:
+    """What limits a run's minibatches and how they are ordered: "at most 200,000 voxels, planned order"; else empty."""
+    found = [f"at most {config['batch_voxels']:,.0f} voxels"] if config.get("batch_voxels") else []
+    for name, unit in (("batch_seconds", TIME), ("batch_bytes", SIZE)):
+        found += [f"at most {unit.shown(config[name])} on a stage"] if config.get(name) else []
+    found += [f"{order} order"] if (order := config.get("order", SHUFFLE)) != SHUFFLE or found else []
+    return ", ".join(found)
 
 
 def latency_text(summary: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.record_files import HOSTS
 from ..runtime import RunConfig
-from ..runtime.config import DEVICES
+from ..runtime.config import BUDGETS, DEVICES
 from ..runtime.workloads import layer_graph
 from ..runtime.workloads.resolved import resolve
 from ..sinks import Sink, open_sink
@@ -48,7 +48,7 @@ from .launches import (
 from .options import given, known_cluster
 from .output import Answer, cell, column_cells, progress_line, table, warn
 from .profile_and_cluster import check_machines, profile_and_cluster
-from .run_text import column_name, latency_text, run_cell, run_lines, summary_text
+from .run_text import column_name, latency_text, minibatches_text, run_cell, run_lines, summary_text
 from .without_effect import without_effect
 
 
@@ -193,6 +193,11 @@ def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None
     asked = given(options, rows(RunConfig))
     if options.straggler:
         asked["stragglers"] = ";".join(options.straggler)
+    if budgets := [name for name in BUDGETS if name in asked]:
+        if "batch_size" in asked:
+            text = f"{{{budgets[0]}}} composes minibatches in place of {{batch_size}}: leave out one of them"
+            raise InputError("setting.two_budgets", text, setting=dict.fromkeys((budgets[0], "batch_size")))
+        asked = dict.fromkeys(BUDGETS) | asked  # one takes the place of another
     if before is None:
         return RunConfig(**asked)
     if "epochs" in asked:  # minibatches of before would end the run whatever is asked for now
@@ -224,6 +229,8 @@ def runs_show(options: argparse.Namespace) -> Answer:
     if latency := latency_text(summary):
         document["latency_seconds"] = summary["latency_seconds"]
         lines.append(f"latency of a minibatch, first stage to last: {latency}")
+    if composed := minibatches_text(record.config):
+        lines.append(f"minibatches: {one_line(composed)}")
     lines += [f"went on: {one_line(text)}" for text in went_on(record.folder)]
     if len(record.plans) > 1:
         document["plans"] = [{"first_minibatch": first, "plan": plan.to_json()} for first, plan in record.plans]

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from .layouts import DataFolder
     from .manifests import Manifest, list_datasets
     from .minibatch_sizes import LAST_MINIBATCH, sizes
-    from .order import bucketed_minibatches, class_balanced_minibatches, minibatches, voxel_balanced_minibatches
+    from .order import (
+        ORDERS,
+        bucketed_minibatches,
+        class_balanced_minibatches,
+        compose,
+        minibatches,
+        voxel_balanced_minibatches,
+    )
     from .predicted_points import to_points
     from .shapes import make_shapes
     from .sources import find
@@ -39,7 +46,14 @@ _HOMES = {  # a file of this folder: what it gives
     "layouts": ("DataFolder",),
     "manifests": ("Manifest", "list_datasets"),
     "minibatch_sizes": ("LAST_MINIBATCH", "sizes"),
-    "order": ("bucketed_minibatches", "class_balanced_minibatches", "minibatches", "voxel_balanced_minibatches"),
+    "order": (
+        "ORDERS",
+        "bucketed_minibatches",
+        "class_balanced_minibatches",
+        "compose",
+        "minibatches",
+        "voxel_balanced_minibatches",
+    ),
     "predicted_points": ("to_points",),
     "shapes": ("make_shapes",),
     "sources": ("find",),
@@ -51,6 +65,7 @@ __all__ = [
     "AUGMENTATIONS",
     "IGNORED",
     "LAST_MINIBATCH",
+    "ORDERS",
     "Augmentation",
     "DataFolder",
     "Manifest",
@@ -62,6 +77,7 @@ __all__ = [
     "check",
     "class_balanced_minibatches",
     "collate",
+    "compose",
     "fetch",
     "find",
     "info",

@@ -1,6 +1,8 @@
 """One split of a data set as voxelized samples: read, sampled and voxelized on first use, then cached."""
 
+import hashlib
 import json
+import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -15,6 +17,7 @@ from ..derived.seeds import sample_seed
 from ..display.counting import number_of
 from ..errors import InputError
 from ..io.fields import given_integer
+from ..io.told import tell
 from .address import NOT_USED, Address, number_of_points
 from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate
@@ -41,6 +44,7 @@ from .voxels import (
 )
 
 _MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
+_SECONDS_UNTIL_SAID = 5.0  # between lines of progress while samples are counted
 _RESERVOIR = 4  # with augmentation: so many times the points of a sample are kept, of which each epoch draws its own
 
 
@@ -301,11 +305,33 @@ class VoxelDataset:
         return OutOfReach(row, error.place, error.problem).within(f"{file.path}: ")
 
     def voxel_counts(self) -> np.ndarray:
-        """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""
+        """Count the active voxels of every sample, of epoch 0: int64 [len(self)].
+
+        Reads all samples, once for all processes that share a cache.
+        """
+        if len(self._counts) < len(self):
+            self._index_sizes()
+        return np.array([self._counts[index] for index in range(len(self))], dtype=np.int64)
+
+    def _index_sizes(self) -> None:
+        """Find the voxels of each sample in the cache, or read the samples; says so if it takes long."""
+        key = None
+        if self._cache is not None:
+            keys = [self._key(file) for file in self.files]
+            facts = json.dumps([keys, self.recipe.facts()], sort_keys=True, default=str)
+            key = hashlib.sha256(f"voxel counts {facts}".encode()).hexdigest()
+            found = self._cache.load(key) or {}
+            if found.get("counts", np.empty(0)).shape == (len(self),):
+                self._counts = dict(enumerate(found["counts"].tolist()))
+                return
+        said = time.monotonic()
         for index in range(len(self)):
             if index not in self._counts:
                 self._counts[index] = len(self.sample(index))
-        return np.array([self._counts[index] for index in range(len(self))], dtype=np.int64)
+            if time.monotonic() > said + _SECONDS_UNTIL_SAID:
+                tell(f"{self.folder.name}: counted the voxels of {index + 1} of {number_of(len(self), 'sample')}")
+                said = time.monotonic()
+        self._save(key, {"counts": np.array([self._counts[index] for index in range(len(self))])})
 
     # --- one sample, step by step -------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ BANDWIDTH = Quantity(
     },
     _steps("B/s"),
 )
+COUNT = Quantity("number", "", "200k or 1.5M", _BIG, {"m": "M for millions"}, _steps(""))
 SIZE = Quantity(
     "size",
     "B",

@@ -14,8 +14,9 @@ from textwrap import fill
 from typing import Any, ClassVar, Protocol, Self
 
 from ..errors import InputError
-from .fields import json_object, shown
+from .fields import MOST, json_object, shown
 from .keywords import expected, meant
+from .quantities import Quantity
 
 MANY = 10**15  # of anything that is counted: no run gets there, and floats still tell such numbers apart
 
@@ -142,6 +143,26 @@ class Number:
     def __str__(self) -> str:
         least = f"above {self.least:g}" if self.above else f"{self.least:g} or more"
         return f"a number, {least}" + (f", at most {self.most:g}" if self.most < MANY else "")
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number above 0 of a quantity's base unit, or a text with its unit, such as "2 GB"."""
+
+    code: ClassVar[str] = "setting.not_an_amount"
+    quantity: Quantity
+
+    def fault(self, value: object) -> str:
+        try:
+            read = self.quantity.read(value) if isinstance(value, str) else value
+        except InputError as error:
+            return str(error)
+        if isinstance(read, (int, float)) and not isinstance(read, bool) and 0 < read <= MOST:
+            return ""
+        return f"{_written(value)}, expected {self}"
+
+    def __str__(self) -> str:
+        return f"a {self.quantity.name} above 0, such as {self.quantity.example}"
 
 
 @dataclass(frozen=True)

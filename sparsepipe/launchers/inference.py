@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from ..cluster import Cluster
+from ..data.order import SHUFFLE
 from ..errors import InputError
 from ..io.functions import short_name
 from ..io.paths import expanded
 from ..plan import Plan
 from ..runtime import RunConfig
+from ..runtime.config import BUDGETS
 
 
 def inference_config(config: RunConfig) -> RunConfig:
@@ -15,7 +17,8 @@ def inference_config(config: RunConfig) -> RunConfig:
     if not config.workload.trains:
         text = f"engine {config.engine!r} computes nothing, so there are no outputs; leave out {{forward_only}}"
         raise InputError("engine.computes_nothing", text, setting="forward_only")
-    return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None)
+    composed = dict.fromkeys((*BUDGETS, "composition")) | {"order": SHUFFLE}  # of minibatches that train
+    return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None, **composed)
 
 
 def first_pipeline(plan: Plan, cluster: Cluster | None) -> tuple[Plan, Cluster | None]:

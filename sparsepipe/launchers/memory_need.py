@@ -41,7 +41,7 @@ def check_at_launch(
     `here`: all ranks are on this machine. Without a profile of such minibatches nothing is looked at.
     """
     if profile is None and resumes is not None:
-        profile, cluster = _kept(resumes)
+        profile, cluster = kept_devices(resumes)
     if profile is None or not config.workload.trains:
         return
     needed = 0.0
@@ -68,7 +68,7 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
     cluster: Cluster | None = None
     expected = plan if plan.estimate else None
     try:
-        profile, cluster = _kept(folder)
+        profile, cluster = kept_devices(folder)
         if profile is not None:
             forward_only = ForwardOnly.of_run(folder) is not None
             expected = _expected(plan, config, profile, cluster, forward_only=forward_only)
@@ -81,7 +81,7 @@ def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
     return MemoryNeed(bytes_by_place(expected))
 
 
-def _kept(folder: Path) -> tuple[Profile, Cluster] | tuple[None, None]:
+def kept_devices(folder: Path) -> tuple[Profile, Cluster] | tuple[None, None]:
     """Return the profile and the cluster that the run in a folder is held against, where it was launched with both.
 
     Raises InputError where they cannot be read.

@@ -4,12 +4,15 @@ RUN/                plan.json, config.json, origin.json, status.json
 RUN/pipelines/K/    of each of several pipelines: a run's folder as of one, its plan's ranks from 0
 """
 
+import json
 import os
 import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..cluster import Cluster
 from ..data.sources import found
@@ -27,6 +30,7 @@ from ..record.record_files import CLOCK, read_fields
 from ..replication import rule_text
 from ..replication.base import Arithmetic
 from ..runtime import RunConfig, commands
+from ..runtime.config import BUDGETS, composition_of
 from ..runtime.forward_only import write_forward_only
 from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
@@ -37,7 +41,7 @@ from ..schedule import check_rule
 from ..stragglers import Stragglers
 from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
-from .memory_need import check_at_launch
+from .memory_need import check_at_launch, kept_devices
 
 # Which of the settings are held against what the data are, beside the split that is validated on.
 _OF_DATA = {"task", "features", "augmentation", "data_args", "loss", "loss_args", "validation_split"}
@@ -107,6 +111,9 @@ def prepare(
     check_name(folder)
     if not elsewhere:
         check_here(run)  # last, as it reads the data
+    if config.is_composed and config.workload.trains:
+        run = _composition(plan, run, profile, cluster, folder if resume else None, here=not elsewhere)
+        config = run.config
     locks = [hold(folder)]
     try:
         is_new = not (resume and (folder / "plan.json").exists())
@@ -133,6 +140,63 @@ def prepare(
         for lock in locks:
             os.close(lock)
         raise
+
+
+def _composition(
+    plan: Plan, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None, resumes: Path | None, *, here: bool
+) -> ResolvedRun:
+    """Return a run with the settings that say what minibatches are composed for: decided once, by its first plan.
+
+    `resumes`: the folder of the run that goes on. `here`: the data are on this machine, and sizes of samples are read.
+    Raises InputError for a budget without a profile, and for samples that no budget holds.
+    """
+    config = run.config
+    asked = {name: getattr(config, name) for name in ("order", *BUDGETS)}
+    before = composition_of(config)
+    if before.get("asked") == asked:
+        return run
+    if profile is None and resumes is not None:
+        profile, cluster = kept_devices(resumes)
+    flushes = plan.pipelines[0].flushes
+    step = plan.num_microbatches if flushes else plan.stages[0].round if len(plan.stages) == 1 else 1
+    depth = max(len(pipeline.stages) for pipeline in plan.pipelines)
+    found: dict[str, Any] = {"asked": asked, "budget": config.batch_voxels, "step": step * len(plan.pipelines)}
+    found["stages"] = 1 if flushes and step == 1 else depth  # an empty pipeline waits for no neighbour
+    limits = {"seconds": config.batch_seconds, "kept_bytes": config.batch_bytes}
+    if profile is not None:
+        from ..planners.run_estimate import largest_size, stage_costs
+
+        devices = cluster or Cluster.uniform(1 + max(plan.ranks), device_type=profile.device_types[0])
+        if any(limits.values()):
+            found["budget"] = largest_size(plan, profile, devices, **limits)
+        sizes = np.geomspace(1, 4 * max(profile.range_of_laws(profile.device_types[0])), 33)
+        found |= {"sizes": sizes.tolist(), "seconds": stage_costs(plan, profile, devices, sizes)[0].tolist()}
+    elif named := [name for name in ("batch_seconds", "batch_bytes") if getattr(config, name) is not None]:
+        raise InputError(
+            "order.budget_without_profile",
+            f"{{{named[0]}}} is a budget by a profile of the network: give a {{profile}}, or {{batch_voxels}}",
+            setting=dict.fromkeys((named[0], "profile", "batch_voxels")),
+        )
+    run = replace(run, config=config.replace(composition=json.dumps(found)))
+    if not here:
+        return run
+    from ..runtime.workloads.learning import composed  # here: it brings torch
+
+    minibatches, unit = composed(run.config, run.data.training, epoch=0), run.size_unit
+    if config.batch_voxels is not None and unit != "voxels":
+        raise InputError(
+            "order.budget_of_voxels",
+            f"{{batch_voxels}} given, but samples of {config.data} are measured in {unit}; give {{batch_size}}",
+            setting=dict.fromkeys(("batch_voxels", "batch_size")),
+        )
+    if profile is not None and profile.size_unit != unit:
+        raise InputError(
+            "order.profile_of_other_unit",
+            f"the profile grows with {profile.size_unit}, samples of {config.data} are measured in {unit}; profile the "
+            "network on these data",
+        )
+    mean = sum(map(len, minibatches)) / len(minibatches)
+    return replace(run, config=run.config.replace(batch_size=round(mean))) if found["budget"] else run
 
 
 def _for_workers(run: ResolvedRun) -> ResolvedRun:
@@ -239,7 +303,7 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
                 f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
                 "take up; resume with a plan of several, or from a checkpoint at an epoch's end",
             )
-        found.check_minibatches(config.order, epoch_minibatches=resuming.epoch_minibatches(found))
+        found.check_minibatches(config.sampling, epoch_minibatches=resuming.epoch_minibatches(found))
         resuming.check_end(found, config)
         if plan.members:
             resuming.check_left(found, config)

@@ -116,6 +116,8 @@ def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) 
 
 def epoch_minibatches(found: Checkpoint) -> int | None:
     """Return the minibatches of an epoch as a checkpoint counts them; None where it is too old to say."""
+    if (count := found.manifest.get("epoch_minibatches")) is not None:
+        return int(count)
     samples, batch_size = (found.manifest.get(name) for name in ("samples", "batch_size"))
     if samples is None or batch_size is None:
         return None

@@ -1,9 +1,12 @@
 """What a plan is expected to do in a run: its estimate for the run's own minibatches, and for its own weight policy."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ..cluster import Cluster
-from ..costs import MemoryNeed
+from ..costs import Array, LayerTable, MemoryNeed
 from ..errors import InputError
 from ..plan import Plan
 from ..profile import Profile
@@ -35,6 +38,50 @@ def estimated_for_run(
     sized = _sized(profile, batch_size, voxel_size)
     problem = Problem(sized, cluster, plan.schedule, plan.num_microbatches, recompute, forward_only)
     return replace(plan, estimate=forward_estimate(plan, problem)) if forward_only else judged(plan, problem)
+
+
+def stage_costs(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float] | Array) -> tuple[Array, Array]:
+    """Return what minibatches of these sizes take on each stage, of all pipelines: [stages, sizes].
+
+    Seconds of forward and backward, on the slowest device of the stage; and bytes kept for the backward. Raises
+    InputError where the plan is not one for the profile's network and the cluster's devices.
+    """
+    plan.check(profile.graph, cluster)
+    table = LayerTable.of(profile, sizes)
+    seconds, kept = [], []
+    for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+        layers = [profile.graph.index[layer] for layer in stage.layers]
+        kinds = {cluster.devices[rank].type.name for rank in stage.ranks}
+        forwards = 2 if stage.recompute else 1
+        each = [forwards * table.forward[kind][layers] + table.backward[kind][layers] for kind in sorted(kinds)]
+        seconds.append(np.max([times.sum(axis=0) for times in each], axis=0))
+        kept.append(table.stage_bytes(layers, column=slice(None))[0])
+    return np.array(seconds), np.array(kept)
+
+
+def largest_size(
+    plan: Plan, profile: Profile, cluster: Cluster, *, seconds: float | None = None, kept_bytes: float | None = None
+) -> float:
+    """Return the size of the largest minibatch that is within a budget on every stage; see `stage_costs`.
+
+    Raises InputError where no minibatch is.
+    """
+    low, high = 1.0, 1e9
+    for _ in range(4):  # costs rise with size: narrow down between neighbours of a grid
+        sizes = np.geomspace(low, high, 65)
+        times, kept = stage_costs(plan, profile, cluster, sizes)
+        fits = np.ones(len(sizes), dtype=bool)
+        fits &= True if seconds is None else times.max(axis=0) <= seconds
+        fits &= True if kept_bytes is None else kept.max(axis=0) <= kept_bytes
+        last = int(np.argmin(fits)) - 1 if not fits.all() else len(sizes) - 1
+        if last < 0:
+            least = f"{times[:, 0].max():.3g} s" if seconds is not None else f"{kept[:, 0].max():.3g} bytes"
+            raise InputError(
+                "order.budget_below_any",
+                f"by the profile the smallest minibatch takes {least} on a stage, more than the budget; raise it",
+            )
+        low, high = sizes[last], sizes[min(last + 1, len(sizes) - 1)]
+    return float(low)
 
 
 def judged(plan: Plan, problem: Problem) -> Plan:

@@ -21,6 +21,7 @@ from .learning_curves import learning_curves, learning_curves_table
 from .losses import losses, losses_table
 from .lost_seconds import lost_seconds, lost_seconds_table
 from .mixes import mixes, mixes_table
+from .orders import OrderedEpoch, orders, orders_table
 from .outcomes import Outcome, outcomes_table
 from .paper import COLUMN_WIDTHS, Paper
 from .points import Point, points_table
@@ -97,6 +98,9 @@ __all__ = [
     "losses_table",
     "lost_seconds",
     "lost_seconds_table",
+    "OrderedEpoch",
+    "orders",
+    "orders_table",
     "Outcome",
     "outcomes_table",
     "progress",

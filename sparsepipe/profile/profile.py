@@ -355,6 +355,19 @@ class Profile(Printed):
             found[name][laws.rows] = values
         return found
 
+    def averaged(self, sizes: Sequence[float]) -> "Profile":
+        """The profile by which every minibatch costs what those of `sizes` cost on average, whatever its size.
+
+        What sizes that vary cost is the time under this profile less: `profile.averaged(sizes)`.
+        """
+        counts = np.asarray(sizes, dtype=float)
+        costs = {}
+        for name in self.costs:
+            means = {field: values.mean(axis=1).tolist() for field, values in self.costs_at(name, counts).items()}
+            rows = ({field: values[k] for field, values in means.items()} for k in range(len(self.graph.layers)))
+            costs[name] = tuple(LayerCost((CostSample(0, **row),)) for row in rows)
+        return replace(self, costs=costs, sizes=(float(counts.mean()),), voxels_by_stride=())
+
     def _strides(self, device_type: str) -> StrideLaws | None:
         """The laws by each stride's voxels; None where the profile does not tell them of typical minibatches."""
         costs, typical = self.costs[device_type], self.voxels_by_stride

@@ -43,8 +43,11 @@ STATUS = fields(
 )
 CONFIG = fields(
     {
-        **dict.fromkeys(("model", "data", "engine", "optimizer", "device", "precision", "last_minibatch"), text),
-        **dict.fromkeys(("task", "compression", "balance", "augmentation"), maybe(text)),
+        **dict.fromkeys(
+            ("model", "data", "engine", "optimizer", "device", "precision", "last_minibatch", "order"), text
+        ),
+        **dict.fromkeys(("task", "compression", "balance", "augmentation", "composition"), maybe(text)),
+        **dict.fromkeys(("batch_voxels", "batch_seconds", "batch_bytes"), maybe(real)),
         "batch_size": lambda value, what: integer(value, what, least=1, most=_MOST),
         "epochs": lambda value, what: integer(value, what, least=1, most=_MOST),
         "minibatches": maybe(_count),

@@ -20,6 +20,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "09_your_own_network": (),
     "10_waiting": (),
     "11_moving": (),
+    "12_sizes": (),
     "figures/4_accuracy": (),  # trains what figures 1 and 5 read
     "figures/3_sparse_dense": (),
     "figures/1_devices": ("figures/4_accuracy",),
@@ -45,6 +46,7 @@ ALONE = frozenset(
         "09_your_own_network",
         "10_waiting",
         "11_moving",
+        "12_sizes",
         "figures/4_accuracy",
         "figures/3_sparse_dense",
         "figures/1_devices",
@@ -67,6 +69,7 @@ USUAL_SECONDS = {
     "09_your_own_network": 57,
     "10_waiting": 53,
     "11_moving": 150,
+    "12_sizes": 70,
     "figures/4_accuracy": 60,
     "figures/3_sparse_dense": 37,
     "figures/1_devices": 13,

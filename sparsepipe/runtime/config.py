@@ -11,12 +11,16 @@ from typing import Any
 from ..data.augmentation import AUGMENTATIONS, OF_IMAGES
 from ..data.labels import TASKS
 from ..data.minibatch_sizes import KEEP, LAST_MINIBATCH, MERGE
+from ..data.order import ORDERS, SHUFFLE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..engines import ENGINES
 from ..errors import InputError
+from ..io.fields import json_object
 from ..io.functions import is_function
 from ..io.paths import expanded
+from ..io.quantities import COUNT, SIZE, TIME
 from ..io.settings import (
+    Amount,
     Choice,
     Flag,
     JsonObject,
@@ -36,6 +40,7 @@ from .training_state.learning_rate import LR_SCHEDULES, LearningRate
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPRESSIONS = ("none", "zeros", "lossless", "bfloat16", "float16", "int8")
+BUDGETS = ("batch_voxels", "batch_seconds", "batch_bytes")
 BALANCES = ("voxels", "classes")
 DEVICES = ("cpu", "cuda")
 ON_LOST_HOST = ("replan", "wait")
@@ -80,6 +85,21 @@ class DataConfig(Settings):
         unit="S",
     )
     batch_size: int = setting(32, WholeNumber(1), "samples per minibatch")
+    batch_voxels: float | None = setting(
+        None, Amount(COUNT), "budget of a minibatch in voxels, in place of a number of samples"
+    )
+    batch_seconds: float | None = setting(
+        None,
+        Amount(TIME),
+        "budget of a minibatch in seconds, forward and backward, on the slowest stage by --profile",
+        unit="S",
+    )
+    batch_bytes: float | None = setting(
+        None,
+        Amount(SIZE),
+        "budget of what a minibatch keeps for its backward, on the fullest stage by --profile",
+        unit="BYTES",
+    )
     num_points: int | str = setting(
         ALL,
         WholeNumber(1, word=ALL),
@@ -100,6 +120,15 @@ class DataConfig(Settings):
         None,
         Choice(BALANCES),
         "minibatches of similar voxel counts (equal work for replicas), or of similar class counts",
+    )
+    order: str = setting(
+        SHUFFLE,
+        Choice(ORDERS),
+        "order of minibatches: random; windows sorted by size, up and down in turn; or near random, with neighbours of "
+        "like cost, by the plan",
+    )
+    composition: str | None = setting(
+        None, JsonObject('{"budget": 200000}'), "what minibatches are composed for; set at launch", option=""
     )
     last_minibatch: str = setting(
         MERGE,
@@ -124,11 +153,29 @@ class DataConfig(Settings):
         if isinstance(self.features, list):
             object.__setattr__(self, "features", tuple(self.features))
         super().__post_init__()
+        for name, kind in (("batch_voxels", COUNT), ("batch_seconds", TIME), ("batch_bytes", SIZE)):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, kind.read(value))
+        if len(budgets := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
+            text = f"{{{budgets[0]}}} and {{{budgets[1]}}} both limit a minibatch: give one of them"
+            raise InputError("setting.two_budgets", text, setting=dict.fromkeys(budgets))
+        if self.is_composed and (self.balance or not self.shuffle):
+            raise InputError(
+                "setting.order_and_balance",
+                f"minibatches by {{{(budgets or ['order'])[0]}}} are drawn at random and balanced by size already: "
+                "leave it out, or balance and the fixed order",
+                setting=(budgets or ["order"])[0],
+            )
         if self.balance and not self.shuffle:
             raise InputError(
                 "setting.balance_and_shuffle",
                 f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle",
             )
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether sizes of samples decide which minibatches there are, or their order."""
+        return self.order != SHUFFLE or any(getattr(self, name) is not None for name in BUDGETS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -302,9 +349,10 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
         }
 
     @property
-    def order(self) -> dict[str, object]:
+    def sampling(self) -> dict[str, object]:
         """The settings that decide which samples a minibatch has: within an epoch they stay."""
-        return {name: getattr(self, name) for name in ("batch_size", "last_minibatch", "seed", "shuffle", "balance")}
+        names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance", "order", "composition")
+        return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
         """A line for each part, of the settings that are not as by default."""
@@ -323,6 +371,16 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
             return cls(**document)
         except TypeError as error:
             raise InputError("setting.malformed", f"not the settings of a run: {error}") from None
+
+
+def composition_of(config: RunConfig) -> dict[str, Any]:
+    """Return what minibatches are composed for: a "budget" of size, the "stages", and the minibatches of a "step".
+
+    A launch decides it by the plan. Without one, as in a process of its own, it is one stage and the budget of voxels.
+    """
+    if config.composition is not None:
+        return json_object(config.composition, "composition")
+    return {"budget": config.batch_voxels}
 
 
 RunConfig.__doc__ = f"{RunConfig.__doc__}\n{listed(RunConfig)}\n    "

@@ -5,6 +5,7 @@ member.py      one of several: the same, with minibatches by pace, read ahead as
 together.py    the loop over several: who takes which minibatch, which merges there are, who waits
 exchange.py    how long the weights of a merge are on their way
 outcome.py     what several come to
+bound.py       a time that no order of the minibatches beats
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from ..schedule import check_rule, compile
 from ..stragglers import Stragglers, held_up_fact
 from ..stragglers.restarts import RESTART_SECONDS, with_restart
 from ..trace import WORK, Span, Trace
+from .bound import lower_bound
 from .member import Member
 from .outcome import CAUSES, PipelinePace, PipelinesForecast
 from .simulation import Simulation, collector_paused
@@ -36,6 +38,7 @@ __all__ = [
     "PipelinesForecast",
     "SimulationSettings",
     "check_sizes",
+    "lower_bound",
     "simulate",
     "simulate_pipelines",
 ]

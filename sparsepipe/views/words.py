@@ -26,6 +26,7 @@ OF_RUNS: Mapping[str, str] = {
     "work": "forwards, backwards and updates of the weights",
     "dependency": "waiting for another stage because what it makes is not there yet",
     "imbalance": "waiting because stages or replicas do not take equally long",
+    "sizes": "what minibatches of several sizes cost, compared with as many that each cost the mean of all",
     "averaging": OF_PLANS["averaging"],
     "communication": "waiting for bytes that are on their way",
     "bubble": "the share of idle time: ranks wait, for each other or for bytes, or the pipeline fills and drains",

@@ -28,7 +28,7 @@ from torch import Tensor
 from ...data.minibatch_sizes import KEEP, sizes
 from ...display.counting import number_of
 from ...errors import DamagedRecord, InputError
-from ...io.fields import Fields, fields, flag, integer, maybe, measured, number, real, text
+from ...io.fields import Fields, fields, flag, integer, json_object, maybe, measured, number, real, text
 from ...io.files import read_json, sha256, write_json
 from ...record.record_files import read_fields
 from .checkpoint_folders import (
@@ -96,9 +96,10 @@ class Checkpoint:
         Between epochs they may be drawn otherwise; within one, samples would be left out and others met twice: that is
         looked at where `epoch_minibatches` says how many an epoch has.
         """
+        self._check_budget(order)
         self._check_last_minibatch(order)
         within = self.minibatches % epoch_minibatches if epoch_minibatches else 0
-        drawn = ("seed", "shuffle", "balance") if within else ()
+        drawn = ("seed", "shuffle", "balance", "order", "composition") if within else ()
         for name in ("num_classes", "samples", "batch_size", *drawn):
             if name in self.manifest and name in order and order[name] != self.manifest[name]:
                 place = f", {number_of(within, 'minibatch')} into an epoch" if name in drawn else ""
@@ -109,6 +110,22 @@ class Checkpoint:
                     setting=name,
                     name=name,
                 )
+
+    def _check_budget(self, order: Mapping[str, Any]) -> None:
+        """Raise InputError where minibatches had another budget: an epoch had another number of them."""
+        if "composition" not in order:
+            return
+        here, there = (
+            json_object(text, "composition").get("budget") if text else None
+            for text in (order["composition"], self.manifest.get("composition"))
+        )
+        if here != there:
+            given, before = (f"{budget:g}" if budget else "none" for budget in (here, there))
+            raise InputError(
+                "checkpoint.budget_differs",
+                f"the budget of a minibatch is {given}, but {before} in the checkpoint {self.folder}; resume with "
+                "that, or train anew in another folder",
+            )
 
     def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:
         """Raise InputError where an epoch had another number of minibatches: its position would be elsewhere."""
@@ -334,6 +351,9 @@ _FACTS = fields(
         "seed": lambda value, what: integer(value, what, most=2**64),
         "shuffle": flag,
         "balance": maybe(text),
+        "order": text,
+        "composition": maybe(text),
+        "epoch_minibatches": lambda value, what: integer(value, what, least=1, most=10**15),
         "loss_scale": maybe(_loss_scale),
         "epoch_so_far": maybe(_SO_FAR),
         _SEAL: _digest,

@@ -20,6 +20,9 @@ class TargetReader:
     The mean over a step is then that over all its samples, words or voxels that count, however the step is shared out:
     with c_m items in minibatch m of N, its mean weighs N c_m / (c_0 + ... + c_{N-1}). So the numbers of a whole step
     are needed before its first backward: a replica reads the targets of the other replicas' minibatches too.
+
+    Of minibatches by a budget, a step weighs by its samples as well: n samples in N minibatches weigh n over N times
+    the mean of all minibatches. Gradients of an epoch then add up to those of minibatches of equal numbers of samples.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class TargetReader:
         """`samples_of`: the samples of a minibatch. `step_of`: the minibatches of the step of one; None: no steps."""
         self._workload, self._samples, self._samples_of, self._epoch = workload, samples, samples_of, epoch
         self._step_of = step_of
-        self._items = workload.loss.items
+        self._items, self._mean_samples = workload.loss.items, workload.mean_samples
         self._read: dict[int, Any] = {}  # of this step, until they are asked for
         self._counts: dict[int, tuple[float, ...]] = {}  # of this step, by minibatch
 
@@ -49,17 +52,28 @@ class TargetReader:
         """Return the targets of a minibatch, the next in order. Raises what the data set raises."""
         step = () if self._step_of is None else self._step_of(minibatch)
         if len(step) < 2:
-            return Targets(self._labels(minibatch), None)
+            labels = self._labels(minibatch)
+            if self._mean_samples is None:
+                return Targets(labels, None)
+            means = 1 if self._items is None else len(self._items(labels))
+            return Targets(labels, (self._share((minibatch,)),) * means)
         if minibatch not in self._counts:
             self._read.clear()
             self._counts = {m: self._count(m) for m in step}
         counts = self._counts[minibatch]
         totals = [sum(of_mean) for of_mean in zip(*self._counts.values(), strict=True)]
+        share = self._share(step)
         weights = tuple(
-            len(step) * count / total if total else 1.0 for count, total in zip(counts, totals, strict=True)
+            share * len(step) * count / total if total else share for count, total in zip(counts, totals, strict=True)
         )
         labels = self._read.pop(minibatch) if minibatch in self._read else self._labels(minibatch)
         return Targets(labels, weights)
+
+    def _share(self, step: Sequence[int]) -> float:
+        """Return what the mean over a step weighs among those of other steps."""
+        if self._mean_samples is None:
+            return 1.0
+        return sum(len(self._samples_of(m)) for m in step) / (len(step) * self._mean_samples)
 
     def _labels(self, minibatch: int) -> Any:
         return self._workload.labels(self._samples, self._samples_of(minibatch), self._epoch)

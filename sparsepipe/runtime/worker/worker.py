@@ -440,13 +440,14 @@ class Worker:
             "model": self.workload.model,
             "optimizer": config.optimizer,
             **self._order(),
+            "epoch_minibatches": self.workload.epoch_minibatches,
             "loss_scale": asdict(self.weight_update.loss_scale) if self.weight_update.scales_loss else None,
             "epoch_so_far": asdict(self.epochs.unfinished) if self.epochs.unfinished else None,
         }
 
     def _order(self) -> dict[str, Any]:
         """What decides which samples a minibatch has and which classes they are of, besides the epoch."""
-        return {"num_classes": self.workload.num_classes, "samples": self.workload.num_samples, **self.config.order}
+        return {"num_classes": self.workload.num_classes, "samples": self.workload.num_samples, **self.config.sampling}
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
         """Load the layers of this rank's stages and return the minibatches done."""

@@ -82,6 +82,11 @@ class Workload(Protocol):
         ...
 
     @property
+    def mean_samples(self) -> float | None:
+        """Samples of a mean minibatch, over which each weighs its gradient; None: each minibatch weighs the same."""
+        ...
+
+    @property
     def total_minibatches(self) -> int:
         """Minibatches of the whole run."""
         ...

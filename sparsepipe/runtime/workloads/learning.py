@@ -24,7 +24,7 @@ from ...losses.outputs import described, main_output
 from ...models.base import AnyNetwork
 from ...plan import Plan
 from ...record.workload_facts import LEARNING, WorkloadFacts
-from ..config import RunConfig
+from ..config import RunConfig, composition_of
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
@@ -167,7 +167,22 @@ class Learning:
 
     @property
     def epoch_minibatches(self) -> int:
+        if self._composition.get("budget") is not None:
+            return len(self.order(0))  # all epochs have as many
         return len(data.sizes(self.num_samples, self.config.batch_size, last=self.config.last_minibatch))
+
+    @property
+    def mean_samples(self) -> float | None:
+        """Samples of a mean minibatch under a budget: with n samples one weighs n over this, so that the gradients of
+        an epoch add up to those of minibatches of equal numbers of samples.
+        """
+        if self._composition.get("budget") is None:
+            return None
+        return self.num_samples / self.epoch_minibatches
+
+    @cached_property
+    def _composition(self) -> dict[str, Any]:
+        return composition_of(self.config)
 
     @property
     def total_minibatches(self) -> int:
@@ -177,10 +192,12 @@ class Learning:
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         """Return the samples of each training minibatch of an epoch: the same on every rank.
 
-        Balanced by size, every rank reads all samples once to know theirs; sequences are bucketed: a minibatch holds
+        Where sizes decide, every rank reads all samples once to know theirs; sequences are bucketed: a minibatch holds
         those of like length, so that little of it is padding.
         """
         config, samples = self.config, self.task.training
+        if config.is_composed:
+            return composed(config, samples, epoch=epoch)
         options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
         options["last"] = config.last_minibatch
         if config.balance == "voxels":
@@ -193,7 +210,8 @@ class Learning:
 
     def validation_order(self) -> tuple[tuple[int, ...], ...]:
         assert self.task.validation is not None
-        return data.minibatches(len(self.task.validation), batch_size=self.config.batch_size, shuffle=False)
+        size = self.config.batch_size if self.mean_samples is None else max(1, int(self.mean_samples))
+        return data.minibatches(len(self.task.validation), batch_size=size, shuffle=False)
 
     def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
         """Return the targets of samples: classes of clouds, int64 [B], without reading them; those of voxels [N] in the
@@ -247,6 +265,30 @@ class Learning:
     def _all_labels(self) -> dict[str, Tensor]:
         splits = [samples for samples in (self.task.training, self.task.validation) if samples is not None]
         return {samples.split: torch.tensor(samples.labels, dtype=torch.int64) for samples in splits}
+
+
+def composed(config: RunConfig, samples: Any, *, epoch: int) -> tuple[tuple[int, ...], ...]:
+    """Return the minibatches of an epoch that sizes decide. Raises InputError that names a sample beyond the budget."""
+    found = composition_of(config)
+    budget, stages = found.get("budget"), found.get("stages", 1)
+    if found.get("seconds"):
+        known, seconds = np.array(found["sizes"]), np.array(found["seconds"])
+        stages = lambda sizes: np.stack([np.interp(sizes, known, row) for row in seconds], axis=1)  # noqa: E731
+    try:
+        return data.compose(
+            samples.sample_sizes(),
+            batch_size=config.batch_size if budget is None else None,
+            budget=budget,
+            order=config.order,
+            seed=config.seed,
+            epoch=epoch,
+            last=config.last_minibatch,
+            stages=stages,
+            step=found.get("step", 1),
+        )
+    except InputError as error:
+        sample = error.fields.get("sample")
+        raise error.within(f"{samples.name(sample)}: " if isinstance(sample, int) else "") from None
 
 
 class ReadOnce:

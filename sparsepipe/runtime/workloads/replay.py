@@ -229,6 +229,10 @@ class Replay:
         return self.total_minibatches
 
     @property
+    def mean_samples(self) -> None:
+        return None
+
+    @property
     def num_samples(self) -> int:
         return self.total_minibatches * self.config.batch_size
 

@@ -1,0 +1,113 @@
+"""Orders of minibatches compared under a plan: what each loses, how random it is, and the command that says so."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from coded import raises
+from test_simulator import pipeline
+
+from sparsepipe import Cluster, Link, Plan
+from sparsepipe.cli.command import main
+from sparsepipe.data import ORDERS, compose
+from sparsepipe.planners.orders import (
+    distance_from_random,
+    lognormal_sizes,
+    simulate_orders,
+    sizes_of_profile,
+    synchronous_step,
+)
+from sparsepipe.replication import parse_rule
+
+
+@pytest.mark.parametrize(("stages", "most"), [(2, 1.03), (4, 1.06), (8, 1.12)])
+def test_planned_minibatches_lose_a_tenth_of_what_shuffled_ones_do(stages, most):
+    """At a coefficient of variation of .5, one scene a minibatch: shuffled 1.24, 1.48 and 1.71 × balanced."""
+    machine = pipeline([1.0] * stages, [2.0] * stages)
+    found = {one.order: one for one in simulate_orders(*machine, lognormal_sizes(0.5, 768), batch_size=1)}
+    assert list(found) == list(ORDERS)
+    ratios = {order: one.seconds / one.balanced_seconds for order, one in found.items()}
+    assert ratios["planned"] <= most < 1.15 < ratios["shuffle"]
+    assert all(one.lower_bound_seconds <= one.seconds for one in found.values())
+    assert abs(found["shuffle"].distance) < 0.1 < found["planned"].distance < 1
+
+
+def test_replicas_with_a_budget_wait_little():
+    plan, profile, cluster = pipeline([1.0], [2.0], replicas=(8,))
+    sizes = lognormal_sizes(0.5, 1024)
+    (found,) = simulate_orders(plan, profile, cluster, sizes, budget=max(4.0, *sizes), orders=["planned"])
+    assert found.seconds <= 1.08 * 3 * sum(sizes) / 8
+
+
+def test_the_distance_from_random_is_none_in_random_order_and_one_when_sorted():
+    sizes = lognormal_sizes(0.5, 4000, seed=3)
+    assert distance_from_random(sizes) == pytest.approx(0, abs=0.03)
+    assert distance_from_random(sorted(sizes)) == pytest.approx(1, abs=0.01)
+    assert distance_from_random([1, 9] * 50) < -0.9
+    assert distance_from_random([2, 2, 2]) == distance_from_random([4]) == 0
+    twice = np.random.default_rng(0).permutation([1.0, 2.0] * 2000)
+    assert distance_from_random(twice.tolist()) == pytest.approx(0, abs=0.05), "equal sizes do not count as sorted"
+
+
+def test_a_synchronous_step_is_what_waits_together():
+    assert synchronous_step(pipeline([1.0], [1.0], replicas=(3,))[0]) == 3
+    assert synchronous_step(pipeline([1.0, 1.0], [1.0, 1.0])[0]) == 1
+    plan, *_ = pipeline([1.0, 1.0], [1.0, 1.0], schedule="gpipe", num_microbatches=6)
+    assert synchronous_step(plan) == 6
+    several = Plan.alike(replace(plan, num_microbatches=2), 2, parse_rule("all-reduce"), samples=1)
+    assert synchronous_step(several) == 4
+
+
+def test_sizes_are_drawn_as_the_profile_counted_them():
+    _, profile, _ = pipeline([1.0], [2.0])
+    with raises("simulation.sizes_unknown"):
+        sizes_of_profile(profile, 4)
+    spread = {"least": 10.0, "most": 1000.0, "histogram": [3, 1]}
+    known = replace(profile, origin={"sample_sizes": spread})
+    drawn = np.array(sizes_of_profile(known, 4000))
+    assert drawn.min() >= 10 and drawn.max() <= 1000
+    assert (drawn < 100).mean() == pytest.approx(0.75, abs=0.03)
+    assert drawn.tolist() == sizes_of_profile(known, 4000)
+
+
+def test_lognormal_sizes_have_the_mean_and_the_variation_asked_for():
+    drawn = np.array(lognormal_sizes(0.5, 40_000, mean=7.0))
+    assert drawn.mean() == pytest.approx(7.0, rel=0.02) and drawn.std() / drawn.mean() == pytest.approx(0.5, rel=0.03)
+
+
+def test_the_command_compares_orders(tmp_path, capsys):
+    plan, profile, _ = pipeline([1.0, 1.0], [2.0, 2.0])
+    files = [plan.save(tmp_path / "plan.json"), "--profile", profile.save(tmp_path / "profile.json"), "--devices", 2]
+    orders = ["--order", "shuffle", "--order", "planned"]
+    words = list(map(str, ["simulate", *files, *orders, "--sizes", "lognormal:cv=0.5", "--minibatches", 64]))
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples"] == 64 and found["coefficient_of_variation"] == pytest.approx(0.5, abs=0.2)
+    shuffled, planned = found["orders"]
+    assert (shuffled["order"], planned["order"]) == ("shuffle", "planned")
+    assert planned["lower_bound_seconds"] <= planned["seconds"] < shuffled["seconds"]
+    assert planned["lost_seconds"] == pytest.approx(planned["seconds"] - planned["balanced_seconds"])
+    assert main(words) == 0
+    assert "planned" in capsys.readouterr().out
+    for wrong, code in (
+        (["--sizes", "normal:cv=1"], "simulation.distribution_unknown"),
+        (["--sizes", "lognormal:cv=0.5", "--data", "x"], "option.two_sources"),
+        (["--data", "x"], "simulation.no_voxel_size"),
+        ([], "simulation.sizes_unknown"),
+        (["--straggler", "slow:rank=0,factor=2"], "option.of_one_order"),
+    ):
+        assert main([*map(str, ["simulate", *files, *orders, *wrong])]) == 2
+        assert f"[{code}]" in capsys.readouterr().err
+    assert main([*map(str, ["simulate", *files, "--sizes", "lognormal:cv=1"])]) == 2
+    assert "[option.of_orders]" in capsys.readouterr().err
+
+
+def test_pipelines_share_what_is_composed():
+    plan, profile, _ = pipeline([1.0, 1.0], [2.0, 2.0], schedule="gpipe", num_microbatches=2)
+    several = Plan.alike(plan, 2, parse_rule("all-reduce"), samples=1)
+    cluster = Cluster.uniform(4, device_type="d", link=Link(1.0))
+    sizes = lognormal_sizes(0.5, 64)
+    found = simulate_orders(several, profile, cluster, sizes, batch_size=1)
+    assert all(one.lower_bound_seconds <= one.seconds * (1 + 1e-9) for one in found)
+    assert sorted(sum(compose(sizes, batch_size=1, order="planned", step=4), ())) == list(range(64))
