@@ -264,6 +264,38 @@ def test_what_layers_keep_goes_with_the_voxels_of_their_own_stride(shape):
         np.testing.assert_array_equal(kept[name], found.costs_at("cpu", [shape[0]])[name])
 
 
+def test_bytes_of_kernel_maps_go_with_their_pairs_also_where_shapes_were_nearly_alike():
+    """Each voxel meets itself, and neighbours by how crowded voxels are: scatter among alike shapes tells no other."""
+    shapes, scatter = ((1339, 765), (3350, 2080), (6674, 4045), (13324, 8541)), (0.98, 0.89, 1.02, 1.07)
+
+    def pairs(a, b):
+        return a * (1 + 7 * math.log(a / b))
+
+    def cost(kept, *, made=0.0, paired=0.0):
+        return LayerCost(
+            tuple(
+                CostSample(
+                    a,
+                    1e-6 * a,
+                    2e-6 * a,
+                    16.0 * (b if made else a),
+                    made * b,
+                    kept(a, b) * (1 if made else by),
+                    kernel_map_pairs=paired * pairs(a, b) * by,
+                    kernel_map_bytes=kept(a, b) * by * paired,
+                )
+                for (a, b), by in zip(shapes, scatter, strict=True)
+            )
+        )
+
+    costs = (cost(lambda a, b: 30 * pairs(a, b), paired=1.0), cost(lambda a, b: 8.0 * b, made=16.0))
+    graph, flat = LayerGraph.chain([Layer(id, "", 4.0) for id in "ab"]), (6494, 4927)
+    found = Profile(graph, {"cpu": costs}, (6494,), voxels_by_stride=(flat,))
+    kept = found.costs_of_large("cpu", [6494])
+    assert kept["kernel_map_bytes"][0, 0] == pytest.approx(30 * pairs(*flat), rel=0.05)
+    assert kept["large_output_bytes"][:, 0] == pytest.approx([16 * 6494, 16 * 4927])
+
+
 def test_memory_is_that_of_minibatches_that_are_large_at_each_stride():
     """Their quantile: a dense minibatch and a flat one of fewer voxels have each the most of one stride."""
     found = two_strides(SHAPES, typical=[(4000, 900), (3000, 2000)])

@@ -22,7 +22,16 @@ from ..io.fields import number, shown, text, texts
 from ..io.files import read_json, write_json
 from ..io.paths import expanded
 from ..sizes import SIZE_UNITS, Certainty
-from .layer_cost import CODED_FIELDS, COST_FIELDS, MEMORY_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
+from .layer_cost import (
+    CODED_FIELDS,
+    COST_FIELDS,
+    KEPT_FIELDS,
+    MEMORY_FIELDS,
+    CostSample,
+    LayerCost,
+    LayerLaws,
+    checked_size,
+)
 from .size_laws import Array
 from .stride_laws import StrideLaws
 
@@ -346,11 +355,16 @@ class Profile:
         return {name: values[layers] for name, values in of_all_types.items()}
 
     def costs_of_large(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
-        """As `costs_at`, but what layers keep is that of minibatches as large at coarse strides as large ones are."""
+        """As `costs_at`, but what layers keep is that of minibatches as large at coarse strides as large ones are.
+
+        Fields of such minibatches' outputs are there besides: "large_output_bytes" and "large_coordinate_bytes".
+        """
         found, laws = {**self.costs_at(device_type, sizes)}, self._strides(device_type)
+        found |= {f"large_{name}": found[name] for name in ("output_bytes", "coordinate_bytes")}
         if laws is None:
             return found
-        for name, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type]).items():
+        for kept, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type]).items():
+            name = kept if kept in KEPT_FIELDS else f"large_{kept}"
             found[name] = found[name].copy()
             found[name][laws.rows] = values
         return found
