@@ -187,19 +187,17 @@ class LayerTable:
         layers: Sequence[int],
         inside: Sequence[Flags] | None = None,
         *,
-        outgoing: Array | float = 0.0,
         column: int | slice = 1,
     ) -> tuple[Array, Array, Array]:
         """Bytes of one minibatch in stages of some of `layers`: (kept for its backward, at most at work, least of it).
 
         `inside`: for each of `layers`, in their order, whether it is in each of several stages [P]; without it all are
-        in one stage, whose bytes are given for each of the sizes of minibatches in `column`. `outgoing`: bytes of what
-        crosses the boundary behind each stage, for which gradients come back. Of a minibatch at work count, with the
-        gradients of the stage's weights:
+        in one stage, whose bytes are given for each of the sizes of minibatches in `column`. Of a minibatch at work
+        count, with the gradients of the stage's weights:
 
             forward    what layers keep up to this one, and what this one takes for a while
             backward   what layers keep up to this one, all kernel maps, what this one takes for a while, what later
-                       ones left, the gradients of the weights from it on, and those that came for what the stage sent
+                       ones left, the gradients of the weights from it on, and those that came for what later ones sent
 
         The last of these may fall as a stage grows. Without it, the least of what is at work never does.
         Each stage makes the kernel maps that it needs. Coordinates are there in the forward alone, among what layers
@@ -233,16 +231,16 @@ class LayerTable:
             )
             passing = passing + kept_of[k]
             most = np.maximum(most, own * (staying + passing + of["forward_temporary_bytes"][k]))
-        kept, later = staying + passing, nothing
+        kept, later, returned = staying + passing, nothing, nothing
         most = least = np.maximum(most, np.maximum(kept, weights))
         for k, own in reversed(within.items()):
             later = later + own * self.parameter_bytes[k]
             working = staying + passing + of["backward_temporary_bytes"][k] + later
             least = np.maximum(least, own * working)
-            read = [within.get(reader, nowhere) for reader in self.graph.consumers[k]]
-            # The gradient of its output is among what it takes for a while.
-            counted = ~np.logical_and.reduce(read) * outputs[k] if read else nothing
-            most = np.maximum(most, own * (working + outgoing - counted))
+            # Gradients of its output, and of those of earlier layers, are among what it takes for a while.
+            most = np.maximum(most, own * (working + returned))
+            if read := [within.get(reader, nowhere) for reader in self.graph.consumers[k]]:
+                returned = returned + own * ~np.logical_and.reduce(read) * outputs[k]
             later = later + own * of["backward_left_bytes"][k]
             passing = passing - kept_of[k]
         return kept, np.maximum(most, least), least

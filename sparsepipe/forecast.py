@@ -165,11 +165,11 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
     for stage in plan.stages:
         own = [index[id] for id in stage.layers]
         weights, incoming = float(table.parameter_bytes[own].sum()), table.payload(before, held=True)[0]
-        before |= set(own)
-        kept, working, _ = table.stage_bytes(own, outgoing=table.payload(before, held=True)[1], column=slice(None))
+        kept, working, _ = table.stage_bytes(own, column=slice(None))
         by_size = zip(kept.tolist(), incoming.tolist(), working.tolist(), strict=True)
         each = [MemoryNeed(weights, *own_bytes) for own_bytes in by_size]
         needs.append([each[k] for k in which.tolist()])
+        before |= set(own)
     most = dict.fromkeys(sorted(plan.ranks), 0.0)
     program = compile(plan, len(sizes))
     for rank in most:

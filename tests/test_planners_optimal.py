@@ -159,12 +159,12 @@ class BruteForce:
     def fits(self, before, layers, ranks, behind):
         versions, minibatches = depth(self.problem.schedule, self.problem.num_microbatches, self.shares(ranks), behind)
         weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
-        saved, working = self.minibatch(layers, before)
+        saved, working = self.minibatch(layers)
         need = weights * (versions + 1) + (minibatches - 1) * saved + working
         need += minibatches * self.payload(before, self.high)[0]
         return need <= min(self.cluster.devices[r].type.memory_bytes for r in ranks)
 
-    def minibatch(self, layers, before):
+    def minibatch(self, layers):
         """Bytes of a minibatch in a stage: (kept, at most while it is at work)."""
 
         def of(name, own):
@@ -177,13 +177,13 @@ class BruteForce:
         if not of("forward_temporary_bytes", every) + of("backward_temporary_bytes", every):
             saved = of("saved_bytes", layers) + of("coordinate_bytes", layers)
             return saved, saved + sum(weights)
-        moments, (_, returned) = [], self.payload(before | set(layers), self.high)
+        moments, sent = [], {i for i, j in self.graph.edges if i in layers and j not in layers}
         for place, k in enumerate(layers):
             so_far, later = layers[: place + 1], layers[place + 1 :]
             kept = of("saved_bytes", so_far) - of("saved_input_bytes", set(so_far) & set(given))
             moments.append(kept + of("forward_temporary_bytes", [k]))
             kept += of("kernel_map_bytes", later) + sum(weights[place:])
-            kept += returned - of("output_bytes", {k for i, j in self.graph.edges if i == k and j not in layers})
+            kept += of("output_bytes", sent & set(later))
             moments.append(kept + of("backward_left_bytes", later) + of("backward_temporary_bytes", [k]))
         saved = of("saved_bytes", layers) - of("saved_input_bytes", given)
         return saved, max(*moments, saved, sum(weights))

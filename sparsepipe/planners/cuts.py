@@ -123,15 +123,13 @@ class Cuts:
             saved = self.total(table.saved_bytes[:, 1] + table.held.coordinates[:, 1])
             return added_up(saved, self.total(table.parameter_bytes))
         before, known = self.members.T.astype(bool), dict[int, tuple[float, float, float]]()
-        returned = self.payloads(table, held=True)[1][:, 1]
 
         def between(first: int | Index, last: int | Index) -> tuple[Array, Array, Array]:
             pairs, which = np.unique(np.asarray(first) * len(self) + last, return_inverse=True)
             new = np.array([pair for pair in pairs.tolist() if pair not in known], dtype=np.intp)
             for some in np.array_split(new, len(new) // _PAIRS + 1):
                 a, b = np.divmod(some, len(self))
-                within = [layer[b] & ~layer[a] for layer in before]
-                found = table.stage_bytes(self.layers, within, outgoing=returned[b])
+                found = table.stage_bytes(self.layers, [layer[b] & ~layer[a] for layer in before])
                 known.update(zip(some.tolist(), zip(*(part.tolist() for part in found), strict=True), strict=True))
             columns = np.array([known[pair] for pair in pairs.tolist()])[which.ravel()].T
             kept, working, least = columns.reshape(3, *np.broadcast_shapes(np.shape(first), np.shape(last)))

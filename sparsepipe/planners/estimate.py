@@ -21,7 +21,6 @@ sequential       one minibatch in each replica of the first stage: (Σ L + Σ C)
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..derived.remembered import remembered
@@ -65,10 +64,8 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
         works.append(step_work(plan, stage, seconds, averaging + update))
     # An order that goes by the pace of the stages sets how many minibatches they hold.
     paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
-    needs = [
-        memory_need(problem, own, float(before[0][1]), float(behind[1][1]))
-        for own, (before, behind) in zip(layers, pairwise(boundaries(plan, problem, held=True)[1]), strict=True)
-    ]
+    held = boundaries(plan, problem, held=True)[1]
+    needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, held, strict=False)]
     if plan.stages_per_rank > 1:
         memory = _interleaved_memory(paced, needs)
     else:
@@ -236,10 +233,10 @@ def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array
     return share * max(forward, backward), forward + backward
 
 
-def memory_need(problem: Problem, layers: Sequence[int], incoming: float, returned: float) -> MemoryNeed:
-    """What `layers` need at the high quantile of sizes; the stage before sends `incoming`, `returned` the one after."""
+def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
+    """What `layers` need, at the high quantile of voxel counts."""
     table = problem.table
-    kept, working, _ = table.stage_bytes(layers, outgoing=returned)
+    kept, working, _ = table.stage_bytes(layers)
     return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(kept[0]), incoming, float(working[0]))
 
 

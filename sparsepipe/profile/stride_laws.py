@@ -59,6 +59,7 @@ class StrideLaws:
     fine: Array  # bytes for each voxel at that stride in large minibatches, [fields · rows, 1]
     coarse: Array  # and for each at the next coarser one
     paired: Array  # and for each at the stride whose voxels its kernel map pairs
+    constant: Array  # and for each minibatch
     pairs: "_PairLaws"  # of each row
 
     @classmethod
@@ -85,17 +86,18 @@ class StrideLaws:
         some = np.flatnonzero(values.any(axis=1))  # the others keep nothing
         of_pairs = _PairLaws.fit(counts, [levels[k] for k in rows], [plain[k] for k in rows])
         has_map = np.tile(of_pairs.known, len(LARGE_FIELDS))
-        columns = np.array([[v, w, v * _crowding(v, w)] for v, w in pairwise(counts)]).transpose(1, 0, 2)
-        shape = (3, len(columns[0]), len(some), counts.shape[1])
+        columns = np.array([[v, w, v * _crowding(v, w), np.ones_like(v)] for v, w in pairwise(counts)])
+        columns = columns.transpose(1, 0, 2)
+        shape = (4, len(columns[0]), len(some), counts.shape[1])
         columns = np.broadcast_to(columns[:, :, None], shape).copy()
         columns[2][:, has_map[some]] = of_pairs.measured[some[has_map[some]] % len(rows)]
-        columns = columns.reshape(3, -1, shape[-1])
+        columns = columns.reshape(4, -1, shape[-1])
         every, weight = (np.broadcast_to(one[some], shape[1:]).reshape(-1, shape[-1]) for one in (values, weights))
         factors = non_negative(list(columns), every, weight)
         off = ((np.einsum("crs,cr->rs", columns, factors) - every) * weight).reshape(shape[1:])
         own = np.zeros(len(values), dtype=np.intp)  # of strides that explain as much, the finest
         own[some] = np.sqrt((off**2).mean(axis=2)).round(3).argmin(axis=0)
-        a, b, c = found = np.zeros((3, len(values)))
+        a, b, c, constant = found = np.zeros((4, len(values)))
         found[:, some] = np.take_along_axis(factors.reshape(shape[:3]), own[None, None, some], axis=1)[:, 0]
         by_input = SizeLaws.fit(counts[0], counts[1:], np.zeros_like(counts[1:]), power=SECONDS)
         large = np.quantile(typical, MEMORY_QUANTILE, axis=0)
@@ -103,14 +105,16 @@ class StrideLaws:
         more = large[1:, None] / by_input.at(large[:1])
         fine = a + np.where(has_map, 0.0, c) * crowding[own]
         paired = np.where(has_map, c * np.tile(of_pairs.each(crowding), len(LARGE_FIELDS)), 0.0)
-        return cls(by_input, more, levels, rows, own, fine[:, None], b[:, None], paired[:, None], of_pairs)
+        return cls(
+            by_input, more, levels, rows, own, fine[:, None], b[:, None], paired[:, None], constant[:, None], of_pairs
+        )
 
     def at(self, sizes: Array, costs: Sequence[LayerCost]) -> dict[str, Array]:
         """Evaluate the bytes kept of large minibatches of `sizes` [V]: field → [rows, V]; `costs` as stretched."""
         stretches = dict(zip(reversed(self.levels), (cost.stretch for cost in reversed(costs)), strict=True))
         own = np.array([[stretches.get(k, 1.0)] for k in range(1, len(self.more) + 1)])
         voxels = np.vstack([sizes, self.by_input.at(sizes / own) * self.more])
-        found = self.fine * voxels[self.own] + self.coarse * voxels[self.own + 1]
+        found = self.fine * voxels[self.own] + self.coarse * voxels[self.own + 1] + self.constant
         found += self.paired * np.tile(voxels[self.pairs.levels], (len(LARGE_FIELDS), 1))
         return dict(zip(LARGE_FIELDS, found.reshape(len(LARGE_FIELDS), len(self.rows), -1), strict=True))
 
