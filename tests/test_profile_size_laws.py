@@ -1,6 +1,7 @@
 """Laws of size hold what physics asks of them, whatever was measured: over random profiles and all kept ones."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -294,6 +295,26 @@ def test_bytes_of_kernel_maps_go_with_their_pairs_also_where_shapes_were_nearly_
     kept = found.costs_of_large("cpu", [6494])
     assert kept["kernel_map_bytes"][0, 0] == pytest.approx(30 * pairs(*flat), rel=0.05)
     assert kept["large_output_bytes"][:, 0] == pytest.approx([16 * 6494, 16 * 4927])
+
+
+def test_attention_goes_with_the_square_of_lengths_that_samples_tell():
+    """Of as many tokens those in fewer samples are longer; a batch has eight. Old profiles do not tell samples."""
+    shapes = ((94, 2), (136, 8), (272, 4), (640, 8), (712, 8), (1648, 16))
+
+    def kept(size, samples):
+        return 500.0 * size + 129.0 * size**2 / samples
+
+    cost = LayerCost(tuple(CostSample(x, 1e-6 * x, 2e-6 * x, 8.0 * x, 0.0, kept(x, n)) for x, n in shapes))
+    told = {"source": "measured", "device_types": ["cpu"], "batch_size": 8}
+    told |= {"measured_tokens": [x for x, _ in shapes], "measured_samples": [n for _, n in shapes]}
+    graph = LayerGraph.chain([Layer("scores", "", 4.0)])
+    found = Profile(graph, {"cpu": (cost,)}, (400, 640), told, size_unit="tokens")
+    for samples, sizes in ((8, (300, 864, 1600)), (2, (216, 400)), (16, (500, 1600))):
+        own = replace(found, origin={**told, "batch_size": samples})
+        by_law = own.costs_at("cpu", sizes)["saved_bytes"][0]
+        assert by_law == pytest.approx([kept(x, samples) for x in sizes], rel=0.02)
+    old = replace(found, origin={key: value for key, value in told.items() if key != "measured_samples"})
+    assert old.costs_at("cpu", [864])["saved_bytes"][0, 0] != pytest.approx(kept(864, 8), rel=0.02)
 
 
 def test_memory_is_that_of_minibatches_that_are_large_at_each_stride():

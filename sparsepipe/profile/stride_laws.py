@@ -152,7 +152,8 @@ class _PairLaws:
 
     def each(self, crowding: Array) -> Array:
         """Pairs of a voxel at each row's stride, [rows]; `crowding` of voxels at each stride but the coarsest."""
-        return self.first + self.crowded * np.append(crowding, 0.0)[self.levels]
+        found: Array = self.first + self.crowded * np.append(crowding, 0.0)[self.levels]
+        return found
 
 
 def _pairs_of_voxels(counts: Array, pairs: Array, level: int) -> tuple[float, float, float]:
