@@ -122,17 +122,25 @@ class Cuts:
         if not table.tells_temporaries:
             saved = self.total(table.saved_bytes[:, 1] + table.held.coordinates[:, 1])
             return added_up(saved, self.total(table.parameter_bytes))
-        before, known = self.members.T.astype(bool), dict[int, tuple[float, float, float]]()
+        before, count = self.members.T.astype(bool), len(self)
+        known, values = np.empty(0, dtype=np.intp), np.empty((3, 0))  # stages met so far, in order, and their bytes
 
         def between(first: int | Index, last: int | Index) -> tuple[Array, Array, Array]:
-            pairs, which = np.unique(np.asarray(first) * len(self) + last, return_inverse=True)
-            new = np.array([pair for pair in pairs.tolist() if pair not in known], dtype=np.intp)
-            for some in np.array_split(new, len(new) // _PAIRS + 1):
-                a, b = np.divmod(some, len(self))
-                found = table.stage_bytes(self.layers, [layer[b] & ~layer[a] for layer in before])
-                known.update(zip(some.tolist(), zip(*(part.tolist() for part in found), strict=True), strict=True))
-            columns = np.array([known[pair] for pair in pairs.tolist()])[which.ravel()].T
-            kept, working, least = columns.reshape(3, *np.broadcast_shapes(np.shape(first), np.shape(last)))
+            nonlocal known, values
+            pairs = np.asarray(first) * count + last
+            places = np.searchsorted(known, pairs)
+            absent = np.append(known, -1)[places] != pairs
+            if absent.any():
+                new = np.unique(pairs[absent])
+                parts = [values]
+                for some in np.array_split(new, len(new) // _PAIRS + 1):
+                    a, b = np.divmod(some, count)
+                    parts.append(np.stack(table.stage_bytes(self.layers, [layer[b] & ~layer[a] for layer in before])))
+                met = np.concatenate([known, new])
+                order = np.argsort(met, kind="stable")
+                known, values = met[order], np.concatenate(parts, axis=1)[:, order]
+                places = np.searchsorted(known, pairs)
+            kept, working, least = values[:, places]
             return kept, working, least
 
         return between

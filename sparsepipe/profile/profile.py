@@ -223,7 +223,7 @@ class Profile:
         took = np.array([[sample.forward + sample.backward for sample in cost.samples] for cost in costs]).sum(axis=0)
         by_law = self.costs_at(device_type, [sample.size for sample in costs[0].stretched])
         expected = (by_law["forward"] + by_law["backward"]).sum(axis=0)
-        samples = self._samples_measured(device_type)  # fewer or more than a batch's take another time
+        samples = self.samples_measured(device_type)  # fewer or more than a batch's take another time
         whole = np.array([samples.get(sample.size, 1.0) == 1 for sample in costs[0].samples])
         known = (took > 0) & (expected > 0) & whole
         return float(np.exp(np.abs(np.log(took[known] / expected[known])).max(initial=0.0)))
@@ -311,7 +311,7 @@ class Profile:
         They are kept with the graph, as profiles of other minibatches and voxels have the same measured costs.
         """
         every, attention = [cost for costs in self.costs.values() for cost in costs], self.size_unit == "tokens"
-        samples = [self._samples_measured(name) for name, costs in self.costs.items() for _ in costs]
+        samples = [self.samples_measured(name) for name, costs in self.costs.items() for _ in costs]
         key = (attention, *(tuple(one.items()) for one in samples), *(id(cost.samples) for cost in every))
 
         def fitted() -> tuple[list[LayerCost], LayerLaws]:  # with the costs, so that no others have their ids
@@ -319,7 +319,7 @@ class Profile:
 
         return remembered(self.graph.kept, "laws", key, fitted)[1].stretched(every)
 
-    def _samples_measured(self, device_type: str) -> dict[float, float]:
+    def samples_measured(self, device_type: str) -> dict[float, float]:
         """Size of a measured minibatch → samples that it had, as a share of a batch's; empty where nobody wrote that.
 
         Of sizes that a number of samples does not tell, such as voxels, nobody asks.
@@ -595,7 +595,7 @@ def _check_origin(profile: Profile) -> None:
     for part in profile.measured_parts(profile.device_types):
         _told_of_layers(part), _told_of_load(part), tuple(part["device_types"])
     for name in profile.costs:
-        profile._samples_measured(name)
+        profile.samples_measured(name)
 
 
 def _told_of_layers(part: Mapping[str, Any]) -> list[str]:
