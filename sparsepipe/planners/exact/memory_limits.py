@@ -104,16 +104,22 @@ class MemoryRule:
         limit, shape = self.limit[example], (len(example), len(first_after))
         most_returned = np.maximum.accumulate(self.returned[chain])
 
-        def surely(case: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
-            return self._least(example[case], cut, chain[place]) + most_returned[place] <= limit[case]
+        low, high = np.full(shape, -1), np.full(shape, len(chain) - 1)  # where `perhaps` ends, as far as it is known
 
         def perhaps(case: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
             return self._least(example[case], cut, chain[place]) <= limit[case]
 
-        sure = last_true(surely, np.full(shape, -1), np.full(shape, len(chain) - 1))
+        def surely(case: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
+            least = self._least(example[case], cut, chain[place])
+            may, known = least <= limit[case], (case, cut)
+            low[known] = np.where(may, np.maximum(low[known], place), low[known])
+            high[known] = np.where(may, high[known], np.minimum(high[known], place - 1))
+            return least + most_returned[place] <= limit[case]
+
+        sure = last_true(surely, low.copy(), high.copy())
         if not most_returned.any():
             return [(first_after, sure)]
-        last = last_true(perhaps, sure, np.full(shape, len(chain) - 1))
+        last = last_true(perhaps, low, high)
         begins = np.maximum(sure + 1, first_after)
         spans, counts = [(first_after, sure)], np.maximum(last + 1 - begins, 0).ravel()
         row = np.repeat(np.arange(counts.size), counts)
@@ -125,10 +131,10 @@ class MemoryRule:
         ends = np.append(starts[1:], len(row)) - 1  # of runs of places
         turn = np.arange(len(starts)) - np.searchsorted(row[starts], row[starts])  # of a run among those of its row
         for k in range(int(turn.max(initial=-1)) + 1):
-            low, high = np.zeros(shape, dtype=np.intp), np.full(shape, -1)
-            own = turn == k
-            low.ravel()[row[starts[own]]], high.ravel()[row[starts[own]]] = place[starts[own]], place[ends[own]]
-            spans.append((low, high))
+            span, own = (np.zeros(shape, dtype=np.intp), np.full(shape, -1)), turn == k
+            for found, ends_of in zip(span, (starts, ends), strict=True):
+                found.ravel()[row[starts[own]]] = place[ends_of[own]]
+            spans.append(span)
         return spans
 
 
