@@ -44,6 +44,7 @@ class LayerTable:
     output_bytes: Array  # [L, V]
     coordinate_bytes: Array
     between_hosts: "Crossing"
+    held: "Crossing"  # in memory: of minibatches that are large at each stride
     saved_bytes: Array
     kernel_map_bytes: Array  # of these
     saved_input_bytes: Array  # of these
@@ -73,7 +74,8 @@ class LayerTable:
         computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
         found = {name: profile.costs_of_large(name, counts) for name in names}
         columns = {field: {name: one[field] for name, one in found.items()} for field in found[names[0]]}
-        sizes = ("output_bytes", "coordinate_bytes", "saved_bytes", *MEMORY_FIELDS)
+        large = ("large_output_bytes", "large_coordinate_bytes")
+        sizes = ("output_bytes", "coordinate_bytes", *large, "saved_bytes", *MEMORY_FIELDS)
         most = {field: np.maximum.reduce(list(columns[field].values())) for field in sizes}
         if not most["saved_bytes"].any():  # a graph.txt does not tell: autograd keeps about what each layer puts out
             most["saved_bytes"] = most["output_bytes"] * computes
@@ -93,6 +95,7 @@ class LayerTable:
             most["output_bytes"],
             most["coordinate_bytes"],
             Crossing.of(columns),
+            Crossing(most["large_output_bytes"], most["large_output_bytes"], most["large_coordinate_bytes"]),
             most["saved_bytes"],
             most["kernel_map_bytes"],
             most["saved_input_bytes"],
@@ -114,7 +117,7 @@ class LayerTable:
             self,
             backward=backward,
             update_rates=rates,
-            saved_bytes=self.output_bytes,
+            saved_bytes=self.held.outputs,
             kernel_map_bytes=none,
             saved_input_bytes=none,
             backward_left_bytes=none,
@@ -180,9 +183,13 @@ class LayerTable:
         return Crossing(self.output_bytes, self.output_bytes, self.coordinate_bytes)
 
     def stage_bytes(
-        self, layers: Sequence[int], inside: Sequence[Flags] | None = None, *, column: int | slice = 1
-    ) -> tuple[Array, Array]:
-        """Bytes of one minibatch in stages of some of `layers`: (kept for its backward, at most while it is at work).
+        self,
+        layers: Sequence[int],
+        inside: Sequence[Flags] | None = None,
+        *,
+        column: int | slice = 1,
+    ) -> tuple[Array, Array, Array]:
+        """Bytes of one minibatch in stages of some of `layers`: (kept for its backward, at most at work, least of it).
 
         `inside`: for each of `layers`, in their order, whether it is in each of several stages [P]; without it all are
         in one stage, whose bytes are given for each of the sizes of minibatches in `column`. Of a minibatch at work
@@ -190,27 +197,30 @@ class LayerTable:
 
             forward    what layers keep up to this one, and what this one takes for a while
             backward   what layers keep up to this one, all kernel maps, what this one takes for a while, what later
-                       ones left, the gradients of the weights from it on, and of a tensor that the stage put out
+                       ones left, the gradients of the weights from it on, and those that came for what later ones sent
 
-        Each stage makes the kernel maps that it needs. What it receives, kept or not, counts elsewhere. Of profiles
-        without temporary bytes all that is kept and all gradients count.
+        The last of these may fall as a stage grows. Without it, the least of what is at work never does.
+        Each stage makes the kernel maps that it needs. Coordinates are there in the forward alone, among what layers
+        take for a while. What the stage receives, kept or not, counts elsewhere. Of profiles without temporary bytes
+        all that is kept, coordinates too, and all gradients count.
         """
-        of = {field: getattr(self, field)[:, column] for field in (*MEMORY_FIELDS, "saved_bytes", "output_bytes")}
-        made = self.coordinate_bytes[:, column]
+        of = {field: getattr(self, field)[:, column] for field in (*MEMORY_FIELDS, "saved_bytes")}
+        outputs = self.held.outputs[:, column]
         whole = np.ones(np.size(self.sizes[column]), dtype=bool)
         within = dict(zip(layers, [whole] * len(layers) if inside is None else inside, strict=True))
         nothing = np.zeros(len(next(iter(within.values()), whole)))
         weights = sum((own * self.parameter_bytes[k] for k, own in within.items()), nothing)
         if not self.tells_temporaries:
+            made = self.held.coordinates[:, column]
             kept = sum((own * (of["saved_bytes"][k] + made[k]) for k, own in within.items()), nothing)
-            return kept, kept + weights
+            return kept, kept + weights, kept + weights
         nowhere = np.zeros(len(nothing), dtype=bool)
         there = dict(within)  # of each maker of kernel maps, whether its map is there
         staying, passing, most = nothing, nothing, nothing
         kept_of = {}  # each layer, until its backward
         for k, own in within.items():
             maker, inputs = self.map_maker[k], self.graph.inputs[k]
-            staying = staying + own * (of["kernel_map_bytes"][k] + made[k])
+            staying = staying + own * of["kernel_map_bytes"][k]
             if maker not in (-1, k):
                 known = there.get(maker, nowhere)
                 staying = staying + (own & ~known) * of["kernel_map_bytes"][maker]
@@ -221,29 +231,37 @@ class LayerTable:
             )
             passing = passing + kept_of[k]
             most = np.maximum(most, own * (staying + passing + of["forward_temporary_bytes"][k]))
-        kept, later, largest = staying + passing, nothing, nothing
+        kept, later, returned = staying + passing, nothing, nothing
+        most = least = np.maximum(most, np.maximum(kept, weights))
         for k, own in reversed(within.items()):
             later = later + own * self.parameter_bytes[k]
-            working = staying + passing + of["backward_temporary_bytes"][k] + later + largest
-            most = np.maximum(most, own * working)
+            working = staying + passing + of["backward_temporary_bytes"][k] + later
+            least = np.maximum(least, own * working)
+            # Gradients of its output, and of those of earlier layers, are among what it takes for a while.
+            most = np.maximum(most, own * (working + returned))
+            if read := [within.get(reader, nowhere) for reader in self.graph.consumers[k]]:
+                returned = returned + own * ~np.logical_and.reduce(read) * outputs[k]
             later = later + own * of["backward_left_bytes"][k]
             passing = passing - kept_of[k]
-            largest = np.maximum(largest, own * of["output_bytes"][k])
-        return kept, np.maximum(most, np.maximum(kept, weights))
+        return kept, np.maximum(most, least), least
 
     @cached_property
     def tells_temporaries(self) -> bool:
         """Whether the profile has what layers take for a while: those from before have not."""
         return bool(self.forward_temporary_bytes.any() or self.backward_temporary_bytes.any())
 
-    def payload(self, before: Iterable[int], *, between_hosts: bool = False) -> tuple[Array, Array]:
-        """Bytes that cross the cut after the down-set `before`, forwards and backwards, each `[V]`.
+    def crossing(self, *, between_hosts: bool = False, held: bool = False) -> "Crossing":
+        """What crosses a cut: within a host, between hosts, or as memory has to hold it."""
+        return self.held if held else self.between_hosts if between_hosts else self.within_host
+
+    def payload(self, before: Iterable[int], *, between_hosts: bool = False, held: bool = False) -> tuple[Array, Array]:
+        """Bytes that cross the cut after the down-set `before`, forwards and backwards, each `[V]`: see `crossing`.
 
         Every tensor alive counts once; forwards come the coordinates, once for each distinct set of them.
         """
         before = list(before)
         alive = list(self.graph.alive(before))
-        bytes_of = self.between_hosts if between_hosts else self.within_host
+        bytes_of = self.crossing(between_hosts=between_hosts, held=held)
         owners = {self.coordinate_owner[k] for k in alive} if before else set()
         coordinates = bytes_of.coordinates[sorted(owners - {-1})].sum(axis=0)
         forward = bytes_of.outputs[alive].sum(axis=0) + coordinates

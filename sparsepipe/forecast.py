@@ -187,9 +187,10 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[f
     needs: list[list[MemoryNeed]] = []  # of each stage, for each minibatch
     for stage in plan.stages:
         own = [index[id] for id in stage.layers]
-        weights, incoming = float(table.parameter_bytes[own].sum()), table.payload(before)[0]
-        by_size = zip(*table.stage_bytes(own, column=slice(None)), incoming, strict=True)
-        each = [MemoryNeed(weights, float(kept), float(comes), float(working)) for kept, working, comes in by_size]
+        weights, incoming = float(table.parameter_bytes[own].sum()), table.payload(before, held=True)[0]
+        kept, working, _ = table.stage_bytes(own, column=slice(None))
+        by_size = zip(kept.tolist(), incoming.tolist(), working.tolist(), strict=True)
+        each = [MemoryNeed(weights, *own_bytes) for own_bytes in by_size]
         needs.append([each[k] for k in which.tolist()])
         before |= set(own)
     most = dict.fromkeys(sorted(plan.ranks), 0.0)

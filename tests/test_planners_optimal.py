@@ -20,6 +20,7 @@ from sparsepipe.io.quantities import SIZE
 from sparsepipe.planners import Problem, partition
 from sparsepipe.planners.exact import min_period, network_time
 from sparsepipe.planners.exact.graph_search import StageEnds, over_sets
+from sparsepipe.planners.exact.memory_limits import memory_rule
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.search_space import Rules, spaces
 from sparsepipe.profile import MEMORY_FIELDS, StepOverhead
@@ -176,15 +177,15 @@ class BruteForce:
         if not of("forward_temporary_bytes", every) + of("backward_temporary_bytes", every):
             saved = of("saved_bytes", layers) + of("coordinate_bytes", layers)
             return saved, saved + sum(weights)
-        moments = []
+        moments, sent = [], {i for i, j in self.graph.edges if i in layers and j not in layers}
         for place, k in enumerate(layers):
             so_far, later = layers[: place + 1], layers[place + 1 :]
             kept = of("saved_bytes", so_far) - of("saved_input_bytes", set(so_far) & set(given))
-            moments.append(kept + of("coordinate_bytes", so_far) + of("forward_temporary_bytes", [k]))
-            kept += of("kernel_map_bytes", later) + of("coordinate_bytes", layers) + sum(weights[place:])
-            kept += max((of("output_bytes", [j]) for j in later), default=0)
+            moments.append(kept + of("forward_temporary_bytes", [k]))
+            kept += of("kernel_map_bytes", later) + sum(weights[place:])
+            kept += of("output_bytes", sent & set(later))
             moments.append(kept + of("backward_left_bytes", later) + of("backward_temporary_bytes", [k]))
-        saved = of("saved_bytes", layers) - of("saved_input_bytes", given) + of("coordinate_bytes", layers)
+        saved = of("saved_bytes", layers) - of("saved_input_bytes", given)
         return saved, max(*moments, saved, sum(weights))
 
     def groups(self, free):
@@ -296,6 +297,7 @@ def problems(draw, *, max_layers=5, max_devices=4, memory=False, schedule="1f1b"
         parts = st.sampled_from([0, 0, 1, 4])
         for own in sizes:
             own |= {name: draw(parts) for name in MEMORY_FIELDS}
+            own["output_bytes"] *= draw(st.sampled_from([1, 1, 8]))  # a larger stage may send less, and need less
             own["saved_bytes"] += own["kernel_map_bytes"] + own["saved_input_bytes"]
     costs = {}
     for kind in cluster.device_types:
@@ -346,6 +348,24 @@ def test_leaving_out_useless_moves_loses_nothing(problem):
 @given(problems(max_layers=4, memory=True))
 def test_equals_brute_force_within_memory(problem):
     check_against_brute_force(problem)
+
+
+@settings(max_examples=32)
+@given(problems(max_layers=5, memory=True))
+def test_the_places_where_stages_fit_are_those_where_their_need_is_within_the_limit(problem):
+    """A stage with a layer more may need less: where it sends less, fewer gradients come back for it."""
+    space = next(spaces(problem, Rules()))
+    rule, cuts = memory_rule(problem, space.model, space.moves), space.model.cuts
+    for chain, spans in zip(cuts.chains, rule.places(cuts), strict=True):
+        for case, move in enumerate(rule.cases[0]):
+            for cut in range(len(cuts)):
+                found = {k for begin, end in spans for k in range(begin_at(begin, case, cut), end[case, cut] + 1)}
+                after = {k for k, last in enumerate(chain.tolist()) if cuts.follows[cut, last]}
+                assert found == {k for k in after if rule.need(move, cut, int(chain[k])) <= rule.limit[move]}
+
+
+def begin_at(begin, case, cut):
+    return begin[case, cut] if begin.ndim == 2 else begin[cut]
 
 
 @settings(max_examples=12)

@@ -1,6 +1,7 @@
 """Laws of size hold what physics asks of them, whatever was measured: over random profiles and all kept ones."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +263,58 @@ def test_what_layers_keep_goes_with_the_voxels_of_their_own_stride(shape):
     np.testing.assert_array_equal(table.saved_bytes, kept["saved_bytes"])
     for name in ("forward", "backward", "output_bytes", "coordinate_bytes"):  # neither seconds nor what is sent
         np.testing.assert_array_equal(kept[name], found.costs_at("cpu", [shape[0]])[name])
+
+
+def test_bytes_of_kernel_maps_go_with_their_pairs_also_where_shapes_were_nearly_alike():
+    """Each voxel meets itself, and neighbours by how crowded voxels are: scatter among alike shapes tells no other."""
+    shapes, scatter = ((1339, 765), (3350, 2080), (6674, 4045), (13324, 8541)), (0.98, 0.89, 1.02, 1.07)
+
+    def pairs(a, b):
+        return a * (1 + 7 * math.log(a / b))
+
+    def cost(kept, *, made=0.0, paired=0.0):
+        return LayerCost(
+            tuple(
+                CostSample(
+                    a,
+                    1e-6 * a,
+                    2e-6 * a,
+                    16.0 * (b if made else a),
+                    made * b,
+                    kept(a, b) * (1 if made else by),
+                    kernel_map_pairs=paired * pairs(a, b) * by,
+                    kernel_map_bytes=kept(a, b) * by * paired,
+                )
+                for (a, b), by in zip(shapes, scatter, strict=True)
+            )
+        )
+
+    costs = (cost(lambda a, b: 30 * pairs(a, b), paired=1.0), cost(lambda a, b: 8.0 * b, made=16.0))
+    graph, flat = LayerGraph.chain([Layer(id, "", 4.0) for id in "ab"]), (6494, 4927)
+    found = Profile(graph, {"cpu": costs}, (6494,), voxels_by_stride=(flat,))
+    kept = found.costs_of_large("cpu", [6494])
+    assert kept["kernel_map_bytes"][0, 0] == pytest.approx(30 * pairs(*flat), rel=0.05)
+    assert kept["large_output_bytes"][:, 0] == pytest.approx([16 * 6494, 16 * 4927])
+
+
+def test_attention_goes_with_the_square_of_lengths_that_samples_tell():
+    """Of as many tokens those in fewer samples are longer; a batch has eight. Old profiles do not tell samples."""
+    shapes = ((94, 2), (136, 8), (272, 4), (640, 8), (712, 8), (1648, 16))
+
+    def kept(size, samples):
+        return 500.0 * size + 129.0 * size**2 / samples
+
+    cost = LayerCost(tuple(CostSample(x, 1e-6 * x, 2e-6 * x, 8.0 * x, 0.0, kept(x, n)) for x, n in shapes))
+    told = {"source": "measured", "device_types": ["cpu"], "batch_size": 8}
+    told |= {"measured_tokens": [x for x, _ in shapes], "measured_samples": [n for _, n in shapes]}
+    graph = LayerGraph.chain([Layer("scores", "", 4.0)])
+    found = Profile(graph, {"cpu": (cost,)}, (400, 640), told, size_unit="tokens")
+    for samples, sizes in ((8, (300, 864, 1600)), (2, (216, 400)), (16, (500, 1600))):
+        own = replace(found, origin={**told, "batch_size": samples})
+        by_law = own.costs_at("cpu", sizes)["saved_bytes"][0]
+        assert by_law == pytest.approx([kept(x, samples) for x in sizes], rel=0.02)
+    old = replace(found, origin={key: value for key, value in told.items() if key != "measured_samples"})
+    assert old.costs_at("cpu", [864])["saved_bytes"][0, 0] != pytest.approx(kept(864, 8), rel=0.02)
 
 
 def test_memory_is_that_of_minibatches_that_are_large_at_each_stride():

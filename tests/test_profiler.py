@@ -54,10 +54,9 @@ def test_sizes_have_closed_forms(chosen):
         assert cost["fc3"].output_bytes == len(batch) * 5 * 4
         manager = CoordinateManager(3)
         manager.insert((1, 1, 1), pack(batch.coordinates).sort().values)
-        keys = manager.map_bytes
-        assert keys == batch.num_voxels * 8
+        assert manager.map_bytes == 0  # keys are no map
         pairs = manager.kernel_map((1, 1, 1), (1, 1, 1), kernel_size=3).num_pairs
-        assert manager.map_bytes == keys + (pairs - batch.num_voxels) * 16  # rows that meet themselves need none
+        assert manager.map_bytes == (pairs - batch.num_voxels) * 16  # rows that meet themselves need none
         assert cost["conv1_1"].kernel_map_pairs == pairs
         assert cost["pool1"].kernel_map_pairs == batch.num_voxels  # kernel 2, stride 2: each voxel has one parent
         assert cost["relu1_1"].kernel_map_pairs == cost["fc1"].kernel_map_pairs == 0

@@ -83,7 +83,7 @@ class Engine(Protocol):
         ...
 
     def map_bytes(self, tensor: Any) -> int:
-        """Return the bytes of what was made so far to find neighbours in this minibatch, its kernel maps first of all.
+        """Return the bytes of the kernel maps that were made so far in this minibatch, and of what stays with them.
 
         They stay until the minibatch's backward is done. 0 for a dense tensor, and where the engine does not tell.
         """

@@ -17,8 +17,8 @@ from ..derived.remembered import remembered
 from ..graph import LayerGraph
 
 Index = NDArray[np.intp]
-# Of the stages from some cuts to others: bytes kept of a minibatch until its backward, and most while it is at work.
-StageBytes = Callable[[int | Index, int | Index], tuple[Array, Array]]
+# `LayerTable.stage_bytes` of the stages from some cuts to others: kept, most at work, least of it.
+StageBytes = Callable[[int | Index, int | Index], tuple[Array, Array, Array]]
 _PAIRS = 2**14  # stages that are looked at together
 
 
@@ -120,40 +120,49 @@ class Cuts:
     def stage_bytes(self, table: LayerTable) -> "StageBytes":
         """Bytes of a minibatch in the stages between these cuts: `LayerTable.stage_bytes`, for many at once."""
         if not table.tells_temporaries:
-            saved = self.total(table.saved_bytes[:, 1] + table.coordinate_bytes[:, 1])
+            saved = self.total(table.saved_bytes[:, 1] + table.held.coordinates[:, 1])
             return added_up(saved, self.total(table.parameter_bytes))
-        before, known = self.members.T.astype(bool), dict[int, tuple[float, float]]()
+        before, count = self.members.T.astype(bool), len(self)
+        known, values = np.empty(0, dtype=np.intp), np.empty((3, 0))  # stages met so far, in order, and their bytes
 
-        def between(first: int | Index, last: int | Index) -> tuple[Array, Array]:
-            pairs, which = np.unique(np.asarray(first) * len(self) + last, return_inverse=True)
-            new = np.array([pair for pair in pairs.tolist() if pair not in known], dtype=np.intp)
-            for some in np.array_split(new, len(new) // _PAIRS + 1):
-                a, b = np.divmod(some, len(self))
-                found = table.stage_bytes(self.layers, [layer[b] & ~layer[a] for layer in before])
-                known.update(zip(some.tolist(), zip(*(part.tolist() for part in found), strict=True), strict=True))
-            kept, working = np.array([known[pair] for pair in pairs.tolist()])[which.ravel()].T
-            shape = np.broadcast_shapes(np.shape(first), np.shape(last))
-            return kept.reshape(shape), working.reshape(shape)
+        def between(first: int | Index, last: int | Index) -> tuple[Array, Array, Array]:
+            nonlocal known, values
+            pairs = np.asarray(first) * count + last
+            places = np.searchsorted(known, pairs)
+            absent = np.append(known, -1)[places] != pairs
+            if absent.any():
+                new = np.unique(pairs[absent])
+                parts = [values]
+                for some in np.array_split(new, len(new) // _PAIRS + 1):
+                    a, b = np.divmod(some, count)
+                    parts.append(np.stack(table.stage_bytes(self.layers, [layer[b] & ~layer[a] for layer in before])))
+                met = np.concatenate([known, new])
+                order = np.argsort(met, kind="stable")
+                known, values = met[order], np.concatenate(parts, axis=1)[:, order]
+                places = np.searchsorted(known, pairs)
+            kept, working, least = values[:, places]
+            return kept, working, least
 
         return between
 
-    def payloads(self, table: LayerTable, *, between_hosts: bool = False) -> tuple[Array, Array]:
+    def payloads(self, table: LayerTable, *, between_hosts: bool = False, held: bool = False) -> tuple[Array, Array]:
         """Bytes that cross each cut forwards and backwards, each [S, V]: `LayerTable.payload` for all cuts at once.
 
         They are kept for the table that was asked for last.
         """
-        for last, elsewhere, found in self._payloads:
-            if last is table and elsewhere == between_hosts:
+        way = between_hosts, held
+        for last, known, found in self._payloads:
+            if last is table and known == way:
                 return found
         alive, owners = self._crossing(table)
-        bytes_of = table.between_hosts if between_hosts else table.within_host
+        bytes_of = table.crossing(between_hosts=between_hosts, held=held)
         coordinates = owners @ np.concatenate([bytes_of.coordinates, table.input_coordinates[None]])
         found = alive @ bytes_of.outputs + coordinates, alive @ bytes_of.gradients
-        self._payloads[:] = [(table, between_hosts, found), *(one for one in self._payloads if one[0] is table)]
+        self._payloads[:] = [(table, way, found), *(one for one in self._payloads if one[0] is table)]
         return found
 
     @cached_property
-    def _payloads(self) -> list[tuple[LayerTable, bool, tuple[Array, Array]]]:
+    def _payloads(self) -> list[tuple[LayerTable, tuple[bool, bool], tuple[Array, Array]]]:
         return []
 
     def _crossing(self, table: LayerTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -237,9 +246,10 @@ class Cuts:
 def added_up(saved: Array, weights: Array) -> StageBytes:
     """Return what says the bytes of stages by sums over the layers before each cut: all is there at once."""
 
-    def between(first: int | Index, last: int | Index) -> tuple[Array, Array]:
+    def between(first: int | Index, last: int | Index) -> tuple[Array, Array, Array]:
         kept = saved[last] - saved[first]
-        return kept, kept + weights[last] - weights[first]
+        working = kept + weights[last] - weights[first]
+        return kept, working, working
 
     return between
 

@@ -64,7 +64,8 @@ def _estimated(plan: Plan, problem: Problem) -> Estimate:
         works.append(step_work(plan, stage, seconds, averaging + update))
     # An order that goes by the pace of the stages sets how many minibatches they hold.
     paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
-    needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, payloads, strict=False)]
+    held = boundaries(plan, problem, held=True)[1]
+    needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, held, strict=False)]
     if plan.stages_per_rank > 1:
         memory = _interleaved_memory(paced, needs)
     else:
@@ -122,14 +123,14 @@ def _ports(transfers: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def boundaries(
-    plan: Plan, problem: Problem, *, between_hosts: bool = False
+    plan: Plan, problem: Problem, *, between_hosts: bool = False, held: bool = False
 ) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
     """(layers of each stage, (forward, backward) bytes at the boundary before each stage and after the last)."""
     index = problem.graph.index
     layers = [[index[id] for id in stage.layers] for stage in plan.stages]
     before, payloads = set(problem.graph.input_layers), []
     for own in [*layers, []]:
-        payloads.append(problem.table.payload(before, between_hosts=between_hosts))
+        payloads.append(problem.table.payload(before, between_hosts=between_hosts, held=held))
         before |= set(own)
     return layers, payloads
 
@@ -235,7 +236,7 @@ def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array
 def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
     """What `layers` need, at the high quantile of voxel counts."""
     table = problem.table
-    kept, working = table.stage_bytes(layers)
+    kept, working, _ = table.stage_bytes(layers)
     return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(kept[0]), incoming, float(working[0]))
 
 

@@ -122,12 +122,26 @@ class LayerLaws:
     stretches: Array | None = None  # [layers]: of each layer's sizes; None: 1
 
     @classmethod
-    def of(cls, costs: Sequence[LayerCost], *, attention: bool = False) -> "LayerLaws":
-        """Fit the laws of what was measured. `attention`: seconds and kept bytes may grow with the square of sizes."""
-        same_sizes: dict[tuple[float, ...], list[int]] = {}
+    def of(
+        cls,
+        costs: Sequence[LayerCost],
+        *,
+        attention: bool = False,
+        samples: Sequence[Mapping[float, float]] = (),
+    ) -> "LayerLaws":
+        """Fit the laws of what was measured. `attention`: seconds and kept bytes may grow with the square of sizes.
+
+        `samples`: for each cost, how many the minibatch of each measured size had, as a share of a batch's.
+        """
+        same: dict[tuple[tuple[float, ...], tuple[float, ...]], list[int]] = {}
         for k, cost in enumerate(costs):
-            same_sizes.setdefault(tuple(sample.size for sample in cost.samples), []).append(k)
-        groups = (_Group.of(costs, layers, np.array(x), attention=attention) for x, layers in same_sizes.items())
+            x = tuple(sample.size for sample in cost.samples)
+            shares = tuple(samples[k].get(size, 1.0) for size in x) if samples else ()
+            same.setdefault((x, shares), []).append(k)
+        groups = (
+            _Group.of(costs, layers, np.array(x), attention=attention, samples=np.array(shares) if shares else None)
+            for (x, shares), layers in same.items()
+        )
         return cls(len(costs), tuple(groups))
 
     def stretched(self, costs: Sequence[LayerCost]) -> "LayerLaws":
@@ -228,7 +242,15 @@ class _Group:
     parts: tuple[_Part, ...]  # seconds first
 
     @classmethod
-    def of(cls, costs: Sequence[LayerCost], chosen: list[int], sizes: Array, *, attention: bool) -> "_Group":
+    def of(
+        cls,
+        costs: Sequence[LayerCost],
+        chosen: list[int],
+        sizes: Array,
+        *,
+        attention: bool,
+        samples: Array | None,
+    ) -> "_Group":
         layers = np.array(chosen)
         table = np.array([[_values_of(sample) for sample in costs[k].samples] for k in chosen], dtype=float)
         values = {name: table[:, :, k] for k, name in enumerate(COST_FIELDS)}
@@ -241,6 +263,7 @@ class _Group:
             _TIMES,
             power=ATTENTION if attention else SECONDS,
             drivers=[(values[name], *counts.lines(name, layers)) for name in _DRIVERS],
+            samples=samples,
         )
-        kept = [_Part.of(layers, sizes, values, KEPT_FIELDS, power=ATTENTION)] if attention else []
+        kept = [_Part.of(layers, sizes, values, KEPT_FIELDS, power=ATTENTION, samples=samples)] if attention else []
         return cls(layers, sizes, (seconds, counts, *kept))

@@ -22,7 +22,16 @@ from ..host.background_load import BackgroundLoad
 from ..io.fields import number, shown, text, texts
 from ..io.files import read_json, write_json
 from ..io.paths import expanded
-from .layer_cost import CODED_FIELDS, COST_FIELDS, MEMORY_FIELDS, CostSample, LayerCost, LayerLaws, checked_size
+from .layer_cost import (
+    CODED_FIELDS,
+    COST_FIELDS,
+    KEPT_FIELDS,
+    MEMORY_FIELDS,
+    CostSample,
+    LayerCost,
+    LayerLaws,
+    checked_size,
+)
 from .size_laws import Array
 from .stride_laws import StrideLaws
 
@@ -214,7 +223,9 @@ class Profile(Printed):
         took = np.array([[sample.forward + sample.backward for sample in cost.samples] for cost in costs]).sum(axis=0)
         by_law = self.costs_at(device_type, [sample.size for sample in costs[0].stretched])
         expected = (by_law["forward"] + by_law["backward"]).sum(axis=0)
-        known = (took > 0) & (expected > 0)
+        samples = self.samples_measured(device_type)  # fewer or more than a batch's take another time
+        whole = np.array([samples.get(sample.size, 1.0) == 1 for sample in costs[0].samples])
+        known = (took > 0) & (expected > 0) & whole
         return float(np.exp(np.abs(np.log(took[known] / expected[known])).max(initial=0.0)))
 
     @cached_property
@@ -300,10 +311,26 @@ class Profile(Printed):
         They are kept with the graph, as profiles of other minibatches and voxels have the same measured costs.
         """
         every, attention = [cost for costs in self.costs.values() for cost in costs], self.size_unit == "tokens"
-        key = (attention, *(id(cost.samples) for cost in every))
-        # With the costs, so that no others have their ids.
-        _, laws = remembered(self.graph.kept, "laws", key, lambda: (every, LayerLaws.of(every, attention=attention)))
-        return laws.stretched(every)
+        samples = [self.samples_measured(name) for name, costs in self.costs.items() for _ in costs]
+        key = (attention, *(tuple(one.items()) for one in samples), *(id(cost.samples) for cost in every))
+
+        def fitted() -> tuple[list[LayerCost], LayerLaws]:  # with the costs, so that no others have their ids
+            return every, LayerLaws.of(every, attention=attention, samples=samples if any(samples) else ())
+
+        return remembered(self.graph.kept, "laws", key, fitted)[1].stretched(every)
+
+    def samples_measured(self, device_type: str) -> dict[float, float]:
+        """Size of a measured minibatch → samples that it had, as a share of a batch's; empty where nobody wrote that.
+
+        Of sizes that a number of samples does not tell, such as voxels, nobody asks.
+        """
+        if self.size_unit != "tokens" or self.batch_size is None:
+            return {}
+        found = dict[float, float]()
+        for part in self.measured_parts([device_type]):
+            sizes, samples = part.get(f"measured_{self.size_unit}", ()), part.get("measured_samples", ())
+            found |= {size: count / self.batch_size for size, count in zip(sizes, samples, strict=False) if count > 0}
+        return found
 
     def _layers(self, device_type: str) -> slice:
         """The rows of one device type's layers among all laws."""
@@ -346,11 +373,16 @@ class Profile(Printed):
         return {name: values[layers] for name, values in of_all_types.items()}
 
     def costs_of_large(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
-        """As `costs_at`, but what layers keep is that of minibatches as large at coarse strides as large ones are."""
+        """As `costs_at`, but what layers keep is that of minibatches as large at coarse strides as large ones are.
+
+        Fields of such minibatches' outputs are there besides: "large_output_bytes" and "large_coordinate_bytes".
+        """
         found, laws = {**self.costs_at(device_type, sizes)}, self._strides(device_type)
+        found |= {f"large_{name}": found[name] for name in ("output_bytes", "coordinate_bytes")}
         if laws is None:
             return found
-        for name, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type]).items():
+        for kept, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type]).items():
+            name = kept if kept in KEPT_FIELDS else f"large_{kept}"
             found[name] = found[name].copy()
             found[name][laws.rows] = values
         return found
@@ -569,6 +601,8 @@ def _check_origin(profile: Profile) -> None:
     """Raise an error for an origin that is none, where the file can still be named."""
     for part in profile.measured_parts(profile.device_types):
         _told_of_layers(part), _told_of_load(part), tuple(part["device_types"])
+    for name in profile.costs:
+        profile.samples_measured(name)
 
 
 def _told_of_layers(part: Mapping[str, Any]) -> list[str]:

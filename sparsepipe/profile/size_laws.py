@@ -4,6 +4,9 @@ Between the smallest and the largest measured size a law is a non-negative combi
 
     law(x) = constant + slope · x + square · x²        (x: size at the input of the network; x² for attention alone)
 
+where attention's x² is that of as many samples as a batch has: minibatches with fewer samples, which are longer then,
+were measured with more.
+
 bent only so far that it meets each measured point within its spread. Beyond, it is proportional to the size.
 
 No law falls, and none grows faster than a power of the size: x for seconds, so that throughput does not fall with
@@ -56,15 +59,19 @@ class SizeLaws:
         *,
         power: float = SECONDS,
         drivers: Sequence[tuple[Array, Array, Array]] = (),
+        samples: Array | None = None,
     ) -> "SizeLaws":
         """Fit the laws of `values` [rows, S], whose `spreads` are in the same unit, at growing `sizes` [S].
 
         By non-negative least squares over the points, weighted by their spread, shrunk towards proportion as far as the
         points do not need more. `power`: of the size, with which the values grow at most. `drivers`: further quantities
         that drive the values: what they were [rows, S], and the constants and slopes [rows] of their own laws.
+        `samples`: how many each measured minibatch had, as a share of those that the laws are for [S].
         """
         x = np.maximum(sizes, _SMALLEST)
         values = np.where(values < _LEAST, 0.0, values)
+        if power == ATTENTION and samples is not None and len(x) > 2:
+            values = _of_whole_batches(x, values, spreads, samples)
         wild = _wild(x, values, spreads, power)
         positive = values > 0
         known = positive & ~wild & (positive | wild).all(axis=1, keepdims=True)
@@ -168,6 +175,19 @@ class SizeLaws:
                     grown = np.where(curved, grown**2, grown)
                 found = bound(found, points[:, k, None] * grown)
         return found
+
+
+def _of_whole_batches(x: Array, values: Array, spreads: Array, samples: Array) -> Array:
+    """What minibatches as large as those measured take if a whole batch of samples, shorter or longer, is in them.
+
+    Attention compares a sample's positions with each other: x² shared among the samples.
+    """
+    weights = np.where(
+        values > 0, 1 / np.hypot(spreads / 2, np.where(values > 0, _NOISE[ATTENTION] * values, 1.0)), 0.0
+    )
+    squares = _shrunk(x, values, weights, [np.broadcast_to(x**2 / samples, values.shape)])[2]
+    found: Array = np.maximum(values + squares[:, None] * (x**2 - x**2 / samples), 0.0)
+    return found
 
 
 def _wild(x: Array, values: Array, spreads: Array, power: float) -> NDArray[np.bool_]:

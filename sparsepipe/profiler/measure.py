@@ -127,6 +127,7 @@ def profile(
         **_origin(network, engine, place),
         "batch_size": training.batch_size or len(batches[middle]),
         f"measured_{training.size_unit}": counts,
+        **({"measured_samples": [len(batch) for batch in batches]} if training.size_unit == "tokens" else {}),
         **_repeats_told(taken, middle),
         "measuring_seconds": time.perf_counter() - began,
         "reading_seconds": reading,

@@ -129,12 +129,12 @@ class _Need:
         self.each = [[stage_memory(plan, k, unit) for unit in _UNITS] for k in range(len(plan.stages))]
         self.weights = cuts.total(table.parameter_bytes)
         self.stage_bytes = cuts.stage_bytes(table)
-        self.incoming = np.asarray(cuts.payloads(table)[0][:, 1])
+        self.incoming = np.asarray(cuts.payloads(table, held=True)[0][:, 1])
 
     def too_much(self, stage: int, first: int, last: int) -> str:
         if not self.bounded:
             return ""
-        saved, working = map(float, self.stage_bytes(first, last))
+        saved, working, _ = map(float, self.stage_bytes(first, last))
         parts = self.weights[last] - self.weights[first], saved, self.incoming[first], working
         if sum(each * part for each, part in zip(self.each[stage], parts, strict=True)) <= self.limits[stage]:
             return ""

@@ -110,8 +110,8 @@ def _seconds(subnetwork: Any, batch: Any) -> float:
 def _memory(found: Profile, task: LearningTask, order: Minibatches, config: RunConfig) -> tuple[Shares, Shares]:
     """Compare the peaks of stages, by size of a minibatch, a quarter to twice the batch.
 
-    Predicted by the profile with the minibatch's voxels at each stride, and by a profile of that very minibatch: what
-    these differ by is its samples' shape, as far as voxels do not tell it.
+    Predicted by the profile with the minibatch's voxels at each stride, or number of samples, and by a profile of that
+    very minibatch: what these differ by is its samples' shape, as far as these do not tell it.
     """
     settings = RunConfig(**{**config.to_json(), "learning_rate": 0.01, "momentum": 0.9})
     judged = Training(size_unit=found.size_unit, loss=task.loss)
@@ -120,9 +120,9 @@ def _memory(found: Profile, task: LearningTask, order: Minibatches, config: RunC
     for batch in _parts(task, order, config.batch_size):
         own = profile(task.network, [batch], task.engine, repeats=1, training=judged)
         took = [StagePeaks(task, plan, settings).measured(batch, minibatches=2 * len(plan.stages)) for plan in plans]
-        like_it = found
+        like_it = replace(found, origin={**found.origin, "batch_size": len(batch)})
         if found.voxels_by_stride:
-            like_it = replace(found, voxels_by_stride=(tuple(shape(batch)[: len(found.voxels_by_stride[0])]),))
+            like_it = replace(like_it, voxels_by_stride=(tuple(shape(batch)[: len(found.voxels_by_stride[0])]),))
         for known, by_size in ((like_it, shares), (own, own_shares)):
             guessed = [predicted_peaks(known, plan, batch.size) for plan in plans]
             by_size[f"{batch.size:g}"] = tuple(

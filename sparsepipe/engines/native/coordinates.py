@@ -132,11 +132,11 @@ class CoordinateManager:
 
     @property
     def map_bytes(self) -> int:
-        """Bytes of keys and kernel maps, and of all that was derived from them, each storage once.
+        """Bytes of kernel maps, and of all that was derived from them, each storage once.
 
-        Coordinates are left out: a profile has them in a figure of their own.
+        Coordinates and their keys are left out: they are let go with the manager, maps when a backward is done.
         """
-        kept = _tensors_in([self._keys, self._floored_keys, self._maps], seen=set())
+        kept = _tensors_in(self._maps, seen=set())
         storages = [tensor.untyped_storage() for tensor in kept]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

@@ -80,7 +80,7 @@ def over_sets(
     reached[0, :, -1] = True
     whole = len(moves.used) - 1
     time_places = ends.within(seconds)
-    memory_places = memory.last_places(cuts) if memory else []
+    memory_places = memory.places(cuts) if memory else []
     for state in range(whole):
         if until < inf and time.process_time() > until:
             raise TimeoutError
@@ -96,11 +96,15 @@ def over_sets(
         for c, chain in enumerate(cuts.chains):
             ahead = np.zeros((len(own), len(chain) + 1), dtype=np.int32)
             np.cumsum(from_cuts[:, chain], axis=1, out=ahead[:, 1:])
-            last = time_places[c][ends.row[groups]]
-            if memory is not None:
-                last = np.minimum(last, memory_places[c][memory.cases[1][own]])
-            first = cuts.first_after[c]
-            found |= np.take_along_axis(ahead, np.maximum(last + 1, first), axis=1) > ahead[:, first]
+            last, first = time_places[c][ends.row[groups]], cuts.first_after[c]
+            if memory is None:
+                found |= np.take_along_axis(ahead, np.maximum(last + 1, first), axis=1) > ahead[:, first]
+                continue
+            case = memory.cases[1][own]
+            for begin, end in memory_places[c]:
+                low = ahead[:, first] if begin is first else np.take_along_axis(ahead, begin[case], axis=1)
+                high = np.maximum(np.minimum(last, end[case]) + 1, first if begin is first else begin[case])
+                found |= np.take_along_axis(ahead, high, axis=1) > low
         finished = found[:, 0] & ((targets == whole) if all_devices else True)
         if finished.any():
             return _walk_sets(limit, moves, reached, memory, int(own[finished.argmax()]))

@@ -206,7 +206,7 @@ class Walks:
         table = self.problem.table
         each = [table.seconds[kind][:, 0] for kind in self.groups.types]
         if self.is_limited:
-            each += [table.parameter_bytes, table.saved_bytes[:, 1] + table.coordinate_bytes[:, 1]]
+            each += [table.parameter_bytes, table.saved_bytes[:, 1] + table.held.coordinates[:, 1]]
         return np.stack(each)
 
     @property
@@ -244,4 +244,5 @@ class Walks:
         (weights, kept), (more, much) = sums.low[-2:], sums.high[-2:]
         none = np.zeros(len(self.moves.source))
         stages = added_up(kept, weights)
-        return MemoryRule(none, none + 1, none, limit, weights, weights - more + kept - much, stages)
+        received = weights - more + kept - much
+        return MemoryRule(none, none + 1, none, limit, weights, received, np.zeros_like(weights), stages)
