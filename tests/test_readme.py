@@ -133,7 +133,7 @@ def workplace(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_a_page_runs_from_its_first_block_to_its_last(path, workplace, tmp_path):
     if (module := NEEDS.get(path.stem)) and find_spec(module) is None:

@@ -36,7 +36,7 @@ def test_marks_of_help_are_no_markdown():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_site_is_built_and_works_from_disk(tmp_path):
     pytest.importorskip("myst_nb", reason="no MyST-NB: ./scripts/setup.sh installs it")
     pytest.importorskip("furo", reason="no furo: ./scripts/setup.sh installs it")
