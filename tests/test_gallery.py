@@ -27,7 +27,7 @@ def test_the_page_shows_them_by_notebook():
         title = catalogue.title(REPOSITORY / "notebooks" / f"{name}.ipynb")
         assert (f"### [{title}](../notebooks/{name}.ipynb)" in text) == bool(figures)
     shown = re.findall(r"figures/gallery/(\w+)\.webp", (REPOSITORY / "README.md").read_text())
-    assert len(shown) == 6 and set(shown) <= FIGURES
+    assert shown and set(shown) <= FIGURES
 
 
 def test_pictures_are_small():

@@ -8,6 +8,7 @@ import json
 import re
 from functools import cache
 from math import inf
+from pathlib import Path
 
 import pytest
 from coded import raises
@@ -337,3 +338,12 @@ def test_a_bound_of_plans_with_one_stage_a_device_says_nothing_of_interleaved_on
     best, straight, interleaved = (plan.estimate for plan in comparable(plans, profile, cluster))
     assert interleaved.period_seconds < best.lower_bound_seconds, "fewer seconds than the bound of the others"
     assert straight.gap == best.gap == 0 and interleaved.lower_bound_seconds is interleaved.gap is None
+
+
+def test_the_name_of_earlier_versions_plans_the_same():
+    """SparsePipe's planner of 2020 was called as this project is."""
+    profile = Profile.load(Path(__file__).parent.parent / "data_manifests" / "profiles" / "minkvgg11bn-narrow.json")
+    cluster = Cluster.uniform(2, device_type=profile.device_types[0])
+    older, plan = (partition(profile, cluster, planner=name) for name in ("sparsepipe", "sparsepipe-2020"))
+    assert plan.planner == older.planner == SparsePipe.name and older.stages == plan.stages
+    assert older.provenance["settings"] == plan.provenance["settings"]

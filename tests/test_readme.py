@@ -1,54 +1,153 @@
-"""What the README promises is run as a newcomer would run it: copied and pasted."""
+"""README, guides and background pages are run as a newcomer would run them: copied and pasted.
 
+Of the pages' blocks `python` is run, or written to the file that its first line names (`# net.py`); `bash` is run, and
+blocks without a language are read: each `sparsepipe` line is one that the command takes.
+"""
+
+import operator
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import sparsepipe
 from sparsepipe import SCHEDULES
+from sparsepipe.cli.command import OPTIONS, parser
 
-README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"```\w*\n(.*?)```", README.read_text(), flags=re.DOTALL)
-EXAMPLE = next(block for block in BLOCKS if block.startswith("import sparsepipe"))
-POINTS = next(block for block in BLOCKS if "sp.data.to_points(" in block)
-SHELL = next(block for block in BLOCKS if block.startswith("sparsepipe data make"))
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = REPOSITORY / "README.md"
+PAGES = [README, *sorted(REPOSITORY.glob("notebooks/*/*.md"))]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    return [text for language, text in FENCED.findall(path.read_text()) if language in languages]
+
+
+def commands(text: str) -> list[list[str]]:
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("sparsepipe ")]
+
+
+EXAMPLE = next(block for block in blocks(README, "python") if block.startswith("import sparsepipe"))
+SHELL = next(block for block in blocks(README, "") if block.startswith("sparsepipe data make"))
+RUN = [path for path in PAGES if path != README and blocks(path, "python", "bash")]
+NEEDS = {"own_sparse_module": "MinkowskiEngine", "trackers": "tensorboard"}
+
+
+def test_the_readme_is_short_and_shows_code_early():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 250
+    assert len(text.partition("```python")[0].split()) < 350
+    assert text.count("](") >= len(text.split()) / 100
 
 
 def test_the_table_of_schedules_is_that_of_the_rows():
-    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", README.read_text(), flags=re.MULTILINE)
+    page = REPOSITORY / "notebooks" / "background" / "schedules.md"
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", page.read_text(), flags=re.MULTILINE)
     assert dict(rows) == SCHEDULES
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_each_line_is_one_that_the_command_takes(path):
+    for words in (words for text in blocks(path, "", "bash") for words in commands(text)):
+        if words not in (["--help"], ["--version"]):
+            parser().parse(words)
+
+
+def test_each_verb_and_option_in_the_text_exists():
+    verbs = parser().verbs
+    options = {option for verb in verbs.values() for option in verb._option_string_actions}
+    options |= {"--version", "--fast", "--labels", "--what", "--published", "--coded-bytes"}  # of scripts, of Ray
+    for path in PAGES:
+        for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCED.sub("", path.read_text())):
+            assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code)) <= options, (path.name, code)
+            if match := re.match(r"sparsepipe ([a-z]+)(?: ([a-z]+))?", code):
+                assert {match[1], f"{match[1]} {match[2]}"} & set(OPTIONS), (path.name, code)
+
+
+def test_all_that_pages_name_is_reached_from_the_package():
+    """Each `sparsepipe.module.name` and `sp.module.name` is an attribute."""
+    text = "".join(path.read_text() for path in PAGES)
+    named = set(re.findall(r"(?<![\w/.@])(?:sp|sparsepipe)((?:\.[A-Za-z_]\w*)+)", text))
+    assert len(named) > 20
+    for name in named:
+        operator.attrgetter(name[1:])(sparsepipe)
+
+
+def test_every_guide_and_background_page_is_in_its_list():
+    for folder in ("guides", "background"):
+        listed = (REPOSITORY / "notebooks" / folder / "README.md").read_text()
+        for path in (REPOSITORY / "notebooks" / folder).glob("*.md"):
+            assert path.name == "README.md" or f"]({path.name})" in listed, path
+
+
+def run(*command: object, folder: Path) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(folder)])}
+    words = [sys.executable, *map(str, command)]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout
+
+
+# Added to the commands that begin so: with fewer shapes and passes they say the same, sooner.
+FEWER = {"data make": ["--train", "4", "--test", "2"], "profile": ["--repeats", "2"]}
+
+
+def run_command(words: list[str], folder: Path) -> str:
+    fewer = next((fewer for start, fewer in FEWER.items() if words[: len(start.split())] == start.split()), [])
+    return run("-m", "sparsepipe", *words, *(fewer if not {"--train", "--repeats"} & set(words) else []), folder=folder)
 
 
 @pytest.mark.slow
 def test_the_example_runs(tmp_path):
     quick = EXAMPLE.replace("profile_model(model, data, **sizes)", "profile_model(model, data, **sizes, repeats=2)")
-    assert quick != EXAMPLE  # fewer passes, as below
-    done = subprocess.run([sys.executable, "-c", quick], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "2 stages" in done.stdout
-    assert float(done.stdout.splitlines()[-1].removesuffix(" samples/s")) > 0
+    assert quick != EXAMPLE  # fewer passes, as above
+    printed = run("-c", quick, folder=tmp_path)
+    assert "2 stages" in printed
+    assert float(printed.splitlines()[-1].removesuffix(" samples/s")) > 0
     assert "plotly" in (tmp_path / "timeline.html").read_text()
     assert (tmp_path / "runs/first/status.json").exists()
 
 
 @pytest.mark.slow
-def test_classes_come_back_to_points(tmp_path):
-    done = subprocess.run([sys.executable, "-c", POINTS], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "(5000,)"
+def test_the_commands_run(tmp_path):
+    for words in commands(SHELL):
+        printed = run_command(words, tmp_path)
+    assert "finished" in printed
 
 
-# Added to the commands that begin so: with fewer shapes and passes they say the same, sooner.
-FEWER = {"sparsepipe data make": "--train 4 --test 2", "sparsepipe profile": "--repeats 2"}
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """What the README's first commands leave: shapes, a profile, a plan, and a run."""
+    folder = tmp_path_factory.mktemp("workplace")
+    for words in commands(SHELL)[:3] + commands(SHELL)[5:6]:
+        run_command([*words, *(["--run-dir", "runs/first"] if words[0] == "run" else [])], folder)
+    return folder
 
 
 @pytest.mark.slow
-def test_the_commands_run(tmp_path):
-    for line in SHELL.strip().splitlines():
-        fewer = next((words for start, words in FEWER.items() if line.startswith(start)), "")
-        command = [sys.executable, "-m", *line.split(), *fewer.split()]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (line, done.stderr)
-    assert "finished" in done.stdout
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
+def test_a_page_runs_from_its_first_block_to_its_last(path, workplace, tmp_path):
+    if (module := NEEDS.get(path.stem)) and find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    folder = tmp_path / "work"
+    shutil.copytree(workplace, folder)
+    for language, text in FENCED.findall(path.read_text()):
+        if language == "python":
+            if named := re.match(r"# (\w+\.py)\n", text):
+                (folder / named[1]).write_text(text)
+            else:
+                printed = run("-c", text, folder=folder)
+        if language == "bash":
+            for words in commands(text):
+                run_command(words, folder)
+    if path.stem == "inference":  # a class for each point
+        assert printed.splitlines()[-1] == "(5000,)"

@@ -69,15 +69,23 @@ class JsonObject:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of `names`, or a function of the user's own: a text that `is_own` takes, such as `example`."""
+    """One of `names`, or a function of the user's own: a text that `is_own` takes, such as `example`.
+
+    `renamed`: names of earlier versions, which are taken too, with the names of today.
+    """
 
     code: ClassVar[str] = "setting.not_a_choice"
     names: tuple[object, ...]
     example: str = ""
     is_own: Callable[[str], bool] = lambda _: False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def today(self, name: str) -> str:
+        """Return the name of today."""
+        return self.renamed.get(name, name)
 
     def fault(self, value: object) -> str:
-        if value in self.names or (isinstance(value, str) and self.is_own(value)):
+        if value in self.names or (isinstance(value, str) and (value in self.renamed or self.is_own(value))):
             return ""
         near = meant(value, map(str, self.names)) if isinstance(value, str) else None
         told = f": did you mean {near!r}?" if near else f", expected one of {', '.join(map(str, self.names))}"

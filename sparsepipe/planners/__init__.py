@@ -30,13 +30,14 @@ from .several import MOST_PLANS, split
 PLANNERS: Mapping[str, type[Any]] = {
     "optimal": Optimal,
     "pipedream": PipeDream,
-    "sparsepipe": SparsePipe,
+    SparsePipe.name: SparsePipe,
     "dynpipe": DynPipe,
     "data-parallel": DataParallel,
     "model-parallel": ModelParallel,
 }
 
 DEFAULT = Optimal.name
+_CHOICE = Choice(tuple(PLANNERS), renamed={"sparsepipe": SparsePipe.name})
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +46,7 @@ class PlanSettings(Settings):
 
     planner: str = setting(
         DEFAULT,
-        Choice(tuple(PLANNERS)),
+        _CHOICE,
         "planning algorithm, which chooses the stages",
         words="optimal; model-parallel if the schedule needs several stages per device",
     )
@@ -96,6 +97,7 @@ def partition(
     memory.
     """
     asked = PlanSettings(planner, schedule, num_microbatches, recompute)
+    planner = _CHOICE.today(planner)
     known = _options_of(planner, options, takes=keywords_of(partition))
     if num_microbatches is None:
         num_microbatches = _microbatches(schedule, len(cluster.devices))
@@ -108,7 +110,7 @@ def partition(
     seconds, cost_model = time.perf_counter() - start, options.get("cost_model")
     plan = with_doubts(with_seconds(plan, seconds), cluster, cost_model=cost_model)
     plan = plan if planned_for == schedule else _for_another(plan, schedule)
-    settings = asked.replace(num_microbatches=num_microbatches).to_json() | options
+    settings = asked.replace(planner=planner, num_microbatches=num_microbatches).to_json() | options
     return replace(plan, provenance=Provenance.of(profile, cluster, settings=settings).to_json())
 
 
@@ -137,13 +139,14 @@ def partition_pipelines(
     given_integer(num_pipelines, "pipelines:", least=2)
     chosen = parse_rule(replication) if isinstance(replication, str) else replication or rule("partial-reduce")
     asked = PlanSettings(planner, schedule, num_microbatches, recompute)
+    planner = _CHOICE.today(planner)
     _options_of(planner, options, takes=keywords_of(partition_pipelines))
     chosen.groups(num_pipelines)  # raises where its options do not fit so many pipelines
     start = time.perf_counter()
     of_one = _microbatches(schedule, len(cluster.devices)) if num_microbatches is None else num_microbatches
     if num_microbatches is None:
         num_microbatches = _microbatches(schedule, -(-len(cluster.devices) // num_pipelines))
-    settings = asked.replace(num_microbatches=num_microbatches).to_json() | options
+    settings = asked.replace(planner=planner, num_microbatches=num_microbatches).to_json() | options
 
     def plan_of(part: Cluster) -> Plan:
         return partition(profile, part, **settings)

@@ -9,7 +9,7 @@ import pandas as pd
 from ..errors import InputError
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS
 
-STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", "SparsePipe", "optimal")
+STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", "SparsePipe (2020)", "optimal")
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,11 @@ def write_page(job: NotebookJob) -> Path:
         links.append(Html('<li><a href="#{}">{}</a></li>').format(_anchor(name), executed.title))
     told = f"{len(sections)} of {len(catalogue.NOTEBOOKS)} notebooks have run here."
     head = Html(
-        '<h1>Figures</h1><p class="soft">{} Each picture links to its vectors; tables and provenance unfold.</p>'
+        '<h1>Figures</h1><p class="soft">{} Each picture links to its vectors; tables and provenance unfold.{}</p>'
     )
+    site = Html(' <a href="site/index.html">Guides and reference</a>.') if (job.out / "site" / PAGE).exists() else ""
     menu = Html('<nav aria-label="Notebooks"><ol>{}</ol></nav>').format(joined(links))
-    body = Html('<div class="page">{}<main>{}{}</main></div>').format(menu, head.format(told), joined(sections))
+    body = Html('<div class="page">{}<main>{}{}</main></div>').format(menu, head.format(told, site), joined(sections))
     path = job.out / PAGE
     _write(path, page("sparsepipe: figures", body))
     return path

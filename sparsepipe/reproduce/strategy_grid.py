@@ -18,7 +18,7 @@ PLANNERS = {  # a strategy's name in figures: the planner that finds its plan
     "data parallel": "data-parallel",
     "model parallel": "model-parallel",
     "PipeDream": "pipedream",
-    "SparsePipe": "sparsepipe",
+    "SparsePipe (2020)": "sparsepipe-2020",
     "optimal": "optimal",
 }
 ONE = "one device"

@@ -61,7 +61,7 @@ def planning(folder: Path | None, repeats: int) -> dict[str, Any]:
         "target": 0.05,
     }
     planners = {}
-    for name in ("optimal", "sparsepipe", "pipedream", "data-parallel", "model-parallel"):
+    for name in ("optimal", "sparsepipe-2020", "pipedream", "data-parallel", "model-parallel"):
         plan = partition(profile, cluster, planner=name)
         period = estimate(plan, Problem(profile, cluster)).period_seconds
         spent = seconds(lambda name=name: partition(profile, cluster, planner=name), repeats)

@@ -156,12 +156,12 @@ def exchange_gpu(stages: list[list[str]]) -> list[list[str]]:
 
 @dataclass(frozen=True, repr=False)
 class SparsePipe(Settings):
-    """SparsePipe's planner for servers that hold different devices. A node is a server."""
+    """SparsePipe's planner (2020) for servers that hold different devices. A node is a server."""
 
     activation_compression_ratio: float | None = field(default=None, metadata=COMPRESSION_RATIO)
     use_memory_constraint: bool | None = field(default=None, metadata=USE_MEMORY_CONSTRAINT)
     straight_pipeline: bool = field(default=False, metadata=STRAIGHT_PIPELINE)
-    name = "sparsepipe"
+    name = "sparsepipe-2020"
 
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError for networks with too many states and where nothing is feasible."""
@@ -198,7 +198,7 @@ class SparsePipe(Settings):
         period = float(top.best[0, -1, -1])
         if not np.isfinite(period):
             raise InputError(
-                "planner.no_plan", "sparsepipe finds no plan: nothing is feasible; allow more memory or replication"
+                "planner.no_plan", f"{self.name} finds no plan: nothing is feasible; allow more memory or replication"
             )
         return self._plan(problem, states, used, period)
 
