@@ -9,6 +9,7 @@ import os
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..record.record_files import CLOCK, read_fields
 from ..replication import rule_text
 from ..replication.base import Arithmetic
 from ..runtime import RunConfig, commands
-from ..runtime.config import BUDGETS, composition_of
+from ..runtime.config import decided_composition, without_profile
 from ..runtime.forward_only import write_forward_only
 from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
@@ -92,28 +93,30 @@ def prepare(
     folder = expanded(run_dir).resolve()
     processes = num_processes(folder, plan) if resume else len(plan.ranks)
     _check_together(plan, run.config, profile, cluster)
-    run = _for_workers(run)
+    run = _for_workers(run, processes)
     config = run.config
     for k in range(len(plan.pipelines)):
         _check_pipeline(plan, k, run, profile, cluster, processes)
-    check_at_launch(
+    check_need = partial(
+        check_at_launch,
         plan,
-        config,
         profile=profile,
         cluster=cluster,
         resumes=folder if resume else None,
         here=not elsewhere,
         forward_only=forward_only is not None,
     )
+    is_composed = config.is_composed and config.workload.trains
+    if not is_composed:
+        check_need(config)
     weights = find_checkpoint(forward_only, plan, config) if forward_only is not None else None
-    if config.stragglers is not None:
-        Stragglers.parse(config.stragglers).check(processes)
     check_name(folder)
     if not elsewhere:
         check_here(run)  # last, as it reads the data
-    if config.is_composed and config.workload.trains:
+    if is_composed:
         run = _composition(plan, run, profile, cluster, folder if resume else None, here=not elsewhere)
         config = run.config
+        check_need(config)  # it goes by the samples of a minibatch
     locks = [hold(folder)]
     try:
         is_new = not (resume and (folder / "plan.json").exists())
@@ -151,16 +154,18 @@ def _composition(
     Raises InputError for a budget without a profile, and for samples that no budget holds.
     """
     config = run.config
-    asked = {name: getattr(config, name) for name in ("order", *BUDGETS)}
-    before = composition_of(config)
-    if before.get("asked") == asked:
+    if decided_composition(config) is not None:
         return run
     if profile is None and resumes is not None:
         profile, cluster = kept_devices(resumes)
     flushes = plan.pipelines[0].flushes
     step = plan.num_microbatches if flushes else plan.stages[0].round if len(plan.stages) == 1 else 1
     depth = max(len(pipeline.stages) for pipeline in plan.pipelines)
-    found: dict[str, Any] = {"asked": asked, "budget": config.batch_voxels, "step": step * len(plan.pipelines)}
+    found: dict[str, Any] = {
+        "asked": config.composition_asked,
+        "budget": config.batch_voxels,
+        "step": step * len(plan.pipelines),
+    }
     found["stages"] = 1 if flushes and step == 1 else depth  # an empty pipeline waits for no neighbour
     limits = {"seconds": config.batch_seconds, "kept_bytes": config.batch_bytes}
     if profile is not None:
@@ -171,15 +176,14 @@ def _composition(
             found["budget"] = largest_size(plan, profile, devices, **limits)
         sizes = np.geomspace(1, 4 * max(profile.range_of_laws(profile.device_types[0])), 33)
         found |= {"sizes": sizes.tolist(), "seconds": stage_costs(plan, profile, devices, sizes)[0].tolist()}
-    elif named := [name for name in ("batch_seconds", "batch_bytes") if getattr(config, name) is not None]:
-        raise InputError(
-            "order.budget_without_profile",
-            f"{{{named[0]}}} is a budget by a profile of the network: give a {{profile}}, or {{batch_voxels}}",
-            setting=dict.fromkeys((named[0], "profile", "batch_voxels")),
-        )
+    elif any(limits.values()):
+        raise without_profile(config)
     run = replace(run, config=config.replace(composition=json.dumps(found)))
     if not here:
-        return run
+        samples = config.batch_size
+        if profile is not None and profile.batch_size and found["budget"]:
+            samples = max(1, round(found["budget"] * profile.batch_size / profile.size()))
+        return replace(run, config=run.config.replace(batch_size=samples))
     from ..runtime.workloads.learning import composed  # here: it brings torch
 
     minibatches, unit = composed(run.config, run.data.training, epoch=0), run.size_unit
@@ -199,16 +203,18 @@ def _composition(
     return replace(run, config=run.config.replace(batch_size=round(mean))) if found["budget"] else run
 
 
-def _for_workers(run: ResolvedRun) -> ResolvedRun:
+def _for_workers(run: ResolvedRun, processes: int) -> ResolvedRun:
     """Return a run with the settings that workers get: functions of the user's own so that all find them from anywhere.
 
-    Raises InputError for a function that is not there, and for malformed stragglers.
+    Raises InputError for a function that is not there, and for stragglers that are malformed or none of the processes.
     """
     config = run.config
     if not config.workload.trains:
         config = config.replace(validate=False, checkpoint_every=0)
     if config.stragglers is not None:
-        config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
+        stragglers = Stragglers.parse(config.stragglers)
+        stragglers.check(processes)
+        config = config.replace(stragglers=str(stragglers) or None)
     absolute = {name: str(function.absolute()) for name, function in functions_of(vars(config)).items()}
     return replace(run, config=config.replace(**absolute))
 
