@@ -1,6 +1,7 @@
 """Minibatches composed by a budget and ordered for the plan: the law of the runtime, resuming, and what is refused."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +14,11 @@ from test_runtime_modules import BERT
 from test_runtime_modules import settings as texts
 from test_runtime_targets import gradients
 
+from sparsepipe.cluster import Cluster
 from sparsepipe.launchers.prepare import prepare
+from sparsepipe.plan import Plan, Stage
+from sparsepipe.planners.run_estimate import stage_costs
+from sparsepipe.profile import Profile
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.targets import TargetReader
 from sparsepipe.runtime.workloads.learning import Learning
@@ -131,9 +136,25 @@ def test_a_launch_decides_what_minibatches_are_composed_for_and_a_resumed_run_ke
     assert Learning.open(RunConfig.from_json(record.config)).order(0) == order
 
 
-def _closed(locks) -> None:
-    import os
+@pytest.mark.parametrize("budget", [{"batch_seconds": 0.05}, {"batch_bytes": 4e6}])
+def test_budgets_by_a_profile_hold_on_every_stage(budget: dict, tmp_path) -> None:
+    profile = Profile.load("data_manifests/profiles/minkvgg11bn-narrow.json")
+    layers = profile.graph.layers
+    stages = (Stage(tuple(layer.id for layer in own), (k,)) for k, own in enumerate((layers[:9], layers[9:])))
+    plan, cluster = Plan(tuple(stages), schedule="1f1b"), Cluster.uniform(2, device_type=profile.device_types[0])
+    config = settings(shapes(tmp_path), model="minkvgg11bn-narrow", order="planned", **budget)
+    record, locks = prepare(plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
+    _closed(locks)
+    workload = Learning.open(RunConfig.from_json(record.config))
+    composition = json.loads(record.config["composition"])
+    counts = workload.training.voxel_counts()
+    sizes = [counts[list(samples)].sum() for samples in workload.order(0)]
+    costs = [stage_costs(plan, profile, cluster, some) for some in (sizes, [1.01 * composition["budget"]])]
+    (most, above) = (found[0 if "batch_seconds" in budget else 1].max() for found in costs)
+    assert most <= next(iter(budget.values())) < above, "as large as the budget allows, no larger"
 
+
+def _closed(locks) -> None:
     for lock in locks:
         os.close(lock)
 

@@ -15,6 +15,7 @@ from ..io.paths import expanded
 from ..models import is_table, network
 from ..plan import Plan
 from ..runtime import RunConfig
+from ..runtime.config import BUDGETS
 
 CLOUDS, IMAGES, TRANSLATION, TEXT = LEARNED
 _KINDS = {"aligned": TRANSLATION, "plain": TEXT, "shards": TEXT}  # folders of examples; the others have images
@@ -79,6 +80,10 @@ def _without_checkpoints(run: _Run) -> bool:
     return run.config.checkpoint_every == 0
 
 
+def _by_budget(run: _Run) -> bool:
+    return any(getattr(run.config, name) is not None for name in BUDGETS)
+
+
 _NOT_OF_CLOUDS = "the data are no point clouds"
 OF_MODULES = "they are of torch modules, and the model is a table"
 _NO_CHECKPOINTS = "no checkpoints are written (--checkpoint-every 0)"
@@ -119,6 +124,7 @@ _CASES: Mapping[str, tuple[_Case, ...]] = {
         _Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),
         _Case(_without_checkpoints, _NO_CHECKPOINTS),
     ),
+    "last_minibatch": (_Case(_by_budget, "minibatches by a budget are all whole"),),
     "validation_split": (_Case(lambda run: not run.config.validate, "nothing is validated (--no-validation)"),),
     "keep_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),
     "asynchronous_checkpoints": (_Case(_without_checkpoints, _NO_CHECKPOINTS),),

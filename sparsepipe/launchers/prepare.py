@@ -8,6 +8,7 @@ import json
 import os
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from ..replication import rule_text
 from ..replication.base import Arithmetic
 from ..runtime import RunConfig, commands
 from ..runtime.cloud_checks import check_clouds
-from ..runtime.config import BUDGETS, composition_of
+from ..runtime.config import decided_composition, without_profile
 from ..runtime.forward_only import write_forward_only
 from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
@@ -97,25 +98,29 @@ def prepare(
     _check_together(plan, config, profile, cluster)
     configs = [_checked(plan, k, config, profile, cluster, processes) for k in range(len(plan.pipelines))]
     config = configs[0]
-    check_at_launch(
+    check_need = partial(
+        check_at_launch,
         plan,
-        config,
         profile=profile,
         cluster=cluster,
         resumes=folder if resume else None,
         here=not elsewhere,
         forward_only=forward_only is not None,
     )
+    is_composed = config.is_composed and workload_facts(config.engine).trains
+    if not is_composed:
+        check_need(config)
     weights = find_checkpoint(forward_only, plan, config) if forward_only is not None else None
     if config.stragglers is not None:
         Stragglers.parse(config.stragglers).check(processes)
     check_name(folder)
     if not elsewhere:
         check_here(config)  # last, as it reads the data
-    if config.is_composed and workload_facts(config.engine).trains:
+    if is_composed:
         found = _composition(plan, config, profile, cluster, folder if resume else None, here=not elsewhere)
         configs = [own.replace(**found) for own in configs]
         config = configs[0]
+        check_need(config)  # it goes by the samples of a minibatch
     locks = [hold(folder)]
     try:
         is_new = not (resume and (folder / "plan.json").exists())
@@ -151,16 +156,18 @@ def _composition(
     `resumes`: the folder of the run that goes on. `here`: the data are on this machine, and sizes of samples are read.
     Raises InputError for a budget without a profile, and for samples that no budget holds.
     """
-    asked = {name: getattr(config, name) for name in ("order", *BUDGETS)}
-    before = composition_of(config)
-    if before.get("asked") == asked:
+    if decided_composition(config) is not None:
         return {}
     if profile is None and resumes is not None:
         profile, cluster = kept_devices(resumes)
     flushes = plan.pipelines[0].flushes
     step = plan.num_microbatches if flushes else plan.stages[0].round if len(plan.stages) == 1 else 1
     depth = max(len(pipeline.stages) for pipeline in plan.pipelines)
-    found: dict[str, Any] = {"asked": asked, "budget": config.batch_voxels, "step": step * len(plan.pipelines)}
+    found: dict[str, Any] = {
+        "asked": config.composition_asked,
+        "budget": config.batch_voxels,
+        "step": step * len(plan.pipelines),
+    }
     found["stages"] = 1 if flushes and step == 1 else depth  # an empty pipeline waits for no neighbour
     limits = {"seconds": config.batch_seconds, "kept_bytes": config.batch_bytes}
     if profile is not None:
@@ -171,15 +178,14 @@ def _composition(
             found["budget"] = largest_size(plan, profile, devices, **limits)
         sizes = np.geomspace(1, 4 * max(profile.range_of_laws(profile.device_types[0])), 33)
         found |= {"sizes": sizes.tolist(), "seconds": stage_costs(plan, profile, devices, sizes)[0].tolist()}
-    elif named := [name for name in ("batch_seconds", "batch_bytes") if getattr(config, name) is not None]:
-        raise InputError(
-            "order.budget_without_profile",
-            f"{{{named[0]}}} is a budget by a profile of the network: give a {{profile}}, or {{batch_voxels}}",
-            setting=dict.fromkeys((named[0], "profile", "batch_voxels")),
-        )
+    elif any(limits.values()):
+        raise without_profile(config)
     config = config.replace(composition=json.dumps(found))
     if not here:
-        return {"composition": config.composition}
+        samples = config.batch_size
+        if profile is not None and profile.batch_size and found["budget"]:
+            samples = max(1, round(found["budget"] * profile.batch_size / profile.size()))
+        return {"composition": config.composition, "batch_size": samples}
     from ..runtime.workloads.learning import composed_here  # here: it brings torch
 
     minibatches, unit = composed_here(config)

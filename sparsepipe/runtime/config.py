@@ -85,7 +85,10 @@ class DataConfig(Settings):
     )
     batch_size: int = setting(32, WholeNumber(1), "samples per minibatch")
     batch_voxels: float | None = setting(
-        None, Amount(COUNT), "budget of a minibatch in voxels, in place of a number of samples"
+        None,
+        Amount(COUNT),
+        "budget of a minibatch in voxels (with an augmentation: those of the first "
+        "epoch), in place of a number of samples",
     )
     batch_seconds: float | None = setting(
         None,
@@ -175,6 +178,11 @@ class DataConfig(Settings):
     def is_composed(self) -> bool:
         """Whether sizes of samples decide which minibatches there are, or their order."""
         return self.order != SHUFFLE or any(getattr(self, name) is not None for name in BUDGETS)
+
+    @property
+    def composition_asked(self) -> dict[str, object]:
+        """The settings that `composition` is decided by."""
+        return {name: getattr(self, name) for name in ("order", *BUDGETS)}
 
     def of_clouds(self, split: str) -> dict[str, Any]:
         """Return how `data.load` opens a split of point clouds, but for its seed and its cache."""
@@ -355,8 +363,9 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
     @property
     def sampling(self) -> dict[str, object]:
         """The settings that decide which samples a minibatch has: within an epoch they stay."""
-        names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance", "order", "composition")
-        return {name: getattr(self, name) for name in names}
+        names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance", "order")
+        composition = self.composition if self.is_composed else None  # of a run before that was
+        return {name: getattr(self, name) for name in names} | {"composition": composition}
 
     def __str__(self) -> str:
         """A line for each part, of the settings that are not as by default."""
@@ -381,10 +390,31 @@ def composition_of(config: RunConfig) -> dict[str, Any]:
     """Return what minibatches are composed for: a "budget" of size, the "stages", and the minibatches of a "step".
 
     A launch decides it by the plan. Without one, as in a process of its own, it is one stage and the budget of voxels.
+    Raises InputError for a budget that only a launch can decide.
     """
-    if config.composition is not None:
-        return json_object(config.composition, "composition")
+    if (decided := decided_composition(config)) is not None:
+        return decided
+    if config.batch_seconds is not None or config.batch_bytes is not None:
+        raise without_profile(config)
     return {"budget": config.batch_voxels}
+
+
+def decided_composition(config: RunConfig) -> dict[str, Any] | None:
+    """Return what a launch decided of the settings as they are now; None if it decided nothing, or of other ones."""
+    if config.composition is None or not config.is_composed:
+        return None
+    found = json_object(config.composition, "composition")
+    return found if found.get("asked", config.composition_asked) == config.composition_asked else None
+
+
+def without_profile(config: RunConfig) -> InputError:
+    """Return the error of a budget that needs a profile, where there is none."""
+    name = "batch_seconds" if config.batch_seconds is not None else "batch_bytes"
+    return InputError(
+        "order.budget_without_profile",
+        f"{{{name}}} is a budget by a profile of the network: give a {{profile}}, or {{batch_voxels}}",
+        setting=dict.fromkeys((name, "profile", "batch_voxels")),
+    )
 
 
 RunConfig.__doc__ = f"{RunConfig.__doc__}\n{listed(RunConfig)}\n    "
