@@ -247,6 +247,9 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
         ),
         "learning_curves": plots.learning_curves({NAME: {NAME: [(0.0, 1.0)]}}, unit=NAME, title=NAME, note=NAME),
         "gaps": plots.gaps([plots.Gap(NAME, 3, 2, NAME, 0.1, 0.2)], note=NAME),
+        "orders": plots.orders(
+            [plots.OrderedEpoch(NAME, NAME, 1.2, 1.0), plots.OrderedEpoch(NAME, NAME, 1.1)], note=NAME
+        ),
         "held_against": plots.held_against([plots.HeldAgainst(NAME, NAME, 1.0, 2.0, NAME, 3.0, NAME)], note=NAME),
         "system_bars": plots.system_bars(
             [plots.SystemBar(NAME, NAME, 1.0), plots.SystemBar(NAME, f"2{NAME}", 1.0, "log", 0.5, 2.0)],

@@ -50,7 +50,7 @@ def lower_bound(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[
         return 0.0
     each = [_Times.of(own, profile, cluster, sizes) for own in plan.pipelines]
     shared = _shared(np.array([times.slowest_work for times in each]))
-    return float(max([shared, *(each[0].bounds() if len(each) == 1 else ())]))
+    return max(shared, max(each[0].bounds()) if len(each) == 1 else 0.0)
 
 
 def _shared(seconds: Array) -> float:

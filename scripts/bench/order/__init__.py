@@ -12,8 +12,8 @@
                      order over those of equal clouds and over shuffled ones, and measured over simulated. Run it with
                      nothing else at work, or under `chrt -f 50`. Where two cores share what they compute with (virtual
                      ones), a stage that waits makes the other faster, and little is lost to sizes
-`--what learning`    validation accuracy over the seeds, planned against shuffled, of an asynchronous and a synchronous
-                     pipeline of two stages
+`--what learning`    accuracy over the seeds while training and validated, planned against shuffled, of an asynchronous
+                     and a synchronous pipeline of two stages
 
 Medians over the seeds.
 """
