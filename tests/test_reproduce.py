@@ -30,8 +30,7 @@ from sparsepipe.record.campaigns import new_campaign
 from sparsepipe.reproduce import NOTEBOOKS, catalogue, reproduce, workplace
 from sparsepipe.reproduce.averaging import averaging_link
 from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
-from sparsepipe.reproduce.execute import NotebookKernels
-from sparsepipe.reproduce.notebook_job import NotebookJob, Outcome
+from sparsepipe.reproduce.notebook_job import NotebookJob, NotebookKernels, Outcome
 from sparsepipe.reproduce.workplace import Workplace
 from sparsepipe.runtime.config import RunConfig
 
