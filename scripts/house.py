@@ -16,6 +16,11 @@ from typing import Any, TypeGuard
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_ATTRIBUTES = 12  # of a class
+MOST_ARGUMENTS = 10  # of a function
+LINES = range(100, 451)  # of a file
+# Names of variables and arguments that do not say what they hold, and words that open no sentence of a docstring.
+_VAGUE = {"found", "kept", "one", "own", "place", "told"}
+_QUESTIONS = {"how", "that", "those", "what", "when", "where", "whether", "which", "who", "why"}
 _OF_LIBRARIES = {
     "_exit",
     "_buffers",
@@ -206,6 +211,31 @@ class House:
         """How often a line is left out of type checking."""
         return sum(text.count("# type: ignore") for text in self.texts)
 
+    def files_of_other_sizes(self) -> list[str]:
+        """Modules that are shorter or longer than a file is to be; what a folder exports may be short."""
+        sizes = zip(self.places.items(), self.lines, strict=True)
+        return [name for (name, parts), lines in sizes if parts[-1] != "__init__" and lines not in LINES]
+
+    def vague_names(self) -> list[str]:
+        """Places where a variable or an argument gets a name that does not say what it holds."""
+        return [
+            f"{name}:{part.lineno}"
+            for name, nodes in self.nodes.items()
+            for part in nodes
+            if (isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and part.id in _VAGUE)
+            or (isinstance(part, ast.arg) and part.arg in _VAGUE)
+        ]
+
+    def classes_of_one_name(self) -> list[str]:
+        """Names that several classes have."""
+        return sorted(name for name, n in Counter(node.name for _, node in self._classes()).items() if n > 1)
+
+    def docstrings_of_questions(self) -> list[str]:
+        """Classes and functions whose docstring opens with neither a verb nor a noun."""
+        defined = (*self._classes(), *self._functions())
+        openings = [(f"{name}:{node.name}", (ast.get_docstring(node) or ".").split()[0]) for name, node in defined]
+        return [place for place, opening in openings if opening.strip(".,:").lower() in _QUESTIONS]
+
     def rooms(self) -> tuple[int, int]:
         """Modules and folders at the root of the package."""
         inside = [path for path in (self.root / "sparsepipe").iterdir() if path.name != "__init__.py"]
@@ -331,6 +361,11 @@ def counts(house: House) -> dict[str, float]:
         "most attributes of a class": max(attributes.values()),
         f"classes of more than {MOST_ATTRIBUTES} attributes": sum(n > MOST_ATTRIBUTES for n in attributes.values()),
         "most arguments of a function": max(arguments.values()),
+        f"functions of more than {MOST_ARGUMENTS} arguments": sum(n > MOST_ARGUMENTS for n in arguments.values()),
+        f"files not of {LINES[0]} to {LINES[-1]} lines": len(house.files_of_other_sizes()),
+        "names that do not say what they hold": len(house.vague_names()),
+        "names of several classes": len(house.classes_of_one_name()),
+        "docstrings that open with a question": len(house.docstrings_of_questions()),
         "calls through bundles of arguments": len(house.bundles()),
         "private members used from outside their class": len(house.privates()),
         "questions for the kind of a plan": len(house.kinds_of_plan()),
@@ -339,6 +374,7 @@ def counts(house: House) -> dict[str, float]:
         "exceptions from strict types": len(house.less_than_strict()),
         "lines whose types are ignored": house.ignored_types(),
         "tests that pin a sentence": len(house.tests_of_sentences()),
+        "lines of the README": len((house.root / "README.md").read_text().splitlines()),
         "dependencies": len(house.dependencies()),
         "pinned dependencies": sum("==" in one for one in house.dependencies()),
     }

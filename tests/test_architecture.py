@@ -275,6 +275,36 @@ def passed_on(code):
     return not isinstance(code, ast.Constant | ast.JoinedStr) and "code" in ast.unparse(code)
 
 
+def test_views_are_imported_by_views_and_entry_points_alone():
+    allowed = {*VIEWS, "widgets", "reproduce", "cli", "__main__"}
+    above = {
+        f"{importer} imports {module}"
+        for module, importers in House().importers.items()
+        for importer in importers
+        if room(module) in {*VIEWS, "widgets"} and room(importer) not in allowed
+    }
+    assert above <= {"sparsepipe imports sparsepipe.widgets", "sparsepipe imports sparsepipe.plots"}
+
+
+def room(module):
+    """The module or folder at the root that a module is, or is in."""
+    return (module.split(".") + [""])[1]
+
+
+def test_errors_stand_below_all():
+    (names,) = [imports(path, parts) for path, parts in sources() if parts == ("errors",)]
+    assert {name for name in names if name.startswith("sparsepipe")} <= {"sparsepipe.display.markup"}
+
+
+def test_types_are_strict_for_whoever_installs_the_package():
+    assert (PACKAGE / "py.typed").exists() and House().settings["tool"]["mypy"]["strict"] is True
+
+
+def test_changes_are_one_line_each():
+    lines = (PACKAGE.parent / "CHANGELOG.md").read_text().splitlines()
+    assert max(map(len, lines)) <= 160
+
+
 def test_values_planners_and_views_never_import_torch():
     found = [
         f"{'.'.join(parts)} imports {name}"

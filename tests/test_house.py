@@ -13,8 +13,13 @@ AT_MOST = {
     "folders at the root": 28,
     "modules that serve one other of their folder": 134,
     "most attributes of a class": 28,
-    "classes of more than 12 attributes": 28,
+    "classes of more than 12 attributes": 27,
     "most arguments of a function": 17,
+    "functions of more than 10 arguments": 5,
+    "files not of 100 to 450 lines": 320,
+    "names that do not say what they hold": 2_488,
+    "names of several classes": 83,
+    "docstrings that open with a question": 691,
     "calls through bundles of arguments": 13,
     "private members used from outside their class": 0,
     "questions for the kind of a plan": 2,
@@ -23,6 +28,7 @@ AT_MOST = {
     "exceptions from strict types": 63,
     "lines whose types are ignored": 52,
     "tests that pin a sentence": 300,
+    "lines of the README": 434,
     "dependencies": 11,
     "pinned dependencies": 0,
 }
@@ -40,7 +46,12 @@ RECORDS = {
 }
 
 
-MOST_LARGE = 22  # others: each is split where somebody works on it, and none is added
+# Others, each reviewed: why it is not split.
+MACHINES = {
+    "sparsepipe.simulator.member:Member": "read for every simulated action; parts of it would be looked up each time",
+    "sparsepipe.simulator.simulation:Simulation": "as Member, which it is for one pipeline",
+}
+MOST_LARGE = 18  # further ones: each is split where somebody works on it, and none is added
 
 
 def test_large_records_are_frozen_values():
@@ -53,8 +64,8 @@ def test_large_records_are_frozen_values():
     }
     assert all("frozen=True" in decorators[name][0] for name in RECORDS)
     large = {name for name, count in house.attributes().items() if count > MOST_ATTRIBUTES}
-    assert RECORDS.keys() <= large, "a smaller one needs no exception"
-    assert len(large - RECORDS.keys()) <= MOST_LARGE
+    assert RECORDS.keys() | MACHINES.keys() <= large, "a smaller one needs no exception"
+    assert len(large - RECORDS.keys() - MACHINES.keys()) <= MOST_LARGE
 
 
 @pytest.mark.slow
@@ -93,5 +104,7 @@ def test_what_is_counted_is_found(tmp_path):
     assert house.tests_of_sentences() == ["test_a.py:test_a"] and house.rooms() == (0, 1) and house.anys() == 1
     assert house.dependencies() == ["torch>=2", "numpy==2.1"]
     assert house.less_than_strict() == ["warn_return_any", "sparsepipe.room.a", "room", "c"]
-    assert house.ignored_types() == 0
+    assert house.ignored_types() == 0 and house.classes_of_one_name() == []
+    assert house.files_of_other_sizes() == ["sparsepipe.room.a", "sparsepipe.room.b"]
+    assert house.vague_names() == ["sparsepipe.room.b:9"] and house.docstrings_of_questions() == []
     assert all(isinstance(nodes[0], ast.Module) for nodes in house.nodes.values())

@@ -85,7 +85,8 @@ class Seen(TorchDispatchMode):
     """Notes the ATen operations that are called, with their arguments, before they change any."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.last = func, pytree.tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, args)
+        given = (args, kwargs or {})
+        self.last = func, *pytree.tree_map_only(torch.Tensor, torch.clone, given)
         return func(*args, **(kwargs or {}))
 
 
@@ -98,14 +99,14 @@ def test_an_operation_in_place_has_one_that_gives_the_same(name, given):
     with Seen() as seen:
         torch.manual_seed(0)
         getattr(changed, name)(*given)
-    calls = [("call_method", name, (h, *given)), ("call_function", *seen.last)]
+    calls = [("call_method", name, (h, *given), {}), ("call_function", *seen.last)]
     if hasattr(torch, name):
-        calls.append(("call_function", getattr(torch, name), (h, *given)))
-    for kind, changing, all_given in calls:
+        calls.append(("call_function", getattr(torch, name), (h, *given), {}))
+    for kind, changing, all_given, named in calls:
         try:
-            target, args, kwargs, in_place = out_of_place(kind, changing, all_given, {})
-        except CannotBeTraced as error:
-            assert "works in place alone" in str(error)
+            target, args, kwargs, in_place = out_of_place(kind, changing, all_given, named)
+        except CannotBeTraced as error:  # torch 2.9 writes the product of ldexp_ into out=
+            assert error.code in ("module.works_in_place", "module.writes_into_out")
             continue
         before = args[0].clone()
         torch.manual_seed(0)

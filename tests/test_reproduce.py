@@ -30,7 +30,7 @@ from sparsepipe.record.campaigns import new_campaign
 from sparsepipe.reproduce import NOTEBOOKS, catalogue, reproduce, workplace
 from sparsepipe.reproduce.averaging import averaging_link
 from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
-from sparsepipe.reproduce.notebook_job import NotebookJob, NotebookProcesses, Outcome
+from sparsepipe.reproduce.notebook_job import NotebookJob, NotebookKernels, Outcome
 from sparsepipe.reproduce.workplace import Workplace
 from sparsepipe.runtime.config import RunConfig
 
@@ -100,44 +100,46 @@ def test_runs_all_in_order_and_again_only_what_changed(few, tmp_path, capsys):
     ).is_done("a")
 
 
-ASKED = """import atexit, json, os, sys, warnings
+ASKED = """import atexit, json, os, warnings
 from pathlib import Path
-known = "sparsepipe.stragglers" in sys.modules
 import sparsepipe.stragglers as sizes
-above = Path(f"/proc/{os.getppid()}/stat").read_text().split()[3]
-told = [known, above, os.environ["TOLD"], hasattr(sizes, "mark")]
+told = [os.getppid(), os.environ["TOLD"], hasattr(sizes, "mark")]
 sizes.mark = True
 warnings.warn("told to the reader")
 atexit.register(lambda: Path("ended-" + os.environ["TOLD"]).touch())
+os.write(2, b"of the kernel")
 Path("told-" + os.environ["TOLD"]).write_text(json.dumps(told))"""
 
 
 @pytest.mark.slow
-def test_notebooks_begin_with_what_was_imported_for_the_others_and_with_nothing_that_they_did(few, tmp_path):
-    """Each imported torch and papermill anew, two minutes of a batch."""
+def test_notebooks_begin_with_their_environment_and_with_nothing_that_others_did(few, tmp_path):
     few("a", "figures = ''", ASKED)
     few("b", "figures = ''", "import os; os._exit(3)")
-    processes = NotebookProcesses()
+    kernels = NotebookKernels()
 
-    def ended(name, told, code):
-        request = {"source": str(few.folder / f"{name}.ipynb"), "target": str(tmp_path / f"{told}.ipynb")}
-        request |= {"parameters": {}, "folder": str(tmp_path), "progress": False}
-        more = {"JUPYTER_PREFER_ENV_PATH": "1", "TOLD": told}
-        answer = processes.execute(request, more, log=tmp_path / f"{told}.log", code=code)
-        return answer, read_json(tmp_path / f"told-{told}") if (tmp_path / f"told-{told}").exists() else None
+    def ended(name, told):
+        return kernels.execute(
+            few.folder / f"{name}.ipynb",
+            tmp_path / f"{told}.ipynb",
+            parameters={},
+            folder=tmp_path,
+            environment={"TOLD": told},
+            log=tmp_path / f"{told}.log",
+        )
 
     try:
-        (first, one), (second, other) = ended("a", "1", "of today"), ended("a", "2", "of today")
-        assert (first, second) == ({}, {})
-        known, above, *own = one
-        assert other == [known, above, "2", False] and [known, *own] == [True, "1", False]
+        for told in ("1", "2"):
+            assert ended("a", told) == {}
+            assert read_json(tmp_path / f"told-{told}") == [os.getpid(), told, False]
+            assert (tmp_path / f"ended-{told}").exists(), "it ended as processes do"
+            assert "of the kernel" in (tmp_path / f"{told}.log").read_text()
         assert "UserWarning: told to the reader" in (tmp_path / "2.ipynb").read_text()
-        assert (tmp_path / "ended-1").exists() and (tmp_path / "ended-2").exists(), "they ended as processes do"
-        assert "before its last cell" in ended("b", "3", "of today")[0]["error"]
-        assert ended("a", "4", "of today")[1][1] == above, "a kernel that died takes nobody with it"
-        assert ended("a", "5", "changed since")[1][1] != above, "code that changed is imported"
+        assert "before its last cell" in ended("b", "3")["error"]
+        assert ended("a", "4") == {}, "a kernel that died takes nobody with it"
     finally:
-        processes.end()
+        kernels.end()
+    assert "error" in ended("a", "5"), "no cell begins in a batch that was ended"
+    assert not (tmp_path / "told-5").exists()
 
 
 @pytest.mark.slow
@@ -265,10 +267,10 @@ def test_figures_are_found_by_name():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "background"),
-    [(signal.SIGINT, False), (signal.SIGKILL, True)],
+    ("how", "background", "jobs"),
+    [(signal.SIGINT, False, 1), (signal.SIGINT, False, 2), (signal.SIGKILL, True, 1)],
 )
-def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background):
+def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background, jobs):
     """Nor where a shell script put it in the background, which makes it ignore SIGINT, by which notebooks end.
 
     So one that is killed there stands for one that is killed in the foreground.
@@ -280,8 +282,9 @@ def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background):
         "import time; time.sleep(600)",
     )
     code = (
-        "import pathlib; from sparsepipe.reproduce import catalogue, reproduce; catalogue.NOTEBOOKS = {'a': ()}; "
-        f"reproduce(out={str(tmp_path / 'figures')!r}, notebooks=pathlib.Path({str(few.folder)!r}))"
+        "import pathlib; from sparsepipe.reproduce import catalogue, reproduce; "
+        "catalogue.NOTEBOOKS = {'a': (), 'b': ()}; "
+        f"reproduce(out={str(tmp_path / 'figures')!r}, notebooks=pathlib.Path({str(few.folder)!r}), jobs={jobs})"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     command = ["sh", "-c", "trap '' INT; exec \"$@\"" if background else 'exec "$@"', "sh", sys.executable, "-c", code]
@@ -289,7 +292,7 @@ def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background):
     until(lambda: (tmp_path / "started").exists() or process.poll() is not None, "the kernel is at work")
     assert process.poll() is None
     own = descendants(process.pid)
-    assert len(own) >= 2  # papermill's process and the kernel
+    assert own  # the kernel
     process.send_signal(how)
     process.wait(ENOUGH)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in own), f"the end of {own}")

@@ -1,4 +1,7 @@
-"""One notebook at a time: execute it in a process of its own, keep its copy, and know whether it has to run again."""
+"""One notebook at a time: execute it with papermill, keep its copy, and know whether it has to run again.
+
+Each has a kernel of its own, which ends with this process however that ends.
+"""
 
 import hashlib
 import json
@@ -7,6 +10,8 @@ import signal
 import subprocess
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.sources import find
 from ..errors import InputError
-from ..host.python_path import python_command, python_environment
+from ..host.left_out import ADDRESSES, HADOOP, left_out
+from ..host.python_path import python_environment
 from ..io.files import read_json, write_json
 from ..io.functions import is_function
 from ..io.keywords import meant
@@ -23,137 +29,144 @@ from ..record import NO_PICTURES, NOTEBOOK, PAPER
 from . import catalogue
 from .report import REPORT, not_drawn
 
-_PATIENCE = 20  # seconds that an interrupted notebook has to end its kernel
+if TYPE_CHECKING:
+    from ..plots import Paper
+
+_START = 120  # seconds for a kernel to begin, and for a cell's outputs once it has ended: else they would be lost
+_END = 20  # seconds that an interrupted kernel has to end what it started
 
 
 @dataclass(eq=False)
-class _Process:
-    """One that executes notebooks, one after the other; `code` is what it has imported (a digest)."""
+class NotebookKernels:
+    """The kernels of one batch, whose notebooks may run side by side. Once `ending`, no further cell begins."""
 
-    code: str
-    popen: subprocess.Popen[bytes]
-
-    def execute(self, request: Mapping[str, Any], on_cell: Callable[[str], None]) -> tuple[dict[str, Any] | None, int]:
-        """Return what is told of the notebook at its end, None for nothing, and its process's exit code."""
-        assert self.popen.stdin and self.popen.stdout
-        self.popen.stdin.write((json.dumps(request) + "\n").encode())
-        self.popen.stdin.flush()
-        answer = None
-        for line in self.popen.stdout:  # rows of JSON, and what a kernel prints past its notebook
-            row = json.loads(line) if line.startswith(b"{") else None
-            if row is not None and "ended" in row:
-                return answer, int(row["ended"])
-            if row is not None and "at" in row:
-                on_cell(str(row["at"]))
-            elif row is not None:
-                answer = row
-        return answer, self.popen.wait()
-
-    def interrupt(self) -> None:
-        """Close its input: the notebook at work is interrupted, and it ends."""
-        if self.popen.stdin and not self.popen.stdin.closed:
-            self.popen.stdin.close()
-
-    def await_end(self) -> None:
-        try:
-            self.popen.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.popen.pid, signal.SIGKILL)
-            self.popen.wait()
-
-
-@dataclass(eq=False)
-class NotebookProcesses:
-    """Those of one batch, whose notebooks may run side by side."""
-
-    _at_work: list[_Process] = field(default_factory=list)
-    _idle: list[_Process] = field(default_factory=list)
-    _lock: Any = field(default_factory=threading.Lock)
+    at_work: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    ending: threading.Event = field(default_factory=threading.Event)
 
     def execute(
         self,
-        request: Mapping[str, Any],
-        told: Mapping[str, str],
+        source: Path,
+        target: Path,
         *,
+        parameters: Mapping[str, Any],
+        folder: Path,
+        environment: Mapping[str, str],
         log: Path,
-        code: str,
         on_cell: Callable[[str], None] = lambda text: None,
     ) -> dict[str, Any]:
-        """Execute a notebook with `told` in its environment. Returns execute.py's answer, {"error"} without one.
+        """Run the notebook `source` with `parameters` in `folder`, and keep the executed copy as `target`.
 
-        `log`: where its process says what troubles it; `code`: a digest of all code that it may import.
+        A parameter that this notebook does not have is left out. `environment` is added to the kernel's, `log` takes
+        what kernel and papermill complain of, and `on_cell` each cell that begins: "cell 7 of 16, The runs".
+        Returns {}, or {"error"} in one line, with the "cell" that failed (from 1, as the notebook stands).
         """
-        log.write_bytes(b"")
-        process = self._take(log, code)
-        try:
-            more = {"log": str(log), "environment": python_environment(**told)}
-            answer, ended = process.execute({**request, **more}, on_cell)
-        except BaseException:
-            self.end()
-            _close(process)
-            raise
-        with self._lock:
-            is_left = process in self._at_work and process.popen.poll() is None
-            if process in self._at_work:
-                self._at_work.remove(process)
-            if is_left:
-                self._idle.append(process)
-        if not is_left:
-            _end([process])
-        return {"error": f"ended with code {ended} before its last cell"} if answer is None else answer
+        papermill = _papermill()
+        known = papermill.inspect_notebook(source)
+        given = {name: value for name, value in parameters.items() if name in known}
+        with log.open("wb") as errors:
+            try:
+                papermill.execute_notebook(
+                    source,
+                    target,
+                    given,
+                    cwd=str(folder),
+                    kernel_name="python3",
+                    progress_bar=False,
+                    start_timeout=_START,
+                    iopub_timeout=_START,  # this and what follows is handed on to nbclient
+                    on_cell_start=_CellCounter(source, on_cell, self.ending),
+                    kernel_manager_class=self._manager(python_environment(**environment), errors.fileno()),
+                )
+            except papermill.PapermillExecutionError as error:
+                injected = given and error.cell_index > _first_code_cell_after_parameters(source)
+                return {"cell": error.cell_index + (0 if injected else 1), "error": f"{error.ename}: {error.evalue}"}
+            except Exception as error:  # a kernel that died or does not begin, a full disk: others may still run
+                errors.write(traceback.format_exc().encode())
+                return {"error": f"ended before its last cell ({type(error).__name__}: {error})"}
+            finally:
+                _close_event_loop()
+        return {}
 
-    def _take(self, log: Path, code: str) -> _Process:
-        """Take one that is idle and has imported this very code, else start one."""
-        with self._lock:
-            fitting = [one for one in self._idle if one.code == code and one.popen.poll() is None]
-            others = [one for one in self._idle if one not in fitting]
-            process = fitting.pop() if fitting else _Process(code, _begin(log))
-            self._idle = fitting
-            self._at_work.append(process)
-        _end(others)
-        return process
+    def _manager(self, environment: dict[str, str], log: int) -> type:
+        """Return the kernel manager that nbclient is to use: of this interpreter, whatever kernels a user has."""
+        from ipykernel.kernelspec import get_kernel_dict
+        from jupyter_client.kernelspec import KernelSpec
+        from jupyter_client.manager import AsyncKernelManager
+
+        kernels = self
+
+        class Manager(AsyncKernelManager):
+            @property
+            def kernel_spec(self) -> KernelSpec:
+                return KernelSpec(**get_kernel_dict())
+
+            async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
+                options |= {"env": {**options["env"], **environment}, "stdout": log, "stderr": log}
+                await super()._async_launch_kernel(kernel_cmd, **options)
+                provisioner: Any = self.provisioner  # whose base class declares no process
+                kernels.at_work.append(provisioner.process)
+
+        return Manager
 
     def end(self) -> None:
-        """Interrupt the notebooks at work, and wait until all processes and their kernels are gone."""
-        with self._lock:
-            at_work, idle = list(self._at_work), list(self._idle)
-            self._at_work.clear()
-            self._idle.clear()
-        for process in at_work:
-            process.interrupt()
-        _end(idle)
-        for process in at_work:
-            process.await_end()
+        """Interrupt the notebooks at work, and wait until their kernels are gone."""
+        self.ending.set()
+        alive = [process for process in self.at_work if process.poll() is None]
+        for process in alive:
+            process.send_signal(signal.SIGINT)
+        for process in alive:
+            try:
+                process.wait(_END)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def _begin(log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as errors:
-        return subprocess.Popen(
-            python_command("sparsepipe.reproduce.execute"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=python_environment(),
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends that one in order
-        )
+def _papermill() -> Any:  # noqa: ANN401 - it has no types
+    with warnings.catch_warnings(), left_out(ADDRESSES), left_out(HADOOP):  # no notebook has any, or is there
+        warnings.simplefilter("ignore")  # papermill's own imports
+        import papermill
+    return papermill
 
 
-def _end(processes: list[_Process]) -> None:
-    for process in processes:
-        process.interrupt()
-    for process in processes:
-        process.await_end()
-        _close(process)
+def _close_event_loop() -> None:
+    """Close what papermill leaves open in each thread that it has run in, unless it is Jupyter's."""
+    from jupyter_core.utils import ensure_event_loop
+
+    loop = ensure_event_loop()
+    if not loop.is_running():
+        loop.close()
 
 
-def _close(process: _Process) -> None:
-    process.interrupt()
-    if process.popen.stdout:
-        process.popen.stdout.close()
+class _CellCounter:
+    """Says which cell of a notebook begins, counted among those of code, and under which heading it stands."""
+
+    def __init__(self, source: Path, on_cell: Callable[[str], None], ending: threading.Event) -> None:
+        import nbformat
+
+        cells = nbformat.read(source, as_version=4).cells
+        self._number, self._of = 0, sum(cell.cell_type == "code" for cell in cells)
+        self._heading, self._on_cell, self._ending = "", on_cell, ending
+
+    def __call__(self, cell: Any, cell_index: int) -> None:  # noqa: ANN401 - nbformat has no types
+        if self._ending.is_set():
+            raise InterruptedError("the batch was interrupted")
+        if cell.cell_type == "markdown":
+            heads = [line.lstrip("# ") for line in cell.source.splitlines() if line.startswith("## ")]
+            self._heading = heads[-1] if heads else self._heading
+        elif "injected-parameters" not in cell.metadata.get("tags", []):
+            self._number += 1
+            counted = f"cell {self._number} of {self._of}"
+            self._on_cell(f"{counted}, {self._heading}" if self._heading else counted)
 
 
-if TYPE_CHECKING:
-    from ..plots import Paper
+def _first_code_cell_after_parameters(source: Path) -> int:
+    """Where papermill puts the given parameters: behind the cell tagged so."""
+    import nbformat
+
+    tags = [cell.metadata.get("tags", []) for cell in nbformat.read(source, as_version=4).cells]
+    return next((k + 1 for k, names in enumerate(tags) if "parameters" in names), 0)
+
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Where data and published profiles are looked for: other folders there are other inputs.
@@ -180,7 +193,7 @@ class NotebookJob:
     exports: dict[str, tuple[str, ...]] = field(default_factory=dict)  # notebook -> names of its figures
     pictures: bool = True
     paper: "Paper | None" = None  # what all figures are exported with; None: the usual one
-    processes: NotebookProcesses = field(default_factory=NotebookProcesses)
+    kernels: NotebookKernels = field(default_factory=NotebookKernels)
     why_not: dict[str, str] = field(default_factory=dict)  # of a browser that was looked for: why it cannot draw
     lock: Any = field(default_factory=threading.Lock)  # of the file of times
 
@@ -294,14 +307,15 @@ class NotebookJob:
         self.report(name).unlink(missing_ok=True)
         self._stamp(name).parent.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
-        request = {
-            "source": str(self.notebooks / f"{name}.ipynb"),
-            "target": str(self.copy(name)),
-            "parameters": self.parameters,
-            "folder": str(self.notebooks),
-            "progress": False,
-        }
-        answer = self._execute(f"notebooks/{name}.ipynb", request, self.log(name), on_cell)
+        answer = self.kernels.execute(
+            self.notebooks / f"{name}.ipynb",
+            self.copy(name),
+            parameters=self.parameters,
+            folder=self.notebooks,
+            environment=self._environment(name),
+            log=self.log(name),
+            on_cell=on_cell,
+        )
         seconds = time.perf_counter() - started
         if "error" in answer:
             where = f"cell {answer['cell']}: " if "cell" in answer else ""
@@ -312,17 +326,17 @@ class NotebookJob:
             write_json(self._times, {**self._last_seconds(), name: round(seconds, 1)})
         return Outcome(seconds)
 
-    def _execute(self, name: str, request: dict[str, Any], log: Path, on_cell: Callable[[str], None]) -> dict[str, Any]:
-        told = {"JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name, REPORT: str(log.with_suffix(".report.jsonl"))}
+    def _environment(self, name: str) -> dict[str, str]:
+        environment = {NOTEBOOK: f"notebooks/{name}.ipynb", REPORT: str(self.report(name))}
         if why := self.why_not.get(""):
-            told[NO_PICTURES] = why
+            environment[NO_PICTURES] = why
         if self.paper:
-            told[PAPER] = json.dumps(self.paper.to_json())
-        return self.processes.execute(request, told, log=log, code=_code(), on_cell=on_cell)
+            environment[PAPER] = json.dumps(self.paper.to_json())
+        return environment
 
     def end(self) -> None:
         """Interrupt the notebooks at work and wait until their kernels are gone."""
-        self.processes.end()
+        self.kernels.end()
 
     def is_done(self, name: str) -> bool:
         """Whether nothing would change: the same inputs, and each figure's files are there, pictures where asked."""

@@ -177,7 +177,7 @@ def simulate_pipelines(
             restart_seconds=restart_seconds,
         )
         found.run(begins)
-        lives = [[life for life in (*found.past, last) if life.number == last.number] for last in found.members]
+        lives = [[*pipeline.past, last] for pipeline, last in zip(found.pipelines, found.members, strict=True)]
         paces = tuple(
             _pace(found, own, profile, cluster, sizes, samples=pipelines.samples or 1.0, start=start)
             for own, start in zip(lives, begins, strict=True)
@@ -187,10 +187,10 @@ def simulate_pipelines(
         Trace(tuple(spans), "simulated", pipelines.trace_facts | held_up_fact(held_up)),
         pipelines.rule,
         paces,
-        dict(found.group_sizes),
-        dict(found.staleness),
-        found.forced,
-        found.bytes,
+        dict(found.averages.group_sizes),
+        dict(found.averages.staleness),
+        found.averages.forced,
+        found.averages.bytes,
         tuple(tuple(_taken(own)) for own in lives),
         pipelines.samples,
         _done(lives),
@@ -225,7 +225,7 @@ def _pace(
     start: float,
 ) -> PipelinePace:
     last = lives[-1]
-    tally, taken = found.tallies[last.number], [sizes[place] for place in _taken(lives)]
+    tally, taken = found.pipelines[last.number].tally, [sizes[place] for place in _taken(lives)]
     alone = Together([last.plan], profile, cluster, taken, rule=None, stragglers=last.stragglers)
     alone.run([0.0])
     lost = {cause: tally.lost[cause] for cause in CAUSES}

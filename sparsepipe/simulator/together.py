@@ -62,6 +62,47 @@ class Tally:
         self.blocked_since, self.blocked_until = None, now
 
 
+@dataclass(eq=False)
+class PipelineState:
+    """Where one pipeline is with its averages, over all its lives."""
+
+    tally: Tally = field(default_factory=Tally)
+    contributions: list[Contribution] = field(default_factory=list)
+    under_way: Contribution | None = None
+    announced: dict[int, Contribution | None] = field(default_factory=dict)  # unit → what its leader contributed
+    early: list[tuple[Update, bool]] = field(default_factory=list)  # of stages that are before their leader
+    blocked: list[Loader] = field(default_factory=list)
+    past: list[Member] = field(default_factory=list)  # lives that are over
+    has_left: bool = False  # since there was nothing more for it
+
+
+@dataclass(eq=False)
+class Averages:
+    """What is counted of the averages of all pipelines."""
+
+    group_sizes: Counter[int] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)
+    forced: int = 0
+    bytes: float = 0.0
+
+
+class Exchanges:
+    """Begins what merges send, over the links of all pipelines."""
+
+    def __init__(self, sizes: MergeCosts) -> None:
+        self.open: list[Exchange] = []  # of which results are still missing, and some that are complete by now
+        self._sizes, self._server = sizes, ServerPorts()
+        self._routes = lru_cache(maxsize=256)(partial(Routes, sizes))
+
+    def begin(self, merge: Merge, now: float, by: int | None) -> Exchange | Push:
+        """Begin to send what a merge needs; `by`: the pipeline that decided it, None for time that ran out."""
+        if merge.partner == SERVER:
+            return Push(merge, now, by, self._sizes, self._server)
+        exchange = Exchange(merge, now, by, self._routes(members_of(merge)))
+        self.open = [*(other for other in self.open if not other.complete), exchange]
+        return exchange
+
+
 class Together:
     """The state of one simulation of several pipelines. Without a rule they share minibatches, and nothing else."""
 
@@ -102,21 +143,9 @@ class Together:
 
         self._begin = begin
         self.members = [begin(k) for k in range(len(plans))]
-        self.past: list[Member] = []  # lives that are over
-        self.idle: set[int] = set()  # pipelines that have left, since there was nothing more for them
-        self.sizes = MergeCosts(plans, cluster, profile.graph, share=sent_share(rule) if rule else 1.0)
-        self.routes = lru_cache(maxsize=256)(partial(Routes, self.sizes))
-        self.server = ServerPorts()
-        self.tallies = [Tally() for _ in plans]
-        self.contributions: list[list[Contribution]] = [[] for _ in plans]
-        self.under_way: list[Contribution | None] = [None] * len(plans)
-        self.told: list[dict[int, Contribution | None]] = [{} for _ in plans]  # unit → what its leader contributed
-        self.early: list[list[tuple[Update, bool]]] = [[] for _ in plans]  # of stages that are before their leader
-        self.blocked: list[list[Loader]] = [[] for _ in plans]
-        self.open: list[Exchange] = []  # of which results are still missing, and some that are complete by now
-        self.group_sizes: Counter[int] = Counter()
-        self.staleness: Counter[int] = Counter()
-        self.forced, self.bytes = 0, 0.0
+        self.exchanges = Exchanges(MergeCosts(plans, cluster, profile.graph, share=sent_share(rule) if rule else 1.0))
+        self.pipelines = [PipelineState() for _ in plans]
+        self.averages = Averages()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +193,7 @@ class Together:
     def _read(self, member: Member, loader: Loader) -> None:
         """Give a loader the minibatch that it asks for, or keep it waiting."""
         place = loader.wanted
-        if place is None or member.dead or loader in self.blocked[member.number]:
+        if place is None or member.dead or loader in self.pipelines[member.number].blocked:
             return
         if self._has(member, place):
             loader.read += 1
@@ -172,7 +201,7 @@ class Together:
                 member.start(loader.rank, self.now)
             self.read_on(member, loader)
         elif not member.closed:
-            self.blocked[member.number].append(loader)
+            self.pipelines[member.number].blocked.append(loader)
 
     def _has(self, member: Member, place: int) -> bool:
         """Hand out units until a pipeline has a minibatch at a place. False: it gets none in this life, or not yet."""
@@ -188,7 +217,7 @@ class Together:
         """Whether the rule lets a pipeline take more; how long it does not is counted."""
         if self.groups is None or self.groups.may_begin(member.number):
             return True
-        tally = self.tallies[member.number]
+        tally = self.pipelines[member.number].tally
         if tally.blocked_since is None:
             tally.blocked_since = self.now
         return False
@@ -196,7 +225,7 @@ class Together:
     def _hand(self, member: Member) -> None:
         member.hand([self.queue.popleft() for _ in range(min(member.whole, len(self.queue)))])
         for other in self.members:  # who waits for a whole unit, and those who would ask for what is not there
-            asks = not self.queue or self.blocked[other.number]
+            asks = not self.queue or self.pipelines[other.number].blocked
             if not other.closed and asks and not self._has_enough_for(other):
                 self._end_life(other)
 
@@ -206,15 +235,16 @@ class Together:
 
     def _end_life(self, member: Member) -> None:
         """There is nothing more for a pipeline until it is empty."""
-        tally = self.tallies[member.number]
+        tally = self.pipelines[member.number].tally
         if tally.blocked_since is not None:
             tally.unblock(self.now, by=HANDED_OUT, idle_since=member.idle_since)
-        self.blocked[member.number].clear()
+        self.pipelines[member.number].blocked.clear()
         member.close()
         self.at(self.now, FIRST, member.wake)
 
     def _unblock(self, by: int | None) -> None:
-        for member, waiting, tally in zip(self.members, self.blocked, self.tallies, strict=True):
+        for member, pipeline in zip(self.members, self.pipelines, strict=True):
+            waiting, tally = pipeline.blocked, pipeline.tally
             if waiting and self.groups is not None and self.groups.may_begin(member.number):
                 tally.unblock(self.now, by=TIME if by is None else by, idle_since=member.idle_since)
                 loaders, waiting[:] = tuple(waiting), ()
@@ -237,20 +267,22 @@ class Together:
                 name=self.rule.name,
             )
         self.queue.extendleft(reversed(member.end(self.now)))
-        self.tallies[k].blocked_since = None
-        for known in (self.blocked, self.early, self.told):
-            known[k].clear()
-        for contribution in self.contributions[k]:
+        pipeline = self.pipelines[k]
+        pipeline.tally.blocked_since = None
+        for known in (pipeline.blocked, pipeline.early, pipeline.announced):
+            known.clear()
+        for contribution in pipeline.contributions:
             contribution.waiting.clear()
-        for exchange in self.open:
+        for exchange in self.exchanges.open:
             if k in exchange.members:
                 for place in exchange.call_off(self.now):
                     if place[0] != k and place[0] in exchange.merge.members:
                         self.at(self.now, FIRST, self._arrive, exchange, place)
         self._leave(member)
         self.at(self.now + self.restart_seconds, FIRST, self._live_on, member)
-        for idle in sorted(self.idle):  # had nothing more to take, and have now
-            self.at(self.now, LAST, self._live_on, self.members[idle])
+        for other, pipeline in zip(self.members, self.pipelines, strict=True):
+            if pipeline.has_left:  # it had nothing more to take, and has now
+                self.at(self.now, LAST, self._live_on, other)
 
     def _live_on(self, before: Member) -> None:
         """A pipeline begins again from an empty one; where it died, with a live pipeline's weights: it is not killed
@@ -259,12 +291,13 @@ class Together:
         k = before.number
         if before is not self.members[k] or (not before.dead and not self.queue):
             return
-        self.past.append(before)
+        pipeline = self.pipelines[k]
+        pipeline.past.append(before)
         member = self.members[k] = self._begin(k, units_before=before.units_taken)
         member.killable = before.killable and not before.dead
-        if self.groups is not None and (before.dead or k in self.idle):
+        if self.groups is not None and (before.dead or pipeline.has_left):
             self._decide(self.groups.join(k, now=self.now), by=k)
-        self.idle.discard(k)
+        pipeline.has_left = False
         self._start(member)
         member.wake()
 
@@ -279,7 +312,7 @@ class Together:
         if self.queue:
             self._live_on(member)
         elif self.groups is not None and member is self.members[member.number] and not member.dead:
-            self.idle.add(member.number)
+            self.pipelines[member.number].has_left = True
             self._leave(member)
 
     def _leave(self, member: Member) -> None:
@@ -287,7 +320,7 @@ class Together:
         assert self.groups is not None
         k = member.number
         self._decide(self.groups.leave(k, now=self.now), by=k)
-        self.under_way[k] = None
+        self.pipelines[k].under_way = None
 
     def _due(self, unit: int) -> bool:
         return self.rule is not None and (unit + 1) % self.rule.every == 0
@@ -313,32 +346,33 @@ class Together:
 
     def _take_results(self, member: Member, update: Update) -> None:
         """A stage takes what has arrived; the leader's pipeline may contribute again then."""
-        under_way = self.under_way[member.number]
+        pipeline = self.pipelines[member.number]
+        under_way = pipeline.under_way
         if under_way is not None and update.stage == member.leader and update.stage in under_way.results:
-            self.staleness[update.unit - under_way.unit] += 1
-            self.under_way[member.number] = None
+            self.averages.staleness[update.unit - under_way.unit] += 1
+            pipeline.under_way = None
 
     def _contribute_stage(self, member: Member, update: Update, waits: bool) -> None:
-        told = self.told[member.number]
+        pipeline = self.pipelines[member.number]
         if update.stage == member.leader:
             self._contribute(member, update.unit)
-        if update.unit not in told:  # the stage hears from its leader whether there is a contribution
-            self.early[member.number].append((update, waits))
-        elif (contribution := told[update.unit]) is not None:
+        if update.unit not in pipeline.announced:  # the stage hears from its leader whether there is a contribution
+            pipeline.early.append((update, waits))
+        elif (contribution := pipeline.announced[update.unit]) is not None:
             self._come(member, contribution, update, waits)
 
     def _contribute(self, member: Member, unit: int) -> None:
-        k = member.number
+        k, pipeline = member.number, self.pipelines[member.number]
         assert self.groups is not None
-        if self.under_way[k] is not None:
-            self.told[k][unit] = None
+        if pipeline.under_way is not None:
+            pipeline.announced[unit] = None
         else:
-            contribution = Contribution(len(self.contributions[k]), unit, self.now)
-            self.contributions[k].append(contribution)
-            self.under_way[k] = self.told[k][unit] = contribution
+            contribution = Contribution(len(pipeline.contributions), unit, self.now)
+            pipeline.contributions.append(contribution)
+            pipeline.under_way = pipeline.announced[unit] = contribution
             merges = self.groups.contribute(k, now=self.now, samples=member.samples(unit))
             self._decide(merges, by=k)
-        early, self.early[k] = self.early[k], []
+        early, pipeline.early = pipeline.early, []
         for update, waits in early:
             self._contribute_stage(member, update, waits)
 
@@ -356,17 +390,12 @@ class Together:
     def _decide(self, merges: Sequence[Merge], *, by: int | None) -> None:
         for merge in merges:
             server = merge.partner == SERVER
-            exchange: Exchange | Push
-            if server:
-                exchange = Push(merge, self.now, by, self.sizes, self.server)
-            else:
-                exchange = Exchange(merge, self.now, by, self.routes(members_of(merge)))
-                self.open = [*(one for one in self.open if not one.complete), exchange]
-            self.group_sizes[len(merge.members) + (merge.partner is not None and not server)] += 1
-            self.forced += merge.forced
-            self.bytes += exchange.bytes
+            exchange = self.exchanges.begin(merge, self.now, by)
+            self.averages.group_sizes[len(merge.members) + (merge.partner is not None and not server)] += 1
+            self.averages.forced += merge.forced
+            self.averages.bytes += exchange.bytes
             for k, number in zip(merge.members, merge.contributions, strict=True):
-                contribution = self.contributions[k][number]
+                contribution = self.pipelines[k].contributions[number]
                 contribution.exchange = exchange
                 for stage in contribution.come:
                     self._exchange(exchange, (k, stage))
@@ -389,15 +418,16 @@ class Together:
         """The result of a merge is at a stage: whoever waits for it takes it now, others after an update."""
         k, stage = place
         number = exchange.merge.contributions[exchange.merge.members.index(k)]
-        contribution, member = self.contributions[k][number], self.members[k]
+        pipeline, member = self.pipelines[k], self.members[k]
+        contribution = pipeline.contributions[number]
         contribution.results.add(stage)
         if stage not in contribution.waiting:
             return
         update = contribution.waiting.pop(stage)
         self._count_wait(exchange, contribution, member, update)
         if stage == member.leader:
-            self.staleness[0] += 1
-            self.under_way[k] = None
+            self.averages.staleness[0] += 1
+            pipeline.under_way = None
         if self._of_gradients():
             member.step(update, self.now)
         else:
@@ -418,7 +448,7 @@ class Together:
         member.add_rows("wait", update, decided, begun, late)
         member.add_rows("average", update, begun, self.now)
         if update.stage == member.leader:
-            tally = self.tallies[member.number]
+            tally = self.pipelines[member.number].tally
             tally.lost["group"] += begun - since
             tally.lost["exchange"] += self.now - begun
             tally.waited_for[TIME if whom is None or whom == member.number else whom] += decided - since

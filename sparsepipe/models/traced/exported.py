@@ -30,7 +30,11 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
     """Record the forward of a module in the mode that it is in. Raises CannotBeTraced where torch.export cannot."""
     args, kwargs = inputs.arguments({})
     try:
-        with _silence(), patch.object(Tensor, "register_hook", _no_hook):  # which export leaves out
+        with (
+            _silence(),
+            _attributes_assigned(),
+            patch.object(Tensor, "register_hook", _no_hook),
+        ):  # export leaves it out
             program = torch.export.export(
                 module, args, kwargs, dynamic_shapes=_dynamic(module, inputs, args, kwargs), strict=False
             )
@@ -70,6 +74,12 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
     tensors = {name: node for name, node in zip(names, placeholders, strict=True) if name in inputs.tensors}
     sizes = {name: tuple(_length(axis, program) for axis in node.meta["val"].shape) for name, node in tensors.items()}
     return Recording(recorded, tensors, outputs, spec, sizes=sizes)
+
+
+def _attributes_assigned() -> contextlib.AbstractContextManager[Any]:
+    """Let a forward assign tensors to attributes, which torch 2.9 refuses; whoever records a module puts them back."""
+    check = "torch.export._trace._detect_attribute_assignment"
+    return patch(check, lambda module: contextlib.nullcontext(), create=True)
 
 
 def _no_hook(tensor: Tensor, hook: Any) -> None:
