@@ -177,9 +177,10 @@ def _reading(row: Setting) -> dict[str, Any]:
     match kind:
         case Flag():
             return {"action": "store_false" if row.default is True else "store_true"}
+        case Choice(names, "") if kind.renamed:
+            return {"choices": names, "type": kind.today}
         case Choice(names, "") | Text(_, names) if names:
-            renamed = isinstance(kind, Choice) and kind.renamed
-            return {"choices": names, "type": kind.today if renamed else type(names[0])}
+            return {"choices": names, "type": type(names[0])}
         case WholeNumber(least, most, word):
             read = whole(least, most)
             return {"type": read if word is None else lambda text: text if text == word else read(text), **metavar}
