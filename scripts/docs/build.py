@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from sparsepipe.cli.command import parser  # noqa: E402
+from sparsepipe.host.python_path import python_command, python_environment  # noqa: E402
 from sparsepipe.reproduce import NOTEBOOKS, PAGE, catalogue  # noqa: E402
 
 PAGES = ("figures/README.md", "data_manifests/README.md", "CHANGELOG.md")
@@ -232,10 +233,9 @@ def write(path: Path, text: str) -> None:
 
 def sphinx(source: Path, built: Path) -> int:
     """Write the pages; return Sphinx's exit code."""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", str(built) + "-read"]
-    command += ["-c", str(Path(__file__).parent), str(source), str(built)]
-    return subprocess.run(command, env=environment, check=False).returncode
+    options = ["-q", "-W", "--keep-going", "-b", "html", "-d", f"{built}-read", "-c", str(Path(__file__).parent)]
+    command = python_command("sphinx", *options, str(source), str(built))
+    return subprocess.run(command, env=python_environment(), check=False).returncode
 
 
 def copy_markdown(pages: list[str], source: Path, built: Path) -> None:

@@ -20,7 +20,6 @@ from ..io.paths import expanded
 from ..io.quantities import BANDWIDTH, SIZE, Quantity
 from ..io.settings import (
     MANY,
-    Amount,
     Choice,
     Flag,
     JsonObject,
@@ -178,16 +177,15 @@ def _reading(row: Setting) -> dict[str, Any]:
     match kind:
         case Flag():
             return {"action": "store_false" if row.default is True else "store_true"}
+        case Choice(names, "") if kind.renamed:
+            return {"choices": names, "type": kind.today}
         case Choice(names, "") | Text(_, names) if names:
-            read = kind.today if isinstance(kind, Choice) and kind.renamed else type(names[0])
-            return {"choices": names, "type": read}
+            return {"choices": names, "type": type(names[0])}
         case WholeNumber(least, most, word):
             read = whole(least, most)
             return {"type": read if word is None else lambda text: text if text == word else read(text), **metavar}
         case Number():
             return {"type": number(kind), **metavar}
-        case Amount(of):
-            return {"type": quantity(of), **metavar}
         case Several(item):
             return {"type": several(count if isinstance(item, WholeNumber) else str), **metavar}
     return metavar
