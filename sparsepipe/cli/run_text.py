@@ -54,11 +54,12 @@ def _of_inference(summary: Mapping[str, Any]) -> str:
     return f", forwards alone: latency of a minibatch {latency_text(summary)}; {one_line(summary['predictions'])}"
 
 
-def minibatches_text(config: Mapping[str, Any]) -> str:
+def minibatches_text(config: Mapping[str, object]) -> str:
     """What limits a run's minibatches and how they are ordered: "at most 200,000 voxels, planned order"; else empty."""
-    found = [f"at most {config['batch_voxels']:,.0f} voxels"] if config.get("batch_voxels") else []
-    for name, unit in (("batch_seconds", TIME), ("batch_bytes", SIZE)):
-        found += [f"at most {unit.shown(config[name])} on a stage"] if config.get(name) else []
+    found = []
+    for name, unit in (("batch_voxels", None), ("batch_seconds", TIME), ("batch_bytes", SIZE)):
+        if isinstance(most := config.get(name), int | float):
+            found.append(f"at most {unit.shown(most)} on a stage" if unit else f"at most {most:,.0f} voxels")
     found += [f"{order} order"] if (order := config.get("order", SHUFFLE)) != SHUFFLE or found else []
     return ", ".join(found)
 

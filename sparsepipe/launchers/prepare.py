@@ -8,6 +8,7 @@ import json
 import os
 import time
 import warnings
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from ..replication import rule_text
 from ..replication.base import Arithmetic
 from ..runtime import RunConfig, commands
 from ..runtime.cloud_checks import check_clouds
-from ..runtime.config import decided_composition, without_profile
+from ..runtime.config import Composition, without_profile
 from ..runtime.forward_only import write_forward_only
 from ..runtime.pipelines.resuming import RESUME
 from ..runtime.plan_fit import check_fits
@@ -117,8 +118,8 @@ def prepare(
     if not elsewhere:
         check_here(config)  # last, as it reads the data
     if is_composed:
-        found = _composition(plan, config, profile, cluster, folder if resume else None, here=not elsewhere)
-        configs = [own.replace(**found) for own in configs]
+        decided, samples = _composition(plan, config, profile, cluster, folder if resume else None, here=not elsewhere)
+        configs = [own.replace(composition=decided, batch_size=samples) for own in configs]
         config = configs[0]
         check_need(config)  # it goes by the samples of a minibatch
     locks = [hold(folder)]
@@ -150,42 +151,45 @@ def prepare(
 
 def _composition(
     plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None, resumes: Path | None, *, here: bool
-) -> dict[str, Any]:
-    """Return the settings that say what minibatches are composed for: decided once, by the plan that a run begins with.
+) -> tuple[str | None, int]:
+    """Return the settings `composition` and `batch_size`: decided once, by the plan that a run begins with.
 
     `resumes`: the folder of the run that goes on. `here`: the data are on this machine, and sizes of samples are read.
     Raises InputError for a budget without a profile, and for samples that no budget holds.
     """
-    if decided_composition(config) is not None:
-        return {}
+    if Composition.decided(config) is not None:
+        return config.composition, config.batch_size
     if profile is None and resumes is not None:
         profile, cluster = kept_devices(resumes)
     flushes = plan.pipelines[0].flushes
     step = plan.num_microbatches if flushes else plan.stages[0].round if len(plan.stages) == 1 else 1
-    depth = max(len(pipeline.stages) for pipeline in plan.pipelines)
-    found: dict[str, Any] = {
-        "asked": config.composition_asked,
-        "budget": config.batch_voxels,
-        "step": step * len(plan.pipelines),
-    }
-    found["stages"] = 1 if flushes and step == 1 else depth  # an empty pipeline waits for no neighbour
-    limits = {"seconds": config.batch_seconds, "kept_bytes": config.batch_bytes}
+    deepest = max(plan.pipelines, key=lambda pipeline: len(pipeline.stages))
+    found = Composition(
+        config.batch_voxels,
+        1 if flushes and step == 1 else len(deepest.stages),  # an empty pipeline waits for no neighbour
+        step * len(plan.pipelines),
+        asked=config.composition_asked,
+    )
+    by_profile = config.batch_seconds is not None or config.batch_bytes is not None
     if profile is not None:
         from ..planners.run_estimate import largest_size, stage_costs
 
         devices = cluster or Cluster.uniform(1 + max(plan.ranks), device_type=profile.device_types[0])
-        if any(limits.values()):
-            found["budget"] = largest_size(plan, profile, devices, **limits)
-        sizes = np.geomspace(1, 4 * max(profile.range_of_laws(profile.device_types[0])), 33)
-        found |= {"sizes": sizes.tolist(), "seconds": stage_costs(plan, profile, devices, sizes)[0].tolist()}
-    elif any(limits.values()):
+        if by_profile:
+            most = largest_size(plan, profile, devices, seconds=config.batch_seconds, kept_bytes=config.batch_bytes)
+            found = replace(found, budget=most)
+        if found.stages > 1:
+            sizes = np.geomspace(1, 4 * max(profile.range_of_laws(profile.device_types[0])), 33)
+            seconds = stage_costs(deepest, profile, devices, sizes)[0]
+            found = replace(found, sizes=tuple(sizes.tolist()), seconds=tuple(map(tuple, seconds.tolist())))
+    elif by_profile:
         raise without_profile(config)
-    config = config.replace(composition=json.dumps(found))
+    config = config.replace(composition=json.dumps(asdict(found)))
     if not here:
         samples = config.batch_size
-        if profile is not None and profile.batch_size and found["budget"]:
-            samples = max(1, round(found["budget"] * profile.batch_size / profile.size()))
-        return {"composition": config.composition, "batch_size": samples}
+        if profile is not None and profile.batch_size and found.budget:
+            samples = max(1, round(found.budget * profile.batch_size / profile.size()))
+        return config.composition, samples
     from ..runtime.workloads.learning import composed_here  # here: it brings torch
 
     minibatches, unit = composed_here(config)
@@ -202,7 +206,7 @@ def _composition(
             "network on these data",
         )
     mean = sum(map(len, minibatches)) / len(minibatches)
-    return {"composition": config.composition} | ({"batch_size": round(mean)} if found["budget"] else {})
+    return config.composition, round(mean) if found.budget else config.batch_size
 
 
 def _checked(

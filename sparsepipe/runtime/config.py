@@ -386,25 +386,41 @@ class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig
             raise InputError("setting.malformed", f"not the settings of a run: {error}") from None
 
 
-def composition_of(config: RunConfig) -> dict[str, Any]:
-    """Return what minibatches are composed for: a "budget" of size, the "stages", and the minibatches of a "step".
+@dataclass(frozen=True)
+class Composition:
+    """What minibatches are composed and ordered for, as `RunConfig.composition` has it; see `data.compose`.
 
-    A launch decides it by the plan. Without one, as in a process of its own, it is one stage and the budget of voxels.
-    Raises InputError for a budget that only a launch can decide.
+    `sizes` and `seconds`: of minibatches, and what each stage takes for them by the profile of the launch. `asked`: the
+    settings that this was decided by.
     """
-    if (decided := decided_composition(config)) is not None:
-        return decided
-    if config.batch_seconds is not None or config.batch_bytes is not None:
-        raise without_profile(config)
-    return {"budget": config.batch_voxels}
 
+    budget: float | None = None
+    stages: int = 1
+    step: int = 1
+    sizes: tuple[float, ...] = ()
+    seconds: tuple[tuple[float, ...], ...] = ()
+    asked: Mapping[str, object] | None = None
 
-def decided_composition(config: RunConfig) -> dict[str, Any] | None:
-    """Return what a launch decided of the settings as they are now; None if it decided nothing, or of other ones."""
-    if config.composition is None or not config.is_composed:
-        return None
-    found = json_object(config.composition, "composition")
-    return found if found.get("asked", config.composition_asked) == config.composition_asked else None
+    @classmethod
+    def of(cls, config: RunConfig) -> "Composition":
+        """Return what a launch has decided. Without one, as in a process of its own: one stage, the budget of voxels.
+
+        Raises InputError for a budget that only a launch can decide.
+        """
+        if (decided := cls.decided(config)) is not None:
+            return decided
+        if config.batch_seconds is not None or config.batch_bytes is not None:
+            raise without_profile(config)
+        return cls(config.batch_voxels)
+
+    @classmethod
+    def decided(cls, config: RunConfig) -> "Composition | None":
+        """Return what a launch decided of the settings as they are now; None if it decided nothing, or of others."""
+        if config.composition is None or not config.is_composed:
+            return None
+        found = json_object(config.composition, "composition")
+        known = cls(**{item.name: found[item.name] for item in fields(cls) if item.name in found})
+        return known if known.asked in (None, config.composition_asked) else None
 
 
 def without_profile(config: RunConfig) -> InputError:

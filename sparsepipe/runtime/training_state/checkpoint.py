@@ -111,12 +111,12 @@ class Checkpoint:
                     name=name,
                 )
 
-    def _check_budget(self, order: Mapping[str, Any]) -> None:
+    def _check_budget(self, order: Mapping[str, object]) -> None:
         """Raise InputError where minibatches had another budget: an epoch had another number of them."""
         if "composition" not in order:
             return
         here, there = (
-            json_object(text, "composition").get("budget") if text else None
+            json_object(text, "composition").get("budget") if isinstance(text, str) else None
             for text in (order["composition"], self.manifest.get("composition"))
         )
         if here != there:

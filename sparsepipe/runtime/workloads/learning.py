@@ -23,7 +23,7 @@ from ...losses import Loss, Segmentation, Tally
 from ...losses.outputs import described, main_output
 from ...models.base import AnyNetwork
 from ...plan import Plan
-from ..config import RunConfig, composition_of
+from ..config import Composition, RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
@@ -164,7 +164,7 @@ class Learning:
 
     @property
     def epoch_minibatches(self) -> int:
-        if self._composition.get("budget") is not None:
+        if self._composition.budget is not None:
             return len(self.order(0))  # all epochs have as many
         return len(data.sizes(self.num_samples, self.config.batch_size, last=self.config.last_minibatch))
 
@@ -173,13 +173,13 @@ class Learning:
         """Samples of a mean minibatch under a budget: with n samples one weighs n over this, so that the gradients of
         an epoch add up to those of minibatches of equal numbers of samples.
         """
-        if self._composition.get("budget") is None:
+        if self._composition.budget is None:
             return None
         return self.num_samples / self.epoch_minibatches
 
     @cached_property
-    def _composition(self) -> dict[str, Any]:
-        return composition_of(self.config)
+    def _composition(self) -> Composition:
+        return Composition.of(self.config)
 
     @property
     def total_minibatches(self) -> int:
@@ -264,24 +264,24 @@ class Learning:
         return {samples.split: torch.tensor(samples.labels, dtype=torch.int64) for samples in splits}
 
 
-def composed(config: RunConfig, samples: Any, *, epoch: int) -> tuple[tuple[int, ...], ...]:
+def composed(config: RunConfig, samples: Dataset, *, epoch: int) -> tuple[tuple[int, ...], ...]:
     """Return the minibatches of an epoch that sizes decide. Raises InputError that names a sample beyond the budget."""
-    found = composition_of(config)
-    budget, stages = found.get("budget"), found.get("stages", 1)
-    if found.get("seconds"):
-        known, seconds = np.array(found["sizes"]), np.array(found["seconds"])
-        stages = lambda sizes: np.stack([np.interp(sizes, known, row) for row in seconds], axis=1)  # noqa: E731
+    found = Composition.of(config)
+
+    def stage_seconds(sizes: data.order.Sizes) -> data.order.Sizes:
+        return np.stack([np.interp(sizes, found.sizes, row) for row in found.seconds], axis=1)
+
     try:
         return data.compose(
             samples.sample_sizes(),
-            batch_size=config.batch_size if budget is None else None,
-            budget=budget,
+            batch_size=config.batch_size if found.budget is None else None,
+            budget=found.budget,
             order=config.order,
             seed=config.seed,
             epoch=epoch,
             last=config.last_minibatch,
-            stages=stages,
-            step=found.get("step", 1),
+            stages=stage_seconds if found.seconds else found.stages,
+            step=found.step,
         )
     except InputError as error:
         sample = error.fields.get("sample")
