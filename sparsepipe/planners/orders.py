@@ -11,9 +11,8 @@ from ..errors import InputError
 from ..io.fields import number
 from ..plan import Plan
 from ..profile import Profile
-from ..replication.base import Arithmetic
-from ..schedule import unit_length
-from ..simulator import lower_bound, simulate
+from ..simulator import simulate
+from ..simulator.bound import lower_bound
 from .run_estimate import stage_costs
 
 
@@ -103,12 +102,8 @@ def distance_from_random(sizes: Sequence[float]) -> float:
 def synchronous_step(plan: Plan) -> int:
     """Return how many minibatches end together: those of a step of all pipelines, 1 where no stage waits for others."""
     first = plan.pipelines[0]
-    gradients = plan.replication and plan.replication.arithmetic is Arithmetic.MEAN_GRADIENTS
-    if gradients:
-        return len(plan.pipelines) * unit_length(first)
-    if first.flushes:
-        return first.num_microbatches
-    return first.stages[0].round if len(first.stages) == 1 else 1
+    alone = first.stages[0].round if len(first.stages) == 1 else 1
+    return len(plan.pipelines) * (first.num_microbatches if first.flushes else alone)
 
 
 def lognormal_sizes(cv: float, count: int, *, mean: float = 1.0, seed: int = 0) -> list[float]:
