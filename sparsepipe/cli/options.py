@@ -20,6 +20,7 @@ from ..io.paths import expanded
 from ..io.quantities import BANDWIDTH, SIZE, Quantity
 from ..io.settings import (
     MANY,
+    Amount,
     Choice,
     Flag,
     JsonObject,
@@ -186,6 +187,8 @@ def _reading(row: Setting) -> dict[str, Any]:
             return {"type": read if word is None else lambda text: text if text == word else read(text), **metavar}
         case Number():
             return {"type": number(kind), **metavar}
+        case Amount(of):
+            return {"type": quantity(of), **metavar}
         case Several(item):
             return {"type": several(count if isinstance(item, WholeNumber) else str), **metavar}
     return metavar
