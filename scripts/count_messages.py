@@ -19,7 +19,7 @@ from papermill.iorw import load_notebook_node  # noqa: E402
 from papermill.parameterize import parameterize_notebook  # noqa: E402
 
 from scripts.bench.scratch import scratch  # noqa: E402
-from sparsepipe.reproduce.catalogue import NOTEBOOKS, by_number, notebooks_folder, parameter_names  # noqa: E402
+from sparsepipe.study.catalogue import NOTEBOOKS, by_number, notebooks_folder, parameter_names  # noqa: E402
 
 
 class Counting(NotebookClient):

@@ -44,7 +44,7 @@ from runtime_jobs import plan_of  # noqa: E402
 
 from scripts.bench.rounds import load  # noqa: E402
 from scripts.bench.scratch import scratch  # noqa: E402
-from sparsepipe.io.files import read_rows  # noqa: E402
+from sparsepipe.util.io.files import read_rows  # noqa: E402
 
 _LONGEST = 40.0  # seconds without a cable, or of a pause
 _ROOM = "64m"  # of the disk that becomes full
@@ -229,7 +229,7 @@ def _prepared(kind: str, fault: Fault) -> dict[str, str]:
     elif kind == "version":
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / "sparsepipe", home / "other" / "sparsepipe", ignore=ignored, dirs_exist_ok=True)
-        changed = home / "other" / "sparsepipe" / "display" / "sizes.py"
+        changed = home / "other" / "sparsepipe" / "util" / "text" / "sizes.py"
         changed.write_text(changed.read_text() + "# another version")
         return {"python_path": "/run/home/other"}
     return {}

@@ -16,10 +16,10 @@ from PIL import Image
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from sparsepipe.io.files import read_json  # noqa: E402
-from sparsepipe.plots.nothing import NOT_HERE  # noqa: E402
-from sparsepipe.reproduce import NOTEBOOKS, catalogue  # noqa: E402
-from sparsepipe.reproduce.executed import Executed  # noqa: E402
+from sparsepipe.study import NOTEBOOKS, catalogue  # noqa: E402
+from sparsepipe.study.executed import Executed  # noqa: E402
+from sparsepipe.util.io.files import read_json  # noqa: E402
+from sparsepipe.views.plots.nothing import NOT_HERE  # noqa: E402
 
 BEGIN, END = "<!-- gallery: scripts/gallery.py writes what stands between -->", "<!-- end of the gallery -->"
 WIDEST, QUALITY = 560, 72  # pixels; of WebP: some 12 kB a picture

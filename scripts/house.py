@@ -129,7 +129,7 @@ class House:
                 for name, nodes in self.nodes.items()
                 for test in _conditions(nodes)
                 for part in ast.walk(test)
-                if name != "sparsepipe.plan" and isinstance(part, ast.Attribute) and _asks_for_several(part)
+                if name != "sparsepipe.values.plan" and isinstance(part, ast.Attribute) and _asks_for_several(part)
             }
         )
 

@@ -31,9 +31,9 @@ from processes import processes_of  # noqa: E402
 from runtime_jobs import NORMED, settings, shapes  # noqa: E402
 
 from scripts.bench.scratch import scratch  # noqa: E402
-from sparsepipe.io.files import read_rows  # noqa: E402
-from sparsepipe.launchers import launch  # noqa: E402
-from sparsepipe.record import RunRecord  # noqa: E402
+from sparsepipe.launching import launch  # noqa: E402
+from sparsepipe.records import RunRecord  # noqa: E402
+from sparsepipe.util.io.files import read_rows  # noqa: E402
 
 BOUNDED = "wsp"
 RULES = ("partial-reduce", "local-sgd:every=4", "ad-psgd", "quorum", "diloco:every=8", BOUNDED)

@@ -30,12 +30,12 @@ from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes  # noqa: E402
 
 from scripts.bench.scratch import scratch  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
-from sparsepipe.launchers import launch  # noqa: E402
-from sparsepipe.launchers.replan import request_replan  # noqa: E402
-from sparsepipe.plan import Plan  # noqa: E402
-from sparsepipe.record import RunRecord  # noqa: E402
+from sparsepipe.launching import launch  # noqa: E402
+from sparsepipe.launching.replan import request_replan  # noqa: E402
+from sparsepipe.records import RunRecord  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
 from sparsepipe.runtime.training_state import checkpoint  # noqa: E402
+from sparsepipe.values.plan import Plan  # noqa: E402
 
 FLUSH = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
 CASES = {  # plan and settings
@@ -68,8 +68,8 @@ MOVES = {  # what a job goes on under, which changes no sum: other cuts, another
 KERNEL = """
 import json, sys
 from pathlib import Path
-from sparsepipe.launchers import launch
-from sparsepipe.plan import Plan
+from sparsepipe.launching import launch
+from sparsepipe.values.plan import Plan
 from sparsepipe.runtime import RunConfig
 request = json.loads(sys.argv[1])
 job = launch(Plan.from_json(request["plan"]), RunConfig.from_json(request["config"]), run_dir=request["folder"])

@@ -41,5 +41,5 @@ root=()
 echo "JupyterLab: http://127.0.0.1:$port/lab/tree/notebooks/00_start.ipynb?token=$JUPYTER_TOKEN  (Ctrl-C twice ends it)"
 exec .venv/bin/jupyter-lab --no-browser --ServerApp.ip=127.0.0.1 --ServerApp.port="$port" --ServerApp.port_retries=0 \
   --ServerApp.root_dir="$PWD" --LabApp.extension_manager=readonly \
-  --FileContentsManager.post_save_hook=sparsepipe.reproduce.saved_notebook.after_save \
+  --FileContentsManager.post_save_hook=sparsepipe.study.saved_notebook.after_save \
   ${root[@]+"${root[@]}"} "$@"

@@ -22,8 +22,8 @@ from sparsepipe import LayerCost, Profile  # noqa: E402
 from sparsepipe.data.shapes import make_shapes  # noqa: E402
 from sparsepipe.engines import engine  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
-from sparsepipe.host.python_path import python_command, python_environment  # noqa: E402
-from sparsepipe.profile import CODED_FIELDS  # noqa: E402
+from sparsepipe.util.host.python_path import python_command, python_environment  # noqa: E402
+from sparsepipe.values.profile import CODED_FIELDS  # noqa: E402
 
 
 @dataclass(frozen=True)

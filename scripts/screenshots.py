@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench.scratch import scratch  # noqa: E402
 from scripts.lab_driver import Lab, chromium, open_page, run_notebook, set_theme  # noqa: E402
-from sparsepipe.reproduce import reproduce  # noqa: E402
+from sparsepipe.study import reproduce  # noqa: E402
 
 TALL = 2600  # pixels: all of an explorer or a board, above the status bar
 EXPLORER = """
-from sparsepipe.reproduce.unlike_devices import unlike_devices
-from sparsepipe.widgets import PartitionExplorer
+from sparsepipe.study.unlike_devices import unlike_devices
+from sparsepipe.views.widgets import PartitionExplorer
 profile, cluster = unlike_devices("minkvgg11bn-narrow")
 explorer = PartitionExplorer(profile, cluster)
 explorer.controls.plan.planner.value = "data-parallel"
@@ -30,10 +30,10 @@ explorer.widget
 BOARD = """
 from sparsepipe import Cluster
 from sparsepipe.data.shapes import make_shapes
-from sparsepipe.planners import partition
-from sparsepipe.profiler import profile_model
+from sparsepipe.planning import partition
+from sparsepipe.profiling import profile_model
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.widgets import LaunchBoard
+from sparsepipe.views.widgets import LaunchBoard
 model, sizes = "minkvgg11bn-narrow", {"voxel_size": 0.05, "batch_size": 16}
 data = str(make_shapes("shapes", num_train=24, num_test=4))
 profile = profile_model(model, data, **sizes, engine="native", beside=1)  # as two workers will slow each other down

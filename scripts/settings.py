@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
 
-from sparsepipe.io.settings import rows
-from sparsepipe.planners import PLANNERS, PlanSettings
+from sparsepipe.planning import PLANNERS, PlanSettings
+from sparsepipe.planning.simulator import SimulationSettings
 from sparsepipe.runtime.config import PARTS, ProfileConfig
-from sparsepipe.simulator import SimulationSettings
+from sparsepipe.util.io.settings import rows
 
 PAGE = Path(__file__).resolve().parent.parent / "notebooks" / "background" / "settings.md"
 _HEAD = """# Settings

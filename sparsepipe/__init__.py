@@ -9,25 +9,25 @@ launcher, waits for none of them.
 import sys
 from typing import TYPE_CHECKING
 
-from .cluster import Cluster, DeviceType, Link, Node
 from .errors import InputError, RunFailed
-from .graph import Layer, LayerGraph
-from .graph_text import GraphText
-from .lazy_names import lazy_names
-from .plan import Plan, Stage
-from .profile import CostSample, LayerCost, Profile
-from .record import RunRecord, load_trace
-from .schedule import SCHEDULES, Action, Op, actions, inputs
-from .trace import Span, Trace
+from .records import RunRecord, load_trace
+from .util.lazy_names import lazy_names
+from .values.cluster import Cluster, DeviceType, Link, Node
+from .values.graph import Layer, LayerGraph
+from .values.graph_text import GraphText
+from .values.plan import Plan, Stage
+from .values.profile import CostSample, LayerCost, Profile
+from .values.schedule import SCHEDULES, Action, Op, actions, inputs
+from .values.trace import Span, Trace
 
 if TYPE_CHECKING:
-    from .dynamics.launching import launch
-    from .launchers import attach
-    from .planners import partition, partition_pipelines
-    from .profiler import profile_model
-    from .replaying import replay, what_if
+    from .launching import attach
+    from .monitoring.launching import launch
+    from .planning import partition, partition_pipelines
+    from .planning.replaying import replay, what_if
+    from .planning.simulator import lower_bound, simulate, simulate_pipelines
+    from .profiling import profile_model
     from .runtime import RunConfig
-    from .simulator import lower_bound, simulate, simulate_pipelines
 
 Pipelines = Plan  # its name in version 0.1.0, for those of several pipelines
 
@@ -35,16 +35,36 @@ __version__ = "0.2.0"
 
 _HOME = {
     "RunConfig": "runtime",
-    "attach": "launchers",
-    "launch": "dynamics.launching",
-    "lower_bound": "simulator",
-    "partition": "planners",
-    "partition_pipelines": "planners",
-    "profile_model": "profiler",
-    "replay": "replaying",
-    "simulate": "simulator",
-    "simulate_pipelines": "simulator",
-    "what_if": "replaying",
+    "attach": "launching",
+    "dynamics": "monitoring",
+    "forecast": "planning.forecast",
+    "formats": "records.formats",
+    "functions": "util.functions",
+    "launch": "monitoring.launching",
+    "losses": "networks.losses",
+    "lower_bound": "planning.simulator",
+    "measured_plans": "planning.measured_plans",
+    "models": "networks",
+    "partition": "planning",
+    "partition_pipelines": "planning",
+    "planners": "planning",
+    "plots": "views.plots",
+    "profile_model": "profiling",
+    "profiler": "profiling",
+    "provenance": "records.provenance",
+    "record": "records",
+    "replay": "planning.replaying",
+    "replaying": "planning.replaying",
+    "replication": "values.replication",
+    "schedule": "values.schedule",
+    "simulate": "planning.simulator",
+    "simulate_pipelines": "planning.simulator",
+    "simulator": "planning.simulator",
+    "sinks": "records.sinks",
+    "stragglers": "values.stragglers",
+    "sweeps": "planning.sweeps",
+    "what_if": "planning.replaying",
+    "widgets": "views.widgets",
 }
 _MODULES = (
     *("data", "dynamics", "engines", "forecast", "formats", "functions", "losses", "measured_plans", "models"),

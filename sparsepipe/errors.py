@@ -4,7 +4,7 @@
 
 The code, `noun.fault`, stays when the wording changes: programs and tests ask for it, and for the fields. It names one
 fault, however many places meet it. All codes with their sentences are in tests/golden/errors.txt, but for those of a
-setting that is not of its kind: these are in io/settings.py.
+setting that is not of its kind: these are in util/io/settings.py.
 """
 
 import unicodedata

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from exchanging_pipelines import Trained, network
 
-from sparsepipe.replication import rule_from_json
 from sparsepipe.runtime.pipelines.base import Kind
 from sparsepipe.runtime.pipelines.client import connect
 from sparsepipe.runtime.replication.between_pipelines.state import fetch_state
+from sparsepipe.values.replication import rule_from_json
 
 TIMEOUT, EPOCH, EPOCHS, SECONDS = 60.0, 1000, 1000, 0.02  # until it is told to stop
 

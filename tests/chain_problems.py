@@ -1,9 +1,9 @@
 """Chains of layers on unlike devices, drawn at random: what planners are held against search on."""
 
-from sparsepipe.cluster import Cluster, DeviceType, Link, Node
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.planners.base import Problem
-from sparsepipe.profile import CostSample, LayerCost, Profile
+from sparsepipe.planning.base import Problem
+from sparsepipe.values.cluster import Cluster, DeviceType, Link, Node
+from sparsepipe.values.graph import Layer, LayerGraph
+from sparsepipe.values.profile import CostSample, LayerCost, Profile
 
 
 def random_problem(rng, *, layers=(6, 16), most_each=3):

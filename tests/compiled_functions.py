@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.engines.plain import PlainEngine
-from sparsepipe.models.traced import trace
-from sparsepipe.models.traced.verification import differences
+from sparsepipe.networks.traced import trace
+from sparsepipe.networks.traced.verification import differences
 
 
 @torch.jit.script

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from sparsepipe import Cluster, CostSample, DeviceType, LayerCost, Link, Node, Plan, Profile, RunRecord, Stage, simulate
-from sparsepipe.record import Origin
-from sparsepipe.stragglers import Stragglers
-from sparsepipe.trace import Span
+from sparsepipe.records import Origin
+from sparsepipe.values.stragglers import Stragglers
+from sparsepipe.values.trace import Span
 
 MEASURED = Path(__file__).parent.parent / "data_manifests" / "profiles" / "minkvgg16bn.json"
 _SIZES = (1000.0, 2500.0, 7401.0, 15000.0)

@@ -3,13 +3,13 @@
 import numpy as np
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile
-from sparsepipe.dynamics import Alarm, Factors, Watch
-from sparsepipe.dynamics.interference import Forest, Predictor
-from sparsepipe.dynamics.interference.measurements import features_of
-from sparsepipe.dynamics.replanner import Replanner
-from sparsepipe.dynamics.segments import simulate_from
-from sparsepipe.dynamics.variants import variant
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.monitoring import Alarm, Factors, Watch
+from sparsepipe.monitoring.interference import Forest, Predictor
+from sparsepipe.monitoring.interference.measurements import features_of
+from sparsepipe.monitoring.replanner import Replanner
+from sparsepipe.monitoring.segments import simulate_from
+from sparsepipe.monitoring.variants import variant
+from sparsepipe.values.stragglers import Stragglers
 
 KIND = "layer"  # of every layer in these networks, which say nothing of themselves
 KEPT = 0.25  # share of its pace that a layer keeps, as this predictor has it

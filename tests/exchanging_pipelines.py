@@ -11,8 +11,6 @@ import torch
 from processes import ENOUGH
 from torch import Tensor
 
-from sparsepipe.plan import Stage
-from sparsepipe.replication.base import Merge, Rule
 from sparsepipe.runtime.failures import DeadlinePassed
 from sparsepipe.runtime.pipelines.base import Holder
 from sparsepipe.runtime.processes.process import Process
@@ -23,6 +21,8 @@ from sparsepipe.runtime.stages.position import Position
 from sparsepipe.runtime.training_state.optimizer import optimizer
 from sparsepipe.runtime.training_state.weights import Weights
 from sparsepipe.runtime.worker.stage_replica import StageReplica
+from sparsepipe.values.plan import Stage
+from sparsepipe.values.replication.base import Merge, Rule
 
 TIMEOUT = 20.0
 

@@ -13,7 +13,7 @@ from processes import ENOUGH, until
 from runtime_jobs import REPOSITORY, plan_of, settings, shapes
 
 from sparsepipe.data.sources import user_cache
-from sparsepipe.io.files import read_rows
+from sparsepipe.util.io.files import read_rows
 
 DATA = "/run/home/shapes"  # on each host its own copy
 MODEL = "minkvgg11-narrow"
@@ -21,9 +21,9 @@ FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
 LAUNCH = """
     import json, sys
     from sparsepipe import InputError
-    from sparsepipe.cluster import Cluster
-    from sparsepipe.launchers import launch
-    from sparsepipe.plan import Plan
+    from sparsepipe.values.cluster import Cluster
+    from sparsepipe.launching import launch
+    from sparsepipe.values.plan import Plan
     from sparsepipe.runtime import RunConfig
     for told in json.loads(sys.argv[1]):
         cluster = Cluster.load(told["cluster"]) if told["cluster"] else None

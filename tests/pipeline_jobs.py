@@ -10,13 +10,13 @@ from pathlib import Path
 from runtime_jobs import Result, plan_of, run_ranks
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage
-from sparsepipe.host.python_path import python_command, python_environment
-from sparsepipe.io.files import read_rows
-from sparsepipe.launchers.prepare import prepare
-from sparsepipe.replication import Arithmetic, parse_rule, rule_to_json
+from sparsepipe.launching.prepare import prepare
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.pipelines.resuming import RESUME
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.util.host.python_path import python_command, python_environment
+from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.replication import Arithmetic, parse_rule, rule_to_json
 
 
 def pipelines_of(model: str, *ranks: Sequence[Sequence[int]], rule: str, cuts=None, **options) -> Plan:
@@ -93,8 +93,8 @@ def identity_of(plan: Plan, number: int) -> tuple[int, int, Mapping[str, str]]:
 
 def _work(folder: Path, number: int) -> None:
     """Take the part of one rank among all."""
-    from sparsepipe.io.files import read_json
     from sparsepipe.runtime.worker.run import run
+    from sparsepipe.util.io.files import read_json
 
     plan = Plan.load(folder / "plan.json")
     k, _, told = identity_of(plan, sorted(plan.ranks)[number])

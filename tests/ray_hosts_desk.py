@@ -11,7 +11,7 @@ from hosts_desk import give_machine_code
 from processes import ENOUGH, until
 from runtime_jobs import REPOSITORY, plan_of, shapes
 
-from sparsepipe.io.files import cut_torn_row, read_rows
+from sparsepipe.util.io.files import cut_torn_row, read_rows
 
 MODEL = "minkvgg11bn-narrow"
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from runtime_jobs import Job
 
-from sparsepipe.plan import Plan
 from sparsepipe.runtime import commands, replan_request
+from sparsepipe.values.plan import Plan
 
 
 @dataclass

@@ -13,8 +13,6 @@ import torch
 from pipeline_jobs import PipelinesResult
 from torch import Tensor
 
-from sparsepipe.plan import Plan
-from sparsepipe.replication import SERVER, Arithmetic
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.replication.between_pipelines.held import Held
@@ -22,7 +20,9 @@ from sparsepipe.runtime.stages.base import Output
 from sparsepipe.runtime.worker.connections import Connections
 from sparsepipe.runtime.worker.stage_replica import StageReplica
 from sparsepipe.runtime.workloads.learning import Learning
-from sparsepipe.schedule import compile_until_steady
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.replication import SERVER, Arithmetic
+from sparsepipe.values.schedule import compile_until_steady
 
 Row = Mapping[str, Any]
 

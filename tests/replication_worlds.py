@@ -5,7 +5,7 @@ import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from sparsepipe.replication import SERVER, Arithmetic, Merge, Rule
+from sparsepipe.values.replication import SERVER, Arithmetic, Merge, Rule
 
 AVERAGES = {Arithmetic.MEAN_WEIGHTS, Arithmetic.MEAN_GRADIENTS, Arithmetic.OUTER_STEP}
 

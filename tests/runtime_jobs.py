@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file
 
 from sparsepipe.data import make_shapes
-from sparsepipe.io.files import read_json, read_rows, write_json
-from sparsepipe.models import INPUT, Row, network
-from sparsepipe.plan import Plan, Stage
+from sparsepipe.networks import INPUT, Row, network
 from sparsepipe.runtime import RunConfig
-from sparsepipe.trace import Span, Trace
+from sparsepipe.util.io.files import read_json, read_rows, write_json
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.trace import Span, Trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PLAIN, NORMED, UNET = "minkvgg11-narrow", "minkvgg11bn-narrow", "minkunet14a-narrow"

@@ -283,7 +283,7 @@ def test_views_are_imported_by_views_and_entry_points_alone():
         for importer in importers
         if room(module) in {*VIEWS, "widgets"} and room(importer) not in allowed
     }
-    assert above <= {"sparsepipe imports sparsepipe.widgets", "sparsepipe imports sparsepipe.plots"}
+    assert above <= {"sparsepipe imports sparsepipe.views.widgets", "sparsepipe imports sparsepipe.views.plots"}
 
 
 def room(module):
@@ -293,7 +293,7 @@ def room(module):
 
 def test_errors_stand_below_all():
     (names,) = [imports(path, parts) for path, parts in sources() if parts == ("errors",)]
-    assert {name for name in names if name.startswith("sparsepipe")} <= {"sparsepipe.display.markup"}
+    assert {name for name in names if name.startswith("sparsepipe")} <= {"sparsepipe.views.markup"}
 
 
 def test_types_are_strict_for_whoever_installs_the_package():

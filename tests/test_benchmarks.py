@@ -28,12 +28,12 @@ from scripts.bench.runtime.torch_stages import targets, torch_stage
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Profile
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.losses import open_loss
-from sparsepipe.models import network
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.profiler.measure import profile
-from sparsepipe.replication import parse_rule
+from sparsepipe.networks import network
+from sparsepipe.networks.losses import open_loss
+from sparsepipe.profiling.measure import profile
 from sparsepipe.runtime.config import RunConfig
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.replication import parse_rule
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 IMAGES = TableCase("vgg16", 2, images=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from sparsepipe.record.run_record import commit
-from sparsepipe.reproduce.saved_notebook import OPTIONS, after_save, look_again
+from sparsepipe.records.run_record import commit
+from sparsepipe.study.saved_notebook import OPTIONS, after_save, look_again
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NAME = "notebooks/01_data.ipynb"

@@ -14,7 +14,7 @@ from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, 
 from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.cli.command import VERBS, parser
-from sparsepipe.models import MODULE_NETWORKS, NETWORKS
+from sparsepipe.networks import MODULE_NETWORKS, NETWORKS
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from command_line import sparsepipe
 
 from sparsepipe import RunRecord
-from sparsepipe.io.files import sha256
+from sparsepipe.util.io.files import sha256
 
 OWN = Path(__file__).resolve().parent / "own_networks.py"
 

@@ -6,7 +6,7 @@ import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Plan, Profile
 from sparsepipe.cli import main
-from sparsepipe.replication import rule
+from sparsepipe.values.replication import rule
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from command_line import sparsepipe
 from dynamics_worlds import network
 
 from sparsepipe import Trace
-from sparsepipe.dynamics.variants import VARIANTS
+from sparsepipe.monitoring.variants import VARIANTS
 
 HALF = "slow:rank=1,factor=2,from=40,to=120"
 

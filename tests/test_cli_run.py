@@ -19,11 +19,11 @@ from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.cli.run_text import run_lines
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
-from sparsepipe.dynamics.variants import VARIANTS
-from sparsepipe.host.background_load import BackgroundLoad
-from sparsepipe.launchers import LAUNCHERS, SLURM
-from sparsepipe.models import network
-from sparsepipe.record import Origin
+from sparsepipe.launching import LAUNCHERS, SLURM
+from sparsepipe.monitoring.variants import VARIANTS
+from sparsepipe.networks import network
+from sparsepipe.records import Origin
+from sparsepipe.util.host.background_load import BackgroundLoad
 
 MODEL = "minkvgg11bn-narrow"
 IDS = tuple(row.id for row in network(MODEL, num_classes=2).rows)
@@ -182,9 +182,9 @@ def test_a_typo_is_told_before_a_run_is_made(plan, shapes, tmp_path, typo, meant
 
 def test_run_offers_what_its_settings_take() -> None:
     """Choices are the library's own: a setting takes each of them and nothing else, and all of them are offered."""
-    from sparsepipe.io.settings import Choice, rows
-    from sparsepipe.losses import LOSSES
+    from sparsepipe.networks.losses import LOSSES
     from sparsepipe.runtime import RunConfig
+    from sparsepipe.util.io.settings import Choice, rows
 
     verb = argparse.ArgumentParser()
     OPTIONS["run"][1](verb)

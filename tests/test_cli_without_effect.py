@@ -8,9 +8,9 @@ from sparsepipe.cli.command import parser
 from sparsepipe.cli.run_verbs import settings_of
 from sparsepipe.cli.without_effect import kind_of_data, without_effect
 from sparsepipe.data import make_shapes
-from sparsepipe.models import network
-from sparsepipe.replication import parse_rule
+from sparsepipe.networks import network
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.values.replication import parse_rule
 
 MODEL = "minkvgg11bn-narrow"
 IDS = tuple(row.id for row in network(MODEL, num_classes=2).rows)

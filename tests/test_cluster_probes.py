@@ -20,10 +20,10 @@ from network_hosts import network_hosts
 from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.launchers.probes import check_cluster, measure_cluster
-from sparsepipe.launchers.probes.check import HostFacts, _wrong, unlike_networks
-from sparsepipe.launchers.probes.hosts import Probe, probes
-from sparsepipe.launchers.probes.measure import (
+from sparsepipe.launching.probes import check_cluster, measure_cluster
+from sparsepipe.launching.probes.check import HostFacts, _wrong, unlike_networks
+from sparsepipe.launching.probes.hosts import Probe, probes
+from sparsepipe.launching.probes.measure import (
     MeasuredLink,
     measure_network_time,
     of_a_byte,
@@ -31,8 +31,8 @@ from sparsepipe.launchers.probes.measure import (
     unlike_devices,
     with_network_time,
 )
-from sparsepipe.launchers.probes.unmeasured import with_unmeasured
-from sparsepipe.launchers.ssh.hosted_run import runs_folder
+from sparsepipe.launching.probes.unmeasured import with_unmeasured
+from sparsepipe.launching.ssh.hosted_run import runs_folder
 from sparsepipe.runtime.wire.frames import lengths
 from sparsepipe.runtime.wire.handshake import OPENING_BYTES, call, new_secret
 

@@ -18,7 +18,7 @@ from sparsepipe import data
 from sparsepipe.data import AUGMENTATIONS, Augmentation
 from sparsepipe.data.formats import Cloud
 from sparsepipe.engines.dense import dense_grid
-from sparsepipe.models import network
+from sparsepipe.networks import network
 
 clouds = arrays(np.float64, st.tuples(st.integers(4, 30), st.just(3)), elements=st.floats(-5, 5, width=32))
 seeds = st.integers(0, 2**32)

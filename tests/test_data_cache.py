@@ -21,7 +21,7 @@ from safetensors import numpy as safetensors
 from sparsepipe import data
 from sparsepipe.data.cache import SampleCache, cache_key
 from sparsepipe.data.dataset import VoxelDataset
-from sparsepipe.io import files
+from sparsepipe.util.io import files
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -73,7 +73,7 @@ def test_a_torch_data_set_gives_the_minibatches_of_torchs_collate(tmp_path: Path
 )
 def test_arrays_numbers_tuples_and_dicts_become_tensors_side_by_side(tmp_path: Path, item: Any) -> None:
     reference = own(tmp_path, "def make(split): return ITEMS\n")
-    from sparsepipe.io.functions import UserFunction
+    from sparsepipe.util.io.functions import UserFunction
 
     UserFunction.parse(reference).load().__globals__["ITEMS"] = [item, item]
     batch = open_examples(reference, split="train").batch([0, 1])

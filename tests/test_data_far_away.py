@@ -14,7 +14,7 @@ from sparsepipe import data
 from sparsepipe.data import PointBatch
 from sparsepipe.data.voxels import metric_voxel_index
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.models import INPUT, Network, Row, network
+from sparsepipe.networks import INPUT, Network, Row, network
 
 ENGINES = ["native", *(["minkowski"] if find_spec("MinkowskiEngine") else [])]
 MAP = (448000.0, 5428000.0, 120.0)  # UTM, metres

@@ -14,7 +14,7 @@ from coded import raises
 from sparsepipe import data
 from sparsepipe.data.manifests import get_manifest, manifests_folder, read_manifest
 from sparsepipe.errors import InputError
-from sparsepipe.io.fields import shown
+from sparsepipe.util.io.fields import shown
 
 TRIANGLE = b"OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"
 HEAD = "title: t\nlicence: l\ncitation: c\nhomepage: https://example.org/\nsplits: {train: 1}\n"

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from sparsepipe import RunConfig, data
-from sparsepipe.derived.seeds import derived_seed, sample_seed
-from sparsepipe.io.files import write_atomic
-from sparsepipe.io.paths import name_text
+from sparsepipe.util.derived.seeds import derived_seed, sample_seed
+from sparsepipe.util.io.files import write_atomic
+from sparsepipe.util.io.paths import name_text
 
 ODD = os.fsdecode(b"st\xfchle")  # Latin-1
 TEXT = "st\\xfchle"

@@ -7,8 +7,8 @@ import pytest
 
 import sparsepipe
 from sparsepipe import Cluster, DeviceType, Link, Node
-from sparsepipe.display.counting import number_of
-from sparsepipe.display.numbers import as_given
+from sparsepipe.util.text.counting import number_of
+from sparsepipe.util.text.numbers import as_given
 
 PACKAGE = Path(sparsepipe.__file__).parent
 
@@ -55,10 +55,10 @@ WORDS = (
 )
 PLURALS = tuple(number_of(2, word).removeprefix("2") for word in WORDS)
 MORE_THAN_ONE = {  # said of several alone: the code asks before
-    "launchers/local/started.py",
-    "plots/accuracy.py",
-    "widgets/job_line.py",
-    "widgets/settings.py",
+    "launching/local/started.py",
+    "views/plots/accuracy.py",
+    "views/widgets/job_line.py",
+    "views/widgets/settings.py",
 }
 
 

@@ -5,15 +5,15 @@ from inspect import getdoc, signature
 
 from scripts.settings import PAGE, page
 from sparsepipe import SCHEDULES, Cluster, DeviceType, Link, Node, RunConfig, launch, partition, profile_model
-from sparsepipe.dynamics.variants import VARIANTS
 from sparsepipe.engines import ENGINES
-from sparsepipe.io.settings import rows
-from sparsepipe.launchers import LAUNCHERS
-from sparsepipe.launchers import launch as launch_alone
-from sparsepipe.planners import PLANNERS
-from sparsepipe.replication import RULES
+from sparsepipe.launching import LAUNCHERS
+from sparsepipe.launching import launch as launch_alone
+from sparsepipe.monitoring.variants import VARIANTS
+from sparsepipe.planning import PLANNERS
 from sparsepipe.runtime.config import DEVICES
-from sparsepipe.stragglers import KINDS
+from sparsepipe.util.io.settings import rows
+from sparsepipe.values.replication import RULES
+from sparsepipe.values.stragglers import KINDS
 
 
 def test_a_link_says_its_units():

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from sparsepipe.dynamics import change_point
-from sparsepipe.dynamics.change_point import AT_ONCE, LEARNED, PASSED_OVER, ChangePoint
+from sparsepipe.monitoring import change_point
+from sparsepipe.monitoring.change_point import AT_ONCE, LEARNED, PASSED_OVER, ChangePoint
 
 SEEDS = range(8)
 

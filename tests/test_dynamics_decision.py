@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import Link, Plan, Profile, Stage, partition
-from sparsepipe.cluster import Cluster, DeviceType, Node
-from sparsepipe.dynamics import Factors
-from sparsepipe.dynamics.decision import Caution, decide
-from sparsepipe.dynamics.moves import Pace, largest_payload, moves_between, nearest, transfer_seconds
-from sparsepipe.dynamics.segments import seconds_of, simulate_plans
+from sparsepipe.monitoring import Factors
+from sparsepipe.monitoring.decision import Caution, decide
+from sparsepipe.monitoring.moves import Pace, largest_payload, moves_between, nearest, transfer_seconds
+from sparsepipe.monitoring.segments import seconds_of, simulate_plans
+from sparsepipe.values.cluster import Cluster, DeviceType, Node
 
 
 def sizes(plan):

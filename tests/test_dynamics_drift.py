@@ -8,10 +8,10 @@ from coded import raises
 from drifting_runs import LINK, MEASURED, PROFILE, Noise, Piece, as_measured, cluster_with, drifting, halves
 
 from sparsepipe import Cluster, DeviceType, Link, Node, Plan, Profile, Stage, simulate
-from sparsepipe.dynamics import Alarm, Watch
-from sparsepipe.dynamics.expected import Expected
-from sparsepipe.dynamics.observations import LeftOut, left_out_of
-from sparsepipe.dynamics.series import Series
+from sparsepipe.monitoring import Alarm, Watch
+from sparsepipe.monitoring.expected import Expected
+from sparsepipe.monitoring.observations import LeftOut, left_out_of
+from sparsepipe.monitoring.series import Series
 
 SEEDS = (0, 1, 2)
 SLOW, USUAL = 150, 60  # minibatches of a run before the change, and after it

@@ -19,8 +19,8 @@ from sparsepipe import (
     partition,
     simulate,
 )
-from sparsepipe.dynamics import Factors
-from sparsepipe.profile import StepOverhead
+from sparsepipe.monitoring import Factors
+from sparsepipe.values.profile import StepOverhead
 
 GRAPH = LayerGraph.from_ids([Layer(name, name, 1e6) for name in "abcd"], [("a", "b"), ("b", "c"), ("c", "d")])
 COST = LayerCost((CostSample(100, 0.01, 0.02, 1e6, forward_spread=0.001), CostSample(1000, 0.1, 0.2, 1e7)))

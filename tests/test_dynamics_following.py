@@ -12,10 +12,10 @@ from processes import ENOUGH, until
 import sparsepipe as sp
 from sparsepipe import Plan, RunConfig, partition
 from sparsepipe.data.shapes import make_shapes
-from sparsepipe.dynamics.following import DECISIONS, Following
-from sparsepipe.dynamics.launching import launch
-from sparsepipe.dynamics.of_runs import drift_of
-from sparsepipe.replication import parse_rule
+from sparsepipe.monitoring.following import DECISIONS, Following
+from sparsepipe.monitoring.launching import launch
+from sparsepipe.monitoring.of_runs import drift_of
+from sparsepipe.values.replication import parse_rule
 
 CONFIG = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=75, timeout_seconds=120)
 

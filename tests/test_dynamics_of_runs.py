@@ -9,12 +9,12 @@ from command_line import sparsepipe
 from drifting_runs import PROFILE, SLOW_FROM, Piece, WrittenRun, as_measured, cluster_with, drifting, halves, slowed
 
 from sparsepipe import Plan, RunRecord, Stage
-from sparsepipe.dynamics import Follower, RunRows, drift_of
 from sparsepipe.errors import DamagedRecord
-from sparsepipe.io.files import write_json
-from sparsepipe.record import Origin
-from sparsepipe.record.plans import begin_plan
-from sparsepipe.replication import parse_rule
+from sparsepipe.monitoring import Follower, RunRows, drift_of
+from sparsepipe.records import Origin
+from sparsepipe.records.plans import begin_plan
+from sparsepipe.util.io.files import write_json
+from sparsepipe.values.replication import parse_rule
 
 
 def written(folder, **others):

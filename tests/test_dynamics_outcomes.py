@@ -8,10 +8,10 @@ from drifting_runs import PROFILE, Noise, cluster_with, halves, sizes_of
 from dynamics_worlds import cpus, followed, network
 
 from sparsepipe import LayerCost, Plan, Stage, partition, simulate
-from sparsepipe.dynamics import Factors
-from sparsepipe.dynamics.decision import decide
-from sparsepipe.dynamics.moves import Pace
-from sparsepipe.dynamics.outcomes import MeasuredPace, Outcomes, Paces
+from sparsepipe.monitoring import Factors
+from sparsepipe.monitoring.decision import decide
+from sparsepipe.monitoring.moves import Pace
+from sparsepipe.monitoring.outcomes import MeasuredPace, Outcomes, Paces
 
 NOISE = Noise(times=0.05, interrupted=0.01)
 CLUSTER = cpus(2)

@@ -16,14 +16,14 @@ from nvml_library import BUSY, FIRST, UUID, answering
 
 from sparsepipe import InputError, RunConfig, partition
 from sparsepipe.data.shapes import make_shapes
-from sparsepipe.dynamics import Factors
-from sparsepipe.dynamics.following import DECISIONS
-from sparsepipe.dynamics.launching import launch
-from sparsepipe.dynamics.predictions import Predictions, check_predictor
-from sparsepipe.dynamics.variants import Situation, predicted_factors
-from sparsepipe.host.metrics import MachineWatch, machine_watch
+from sparsepipe.monitoring import Factors
+from sparsepipe.monitoring.following import DECISIONS
+from sparsepipe.monitoring.launching import launch
+from sparsepipe.monitoring.predictions import Predictions, check_predictor
+from sparsepipe.monitoring.variants import Situation, predicted_factors
 from sparsepipe.runtime.processes import rank_readings, rank_watches
 from sparsepipe.runtime.processes.gpu_file import forget_gpu, gpu_of
+from sparsepipe.util.host.metrics import MachineWatch, machine_watch
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ from coded import raises
 from dynamics_worlds import Told, cpus, network
 
 from sparsepipe import partition, simulate
-from sparsepipe.dynamics import Factors
-from sparsepipe.dynamics.decision import Caution
-from sparsepipe.dynamics.drift import Watch
-from sparsepipe.dynamics.oracle import best_plans, oracle_segments, stretches
-from sparsepipe.dynamics.segments import iteration_seconds, seconds_of, simulate_plans
-from sparsepipe.dynamics.simulated import check_replans, simulate_replans
-from sparsepipe.dynamics.variants import VARIANTS, variant
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.monitoring import Factors
+from sparsepipe.monitoring.decision import Caution
+from sparsepipe.monitoring.drift import Watch
+from sparsepipe.monitoring.oracle import best_plans, oracle_segments, stretches
+from sparsepipe.monitoring.segments import iteration_seconds, seconds_of, simulate_plans
+from sparsepipe.monitoring.simulated import check_replans, simulate_replans
+from sparsepipe.monitoring.variants import VARIANTS, variant
+from sparsepipe.values.stragglers import Stragglers
 
 HALF = "slow:rank=1,factor=2,from=100,to=300"
 

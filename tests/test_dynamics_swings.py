@@ -8,9 +8,9 @@ from drifting_runs import Noise
 from dynamics_worlds import cpus, followed, network
 
 from sparsepipe import partition
-from sparsepipe.dynamics import Factors, Watch
-from sparsepipe.dynamics.decision import decide
-from sparsepipe.dynamics.series import Swings
+from sparsepipe.monitoring import Factors, Watch
+from sparsepipe.monitoring.decision import decide
+from sparsepipe.monitoring.series import Swings
 
 CLUSTER, NETWORK = cpus(2), network(24)
 HALVES = partition(NETWORK, CLUSTER)

@@ -12,7 +12,7 @@ from sparsepipe.data import PointBatch
 from sparsepipe.engines import CoordinateSet, Feature, Parts, Subnetwork, engine
 from sparsepipe.engines.subnetwork import initialise
 from sparsepipe.errors import InputError
-from sparsepipe.models import INPUT, Network, Row, network
+from sparsepipe.networks import INPUT, Network, Row, network
 
 NATIVE = engine("native")
 ROWS = [

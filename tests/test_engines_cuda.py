@@ -10,7 +10,7 @@ from engine_clouds import close, random_batch
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.dropout import SeededDropout
 from sparsepipe.engines.native.layers import Activation
-from sparsepipe.models import INPUT, network
+from sparsepipe.networks import INPUT, network
 
 pytestmark = pytest.mark.gpu
 NATIVE = engine("native")

@@ -18,8 +18,8 @@ from sparsepipe.engines import engine
 from sparsepipe.engines.native import convolution, direct, machine_code
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.kernel_map import KernelMap
-from sparsepipe.io.files import sealed, unsealed
-from sparsepipe.io.told import tell
+from sparsepipe.util.io.files import sealed, unsealed
+from sparsepipe.util.io.told import tell
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 pytestmark = pytest.mark.skipif(machine_code.lanes() == 0, reason="no machine code for this processor, or no llvmlite")
@@ -225,8 +225,8 @@ import ctypes, mmap, sys
 import torch
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.kernel_map import KernelMap
-from sparsepipe.io.files import sealed, unsealed
-from sparsepipe.io.told import tell
+from sparsepipe.util.io.files import sealed, unsealed
+from sparsepipe.util.io.told import tell
 
 libc = ctypes.CDLL(None)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

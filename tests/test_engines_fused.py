@@ -21,7 +21,7 @@ from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.engines.native.kernel_map import KernelMap
 from sparsepipe.engines.native.tuning import Choices
 from sparsepipe.engines.native.warm_up import tensor_strides
-from sparsepipe.models import INPUT, Network, Row, network
+from sparsepipe.networks import INPUT, Network, Row, network
 
 WIDTHS = [(33, 7), (2, 65)]  # more than a block of inputs, and of outputs
 SHAPES = [(2, 2, 1), (1, 2, 1), (3, 2, 1), (3, 1, 2)]  # in the interpreter, which is slow, the first two

@@ -13,7 +13,7 @@ from torch import nn
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.batch_norm import GroupBatchNorm
 from sparsepipe.errors import InputError
-from sparsepipe.models import INPUT, Network, Row
+from sparsepipe.networks import INPUT, Network, Row
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.replication.batch_norm import StatisticsGroup
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.models import INPUT, Network, Row
+from sparsepipe.networks import INPUT, Network, Row
 
 NATIVE = engine("native")
 CHANNELS = {"in_channels": 48, "out_channels": 320}

@@ -10,7 +10,7 @@ from engine_clouds import close, leaf, random_batch, sorted_rows
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import CoordinateSet, Feature, Parts, Subnetwork, engine
 from sparsepipe.engines.subnetwork import initialise
-from sparsepipe.models import INPUT, Network, Row
+from sparsepipe.networks import INPUT, Network, Row
 
 NATIVE = engine("native")
 SHAPES = {

@@ -10,7 +10,7 @@ from engine_clouds import random_batch
 
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import engine
-from sparsepipe.models import INPUT, Row
+from sparsepipe.networks import INPUT, Row
 
 # Its layers instantiate autograd functions, which torch deprecates and still allows.
 pytestmark = pytest.mark.filterwarnings("ignore:<class 'Minkowski:DeprecationWarning")

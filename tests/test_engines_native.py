@@ -16,7 +16,7 @@ from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack, unpack
 from sparsepipe.engines.native.kernel_map import kernel_offsets
 from sparsepipe.engines.native.layers import global_max_pool, max_pool
-from sparsepipe.models import INPUT, Row
+from sparsepipe.networks import INPUT, Row
 
 NATIVE = engine("native")
 SIZE = 8  # of the dense grid; random_batch(reach=4) fills [-4, 4)

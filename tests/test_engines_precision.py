@@ -7,7 +7,7 @@ from engine_clouds import leaf, random_batch
 
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.native import convolution, direct
-from sparsepipe.models import INPUT, Row, network
+from sparsepipe.networks import INPUT, Row, network
 
 NATIVE = engine("native")
 ROUNDING = 2.0**-8  # bfloat16 keeps 8 significant bits: rounding is off by at most 2^-8 of the value

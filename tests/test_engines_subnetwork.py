@@ -11,7 +11,7 @@ from runtime_jobs import branching_order
 from torch.func import functional_call
 
 from sparsepipe.engines import Feature, Parts, Subnetwork, engine
-from sparsepipe.models import INPUT, Network, Row, network
+from sparsepipe.networks import INPUT, Network, Row, network
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
 IDS = [row.id for row in NET.rows]

@@ -7,10 +7,10 @@ from pathlib import Path
 from runtime_jobs import NORMED, plan_of, run_ranks, settings, shapes
 
 from sparsepipe.engines.native import NativeEngine
-from sparsepipe.plan import Plan
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.learning import Learning
+from sparsepipe.values.plan import Plan
 
 
 class Recording(NativeEngine):

@@ -10,7 +10,7 @@ import sparsepipe
 from sparsepipe import Plan, Stage
 from sparsepipe.data.voxels import OutOfReach
 from sparsepipe.errors import InputError, RunFailed
-from sparsepipe.launchers.failure_cause import cause_of, find_cause
+from sparsepipe.launching.failure_cause import cause_of, find_cause
 from sparsepipe.runtime.failures import PacketMismatch, described
 
 

@@ -17,11 +17,11 @@ from coded import raises
 from processes import ENOUGH, until
 
 from sparsepipe import plots
-from sparsepipe.plots import chromium
-from sparsepipe.plots.export import normalised, provenance, with_facts, without_repeats
-from sparsepipe.plots.theme import doubted, finished, hatch, with_held_up
-from sparsepipe.provenance import Provenance
-from sparsepipe.record import NOTEBOOK, PAPER, Origin
+from sparsepipe.records import NOTEBOOK, PAPER, Origin
+from sparsepipe.records.provenance import Provenance
+from sparsepipe.views.plots import chromium
+from sparsepipe.views.plots.export import normalised, provenance, with_facts, without_repeats
+from sparsepipe.views.plots.theme import doubted, finished, hatch, with_held_up
 
 needs_chromium = pytest.mark.skipif(plots.browser() is None, reason="no Chromium to draw with")
 
@@ -326,7 +326,7 @@ def test_the_browser_ends_with_the_process_that_draws(tmp_path):
     """However that one ends."""
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1]); from test_export import figure; "
-        "from sparsepipe.plots import chromium; chromium.drawn(figure(), 'png', 1); os.kill(os.getpid(), 9)"
+        "from sparsepipe.views.plots import chromium; chromium.drawn(figure(), 'png', 1); os.kill(os.getpid(), 9)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OF_TEST": str(tmp_path)}
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]

@@ -5,7 +5,8 @@ import socket
 import pytest
 from coded import raises
 
-from sparsepipe.io.files import (
+from sparsepipe.launching.supervisor import tell_status
+from sparsepipe.util.io.files import (
     cut_torn_row,
     open_regular,
     read_json,
@@ -16,7 +17,6 @@ from sparsepipe.io.files import (
     write_atomic,
     write_json,
 )
-from sparsepipe.launchers.supervisor import tell_status
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):

@@ -37,22 +37,22 @@ from sparsepipe.cli import main
 from sparsepipe.cli.output import table
 from sparsepipe.cli.run_verbs import runs_list, runs_show
 from sparsepipe.errors import RunFailed, one_line, visible
-from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.planners import partition
-from sparsepipe.plots.outcomes import Outcome
-from sparsepipe.plots.points import Point
-from sparsepipe.record import RunRecord
+from sparsepipe.planning import partition
+from sparsepipe.planning.sweeps import Candidate
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
-from sparsepipe.sweeps import Candidate
+from sparsepipe.util.io.files import write_json, write_rows
 from sparsepipe.views import html
 from sparsepipe.views.markup import Html, figure_text, joined, markdown_text
+from sparsepipe.views.plots.outcomes import Outcome
+from sparsepipe.views.plots.points import Point
 from sparsepipe.views.ties import in_bold
 from sparsepipe.views.values import left_out
-from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable
-from sparsepipe.widgets.exporter import Exporter
-from sparsepipe.widgets.html_view import HtmlView
-from sparsepipe.widgets.live import Doing, doings_table, learned, log_of
-from sparsepipe.widgets.messages import Messages
+from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable
+from sparsepipe.views.widgets.exporter import Exporter
+from sparsepipe.views.widgets.html_view import HtmlView
+from sparsepipe.views.widgets.live import Doing, doings_table, learned, log_of
+from sparsepipe.views.widgets.messages import Messages
 
 NAME = "<img src=x onerror=alert(1)><b>\"'&$x$%{y}\x1b[31m\u202e"
 LINES = f"{NAME}\n{NAME}"
@@ -144,7 +144,7 @@ def test_widgets(record, tmp_path):
     runs.deletion.button.click()
     rows = json.loads(runs.listing.marks.document)["rows"]
     assert rows[0][0] == NAME, "as it is: the page makes text of every cell, and puts no HTML together"
-    assert (PACKAGE / "widgets" / "runs_list.js").read_text().count("innerHTML") == 1
+    assert (PACKAGE / "views" / "widgets" / "runs_list.js").read_text().count("innerHTML") == 1
     assert_harmless(runs.deletion.question.told.value)
     runs.trace.click()
     assert_harmless(runs.messages.value)
@@ -367,15 +367,15 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 # Html(…) of what is no constant: it says of its argument that it is markup already.
 KNOWN = {
     ("views/names.py", "_whole"),  # a part of markup, whose names alone get a span around them
-    ("plots/theme.py", "_heading"),  # a finished figure's title
-    ("plots/export.py", "_title"),  # the same of another figure, to take its tags off
-    ("plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's
-    ("plots/accuracy.py", "accuracy"),  # a hover template's own unit
-    ("reproduce/page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs
-    ("reproduce/page.py", "of_markdown"),  # mistune has escaped it
-    ("reproduce/page.py", "with_links_to_pages"),  # Html already, of whose links to notebooks the ends change
-    ("reproduce/page.py", "_output"),  # what the executed notebook shows, on a page where no script runs
-    ("reproduce/page.py", "_with_dark_thumbnails"),  # the same, with SVGs beside its pictures
+    ("views/plots/theme.py", "_heading"),  # a finished figure's title
+    ("views/plots/export.py", "_title"),  # the same of another figure, to take its tags off
+    ("views/plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's
+    ("views/plots/accuracy.py", "accuracy"),  # a hover template's own unit
+    ("study/page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs
+    ("study/page.py", "of_markdown"),  # mistune has escaped it
+    ("study/page.py", "with_links_to_pages"),  # Html already, of whose links to notebooks the ends change
+    ("study/page.py", "_output"),  # what the executed notebook shows, on a page where no script runs
+    ("study/page.py", "_with_dark_thumbnails"),  # the same, with SVGs beside its pictures
 }
 
 
@@ -403,7 +403,11 @@ def test_no_other_door_to_html():
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr in ("HTML", "HTMLMath") and name != "widgets/html_view.py":
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("HTML", "HTMLMath")
+                and name != "views/widgets/html_view.py"
+            ):
                 found.append(f"{name}:{node.lineno} {node.attr}")
             if isinstance(node, ast.Import) and any(alias.name == "html" for alias in node.names):
                 if name not in READERS_OF_ENTITIES:
@@ -416,7 +420,7 @@ def test_no_other_door_to_html():
 
 def test_figures_are_finished_in_one_place():
     """`finished` escapes what a figure shows: each figure function returns through it."""
-    for path in (PACKAGE / "plots").glob("*.py"):
+    for path in (PACKAGE / "views" / "plots").glob("*.py"):
         tree = ast.parse(path.read_text())
         makes = any(isinstance(n, ast.Name) and n.id == "make_subplots" for n in ast.walk(tree))
         makes |= any(isinstance(n, ast.Attribute) and ast.unparse(n) == "go.Figure" and isinstance(n.ctx, ast.Load)

@@ -12,8 +12,8 @@ from test_parsers_fuzzed import CLUSTER, damaged, edits, read_or_refused, write
 
 from sparsepipe import Cluster, InputError, Link
 from sparsepipe.cli.command import main
-from sparsepipe.formats.clusters import KINDS, kind_of, load_cluster, load_cluster_file
-from sparsepipe.formats.clusters.slurm import expand, hosts_of_job
+from sparsepipe.records.formats.clusters import KINDS, kind_of, load_cluster, load_cluster_file
+from sparsepipe.records.formats.clusters.slurm import expand, hosts_of_job
 
 HOSTFILE = """\
 # three hosts

@@ -7,8 +7,8 @@ from coded import raises
 
 from sparsepipe import Cluster, Layer, LayerGraph, Link, partition
 from sparsepipe.cli.command import main
-from sparsepipe.formats.dynpipe import BANDWIDTH, load_layer_lists, load_partition
-from sparsepipe.formats.plan_files import load_plan
+from sparsepipe.records.formats.dynpipe import BANDWIDTH, load_layer_lists, load_partition
+from sparsepipe.records.formats.plan_files import load_plan
 
 IMAGES = "configs/dynpipe/runtime/image_classification/models"
 BERT = "configs/dynpipe/runtime_bert/bert"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from coded import raises
 
-from sparsepipe.formats.dynpipe_logs import read_curve, read_log
-from sparsepipe.reproduce.published_dynpipe import (
+from sparsepipe.records.formats.dynpipe_logs import read_curve, read_log
+from sparsepipe.study.published_dynpipe import (
     PublishedDynPipe,
     disturbed_bars,
     disturbed_epochs,

@@ -4,9 +4,9 @@ import pytest
 from coded import raises
 
 from sparsepipe import GraphText, Plan, Profile, Stage, partition
-from sparsepipe.cluster import Cluster, Link
-from sparsepipe.formats.pipedream_conf import conf_of, export_plan, graph_text_of, load_conf, load_plan
-from sparsepipe.models import network
+from sparsepipe.networks import network
+from sparsepipe.records.formats.pipedream_conf import conf_of, export_plan, graph_text_of, load_conf, load_plan
+from sparsepipe.values.cluster import Cluster, Link
 
 
 @pytest.fixture

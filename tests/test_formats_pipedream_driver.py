@@ -14,7 +14,7 @@ from test_parsers_fuzzed import damaged, edits, read_or_refused, write
 
 from sparsepipe import RunConfig, RunRecord
 from sparsepipe.data import make_shapes
-from sparsepipe.formats.pipedream_driver import DriverFile
+from sparsepipe.records.formats.pipedream_driver import DriverFile
 
 DRIVER = """\
 'log_directory': 'output'

@@ -4,8 +4,8 @@ import pytest
 from coded import raises
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Link, Profile, simulate_pipelines
-from sparsepipe.formats.sdpipe import HetuNode, cluster_of, load_layouts, load_nodes, pipelines_of
-from sparsepipe.replication import rule
+from sparsepipe.records.formats.sdpipe import HetuNode, cluster_of, load_layouts, load_nodes, pipelines_of
+from sparsepipe.values.replication import rule
 
 LISTS = """
 from hetu import rgpu, gpu, cpu

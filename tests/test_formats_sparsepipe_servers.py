@@ -7,8 +7,8 @@ from coded import raises
 from command_line import sparsepipe
 
 from sparsepipe import Cluster, DeviceType, GraphText, Node, Profile
-from sparsepipe.formats.sparsepipe_servers import ServerFile
-from sparsepipe.graph_text import GraphTextNode
+from sparsepipe.records.formats.sparsepipe_servers import ServerFile
+from sparsepipe.values.graph_text import GraphTextNode
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import InputError
-from sparsepipe.formats.spot_machines import SpotMachines, read_spot_machines
+from sparsepipe.records.formats.spot_machines import SpotMachines, read_spot_machines
 
 EVENTS = "0,add,a\n0,add,b\n60000,add,c\n90000,remove,a\n90000,remove,b\n120000,add,a\n"
 READINGS = "2021-12-31, 23:59:00, 2\n2022-01-01, 00:00:00, 3\n\n2022-01-01, 00:00:30, 1\n2022-01-01, 00:01:00, 2\n"

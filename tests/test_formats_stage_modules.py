@@ -8,8 +8,8 @@ from sparsepipe import Plan, Stage
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import engine
 from sparsepipe.engines.subnetwork import Subnetwork
-from sparsepipe.formats.stage_modules import write_stage_modules
-from sparsepipe.models import network
+from sparsepipe.networks import network
+from sparsepipe.records.formats.stage_modules import write_stage_modules
 
 NETWORK = network("minkvgg11bn-narrow", num_classes=10)
 IDS = tuple(row.id for row in NETWORK.rows)

@@ -11,10 +11,10 @@ import torch
 
 from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
-from sparsepipe.io.functions import UserFunction
-from sparsepipe.losses import open_loss
-from sparsepipe.models.traced.building import build_module
-from sparsepipe.sinks import open_sink
+from sparsepipe.networks.losses import open_loss
+from sparsepipe.networks.traced.building import build_module
+from sparsepipe.records.sinks import open_sink
+from sparsepipe.util.io.functions import UserFunction
 
 
 def written(path: Path, text: str) -> UserFunction:
@@ -42,7 +42,7 @@ def test_a_file_may_import_minkowski_engine_first(tmp_path):
     """It imports names that Python has removed: alone it fails."""
     path = tmp_path / "net.py"
     path.write_text("import MinkowskiEngine as ME\ndef build(): return ME.MinkowskiReLU()\n")
-    code = f"from sparsepipe.io.functions import UserFunction as F; print(F.parse('{path}:build').load()())"
+    code = f"from sparsepipe.util.io.functions import UserFunction as F; print(F.parse('{path}:build').load()())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("MinkowskiReLU()\n", "")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from sparsepipe.plots.nothing import nothing_to_draw
-from sparsepipe.reproduce import NOTEBOOKS, catalogue
+from sparsepipe.study import NOTEBOOKS, catalogue
+from sparsepipe.views.plots.nothing import nothing_to_draw
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GALLERY = REPOSITORY / "figures" / "gallery"

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from sparsepipe.host import background_load
-from sparsepipe.host.background_load import BackgroundLoad, Usage, cpu_seconds, load_between, watched, worst
+from sparsepipe.util.host import background_load
+from sparsepipe.util.host.background_load import BackgroundLoad, Usage, cpu_seconds, load_between, watched, worst
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -11,9 +11,9 @@ import pytest
 from coded import raises
 from processes import until
 
-from sparsepipe.host.contention import contending_processes
-from sparsepipe.profiler import profile_model
+from sparsepipe.profiling import profile_model
 from sparsepipe.runtime.config import RunConfig
+from sparsepipe.util.host.contention import contending_processes
 
 CONFIG = RunConfig(
     "minkvgg11bn-narrow", "digits", voxel_size=0.1, batch_size=2, num_points=128, engine="native", threads=1
@@ -42,7 +42,7 @@ def _processor_ticks(pid: int) -> int:
 @pytest.mark.slow
 def test_they_are_at_work_until_the_block_ends() -> None:
     known = set(_beside(os.getpid()))
-    with contending_processes(2, "sparsepipe.profiler", SETTINGS):
+    with contending_processes(2, "sparsepipe.profiling", SETTINGS):
         pids = set(_beside(os.getpid())) - known
         assert len(pids) == 2
         enough = {pid: _processor_ticks(pid) + 0.1 * os.sysconf("SC_CLK_TCK") for pid in pids}
@@ -59,8 +59,8 @@ def test_one_that_cannot_work_is_named() -> None:
 
 
 def test_they_end_with_who_is_measured() -> None:
-    code = "import json, sys, time; from sparsepipe.host.contention import contending_processes"
-    code += "\nwith contending_processes(1, 'sparsepipe.profiler', json.loads(sys.argv[1])):"
+    code = "import json, sys, time; from sparsepipe.util.host.contention import contending_processes"
+    code += "\nwith contending_processes(1, 'sparsepipe.profiling', json.loads(sys.argv[1])):"
     code += "\n    print(flush=True); time.sleep(600)"
     measured = subprocess.Popen([sys.executable, "-c", code, json.dumps(SETTINGS)], stdout=subprocess.PIPE)
     assert measured.stdout is not None and measured.stdout.readline() == b"\n"

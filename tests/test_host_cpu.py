@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe.host import cpu
+from sparsepipe.util.host import cpu
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from coded import raises
 
 from sparsepipe import Cluster
 from sparsepipe.data import downloads
-from sparsepipe.host.file_locks import lock_file
-from sparsepipe.launchers import lock
+from sparsepipe.launching import lock
 from sparsepipe.runtime.processes.announcement import Announcement
 from sparsepipe.runtime.processes.ballot import Ballot
 from sparsepipe.runtime.processes.heartbeats import Heartbeats
 from sparsepipe.runtime.processes.mapped_file import mapped_file
 from sparsepipe.runtime.workloads.replay import LinksOfHost
+from sparsepipe.util.host.file_locks import lock_file
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of NFS, Lustre, FUSE
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sparsepipe.host.left_out import left_out
+from sparsepipe.util.host.left_out import left_out
 
 
 def test_a_module_is_missing_within_and_there_after() -> None:
@@ -28,6 +28,6 @@ def test_a_module_that_is_there_stays() -> None:
 
 def test_figures_bring_no_grammar() -> None:
     """jsonschema's, by nbformat, by plotly's renderers: it took half of the time that figures took to be imported."""
-    code = "import sparsepipe.plots, sys; print({'nbformat', 'rfc3987_syntax'} & sys.modules.keys())"
+    code = "import sparsepipe.views.plots, sys; print({'nbformat', 'rfc3987_syntax'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("{'nbformat'}", "set()")

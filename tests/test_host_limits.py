@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import InputError
-from sparsepipe.host.limits import limit_in, limit_met
-from sparsepipe.host.memory import _of_container
-from sparsepipe.host.memory_kills import MemoryKills
 from sparsepipe.runtime.failures import PeerLost, described, translated
+from sparsepipe.util.host.limits import limit_in, limit_met
+from sparsepipe.util.host.memory import _of_container
+from sparsepipe.util.host.memory_kills import MemoryKills
 
 
 def _caused(error: Exception, cause: Exception) -> Exception:

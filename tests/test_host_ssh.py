@@ -7,7 +7,7 @@ import pytest
 from coded import raises
 from network_hosts import network_hosts
 
-from sparsepipe.host.ssh import Destination, command_failure, ssh_command, ssh_failure
+from sparsepipe.util.host.ssh import Destination, command_failure, ssh_command, ssh_failure
 
 ODD = ["a b", "$HOME", "'", '"', "`id`", "*", "\\", ";", "-n", "ü"]
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from coded import raises
 
-from sparsepipe.dynamics.interference import colocation, dynpipe
-from sparsepipe.dynamics.interference.forest import Forest
-from sparsepipe.dynamics.interference.growing import COARSE, Growth, grow
-from sparsepipe.dynamics.interference.judging import judge, split
 from sparsepipe.errors import InputError
+from sparsepipe.monitoring.interference import colocation, dynpipe
+from sparsepipe.monitoring.interference.forest import Forest
+from sparsepipe.monitoring.interference.growing import COARSE, Growth, grow
+from sparsepipe.monitoring.interference.judging import judge, split
 
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn grows the forests")
 

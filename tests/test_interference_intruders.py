@@ -13,12 +13,12 @@ from coded import raises
 from processes import until
 
 from sparsepipe.cli import main
-from sparsepipe.dynamics.interference import intruding
-from sparsepipe.dynamics.interference.intruding import run_intruders
-from sparsepipe.dynamics.interference.kinds import KINDS
-from sparsepipe.dynamics.interference.places import CPU
-from sparsepipe.host.background_load import cpu_seconds, processors_of
-from sparsepipe.host.python_path import python_command, python_environment
+from sparsepipe.monitoring.interference import intruding
+from sparsepipe.monitoring.interference.intruding import run_intruders
+from sparsepipe.monitoring.interference.kinds import KINDS
+from sparsepipe.monitoring.interference.places import CPU
+from sparsepipe.util.host.background_load import cpu_seconds, processors_of
+from sparsepipe.util.host.python_path import python_command, python_environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processors are told apart on Linux")
 CORE = min(processors_of(), default=0)

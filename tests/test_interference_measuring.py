@@ -14,13 +14,13 @@ from processes import until
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Profile
 from sparsepipe.cli import main
-from sparsepipe.dynamics.interference.growing import Growth
-from sparsepipe.dynamics.interference.measurements import Measurement, MeasurementFile, read_measurements, rows_of
-from sparsepipe.dynamics.interference.measuring import intruder_sets
-from sparsepipe.dynamics.interference.predictor import Predictor, learn
-from sparsepipe.dynamics.interference.victims import KindSeconds, kind_of
-from sparsepipe.host.background_load import processors_of
-from sparsepipe.host.python_path import python_command, python_environment
+from sparsepipe.monitoring.interference.growing import Growth
+from sparsepipe.monitoring.interference.measurements import Measurement, MeasurementFile, read_measurements, rows_of
+from sparsepipe.monitoring.interference.measuring import intruder_sets
+from sparsepipe.monitoring.interference.predictor import Predictor, learn
+from sparsepipe.monitoring.interference.victims import KindSeconds, kind_of
+from sparsepipe.util.host.background_load import processors_of
+from sparsepipe.util.host.python_path import python_command, python_environment
 
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn grows the forests")
 ALONE = {"convolution": KindSeconds(0.01, 3, 4e6), "relu": KindSeconds(0.001, 3, 0.0)}
@@ -191,7 +191,7 @@ def test_networks_and_intruders_share_a_gpu_and_its_gauges_are_read(tmp_path: Pa
 
 
 def test_bad_input_of_measuring_is_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sparsepipe.profiler.devices.num_gpus", lambda: 0)
+    monkeypatch.setattr("sparsepipe.profiling.devices.num_gpus", lambda: 0)
     for more, message in (
         (["--device", "cuda"], "device 'cuda': torch sees no CUDA device here; use cpu"),
         (["--victim", "nonsense"], "nonsense"),

@@ -12,12 +12,12 @@ from sparsepipe import Cluster, Plan, RunConfig, RunRecord, data, launch
 from sparsepipe.cli.command import parser
 from sparsepipe.data.cache import open_cache
 from sparsepipe.data.sources import data_folders
-from sparsepipe.formats.clusters import load_cluster
-from sparsepipe.host.ssh import ssh_command
-from sparsepipe.io.files import read_json, read_rows, sha256, write_atomic, write_json, write_rows
-from sparsepipe.io.functions import UserFunction
-from sparsepipe.io.paths import expanded
-from sparsepipe.record import Origin
+from sparsepipe.records import Origin
+from sparsepipe.records.formats.clusters import load_cluster
+from sparsepipe.util.host.ssh import ssh_command
+from sparsepipe.util.io.files import read_json, read_rows, sha256, write_atomic, write_json, write_rows
+from sparsepipe.util.io.functions import UserFunction
+from sparsepipe.util.io.paths import expanded
 
 MODEL = "minkvgg11bn-narrow"
 

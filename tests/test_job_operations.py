@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import InputError, Trace
-from sparsepipe.io import job_operations
-from sparsepipe.io.job_operations import COLUMNS
+from sparsepipe.util.io import job_operations
+from sparsepipe.util.io.job_operations import COLUMNS
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -83,7 +83,7 @@ def test_steps_that_share_a_clock_keep_it(tmp_path):
 
 
 def test_a_chrome_trace_keeps_what_the_job_told(tmp_path):
-    from sparsepipe.io.files import write_json
+    from sparsepipe.util.io.files import write_json
 
     trace = Trace.load(written(job(), tmp_path / "job.parquet"))
     again = Trace.load(write_json(tmp_path / "job.json", trace.to_chrome()))

@@ -22,9 +22,9 @@ from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
 
 from scripts.free_port import free_port
 from sparsepipe import RunFailed
-from sparsepipe.launchers import attach, launch
-from sparsepipe.launchers.prepare import prepare
-from sparsepipe.record import Origin, RunRecord
+from sparsepipe.launching import attach, launch
+from sparsepipe.launching.prepare import prepare
+from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime.training_state.checkpoint import latest
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.resolved import resolve
@@ -232,7 +232,7 @@ def test_a_guard_kills_no_worker_of_another_run(tmp_path) -> None:
     for rank, worker in enumerate(workers):
         (own / "logs" / f"rank{rank}.pid").write_text(f"{worker.pid}\n")
         until(lambda pid=worker.pid: b"--run-dir" in Path(f"/proc/{pid}/cmdline").read_bytes(), "exec")
-    guard = REPOSITORY / "sparsepipe" / "launchers" / "supervisor.py"
+    guard = REPOSITORY / "sparsepipe" / "launching" / "supervisor.py"
     subprocess.run([sys.executable, "-I", str(guard), "-1", str(own), "true"], check=True, timeout=ENOUGH)
     assert workers[0].wait(timeout=ENOUGH) == -signal.SIGKILL
     assert workers[1].poll() is None
@@ -331,8 +331,8 @@ def test_a_detached_job_outlives_its_parent_and_is_found_again(tmp_path, clouds)
 # It imports no torch, which would take it seconds.
 PARENT = """
 import json, sys, time
-from sparsepipe.launchers import launch
-from sparsepipe.plan import Plan
+from sparsepipe.launching import launch
+from sparsepipe.values.plan import Plan
 from sparsepipe.runtime import RunConfig
 plan, config = map(json.loads, sys.argv[1:3])
 job = launch(Plan.from_json(plan), RunConfig.from_json(config), run_dir=sys.argv[3], detach="detach" in sys.argv)

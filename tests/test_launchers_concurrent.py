@@ -2,13 +2,13 @@
 
 import os
 
-from sparsepipe.launchers.prepare import prepare
-from sparsepipe.models import network
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.provenance import Provenance, plan_digest
-from sparsepipe.record.campaigns import differences
+from sparsepipe.launching.prepare import prepare
+from sparsepipe.networks import network
+from sparsepipe.records.campaigns import differences
+from sparsepipe.records.provenance import Provenance, plan_digest
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.values.plan import Plan, Stage
 
 MODEL = "minkvgg11bn-narrow"
 

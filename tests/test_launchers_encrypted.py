@@ -5,7 +5,7 @@ import pytest
 from hosts_desk import FLUSH, MODEL, config, listened_to
 from runtime_jobs import plan_of
 
-from sparsepipe.record import RunRecord
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime.forward_only import PREDICTIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -16,13 +16,13 @@ from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
 
 from sparsepipe import InputError
-from sparsepipe.launchers import attach
-from sparsepipe.launchers.followed_job import FollowedJob, KeptRows
-from sparsepipe.launchers.handle import AttachedProcess
-from sparsepipe.launchers.lock import LOCK, hold, is_held
-from sparsepipe.launchers.metrics_tail import Tail
-from sparsepipe.launchers.supervisor import read_status, tell_begun, tell_status
-from sparsepipe.record import RunRecord
+from sparsepipe.launching import attach
+from sparsepipe.launching.followed_job import FollowedJob, KeptRows
+from sparsepipe.launching.handle import AttachedProcess
+from sparsepipe.launching.lock import LOCK, hold, is_held
+from sparsepipe.launching.metrics_tail import Tail
+from sparsepipe.launching.supervisor import read_status, tell_begun, tell_status
+from sparsepipe.records import RunRecord
 
 SUMMARY = {"event": "summary", "run_dir": "run", "minibatches": 3, "samples_per_second": 1.0}
 
@@ -236,7 +236,7 @@ def test_what_is_kept_in_memory_is_bounded_and_spans_the_run() -> None:
 
 
 def test_a_tail_reads_a_long_file_in_parts_and_follows_a_resume(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("sparsepipe.launchers.metrics_tail._BYTES_AT_ONCE", 200)
+    monkeypatch.setattr("sparsepipe.launching.metrics_tail._BYTES_AT_ONCE", 200)
     path = tmp_path / "metrics.jsonl"
     rows = [{"event": "step", "minibatch": n} for n in range(50)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "st')
@@ -269,7 +269,7 @@ def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
             named = rf"its lock logs/.lock is held by process {holder.pid} \(.*, which is no guard of this run"
             with pytest.raises(InputError, match=named):
                 hold(record.folder)
-            monkeypatch.setattr("sparsepipe.launchers.handle._TO_START", 0.2)
+            monkeypatch.setattr("sparsepipe.launching.handle._TO_START", 0.2)
             job = attach(record.folder)
             with raises("run.not_cancellable", f"held by process {holder.pid}"):
                 job.cancel()

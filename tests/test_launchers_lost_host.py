@@ -8,8 +8,8 @@ from hosts_desk import FLUSH, MODEL, config
 from processes import ENOUGH, until
 from runtime_jobs import plan_of
 
-from sparsepipe.io.files import read_json
-from sparsepipe.record import RunRecord
+from sparsepipe.records import RunRecord
+from sparsepipe.util.io.files import read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

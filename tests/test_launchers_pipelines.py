@@ -14,14 +14,14 @@ from pipeline_jobs import pipelines_of, replayed_pipelines
 from processes import ENOUGH, processes_of, until
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
-from sparsepipe.host.python_path import python_environment
-from sparsepipe.io.files import read_json, read_rows, write_json, write_rows
-from sparsepipe.launchers import attach, launch
-from sparsepipe.launchers.pipelines_parent import rejoined
-from sparsepipe.launchers.resuming import RESUME, go_on_from_checkpoint
-from sparsepipe.record import RunRecord
-from sparsepipe.simulator import simulate_pipelines
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.launching import attach, launch
+from sparsepipe.launching.pipelines_parent import rejoined
+from sparsepipe.launching.resuming import RESUME, go_on_from_checkpoint
+from sparsepipe.planning.simulator import simulate_pipelines
+from sparsepipe.records import RunRecord
+from sparsepipe.util.host.python_path import python_environment
+from sparsepipe.util.io.files import read_json, read_rows, write_json, write_rows
+from sparsepipe.values.stragglers import Stragglers
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.timeout(300)
@@ -165,10 +165,10 @@ def _goes_on_from_what_its_rows_tell_of(folder) -> None:
 PARENT = """
 import json, sys, time
 from pathlib import Path
-from sparsepipe.cluster import Cluster
-from sparsepipe.launchers import launch
-from sparsepipe.plan import Plan
-from sparsepipe.profile import Profile
+from sparsepipe.values.cluster import Cluster
+from sparsepipe.launching import launch
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.profile import Profile
 from sparsepipe.runtime.pipelines.resuming import RESUME
 from sparsepipe.runtime import RunConfig
 folder = Path(sys.argv[1])

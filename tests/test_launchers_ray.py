@@ -22,16 +22,16 @@ from strangers import knock
 
 from sparsepipe import Cluster, DeviceType, InputError, Node, Plan, RunFailed, Stage
 from sparsepipe.data.shapes import make_shapes
-from sparsepipe.io.files import cut_torn_row, read_rows
-from sparsepipe.launchers import attach, launch
-from sparsepipe.launchers.ray.bundles import bundle, check_room, hosts_of, labels, pinned
-from sparsepipe.launchers.ray.connected import TOKEN, prove, session_folder, start_here
-from sparsepipe.launchers.ray.device_types import devices_of, read_types, write_types
-from sparsepipe.record import RunRecord
+from sparsepipe.launching import attach, launch
+from sparsepipe.launching.ray.bundles import bundle, check_room, hosts_of, labels, pinned
+from sparsepipe.launching.ray.connected import TOKEN, prove, session_folder, start_here
+from sparsepipe.launching.ray.device_types import devices_of, read_types, write_types
+from sparsepipe.records import RunRecord
+from sparsepipe.util.io.files import cut_torn_row, read_rows
 
 MODEL = "minkvgg11-narrow"
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
-_TEMPLATE = "sparsepipe.launchers.local.template"  # ends with the process that launches
+_TEMPLATE = "sparsepipe.launching.local.template"  # ends with the process that launches
 
 
 def node(id, address, hostname="h", cpus=1.0, gpus=0.0, kind=None, alive=True):
@@ -311,7 +311,7 @@ def test_the_losses_are_those_of_one_device_to_the_bit_and_sockets_are_on_the_lo
 
 
 @starts_ray
-@pytest.mark.parametrize(("killed", "words"), [("driver", "sparsepipe.launchers.ray "), ("raylet", "raylet/raylet ")])
+@pytest.mark.parametrize(("killed", "words"), [("driver", "sparsepipe.launching.ray "), ("raylet", "raylet/raylet ")])
 def test_whoever_is_killed_nobody_is_left(machine, monkeypatch, killed, words):
     with machine.launch(killed, epochs=10_000) as job:
         until(lambda: not job.running or machine.steps(killed) > 1, "minibatches")

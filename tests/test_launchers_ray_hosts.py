@@ -13,9 +13,9 @@ from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
 from ray_hosts_desk import MODEL, ray_hosts
 
-from sparsepipe.io.files import read_rows
-from sparsepipe.record import RunRecord
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import commands
+from sparsepipe.util.io.files import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')

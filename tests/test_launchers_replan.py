@@ -16,15 +16,15 @@ from processes import ENOUGH, until
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, LayerCost, Node, Profile
-from sparsepipe.launchers import Job, attach, launch
-from sparsepipe.launchers.replan import request_replan
-from sparsepipe.launchers.supervisor import COMMANDS
-from sparsepipe.models import network
-from sparsepipe.plan import Estimate, Plan, StageEstimate
-from sparsepipe.record import RunRecord
-from sparsepipe.record.processes import num_processes
+from sparsepipe.launching import Job, attach, launch
+from sparsepipe.launching.replan import request_replan
+from sparsepipe.launching.supervisor import COMMANDS
+from sparsepipe.networks import network
+from sparsepipe.records import RunRecord
+from sparsepipe.records.processes import num_processes
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.training_state.checkpoint import latest
+from sparsepipe.values.plan import Estimate, Plan, StageEstimate
 
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
 PLAN, OTHER, SWAPPED = (

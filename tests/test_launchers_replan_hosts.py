@@ -14,19 +14,19 @@ from processes import ENOUGH, until
 from runtime_jobs import NORMED, plan_of
 
 from sparsepipe import Cluster, RunConfig, partition
-from sparsepipe.dynamics.following import DECISIONS
-from sparsepipe.host.metrics import MachineWatch
-from sparsepipe.io.files import read_json, read_rows
-from sparsepipe.record import RunRecord
+from sparsepipe.monitoring.following import DECISIONS
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.training_state.checkpoint import latest
+from sparsepipe.util.host.metrics import MachineWatch
+from sparsepipe.util.io.files import read_json, read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FOLLOWED = """
     import json, sys
     from sparsepipe import Cluster, Plan, Profile, RunConfig
-    from sparsepipe.dynamics.interference import Predictor
-    from sparsepipe.dynamics.launching import launch
+    from sparsepipe.monitoring.interference import Predictor
+    from sparsepipe.monitoring.launching import launch
     told = json.loads(sys.argv[1])
     launch(
         Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"], launcher="ssh",

@@ -12,9 +12,9 @@ from processes import ENOUGH, until
 from replayed_pipelines import Replay, same_ends
 from runtime_jobs import NORMED, settings, shapes
 
-from sparsepipe.io.files import read_rows
-from sparsepipe.launchers import Job, launch
-from sparsepipe.plan import Plan
+from sparsepipe.launching import Job, launch
+from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.plan import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 1}

@@ -10,9 +10,9 @@ from runtime_jobs import plan_of
 
 from sparsepipe.cli.command import parser
 from sparsepipe.cli.run_verbs import settings_of
-from sparsepipe.launchers.prepare import _changed
-from sparsepipe.launchers.resuming import nothing_left
-from sparsepipe.record import Origin, RunRecord
+from sparsepipe.launching.prepare import _changed
+from sparsepipe.launching.resuming import nothing_left
+from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.clock import began, last_recorded
 from sparsepipe.runtime.training_state.checkpoint import write_manifest

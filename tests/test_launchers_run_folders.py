@@ -1,6 +1,6 @@
 """Run folders: numbered, found again by name, never used twice."""
 
-from sparsepipe.launchers.run_folders import folders, new_folder
+from sparsepipe.launching.run_folders import folders, new_folder
 
 
 def test_folders_are_numbered_on_and_found_the_newest_first(tmp_path):

@@ -11,8 +11,8 @@ from command_line import sparsepipe
 
 from sparsepipe import Cluster, DeviceType, Node, Plan, RunRecord, Stage
 from sparsepipe.data import make_shapes
-from sparsepipe.launchers.slurm import sbatch_script, submit, without
-from sparsepipe.models import network
+from sparsepipe.launching.slurm import sbatch_script, submit, without
+from sparsepipe.networks import network
 
 SBATCH = """\
 #!/bin/sh

@@ -9,12 +9,12 @@ from processes import until
 from runtime_jobs import REPOSITORY, plan_of
 from strangers import knock
 
-from sparsepipe.io.files import cut_torn_row, read_json
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.record import RunRecord
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.util.io.files import cut_torn_row, read_json
+from sparsepipe.values.plan import Plan, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -100,7 +100,7 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     first, second, third = desk.network.hosts
     other = second.home / "other"
     shutil.copytree(REPOSITORY / "sparsepipe", other / "sparsepipe", ignore=shutil.ignore_patterns("__pycache__"))
-    changed = other / "sparsepipe" / "display" / "sizes.py"
+    changed = other / "sparsepipe" / "util" / "text" / "sizes.py"
     changed.write_text(changed.read_text() + "# another version")
     for words in ("link add other type veth peer name end", "addr add 192.168.9.2/24 dev other", "link set other up"):
         assert second.run("ip", *words.split()).returncode == 0

@@ -8,10 +8,10 @@ from subprocess import PIPE
 
 import pytest
 
-from sparsepipe.cluster import DeviceType, Node
-from sparsepipe.host.python_path import python_environment
-from sparsepipe.launchers.ssh.connection import Connection
-from sparsepipe.launchers.ssh.placement import HostedRanks
+from sparsepipe.launching.ssh.connection import Connection
+from sparsepipe.launching.ssh.placement import HostedRanks
+from sparsepipe.util.host.python_path import python_environment
+from sparsepipe.values.cluster import DeviceType, Node
 
 
 class Started:
@@ -47,7 +47,7 @@ exec "$@"
 
 def test_an_agent_is_heard_though_its_login_shell_goes_on_printing():
     """A line that a program of the shell's start printed was read as the length of a message and ended the run."""
-    agent = (sys.executable, "-m", "sparsepipe.launchers.ssh.agent")
+    agent = (sys.executable, "-m", "sparsepipe.launching.ssh.agent")
     with connected("sh", "-c", NOISY, "sh", *agent) as (connection, events):
         connection.send("open", silence=30.0, alone=True, certificate="", address="127.0.0.1")
         hello = events.get(timeout=60).frame
@@ -91,7 +91,7 @@ FLOOD = "import os\nfor _ in range(200): os.write(2, b'x' * 50_000 + {!r})"
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_what_a_host_prints_is_bounded(monkeypatch, capsys, end):
     """Line by line a byte at a time, and a line without end, which filled the memory."""
-    monkeypatch.setattr("sparsepipe.launchers.ssh.connection._MOST_PRINTED", 20_000)
+    monkeypatch.setattr("sparsepipe.launching.ssh.connection._MOST_PRINTED", 20_000)
     with connected(sys.executable, "-c", FLOOD.format(end.encode())) as (connection, events):
         assert events.get(timeout=60).frame is None
         assert len(connection.why_it_ended()) < 400

@@ -9,25 +9,25 @@ from contextlib import nullcontext
 import pytest
 from coded import raises
 
-from sparsepipe.cluster import Cluster
 from sparsepipe.errors import InputError
-from sparsepipe.io.files import write_json
-from sparsepipe.launchers.going_on import tell_going_on, went_on
-from sparsepipe.launchers.ssh.controller import controlled
-from sparsepipe.launchers.ssh.facts import check_alike, facts_here, interface_of
-from sparsepipe.launchers.ssh.hosted_run import Shards
-from sparsepipe.launchers.ssh.mirror import Copy, Growth, Mirror
-from sparsepipe.launchers.ssh.pieces import Arrivals, place, send_content, send_file
-from sparsepipe.launchers.ssh.placement import hosted_ranks
-from sparsepipe.launchers.ssh.rows import METRICS, OwnRows, RowsOfHosts
-from sparsepipe.launchers.ssh.run_files import RunFiles
-from sparsepipe.launchers.supervisor import tell_status
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.record import Origin, RunRecord
+from sparsepipe.launching.going_on import tell_going_on, went_on
+from sparsepipe.launching.ssh.controller import controlled
+from sparsepipe.launching.ssh.facts import check_alike, facts_here, interface_of
+from sparsepipe.launching.ssh.hosted_run import Shards
+from sparsepipe.launching.ssh.mirror import Copy, Growth, Mirror
+from sparsepipe.launching.ssh.pieces import Arrivals, place, send_content, send_file
+from sparsepipe.launching.ssh.placement import hosted_ranks
+from sparsepipe.launching.ssh.rows import METRICS, OwnRows, RowsOfHosts
+from sparsepipe.launching.ssh.run_files import RunFiles
+from sparsepipe.launching.supervisor import tell_status
+from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime.reporting.recorder import forget_rows
 from sparsepipe.runtime.training_state.checkpoint import newest_first
 from sparsepipe.runtime.training_state.checkpoint_folders import remove_partial
 from sparsepipe.runtime.wire.frames import MOST_PAYLOAD, Frame
+from sparsepipe.util.io.files import write_json
+from sparsepipe.values.cluster import Cluster
+from sparsepipe.values.plan import Plan, Stage
 
 
 class Kept:
@@ -95,7 +95,7 @@ def test_a_log_goes_on_where_it_begins_anew_on_another_host(tmp_path):
 
 def test_a_log_of_a_host_is_bounded_in_the_record(tmp_path, monkeypatch):
     """A host that printed without end filled the disk of the machine that launched the run: 1.6 GB in ten seconds."""
-    monkeypatch.setattr("sparsepipe.launchers.ssh.mirror.MOST_LOG_BYTES", 1000)
+    monkeypatch.setattr("sparsepipe.launching.ssh.mirror.MOST_LOG_BYTES", 1000)
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     mirror, copy, sent = Mirror(there, ("*",)), Copy(), 0

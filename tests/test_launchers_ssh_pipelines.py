@@ -13,11 +13,11 @@ from processes import ENOUGH, until
 from replayed_pipelines import Replay, same_ends
 from runtime_jobs import NORMED, PLAIN
 
-from sparsepipe.cluster import Cluster, DeviceType, Node
-from sparsepipe.io.files import read_rows
-from sparsepipe.launchers.ssh.placement import hosted_pipelines
-from sparsepipe.record import RunRecord
+from sparsepipe.launching.ssh.placement import hosted_pipelines
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import commands
+from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.cluster import Cluster, DeviceType, Node
 
 pytestmark = pytest.mark.timeout(900)
 slow = pytest.mark.slow

@@ -9,14 +9,14 @@ from coded import raises
 from runtime_jobs import PLAIN, plan_of, settings
 
 from sparsepipe import InputError
-from sparsepipe.launchers.prepare import for_hosts
-from sparsepipe.launchers.ssh.requests import ANSWERS, Requests
-from sparsepipe.plan import Plan
-from sparsepipe.record import Origin, RunRecord
-from sparsepipe.record.plans import followed_plans
-from sparsepipe.record.processes import num_processes
+from sparsepipe.launching.prepare import for_hosts
+from sparsepipe.launching.ssh.requests import ANSWERS, Requests
+from sparsepipe.records import Origin, RunRecord
+from sparsepipe.records.plans import followed_plans
+from sparsepipe.records.processes import num_processes
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.wire.frames import FrameReader, FrameWriter
+from sparsepipe.values.plan import Plan
 
 PLAN = plan_of(PLAIN, [[0], [1], [2]], schedule="gpipe", num_microbatches=2)
 OTHER = plan_of(PLAIN, [[2], [1]], schedule="gpipe", num_microbatches=2)

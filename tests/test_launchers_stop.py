@@ -12,7 +12,7 @@ from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of, settings, shapes
 
 from sparsepipe.cli.run_verbs import runs_stop
-from sparsepipe.launchers import Job, attach, launch
+from sparsepipe.launching import Job, attach, launch
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.training_state.checkpoint import latest
 

@@ -18,17 +18,17 @@ from processes import ENOUGH, until
 from runtime_jobs import PLAIN, REPOSITORY, plan_of, settings, shapes
 
 from sparsepipe import RunFailed
-from sparsepipe.host.forked import fork
-from sparsepipe.launchers import launch
-from sparsepipe.launchers.local import launch_local
-from sparsepipe.launchers.local.warm_start import Starter, _standing
-from sparsepipe.launchers.lock import is_held
-from sparsepipe.record import RunRecord
+from sparsepipe.launching import launch
+from sparsepipe.launching.local import launch_local
+from sparsepipe.launching.local.warm_start import Starter, _standing
+from sparsepipe.launching.lock import is_held
+from sparsepipe.records import RunRecord
+from sparsepipe.util.host.forked import fork
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PLAN = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
 FOREVER = {"epochs": 10_000, "checkpoint_every": 3}
-NAME = "sparsepipe.launchers.local.template"
+NAME = "sparsepipe.launching.local.template"
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def test_the_next_job_is_forked_and_is_what_the_first_was(tmp_path, clouds, warm
         words = {name: _words(pid) for name, pid in pids.items()}
         own = ["--run-dir", str(tmp_path / "run")]
         assert words["template"][1:] == ["-P", "-m", NAME]
-        assert words["launcher"][1:] == ["-P", "-m", "sparsepipe.launchers.local", *own]
-        assert words["guard"][1] == "-I" and words["guard"][2].endswith("launchers/supervisor.py")
+        assert words["launcher"][1:] == ["-P", "-m", "sparsepipe.launching.local", *own]
+        assert words["guard"][1] == "-I" and words["guard"][2].endswith("launching/supervisor.py")
         assert words["guard"][4:] == [str(tmp_path / "run"), *words["launcher"]]
         assert words["rank0"][1:] == words["rank1"][1:] == ["-P", "-m", "sparsepipe.runtime", *own]
         assert [_parent(pids[name]) for name in ("launcher", "rank0", "rank1")] == [
@@ -224,8 +224,8 @@ def test_a_launch_that_is_interrupted_or_delayed_costs_that_launch_alone(
 # It imports no torch, which would take it seconds.
 PARENT = """
 import json, sys, time
-from sparsepipe.launchers import launch
-from sparsepipe.plan import Plan
+from sparsepipe.launching import launch
+from sparsepipe.values.plan import Plan
 from sparsepipe.runtime import RunConfig
 plan, config = Plan.from_json(json.loads(sys.argv[1])), RunConfig.from_json(json.loads(sys.argv[2]))
 launch(plan, config.replace(epochs=1), run_dir=sys.argv[3] + "/first").wait()
@@ -285,8 +285,8 @@ def asked(*arguments, **options):
 
 for name in ("is_available", "device_count", "current_device", "get_device_properties", "_lazy_init"):
     setattr(torch.cuda, name, asked)
-from sparsepipe.launchers.local import agent
-from sparsepipe.launchers.local.workers import bring_in
+from sparsepipe.launching.local import agent
+from sparsepipe.launching.local.workers import bring_in
 bring_in()
 print(len(list(Path("/proc/self/task").iterdir())))
 """

@@ -13,13 +13,13 @@ import pytest
 from sparsepipe.data import IGNORED, find
 from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
-from sparsepipe.launchers import launch
-from sparsepipe.losses.bleu import bleu_of_copies
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.reproduce.dense import TASKS
+from sparsepipe.launching import launch
+from sparsepipe.networks.losses.bleu import bleu_of_copies
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.study.dense import TASKS
+from sparsepipe.values.plan import Plan, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STAGES = 2

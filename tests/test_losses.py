@@ -8,8 +8,8 @@ import torch
 from coded import raises
 
 from sparsepipe.data import IGNORED
-from sparsepipe.losses import CrossEntropy, Segmentation, Tally, open_loss
-from sparsepipe.losses.masked_words import MaskedWords
+from sparsepipe.networks.losses import CrossEntropy, Segmentation, Tally, open_loss
+from sparsepipe.networks.losses.masked_words import MaskedWords
 
 
 def _certain(classes: list[int], num_classes: int) -> torch.Tensor:

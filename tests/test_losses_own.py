@@ -8,7 +8,7 @@ from coded import raises
 from torch import nn
 
 from sparsepipe.data import IGNORED
-from sparsepipe.losses import LOSSES, CrossEntropy, Loss, Segmentation, Tally, open_loss
+from sparsepipe.networks.losses import LOSSES, CrossEntropy, Loss, Segmentation, Tally, open_loss
 
 FACTS = {"num_classes": 8, "image_size": 32}
 OWN = """

@@ -8,10 +8,10 @@ from coded import raises
 from torch.nn.functional import log_softmax, pad
 
 from sparsepipe.data import IGNORED
-from sparsepipe.losses import Tally, open_loss
-from sparsepipe.losses.masked_words import MaskedWords
-from sparsepipe.losses.outputs import num_correct
-from sparsepipe.losses.tokens import TokenCrossEntropy, perplexity
+from sparsepipe.networks.losses import Tally, open_loss
+from sparsepipe.networks.losses.masked_words import MaskedWords
+from sparsepipe.networks.losses.outputs import num_correct
+from sparsepipe.networks.losses.tokens import TokenCrossEntropy, perplexity
 
 VOCABULARY = 7
 

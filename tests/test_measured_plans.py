@@ -14,9 +14,9 @@ from test_parsers_fuzzed import damaged_tree, tree_edits
 
 from sparsepipe.data.manifests import get_manifest
 from sparsepipe.errors import InputError
-from sparsepipe.formats.sailor import PLANS, SailorFiles, SizedLink
-from sparsepipe.measured_plans import predict, published_prediction
-from sparsepipe.measured_plans.prediction import DeepSpeedSimulation
+from sparsepipe.planning.measured_plans import predict, published_prediction
+from sparsepipe.planning.measured_plans.prediction import DeepSpeedSimulation
+from sparsepipe.records.formats.sailor import PLANS, SailorFiles, SizedLink
 
 GIGABYTE = 1e9
 SOUND = ("mit/N4/N4_D2", "mit/N6/N6_D3")

@@ -6,8 +6,8 @@ import pytest
 
 from scripts.measure_profiles import MODELS, TOLERANCE
 from sparsepipe import Cluster, DeviceType, Node, Profile, partition
-from sparsepipe.models import network
-from sparsepipe.profile import AGREEMENT
+from sparsepipe.networks import network
+from sparsepipe.values.profile import AGREEMENT
 
 FOLDER = Path(__file__).resolve().parent.parent / "data_manifests" / "profiles"
 PATHS = sorted(FOLDER.glob("*.json"))

@@ -6,8 +6,8 @@ from coded import raises
 from engine_clouds import random_batch, sorted_rows
 
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.graph_text import GraphText
-from sparsepipe.models import INPUT, NETWORKS, Network, Row, network
+from sparsepipe.networks import INPUT, NETWORKS, Network, Row, network
+from sparsepipe.values.graph_text import GraphText
 
 
 def kinds(net):

@@ -9,9 +9,9 @@ import torch
 from coded import raises
 from torch import nn
 
-from sparsepipe.models import MODULE_NETWORKS, NETWORKS
-from sparsepipe.models.images import IMAGE_NETWORKS
-from sparsepipe.models.images.inception import InceptionOutputs
+from sparsepipe.networks import MODULE_NETWORKS, NETWORKS
+from sparsepipe.networks.images import IMAGE_NETWORKS
+from sparsepipe.networks.images.inception import InceptionOutputs
 
 # torchvision's documentation; NASNet-A mobile and ResNeXt-101 32x4d: pretrainedmodels 0.7.4. With 1000 classes.
 PUBLISHED = {
@@ -32,7 +32,7 @@ PUBLISHED = {
 
 def built(name: str, **args: object) -> nn.Module:
     chosen = IMAGE_NETWORKS[name]
-    builder = getattr(import_module(f"sparsepipe.models.{chosen.home}"), chosen.function)
+    builder = getattr(import_module(f"sparsepipe.networks.{chosen.home}"), chosen.function)
     return builder(**{**chosen.args, **args})
 
 
@@ -46,7 +46,7 @@ def size_of(name: str) -> int:
 
 
 def test_their_names_bring_no_torch_and_are_no_tables():
-    code = "import sys, sparsepipe.models as m; assert m.MODULE_NETWORKS; assert 'torch' not in sys.modules"
+    code = "import sys, sparsepipe.networks as m; assert m.MODULE_NETWORKS; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert not MODULE_NETWORKS.keys() & NETWORKS.keys()
     assert IMAGE_NETWORKS.items() <= MODULE_NETWORKS.items()

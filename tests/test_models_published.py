@@ -19,9 +19,9 @@ import torch
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
-from sparsepipe.graph_text import GraphText
-from sparsepipe.models.images import IMAGE_NETWORKS
-from sparsepipe.models.traced import trace
+from sparsepipe.networks.images import IMAGE_NETWORKS
+from sparsepipe.networks.traced import trace
+from sparsepipe.values.graph_text import GraphText
 
 OURS = {"vgg16": "vgg16-images"}  # their name -> ours, where the two differ
 FLOAT_BYTES = 4
@@ -85,7 +85,7 @@ class EveryModule(fx.Tracer):
 
 def built(name: str, **args: object) -> nn.Module:
     chosen = IMAGE_NETWORKS[name]
-    return getattr(import_module(f"sparsepipe.models.{chosen.home}"), chosen.function)(**{**chosen.args, **args})
+    return getattr(import_module(f"sparsepipe.networks.{chosen.home}"), chosen.function)(**{**chosen.args, **args})
 
 
 def recorded(network: nn.Module, images: torch.Tensor) -> Nodes:

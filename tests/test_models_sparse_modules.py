@@ -6,11 +6,11 @@ from runtime_jobs import Job, run_jobs
 from torch import nn
 
 from sparsepipe.data import PointBatch
-from sparsepipe.models.traced import trace, verify
-from sparsepipe.plan import Plan, Stage
+from sparsepipe.networks.traced import trace, verify
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads.opening import open_task
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.values.plan import Plan, Stage
 
 pytestmark = pytest.mark.filterwarnings("ignore:<class 'Minkowski:DeprecationWarning")
 SAMPLES = 9

@@ -9,12 +9,12 @@ from coded import raises
 from torch import fx, nn
 
 from sparsepipe.engines.plain import PlainEngine
-from sparsepipe.losses import open_loss
-from sparsepipe.models.texts import TEXT_NETWORKS
-from sparsepipe.models.texts.bert import bert
-from sparsepipe.models.texts.gnmt import BothWays, gnmt
-from sparsepipe.models.traced import TracedNetwork, trace
-from sparsepipe.models.traced.verification import differences
+from sparsepipe.networks.losses import open_loss
+from sparsepipe.networks.texts import TEXT_NETWORKS
+from sparsepipe.networks.texts.bert import bert
+from sparsepipe.networks.texts.gnmt import BothWays, gnmt
+from sparsepipe.networks.traced import TracedNetwork, trace
+from sparsepipe.networks.traced.verification import differences
 
 WORDS = 20
 
@@ -290,7 +290,7 @@ def test_berts_word_head_is_tied_to_the_embedding_and_learns_from_both() -> None
 
 
 def test_names_are_built_lazily_and_stand_in_their_files() -> None:
-    code = "import sys, sparsepipe.models.texts as t; print('torch' in sys.modules, *t.TEXT_NETWORKS)"
+    code = "import sys, sparsepipe.networks.texts as t; print('torch' in sys.modules, *t.TEXT_NETWORKS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "gnmt", "gnmt4", "gnmt-small", "bert-base", "bert-large", "bert-small"]
     builders = {"texts.gnmt": gnmt, "texts.bert": bert}

@@ -17,11 +17,11 @@ from torch import nn
 from traced_zoo import EXACT, ZOO, build, engine, missing
 
 from sparsepipe.engines.plain import PlainEngine
-from sparsepipe.models.images.resnet import resnet
-from sparsepipe.models.running import layer_by_layer
-from sparsepipe.models.traced import trace, verify
-from sparsepipe.models.traced.building import build_module
-from sparsepipe.models.traced.verification import differences, mean_square, run_cut
+from sparsepipe.networks.images.resnet import resnet
+from sparsepipe.networks.running import layer_by_layer
+from sparsepipe.networks.traced import trace, verify
+from sparsepipe.networks.traced.building import build_module
+from sparsepipe.networks.traced.verification import differences, mean_square, run_cut
 
 CANNOT_BE_CUT = {"root decides"}
 

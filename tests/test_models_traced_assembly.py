@@ -10,9 +10,9 @@ from coded import raises
 from torch import nn
 
 from sparsepipe.engines.plain import PlainEngine
-from sparsepipe.models.base import direct_reads
-from sparsepipe.models.traced import trace, verify
-from sparsepipe.models.traced.verification import differences
+from sparsepipe.networks.base import direct_reads
+from sparsepipe.networks.traced import trace, verify
+from sparsepipe.networks.traced.verification import differences
 
 
 def same_when_cut(module, example, *, stages=(0, 2)):

@@ -16,8 +16,8 @@ from coded import raises
 from torch import nn
 
 from sparsepipe.engines.plain import PlainEngine
-from sparsepipe.models.traced import trace, verify
-from sparsepipe.models.traced.verification import differences
+from sparsepipe.networks.traced import trace, verify
+from sparsepipe.networks.traced.verification import differences
 
 COMPILED = str(Path(__file__).with_name("compiled_functions.py"))  # not imported: torch warns of its old functions
 

@@ -9,10 +9,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsepipe.engines.plain import PlainEngine
-from sparsepipe.models.traced import trace, verify
-from sparsepipe.models.traced.in_place import out_of_place
-from sparsepipe.models.traced.recording import CannotBeTraced
-from sparsepipe.models.traced.verification import differences
+from sparsepipe.networks.traced import trace, verify
+from sparsepipe.networks.traced.in_place import out_of_place
+from sparsepipe.networks.traced.recording import CannotBeTraced
+from sparsepipe.networks.traced.verification import differences
 
 
 class Between(nn.Module):

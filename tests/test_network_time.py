@@ -9,19 +9,19 @@ from unittest import mock
 import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, simulate
-from sparsepipe.costs import share_elsewhere
-from sparsepipe.forecast import forecast
-from sparsepipe.plan import Stage
-from sparsepipe.planners import Problem, partition
-from sparsepipe.planners.by_hand import by_hand, with_groups
-from sparsepipe.planners.device_groups import device_classes
-from sparsepipe.planners.estimate import estimate
-from sparsepipe.planners.exact import network_time, search_space
-from sparsepipe.planners.exact.min_latency import least_latency
-from sparsepipe.planners.forward_estimate import forward_estimate
+from sparsepipe.planning import Problem, partition
+from sparsepipe.planning.by_hand import by_hand, with_groups
+from sparsepipe.planning.device_groups import device_classes
+from sparsepipe.planning.estimate import estimate
+from sparsepipe.planning.exact import network_time, search_space
+from sparsepipe.planning.exact.min_latency import least_latency
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.planning.forward_estimate import forward_estimate
+from sparsepipe.planning.simulator.simulation import durations
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads.replay import Replay, SleptStage
-from sparsepipe.simulator.simulation import durations
+from sparsepipe.values.costs import share_elsewhere
+from sparsepipe.values.plan import Stage
 
 SCHEDULES = ("1f1b", "gpipe", "1f1b-flush", "sequential", "zero-bubble")
 EACH, NETWORK = 0.25, Link(8.0, 0.125)

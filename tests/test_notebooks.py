@@ -14,11 +14,11 @@ import pytest
 
 import sparsepipe
 from sparsepipe import data
-from sparsepipe.planners import PLANNERS, comparable
-from sparsepipe.reproduce import NOTEBOOKS, reproduce
-from sparsepipe.reproduce.catalogue import parameter_names
-from sparsepipe.reproduce.learning import nearest_neighbour_accuracy
-from sparsepipe.reproduce.unlike_devices import MIXED, default_cluster, one_more, unlike_devices
+from sparsepipe.planning import PLANNERS, comparable
+from sparsepipe.study import NOTEBOOKS, reproduce
+from sparsepipe.study.catalogue import parameter_names
+from sparsepipe.study.learning import nearest_neighbour_accuracy
+from sparsepipe.study.unlike_devices import MIXED, default_cluster, one_more, unlike_devices
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 PATHS = sorted(FOLDER.rglob("[0-9]*.ipynb"))
@@ -232,7 +232,7 @@ def test_no_internal_name_of_the_package_is_listed():
 def test_what_notebooks_share_calls_none_of_it():
     """A workplace says where things are kept: paths, caching, the export of figures."""
     for name in ("workplace", "cached_runs"):
-        tree = ast.parse((FOLDER.parent / "sparsepipe" / "reproduce" / f"{name}.py").read_text())
+        tree = ast.parse((FOLDER.parent / "sparsepipe" / "study" / f"{name}.py").read_text())
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert not names & (VERBS if name == "workplace" else VERBS - {"launch"}), name
 

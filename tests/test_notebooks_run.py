@@ -10,10 +10,10 @@ from test_notebooks import FIGURES, FOLDER, PATHS, SMALL, asked_of, name_of, sma
 
 from scripts import lab_driver
 from scripts.lab_driver import open_notebook, run_notebook
-from sparsepipe.io.files import sha256
-from sparsepipe.record import RunRecord
-from sparsepipe.reproduce import reproduce
-from sparsepipe.reproduce.catalogue import exported, exported_by
+from sparsepipe.records import RunRecord
+from sparsepipe.study import reproduce
+from sparsepipe.study.catalogue import exported, exported_by
+from sparsepipe.util.io.files import sha256
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

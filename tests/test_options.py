@@ -8,8 +8,8 @@ from coded import raises
 
 from sparsepipe.cli.options import setting_options
 from sparsepipe.errors import InputError
-from sparsepipe.io.options import option_values, split_options, typed, with_options, written_options
-from sparsepipe.io.settings import Choice, Flag, Number, Settings, WholeNumber, listed, rows, setting
+from sparsepipe.util.io.options import option_values, split_options, typed, with_options, written_options
+from sparsepipe.util.io.settings import Choice, Flag, Number, Settings, WholeNumber, listed, rows, setting
 
 
 @dataclass(frozen=True)

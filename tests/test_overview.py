@@ -13,9 +13,9 @@ from PIL import Image
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import make_shapes
-from sparsepipe.record import Origin, RunRecord
-from sparsepipe.reproduce import NOTEBOOKS
-from sparsepipe.reproduce.overview import Overview
+from sparsepipe.records import Origin, RunRecord
+from sparsepipe.study import NOTEBOOKS
+from sparsepipe.study.overview import Overview
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 

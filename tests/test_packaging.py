@@ -219,7 +219,7 @@ def test_an_editable_install_is_imported_in_every_folder(tmp_path):
         site.addsitedir(sys.argv[1])
         sys.path += sys.argv[2:]
         import sparsepipe
-        from sparsepipe.host.python_path import python_environment
+        from sparsepipe.util.host.python_path import python_environment
         print(sparsepipe.Profile.__module__, sparsepipe.__file__, flush=True)
         child = [sys.executable, "-P", "-c", "import sparsepipe; print(sparsepipe.__file__)"]
         subprocess.run(child, env=python_environment(), check=True)
@@ -229,7 +229,7 @@ def test_an_editable_install_is_imported_in_every_folder(tmp_path):
     for folder in (tmp_path, clone / "sparsepipe"):
         done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
         here = str(clone / "sparsepipe" / "__init__.py")
-        assert done.stdout.split() == ["sparsepipe.profile.profile", here, here], (folder, done.stderr)
+        assert done.stdout.split() == ["sparsepipe.values.profile.profile", here, here], (folder, done.stderr)
 
 
 def test_the_licence_is_mit():

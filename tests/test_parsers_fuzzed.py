@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import Cluster, GraphText, InputError, Layer, LayerGraph, Plan, Profile, Stage, partition
-from sparsepipe.cluster import DeviceType, Link, Node
-from sparsepipe.formats.dynpipe import load_layer_lists, load_partition
-from sparsepipe.formats.pipedream_conf import conf_of, graph_text_of, load_conf
-from sparsepipe.formats.sparsepipe_servers import ServerFile
-from sparsepipe.profile import CostSample, LayerCost
-from sparsepipe.replication import parse_rule, rule_from_json, rule_text, rule_to_json
-from sparsepipe.schedule import actions
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.records.formats.dynpipe import load_layer_lists, load_partition
+from sparsepipe.records.formats.pipedream_conf import conf_of, graph_text_of, load_conf
+from sparsepipe.records.formats.sparsepipe_servers import ServerFile
+from sparsepipe.values.cluster import DeviceType, Link, Node
+from sparsepipe.values.profile import CostSample, LayerCost
+from sparsepipe.values.replication import parse_rule, rule_from_json, rule_text, rule_to_json
+from sparsepipe.values.schedule import actions
+from sparsepipe.values.stragglers import Stragglers
 
 EXAMPLES = 40  # of each of the tests below
 FEW = 16  # devices that are planned for: a number that an edit made long, a thousand devices, takes minutes

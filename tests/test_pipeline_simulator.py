@@ -24,13 +24,13 @@ from sparsepipe import (
     Stage,
     simulate,
 )
-from sparsepipe.costs import MergeCosts
-from sparsepipe.replication import RULES, parse_rule
-from sparsepipe.replication.base import Merge
-from sparsepipe.simulator import simulate_pipelines
-from sparsepipe.simulator.exchange import Exchange, Routes
-from sparsepipe.simulator.together import Together
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.planning.simulator import simulate_pipelines
+from sparsepipe.planning.simulator.exchange import Exchange, Routes
+from sparsepipe.planning.simulator.together import Together
+from sparsepipe.values.costs import MergeCosts
+from sparsepipe.values.replication import RULES, parse_rule
+from sparsepipe.values.replication.base import Merge
+from sparsepipe.values.stragglers import Stragglers
 
 FREE = Link()
 NEVER_WAIT = ("partial-reduce", "ad-psgd", "local-sgd:every=2", "diloco:every=3", "quorum")

@@ -5,9 +5,9 @@ import pytest
 from coded import raises
 
 from sparsepipe import Cluster, Layer, LayerGraph, Plan, Stage, actions
-from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.replication import rule
-from sparsepipe.schedule.program import compile_until_steady
+from sparsepipe.values.plan import Estimate, StageEstimate
+from sparsepipe.values.replication import rule
+from sparsepipe.values.schedule.program import compile_until_steady
 from sparsepipe.views import html
 
 GRAPH = LayerGraph.chain(map(Layer, "abcd"))

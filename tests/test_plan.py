@@ -5,10 +5,10 @@ import pytest
 from coded import raises
 
 from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage
-from sparsepipe.io.files import write_json
-from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.replication import parse_rule
-from sparsepipe.schedule import compile_until_steady
+from sparsepipe.util.io.files import write_json
+from sparsepipe.values.plan import Estimate, StageEstimate
+from sparsepipe.values.replication import parse_rule
+from sparsepipe.values.schedule import compile_until_steady
 from sparsepipe.views import html
 
 GRAPH = LayerGraph.chain(map(Layer, "abcd"))

@@ -20,18 +20,18 @@ from sparsepipe import (
     Profile,
     partition,
 )
-from sparsepipe.planners.base import Problem
-from sparsepipe.planners.cuts import Cuts
-from sparsepipe.planners.exact.connected_orders import paths_along_connected_stages
-from sparsepipe.planners.exact.connected_stages import ConnectedStages
-from sparsepipe.planners.exact.connected_stages_bound import connected_stages_bound
-from sparsepipe.planners.exact.cut_profile_bound import CutProfile
-from sparsepipe.planners.exact.frontier_cuts import FrontierCuts, seconds_and_weights
-from sparsepipe.planners.exact.listed_cuts import ListedCuts
-from sparsepipe.planners.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
-from sparsepipe.planners.exact.optimal import Optimal
-from sparsepipe.planners.exact.relaxed_bound import _knapsack, packing_bound, relaxed_bound, work_bound
-from sparsepipe.planners.exact.search_space import Rules, merged, spaces
+from sparsepipe.planning.base import Problem
+from sparsepipe.planning.cuts import Cuts
+from sparsepipe.planning.exact.connected_orders import paths_along_connected_stages
+from sparsepipe.planning.exact.connected_stages import ConnectedStages
+from sparsepipe.planning.exact.connected_stages_bound import connected_stages_bound
+from sparsepipe.planning.exact.cut_profile_bound import CutProfile
+from sparsepipe.planning.exact.frontier_cuts import FrontierCuts, seconds_and_weights
+from sparsepipe.planning.exact.listed_cuts import ListedCuts
+from sparsepipe.planning.exact.narrow_cut_bound import CutClasses, narrow_cut_bound
+from sparsepipe.planning.exact.optimal import Optimal
+from sparsepipe.planning.exact.relaxed_bound import _knapsack, packing_bound, relaxed_bound, work_bound
+from sparsepipe.planning.exact.search_space import Rules, merged, spaces
 
 
 @st.composite
@@ -355,7 +355,7 @@ def test_inception_is_planned_better_and_nearly_proven(shared_reference, devices
 @pytest.mark.parametrize(("devices", "gap"), [(4, 0.001), (16, 0.001)])
 def test_frontiers_close_the_gap_where_few_layers_are_large(shared_data, devices, gap):
     """GNMT has more cuts than can be listed; the whole work over all devices left gaps up to .540."""
-    from sparsepipe.formats.dnn_partitioning import PartitioningFile
+    from sparsepipe.records.formats.dnn_partitioning import PartitioningFile
 
     path = shared_data / "outside" / "exact-partitions" / "throughput-inputs" / "LayerGraphs" / "gnmt_inference.json"
     if not path.is_file():

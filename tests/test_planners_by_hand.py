@@ -6,8 +6,8 @@ import pytest
 from coded import raises
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.planners import Problem, partition
-from sparsepipe.planners.by_hand import by_hand, with_cuts, with_groups
+from sparsepipe.planning import Problem, partition
+from sparsepipe.planning.by_hand import by_hand, with_cuts, with_groups
 
 SECONDS = (3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0)
 NUM_LAYERS = len(SECONDS)

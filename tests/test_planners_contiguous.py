@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sparsepipe import Cluster, DeviceType, InputError, Link, Node, partition
 from sparsepipe.cli import main
-from sparsepipe.formats.dnn_partitioning import PartitioningFile
-from sparsepipe.planners.base import Problem
-from sparsepipe.planners.published.contiguous import best_split
+from sparsepipe.planning.base import Problem
+from sparsepipe.planning.published.contiguous import best_split
+from sparsepipe.records.formats.dnn_partitioning import PartitioningFile
 
 # Their program's answers, compiled and run on these files; it does not finish the last in 100 s.
 OPTIMA = {

@@ -7,11 +7,11 @@ import pytest
 from coded import raises
 
 from sparsepipe.cli import main
-from sparsepipe.cluster import Cluster, DeviceType, Link
-from sparsepipe.forecast import forecast
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.planners import PLANNERS, partition
-from sparsepipe.profile import CostSample, LayerCost, Profile
+from sparsepipe.planning import PLANNERS, partition
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.values.cluster import Cluster, DeviceType, Link
+from sparsepipe.values.graph import Layer, LayerGraph
+from sparsepipe.values.profile import CostSample, LayerCost, Profile
 
 GB = 1e9
 

@@ -7,11 +7,11 @@ import pytest
 from coded import raises
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, simulate
-from sparsepipe.cluster import Cluster
-from sparsepipe.dynamics import Factors
-from sparsepipe.formats.dynpipe import BANDWIDTH, load_layer_lists
-from sparsepipe.planners import Problem
-from sparsepipe.planners.published.dynpipe import DynPipe, pace, recut
+from sparsepipe.monitoring import Factors
+from sparsepipe.planning import Problem
+from sparsepipe.planning.published.dynpipe import DynPipe, pace, recut
+from sparsepipe.records.formats.dynpipe import BANDWIDTH, load_layer_lists
+from sparsepipe.values.cluster import Cluster
 
 
 def column(values):

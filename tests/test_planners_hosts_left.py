@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import partition
-from sparsepipe.cluster import Cluster, DeviceType, Node
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.planners.hosts_left import plan_for_devices_left, plan_for_hosts_left
-from sparsepipe.profile import CostSample, LayerCost, Profile
+from sparsepipe.planning.hosts_left import plan_for_devices_left, plan_for_hosts_left
+from sparsepipe.values.cluster import Cluster, DeviceType, Node
+from sparsepipe.values.graph import Layer, LayerGraph
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.profile import CostSample, LayerCost, Profile
 
 
 def hosts(*types):

@@ -22,13 +22,13 @@ from sparsepipe import (
     Profile,
     partition,
 )
-from sparsepipe.planners import Problem
-from sparsepipe.planners.exact.frontier_cuts import FrontierCuts
-from sparsepipe.planners.exact.latency_walks import CutSums, Walks, walk_latency_bound
-from sparsepipe.planners.exact.listed_cuts import ListedCuts
-from sparsepipe.planners.exact.min_latency import latency_bound
-from sparsepipe.planners.exact.optimal import Optimal
-from sparsepipe.planners.exact.search_space import merged
+from sparsepipe.planning import Problem
+from sparsepipe.planning.exact.frontier_cuts import FrontierCuts
+from sparsepipe.planning.exact.latency_walks import CutSums, Walks, walk_latency_bound
+from sparsepipe.planning.exact.listed_cuts import ListedCuts
+from sparsepipe.planning.exact.min_latency import latency_bound
+from sparsepipe.planning.exact.optimal import Optimal
+from sparsepipe.planning.exact.search_space import merged
 
 SIZE = 10.0
 

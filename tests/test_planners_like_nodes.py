@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
-from sparsepipe.planners.base import Problem
-from sparsepipe.planners.device_groups import device_classes
-from sparsepipe.planners.exact.graph_search import StageEnds, over_sets
-from sparsepipe.planners.exact.like_nodes import num_moves, symmetric_moves
-from sparsepipe.planners.exact.min_period import minimise_period
-from sparsepipe.planners.exact.relaxed_bound import CLOSE
-from sparsepipe.planners.exact.search_space import Rules, spaces, symmetric_space
+from sparsepipe.planning.base import Problem
+from sparsepipe.planning.device_groups import device_classes
+from sparsepipe.planning.exact.graph_search import StageEnds, over_sets
+from sparsepipe.planning.exact.like_nodes import num_moves, symmetric_moves
+from sparsepipe.planning.exact.min_period import minimise_period
+from sparsepipe.planning.exact.relaxed_bound import CLOSE
+from sparsepipe.planning.exact.search_space import Rules, spaces, symmetric_space
 
 
 def random_problem(seed):

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
-from sparsepipe.planners.base import Problem
-from sparsepipe.planners.cuts import Cuts
-from sparsepipe.planners.device_groups import device_classes
-from sparsepipe.planners.exact import counted_search as counted_paths
-from sparsepipe.planners.exact import placed_stages
-from sparsepipe.planners.exact.counted_search import counted_path, counted_search, order_of_spans
-from sparsepipe.planners.exact.guided_path import devices_in_order, guided_path
-from sparsepipe.planners.exact.joined_nodes import JoinedNodes
-from sparsepipe.planners.exact.lagrangian_bound import lagrangian_bound, placed_bound
-from sparsepipe.planners.exact.placed_stages import Placements
-from sparsepipe.planners.exact.priced_stages import PricedStages, ever_dearer
-from sparsepipe.planners.exact.search_space import Rules, spaces
+from sparsepipe.planning.base import Problem
+from sparsepipe.planning.cuts import Cuts
+from sparsepipe.planning.device_groups import device_classes
+from sparsepipe.planning.exact import counted_search as counted_paths
+from sparsepipe.planning.exact import placed_stages
+from sparsepipe.planning.exact.counted_search import counted_path, counted_search, order_of_spans
+from sparsepipe.planning.exact.guided_path import devices_in_order, guided_path
+from sparsepipe.planning.exact.joined_nodes import JoinedNodes
+from sparsepipe.planning.exact.lagrangian_bound import lagrangian_bound, placed_bound
+from sparsepipe.planning.exact.placed_stages import Placements
+from sparsepipe.planning.exact.priced_stages import PricedStages, ever_dearer
+from sparsepipe.planning.exact.search_space import Rules, spaces
 
 
 def joined(problem, **options):

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.costs import depth
-from sparsepipe.forecast import forecast
-from sparsepipe.io.quantities import SIZE
-from sparsepipe.planners import Problem, partition
-from sparsepipe.planners.exact import min_period, network_time
-from sparsepipe.planners.exact.graph_search import StageEnds, over_sets
-from sparsepipe.planners.exact.memory_limits import memory_rule
-from sparsepipe.planners.exact.optimal import Optimal
-from sparsepipe.planners.exact.search_space import Rules, spaces
-from sparsepipe.profile import MEMORY_FIELDS, StepOverhead
+from sparsepipe.planning import Problem, partition
+from sparsepipe.planning.exact import min_period, network_time
+from sparsepipe.planning.exact.graph_search import StageEnds, over_sets
+from sparsepipe.planning.exact.memory_limits import memory_rule
+from sparsepipe.planning.exact.optimal import Optimal
+from sparsepipe.planning.exact.search_space import Rules, spaces
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.util.io.quantities import SIZE
+from sparsepipe.values.costs import depth
+from sparsepipe.values.profile import MEMORY_FIELDS, StepOverhead
 
 # --- brute force: every sequence of down-sets, every choice of devices, straight from the definitions -----------------
 

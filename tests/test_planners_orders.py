@@ -11,14 +11,14 @@ from test_simulator import pipeline
 from sparsepipe import Cluster, Link, Plan
 from sparsepipe.cli.command import main
 from sparsepipe.data import ORDERS, compose
-from sparsepipe.planners.orders import (
+from sparsepipe.planning.orders import (
     distance_from_random,
     lognormal_sizes,
     simulate_orders,
     sizes_of_profile,
     synchronous_step,
 )
-from sparsepipe.replication import parse_rule
+from sparsepipe.values.replication import parse_rule
 
 
 @pytest.mark.parametrize(("stages", "most"), [(2, 1.03), (4, 1.06), (8, 1.12)])

@@ -25,11 +25,11 @@ from sparsepipe import (
     Profile,
     partition,
 )
-from sparsepipe.planners import Problem
-from sparsepipe.planners.exact.optimal import Optimal
-from sparsepipe.planners.published.pipedream import PipeDream
-from sparsepipe.planners.published.sparsepipe import SparsePipe, exchange_gpu
-from sparsepipe.profile import CostSample
+from sparsepipe.planning import Problem
+from sparsepipe.planning.exact.optimal import Optimal
+from sparsepipe.planning.published.pipedream import PipeDream
+from sparsepipe.planning.published.sparsepipe import SparsePipe, exchange_gpu
+from sparsepipe.values.profile import CostSample
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_pipedream_on_other_published_profiles(shared_reference, name, count, pu
 
 
 def test_pipedream_sees_as_many_states_as_the_original(golden, shared_reference):
-    from sparsepipe.planners.published.pipedream_states import States
+    from sparsepipe.planning.published.pipedream_states import States
 
     row = next(row for row in golden if row["kind"] == "antichain" and "densenet" in row["profile"])
     profile = Profile.load(shared_reference / "profiles/image_classification/densenet121/graph.txt")
@@ -309,7 +309,7 @@ def test_optimal_plans_branching_networks_with_a_certified_gap(shared_reference,
 
 
 def test_optimal_is_not_worse_than_the_published_planners_judged_by_its_own_model(load):
-    from sparsepipe.planners import comparable, estimate
+    from sparsepipe.planning import comparable, estimate
 
     profile, cluster = mixed(load, [[("RTX", 2), ("tv", 2), ("txp", 1)]], [1e9])
     names = ("optimal", "pipedream", "sparsepipe", "data-parallel", "model-parallel")
@@ -327,7 +327,7 @@ def test_optimal_is_not_worse_than_the_published_planners_judged_by_its_own_mode
 
 
 def test_a_bound_of_plans_with_one_stage_a_device_says_nothing_of_interleaved_ones():
-    from sparsepipe.planners import comparable
+    from sparsepipe.planning import comparable
 
     graph = LayerGraph.chain(Layer(f"l{k}", "", 1e9) for k in range(8))
     profile = Profile(graph, {"d": (LayerCost((CostSample(0, 1.0, 2.0, 1.0),)),) * 8})

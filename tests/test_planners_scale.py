@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Profile
-from sparsepipe.planners.scale import Scale
+from sparsepipe.planning.scale import Scale
 
 STRIDES = (1, 2, 4)
 CHANNELS = 16

@@ -22,9 +22,9 @@ from sparsepipe import (
     Profile,
     partition,
 )
-from sparsepipe.planners import Problem, partition_pipelines, several
-from sparsepipe.planners.several import split
-from sparsepipe.replication import parse_rule
+from sparsepipe.planning import Problem, partition_pipelines, several
+from sparsepipe.planning.several import split
+from sparsepipe.values.replication import parse_rule
 
 
 def network(num_layers, kinds, seed, *, parameter_bytes=1.0):

@@ -7,20 +7,20 @@ from unittest import mock
 import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.planners.base import Problem
-from sparsepipe.planners.cuts import Cuts
-from sparsepipe.planners.device_groups import device_classes
-from sparsepipe.planners.exact import moved_layers, optimal, relaxed_bound, search_space, walk_bound
-from sparsepipe.planners.exact.cut_profile_bound import CutProfile
-from sparsepipe.planners.exact.graph_search import StageEnds
-from sparsepipe.planners.exact.lagrangian_bound import placed_bound
-from sparsepipe.planners.exact.like_nodes import like_nodes
-from sparsepipe.planners.exact.listed_cuts import ListedCuts
-from sparsepipe.planners.exact.min_period import minimise_period
-from sparsepipe.planners.exact.optimal import Found, Optimal
-from sparsepipe.planners.exact.placed_stages import Placements
-from sparsepipe.planners.exact.relaxed_bound import work_bound
-from sparsepipe.planners.exact.search_space import Rules, spaces
+from sparsepipe.planning.base import Problem
+from sparsepipe.planning.cuts import Cuts
+from sparsepipe.planning.device_groups import device_classes
+from sparsepipe.planning.exact import moved_layers, optimal, relaxed_bound, search_space, walk_bound
+from sparsepipe.planning.exact.cut_profile_bound import CutProfile
+from sparsepipe.planning.exact.graph_search import StageEnds
+from sparsepipe.planning.exact.lagrangian_bound import placed_bound
+from sparsepipe.planning.exact.like_nodes import like_nodes
+from sparsepipe.planning.exact.listed_cuts import ListedCuts
+from sparsepipe.planning.exact.min_period import minimise_period
+from sparsepipe.planning.exact.optimal import Found, Optimal
+from sparsepipe.planning.exact.placed_stages import Placements
+from sparsepipe.planning.exact.relaxed_bound import work_bound
+from sparsepipe.planning.exact.search_space import Rules, spaces
 
 
 def random_problem(seed):

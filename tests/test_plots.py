@@ -26,12 +26,12 @@ from sparsepipe import (
     Trace,
     plots,
 )
-from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.plots import theme
-from sparsepipe.plots.table import distinct, is_synthetic, noted, noted_of, strategy
-from sparsepipe.plots.time_by_size import time_by_size_table
-from sparsepipe.record import Origin, RunRecord
+from sparsepipe.records import Origin, RunRecord
+from sparsepipe.util.io.files import write_json, write_rows
+from sparsepipe.values.plan import Estimate, StageEstimate
+from sparsepipe.views.plots import theme
+from sparsepipe.views.plots.table import distinct, is_synthetic, noted, noted_of, strategy
+from sparsepipe.views.plots.time_by_size import time_by_size_table
 
 PLOTS = Path(theme.__file__).parent
 NUM_LAYERS = 6
@@ -398,8 +398,8 @@ def test_figures_are_values_of_json(profile, records):
 
 
 def test_planned_and_simulated_values_can_be_drawn(profile):
-    from sparsepipe.planners import partition
-    from sparsepipe.simulator import simulate
+    from sparsepipe.planning import partition
+    from sparsepipe.planning.simulator import simulate
 
     cluster = Cluster.uniform(3, device_type="fast", link=Link(1e9))
     made = partition(profile, cluster)

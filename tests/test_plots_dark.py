@@ -9,8 +9,8 @@ import pytest
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
-from sparsepipe.plots.dark import lab_style
-from sparsepipe.plots.theme import doubted, finished, hatch
+from sparsepipe.views.plots.dark import lab_style
+from sparsepipe.views.plots.theme import doubted, finished, hatch
 
 # Of each text that is seen: what it says, its colour, and that of what is drawn below its middle.
 TEXTS = """() => [...document.querySelectorAll("text, tspan")].filter((one) => !one.querySelector("tspan"))
@@ -67,7 +67,7 @@ def contrast(one, other):
 def test_jupyterlab_is_given_the_same_colours():
     kept = Path(__file__).parent.parent / "scripts" / "jupyterlab" / "custom.css"
     assert kept.read_text() == lab_style(), (
-        "python -c 'from sparsepipe.plots.dark import *; print(lab_style(), end=\"\")'"
+        "python -c 'from sparsepipe.views.plots.dark import *; print(lab_style(), end=\"\")'"
     )
 
 

@@ -10,9 +10,9 @@ from test_plots import NUM_LAYERS, plan, small_profile
 
 from sparsepipe import Cluster, Layer, LayerGraph, Profile, partition, plots
 from sparsepipe.data.manifests import manifests_folder
-from sparsepipe.plots import theme
-from sparsepipe.plots.layer_graph import around, overlap
-from sparsepipe.plots.layout import layout
+from sparsepipe.views.plots import theme
+from sparsepipe.views.plots.layer_graph import around, overlap
+from sparsepipe.views.plots.layout import layout
 
 
 @pytest.fixture(scope="module")

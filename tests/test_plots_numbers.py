@@ -9,19 +9,19 @@ from processes import ENOUGH
 from test_plots import plan
 
 from sparsepipe import plots
-from sparsepipe.display.numbers import (
+from sparsepipe.records import Origin, RunRecord
+from sparsepipe.util.io.files import write_json, write_rows
+from sparsepipe.util.text.numbers import (
     as_given,
     as_measured,
     duration,
     scaled_bytes,
 )
-from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted
-from sparsepipe.plots.chromium import drawn
-from sparsepipe.plots.layer_graph import overlap
-from sparsepipe.plots.points import STRATEGIES, Point
-from sparsepipe.plots.text_room import width_of
-from sparsepipe.record import Origin, RunRecord
+from sparsepipe.views.plots.bar_numbers import LEAST, SHORTER, fewer_digits, fitted
+from sparsepipe.views.plots.chromium import drawn
+from sparsepipe.views.plots.layer_graph import overlap
+from sparsepipe.views.plots.points import STRATEGIES, Point
+from sparsepipe.views.plots.text_room import width_of
 
 # Boxes of texts in the plot: (what is said, left, top, right, bottom); and points of the lines that texts name.
 SEEN = """() => {

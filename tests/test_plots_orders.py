@@ -1,7 +1,7 @@
 """Orders of minibatches, drawn: a bar for each simulated epoch, a marker for each real one, a dash at the bound."""
 
 from sparsepipe import plots
-from sparsepipe.plots import OrderedEpoch
+from sparsepipe.views.plots import OrderedEpoch
 
 EPOCHS = [
     OrderedEpoch("shuffle", "2 stages", 1.2, 1.0),

@@ -20,12 +20,12 @@ from sparsepipe import (
     plots,
     simulate,
 )
-from sparsepipe.io.files import write_rows
-from sparsepipe.plots.points import STRATEGIES, Point
-from sparsepipe.record import Origin
-from sparsepipe.replication import parse_rule
-from sparsepipe.simulator import simulate_pipelines
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.planning.simulator import simulate_pipelines
+from sparsepipe.records import Origin
+from sparsepipe.util.io.files import write_rows
+from sparsepipe.values.replication import parse_rule
+from sparsepipe.values.stragglers import Stragglers
+from sparsepipe.views.plots.points import STRATEGIES, Point
 
 POINTS = [
     Point(name, cluster, 4, 100.0 * (k + 1), bound_samples_per_second=800.0, activation_bytes=1e6 * k,

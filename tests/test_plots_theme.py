@@ -4,8 +4,8 @@ import numpy as np
 import plotly.io
 import pytest
 
-from sparsepipe.plots import theme
 from sparsepipe.views.colors import STAGE_COLORS
+from sparsepipe.views.plots import theme
 
 
 def test_no_button_uploads_the_data():

@@ -11,13 +11,13 @@ from test_plots import shows
 
 from sparsepipe import RunRecord, plots, simulate_pipelines
 from sparsepipe.errors import DamagedRecord
-from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.plots.outcomes import NOBODY
-from sparsepipe.plots.theme import finished, resting_on
-from sparsepipe.provenance import Provenance
-from sparsepipe.record import Origin
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.records import Origin
+from sparsepipe.records.provenance import Provenance
+from sparsepipe.util.io.files import write_json, write_rows
+from sparsepipe.values.stragglers import Stragglers
 from sparsepipe.views import html
+from sparsepipe.views.plots.outcomes import NOBODY
+from sparsepipe.views.plots.theme import finished, resting_on
 
 SLOW = "slow:rank=0,factor=4"
 

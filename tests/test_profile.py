@@ -5,8 +5,8 @@ import pytest
 from coded import raises
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, partition
-from sparsepipe.forecast import forecast
-from sparsepipe.profile import StepOverhead
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.values.profile import StepOverhead
 from sparsepipe.views import html
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile
-from sparsepipe.costs import LayerTable
-from sparsepipe.profile.size_laws import ATTENTION, BYTES, SECONDS, SizeLaws
+from sparsepipe.values.costs import LayerTable
+from sparsepipe.values.profile.size_laws import ATTENTION, BYTES, SECONDS, SizeLaws
 
 KEPT = sorted((Path(__file__).parent.parent / "data_manifests" / "profiles").glob("*.json"))
 SPANS = np.geomspace(1 / 8, 8, 25)

@@ -13,11 +13,11 @@ from sparsepipe.data import Sample, collate
 from sparsepipe.engines import Subnetwork, engine, subnetwork
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
-from sparsepipe.losses import CrossEntropy
-from sparsepipe.models import INPUT, Network, Row, network
-from sparsepipe.profile import Profile, StepOverhead
-from sparsepipe.profiler import layer_timer, measure, of_model, repeats
+from sparsepipe.networks import INPUT, Network, Row, network
+from sparsepipe.networks.losses import CrossEntropy
+from sparsepipe.profiling import layer_timer, measure, of_model, repeats
 from sparsepipe.runtime.training_state.optimizer import SGD
+from sparsepipe.values.profile import Profile, StepOverhead
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from engine_clouds import random_batch
 from scripts.bench.sizes.stages import StagePeaks, equal_cuts, predicted_peaks
 from sparsepipe import Profile
 from sparsepipe.engines import engine
-from sparsepipe.losses import CrossEntropy
-from sparsepipe.models import network
-from sparsepipe.profiler import measure, repeats
-from sparsepipe.profiler.of_model import cropped
-from sparsepipe.profiler.temporary_bytes import live_bytes, peak_bytes
+from sparsepipe.networks import network
+from sparsepipe.networks.losses import CrossEntropy
+from sparsepipe.profiling import measure, repeats
+from sparsepipe.profiling.of_model import cropped
+from sparsepipe.profiling.temporary_bytes import live_bytes, peak_bytes
 from sparsepipe.runtime.config import RunConfig
 
 CPU = torch.device("cpu")

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsepipe.cluster import Cluster, Link
-from sparsepipe.derived.digests import canonical, digest
 from sparsepipe.errors import InputError
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.profile import CostSample, LayerCost, Profile
-from sparsepipe.provenance import Provenance, in_few_words, plan_digest
-from sparsepipe.record import Origin, RunRecord
-from sparsepipe.record.campaigns import differences, new_campaign, when
+from sparsepipe.records import Origin, RunRecord
+from sparsepipe.records.campaigns import differences, new_campaign, when
+from sparsepipe.records.provenance import Provenance, in_few_words, plan_digest
+from sparsepipe.util.derived.digests import canonical, digest
+from sparsepipe.values.cluster import Cluster, Link
+from sparsepipe.values.graph import Layer, LayerGraph
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.profile import CostSample, LayerCost, Profile
 
 CLUSTER = Cluster.uniform(2, device_type="cpu", link=Link(1e9, 1e-5))
 PLAN = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))), warnings=("it waits",))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import InputError
-from sparsepipe.io.quantities import BANDWIDTH, SIZE, TIME
+from sparsepipe.util.io.quantities import BANDWIDTH, SIZE, TIME
 
 
 @pytest.mark.parametrize(

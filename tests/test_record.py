@@ -3,9 +3,9 @@ from dataclasses import replace
 from coded import raises
 
 from sparsepipe import Plan, RunRecord, Span, Stage
-from sparsepipe.host.background_load import BackgroundLoad
-from sparsepipe.io.files import write_rows
-from sparsepipe.record import NOTEBOOK, Origin
+from sparsepipe.records import NOTEBOOK, Origin
+from sparsepipe.util.host.background_load import BackgroundLoad
+from sparsepipe.util.io.files import write_rows
 
 PLAN = Plan((Stage(("a", "b"), (0, 1)), Stage(("c",), (2,))))
 

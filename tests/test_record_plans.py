@@ -4,10 +4,10 @@ import pytest
 
 from sparsepipe import InputError, Plan, RunRecord, Stage
 from sparsepipe.errors import DamagedRecord
-from sparsepipe.io.files import write_rows
-from sparsepipe.record import Origin
-from sparsepipe.record.plans import begin_plan, plan_at
-from sparsepipe.record.processes import forget_processes, keep_processes, num_processes
+from sparsepipe.records import Origin
+from sparsepipe.records.plans import begin_plan, plan_at
+from sparsepipe.records.processes import forget_processes, keep_processes, num_processes
+from sparsepipe.util.io.files import write_rows
 
 ONE = Plan((Stage(("a", "b"), (0,)),))
 TWO = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))))

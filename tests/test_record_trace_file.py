@@ -8,14 +8,14 @@ import pytest
 from coded import raises
 
 from sparsepipe import InputError, Plan, RunRecord, Span, Stage, Trace
-from sparsepipe.io.files import write_rows
-from sparsepipe.plots.epochs import epoch_trace, working_epoch
-from sparsepipe.plots.timeline import timeline
-from sparsepipe.plots.trace_page import trace_page
-from sparsepipe.record import Origin, trace_file
-from sparsepipe.record.trace_file import MEGABYTES, bytes_of_rank, merged, read_spans
+from sparsepipe.records import Origin, trace_file
+from sparsepipe.records.trace_file import MEGABYTES, bytes_of_rank, merged, read_spans
 from sparsepipe.runtime.reporting.recorder import Recorder
+from sparsepipe.util.io.files import write_rows
 from sparsepipe.views import html
+from sparsepipe.views.plots.epochs import epoch_trace, working_epoch
+from sparsepipe.views.plots.timeline import timeline
+from sparsepipe.views.plots.trace_page import trace_page
 
 EPOCH = 10
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from sparsepipe import RunRecord, launch
-from sparsepipe.io.files import read_json
-from sparsepipe.plan import Plan
 from sparsepipe.runtime import RunConfig
+from sparsepipe.util.io.files import read_json
+from sparsepipe.values.plan import Plan
 
 RECORDS = Path(__file__).parent / "records_0_1_0"
 MINIBATCHES = 8  # in two epochs

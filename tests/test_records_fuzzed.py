@@ -19,19 +19,19 @@ from test_parsers_fuzzed import damaged, damaged_tree, edits, tree_edits
 
 from sparsepipe import InputError, Plan, RunRecord, Stage, plots
 from sparsepipe.cli.run_verbs import runs_compare, runs_export, runs_list, runs_show
-from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.io.functions import UserFunction
-from sparsepipe.plots.epochs import working_epoch
-from sparsepipe.record import Origin
-from sparsepipe.record.plans import begin_plan
-from sparsepipe.record.record_files import CLOCK, read_fields
+from sparsepipe.records import Origin
+from sparsepipe.records.plans import begin_plan
+from sparsepipe.records.record_files import CLOCK, read_fields
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.metrics import median_summaries
 from sparsepipe.runtime.reporting.recorder import forget_rows
 from sparsepipe.runtime.training_state import checkpoint
+from sparsepipe.util.io.files import write_json, write_rows
+from sparsepipe.util.io.functions import UserFunction
 from sparsepipe.views import html
-from sparsepipe.widgets import runs_table
-from sparsepipe.widgets.live import doings, doings_table, learned, phase
+from sparsepipe.views.plots.epochs import working_epoch
+from sparsepipe.views.widgets import runs_table
+from sparsepipe.views.widgets.live import doings, doings_table, learned, phase
 
 EXAMPLES = 12  # of each file, in each of two ways; each is put to all of fifteen uses that open that file
 PUT_TO_ALL = 2  # of them are put to every use, whatever it opens

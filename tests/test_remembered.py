@@ -1,10 +1,10 @@
 """What is worked out of a value is worked out once, and only the newest answers are kept."""
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
-from sparsepipe.costs import LayerTable
-from sparsepipe.derived.remembered import remembered
-from sparsepipe.planners import Problem
-from sparsepipe.planners.cuts import Cuts
+from sparsepipe.planning import Problem
+from sparsepipe.planning.cuts import Cuts
+from sparsepipe.util.derived.remembered import remembered
+from sparsepipe.values.costs import LayerTable
 
 
 def test_an_answer_is_made_once_and_the_oldest_are_forgotten():

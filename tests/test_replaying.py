@@ -26,12 +26,12 @@ from sparsepipe import (
     what_if,
 )
 from sparsepipe.cli import main
-from sparsepipe.record import Origin
-from sparsepipe.replaying import Part
-from sparsepipe.replaying.dependencies import steps_of
-from sparsepipe.replication import parse_rule
-from sparsepipe.simulator import simulate_pipelines
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.planning.replaying import Part
+from sparsepipe.planning.replaying.dependencies import steps_of
+from sparsepipe.planning.simulator import simulate_pipelines
+from sparsepipe.records import Origin
+from sparsepipe.values.replication import parse_rule
+from sparsepipe.values.stragglers import Stragglers
 
 JOBS = {"ST": 32, "SE": 12}  # job → steps; of the second's 43 the first ones
 

@@ -4,7 +4,7 @@ import pytest
 from coded import raises
 
 from sparsepipe.errors import InputError
-from sparsepipe.replication import RULES, parse_rule, rule, rule_from_json, rule_text, rule_to_json
+from sparsepipe.values.replication import RULES, parse_rule, rule, rule_from_json, rule_text, rule_to_json
 
 CHOSEN = [
     *RULES,

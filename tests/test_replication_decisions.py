@@ -7,7 +7,7 @@ import pytest
 from coded import raises
 from replication_worlds import World
 
-from sparsepipe.replication import RULES, parse_rule
+from sparsepipe.values.replication import RULES, parse_rule
 
 OPTIONS = {
     "all-reduce": ["all-reduce"],

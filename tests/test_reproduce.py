@@ -15,24 +15,24 @@ from coded import raises
 from processes import ENOUGH, until
 
 from sparsepipe import plots
-from sparsepipe.cluster import Cluster, Link
-from sparsepipe.derived.digests import digest
 from sparsepipe.errors import InputError, RunFailed
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.io.files import read_json
-from sparsepipe.launchers.probes.measure import loopback_link
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.planners import partition
-from sparsepipe.profile import CostSample, LayerCost, Profile
-from sparsepipe.profiler import profile_model
-from sparsepipe.record import Origin, RunRecord
-from sparsepipe.record.campaigns import new_campaign
-from sparsepipe.reproduce import NOTEBOOKS, catalogue, reproduce, workplace
-from sparsepipe.reproduce.averaging import averaging_link
-from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
-from sparsepipe.reproduce.notebook_job import NotebookJob, NotebookKernels, Outcome
-from sparsepipe.reproduce.workplace import Workplace
+from sparsepipe.launching.probes.measure import loopback_link
+from sparsepipe.planning import partition
+from sparsepipe.profiling import profile_model
+from sparsepipe.records import Origin, RunRecord
+from sparsepipe.records.campaigns import new_campaign
 from sparsepipe.runtime.config import RunConfig
+from sparsepipe.study import NOTEBOOKS, catalogue, reproduce, workplace
+from sparsepipe.study.averaging import averaging_link
+from sparsepipe.study.cached_runs import campaign_of, kept_campaign, tell_epoch
+from sparsepipe.study.notebook_job import NotebookJob, NotebookKernels, Outcome
+from sparsepipe.study.workplace import Workplace
+from sparsepipe.util.derived.digests import digest
+from sparsepipe.util.io.files import read_json
+from sparsepipe.values.cluster import Cluster, Link
+from sparsepipe.values.graph import Layer, LayerGraph
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.profile import CostSample, LayerCost, Profile
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_runs_all_in_order_and_again_only_what_changed(few, tmp_path, capsys):
 
 ASKED = """import atexit, json, os, warnings
 from pathlib import Path
-import sparsepipe.stragglers as sizes
+import sparsepipe.values.stragglers as sizes
 told = [os.getppid(), os.environ["TOLD"], hasattr(sizes, "mark")]
 sizes.mark = True
 warnings.warn("told to the reader")
@@ -148,7 +148,7 @@ def test_a_batch_tells_every_notebook_what_a_paper_asks_of_figures(few, tmp_path
     few(
         "a",
         "figures = ''\nroot = ''\ndata = ''",
-        "from sparsepipe.reproduce.workplace import Workplace",
+        "from sparsepipe.study.workplace import Workplace",
         "print(Workplace.open(root, figures=figures, data='digits').paper)",
     )
     paper = plots.Paper(3.5, title=False)
@@ -282,7 +282,7 @@ def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background, jobs):
         "import time; time.sleep(600)",
     )
     code = (
-        "import pathlib; from sparsepipe.reproduce import catalogue, reproduce; "
+        "import pathlib; from sparsepipe.study import catalogue, reproduce; "
         "catalogue.NOTEBOOKS = {'a': (), 'b': ()}; "
         f"reproduce(out={str(tmp_path / 'figures')!r}, notebooks=pathlib.Path({str(few.folder)!r}), jobs={jobs})"
     )
@@ -307,8 +307,8 @@ def descendants(pid: int) -> list[int]:
 REAL = """from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
-from sparsepipe.provenance import Provenance
-from sparsepipe.reproduce.workplace import Workplace
+from sparsepipe.records.provenance import Provenance
+from sparsepipe.study.workplace import Workplace
 place = Workplace(Path(root), Path(figures), "digits")"""
 EXPORT = """known = Provenance().with_warnings("the layers' sum is 0.506 x a whole step, expected 0.90; again")
 place.export("first", go.Figure(layout={"width": 300, "height": 200}), pd.DataFrame({"x": [1]}), known);"""

@@ -9,10 +9,10 @@ from PIL import Image
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
-from sparsepipe.io.files import write_json
-from sparsepipe.reproduce.notebook_job import NotebookJob
-from sparsepipe.reproduce.overview import Overview
-from sparsepipe.reproduce.page import write_page
+from sparsepipe.study.notebook_job import NotebookJob
+from sparsepipe.study.overview import Overview
+from sparsepipe.study.page import write_page
+from sparsepipe.util.io.files import write_json
 from sparsepipe.views.values import SHOWN, html
 
 axe_core = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")

@@ -7,16 +7,16 @@ import pandas as pd
 import pytest
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, plots
-from sparsepipe.cluster import Cluster, Link
-from sparsepipe.forecast import minibatches_of_a_step, steady_rate
-from sparsepipe.io.files import write_json, write_rows
-from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.planners import comparable
-from sparsepipe.record import Origin, RunRecord
-from sparsepipe.reproduce import replays
-from sparsepipe.reproduce.answers import beside_told, minibatches_in_flight, paces_markdown, tell_pace, waiting_plans
-from sparsepipe.reproduce.waiting import alone_told
-from sparsepipe.simulator import simulate
+from sparsepipe.planning import comparable
+from sparsepipe.planning.forecast import minibatches_of_a_step, steady_rate
+from sparsepipe.planning.simulator import simulate
+from sparsepipe.records import Origin, RunRecord
+from sparsepipe.study import replays
+from sparsepipe.study.answers import beside_told, minibatches_in_flight, paces_markdown, tell_pace, waiting_plans
+from sparsepipe.study.waiting import alone_told
+from sparsepipe.util.io.files import write_json, write_rows
+from sparsepipe.values.cluster import Cluster, Link
+from sparsepipe.values.plan import Estimate, StageEstimate
 from sparsepipe.views.markup import unescaped
 
 

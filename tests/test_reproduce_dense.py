@@ -8,11 +8,11 @@ from coded import raises
 from sparsepipe.data import IGNORED
 from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
-from sparsepipe.models import MODULE_NETWORKS
-from sparsepipe.models.traced.building import build_module
-from sparsepipe.plots.theme import TIE
-from sparsepipe.reproduce import dense
-from sparsepipe.reproduce.dense import TASKS, bleu_told, kept_told, usable
+from sparsepipe.networks import MODULE_NETWORKS
+from sparsepipe.networks.traced.building import build_module
+from sparsepipe.study import dense
+from sparsepipe.study.dense import TASKS, bleu_told, kept_told, usable
+from sparsepipe.views.plots.theme import TIE
 
 
 def test_what_cannot_be_had_is_left_out_and_images_are_those_of_scikit_learn(monkeypatch, capsys):

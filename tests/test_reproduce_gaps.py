@@ -4,9 +4,9 @@ import pytest
 from coded import raises
 
 from sparsepipe import Cluster, Link, partition
-from sparsepipe.planners import comparable
-from sparsepipe.plots import Gap, gaps, gaps_table
-from sparsepipe.reproduce.profiles import published_profiles
+from sparsepipe.planning import comparable
+from sparsepipe.study.profiles import published_profiles
+from sparsepipe.views.plots import Gap, gaps, gaps_table
 
 
 def test_each_planner_has_a_mark_for_its_gap_and_one_for_its_seconds():

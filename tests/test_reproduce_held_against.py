@@ -5,8 +5,7 @@ import json
 import pytest
 from coded import raises
 
-from sparsepipe.plots import HeldAgainst, contradictions, held_against, held_against_table
-from sparsepipe.reproduce.held_against import (
+from sparsepipe.study.held_against import (
     known_optima,
     measured_plans,
     of_jobs,
@@ -15,6 +14,7 @@ from sparsepipe.reproduce.held_against import (
     slow_downs,
     slow_downs_beside_others,
 )
+from sparsepipe.views.plots import HeldAgainst, contradictions, held_against, held_against_table
 
 
 @pytest.fixture(scope="module")

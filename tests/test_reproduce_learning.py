@@ -6,7 +6,8 @@ from coded import raises
 
 from sparsepipe import data
 from sparsepipe.data import make_shapes
-from sparsepipe.reproduce.learning import (
+from sparsepipe.runtime.config import RunConfig
+from sparsepipe.study.learning import (
     commonest_share,
     gap_and_noise,
     labelled_room,
@@ -17,7 +18,6 @@ from sparsepipe.reproduce.learning import (
     train_side_by_side,
     voxel_histograms,
 )
-from sparsepipe.runtime.config import RunConfig
 
 SEGMENTS = {  # a small MinkUNet and how it is trained
     "model": "minkunet14a-segmentation-narrow",

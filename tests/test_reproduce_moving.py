@@ -12,14 +12,13 @@ from runtime_jobs import PLAIN, plan_of
 
 from scripts.bench.replan.variants import cost_of_intruder
 from sparsepipe import InputError, RunConfig, RunRecord, partition
-from sparsepipe.dynamics.factors import Factors
-from sparsepipe.dynamics.following import DECISIONS
-from sparsepipe.dynamics.launching import launch
-from sparsepipe.host.background_load import processors_of
-from sparsepipe.record import Origin
-from sparsepipe.reproduce.foresight import AHEAD, Foresight, Wanted, foreseen, slowed_by
-from sparsepipe.reproduce.intrusion import FILE, Intrusion, came_and_went
-from sparsepipe.reproduce.moving import (
+from sparsepipe.monitoring.factors import Factors
+from sparsepipe.monitoring.following import DECISIONS
+from sparsepipe.monitoring.launching import launch
+from sparsepipe.records import Origin
+from sparsepipe.study.foresight import AHEAD, Foresight, Wanted, foreseen, slowed_by
+from sparsepipe.study.intrusion import FILE, Intrusion, came_and_went
+from sparsepipe.study.moving import (
     bars_by_load,
     bars_of_runs,
     changes,
@@ -37,6 +36,7 @@ from sparsepipe.reproduce.moving import (
     simulated_stays,
     whole_run_seconds,
 )
+from sparsepipe.util.host.background_load import processors_of
 
 PLAN = plan_of(PLAIN, [[0], [1]], cuts=(5,))
 

@@ -6,14 +6,14 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
-from sparsepipe.io.files import write_json
-from sparsepipe.record.run_progress import RunProgress
-from sparsepipe.reproduce import NOTEBOOKS, catalogue
-from sparsepipe.reproduce.driver import Progress
-from sparsepipe.reproduce.executed import Executed, first_sentence
-from sparsepipe.reproduce.notebook_job import NotebookJob
-from sparsepipe.reproduce.page import notebook_page, of_markdown, write_page
-from sparsepipe.reproduce.report import REPORT, report, run_rows
+from sparsepipe.records.run_progress import RunProgress
+from sparsepipe.study import NOTEBOOKS, catalogue
+from sparsepipe.study.driver import Progress
+from sparsepipe.study.executed import Executed, first_sentence
+from sparsepipe.study.notebook_job import NotebookJob
+from sparsepipe.study.page import notebook_page, of_markdown, write_page
+from sparsepipe.study.report import REPORT, report, run_rows
+from sparsepipe.util.io.files import write_json
 
 NAME = "<img src=x onerror=alert(1)>"
 ANSWERS = [

@@ -5,9 +5,9 @@ import re
 import pytest
 from coded import raises
 
-from sparsepipe.formats.spot_machines import SpotMachines
-from sparsepipe.reproduce import recorded
-from sparsepipe.reproduce.recorded import (
+from sparsepipe.records.formats.spot_machines import SpotMachines
+from sparsepipe.study import recorded
+from sparsepipe.study.recorded import (
     MINIBATCH_SECONDS,
     in_words,
     machines_over_time,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage, partition, plots
-from sparsepipe.planners import Problem
-from sparsepipe.profiler import profile_model
-from sparsepipe.reproduce.machines import Machines, published, published_dense, slower_copies
-from sparsepipe.reproduce.strategy_grid import ONE, PLANNERS, one_device, simulated, traffic
+from sparsepipe.planning import Problem
+from sparsepipe.profiling import profile_model
+from sparsepipe.study.machines import Machines, published, published_dense, slower_copies
+from sparsepipe.study.strategy_grid import ONE, PLANNERS, one_device, simulated, traffic
 
 
 def known():

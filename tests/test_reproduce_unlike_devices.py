@@ -14,9 +14,8 @@ from sparsepipe import (
     partition,
 )
 from sparsepipe.data.manifests import get_manifest
-from sparsepipe.io.files import sha256
-from sparsepipe.planners import PLANNERS
-from sparsepipe.reproduce.unlike_devices import (
+from sparsepipe.planning import PLANNERS
+from sparsepipe.study.unlike_devices import (
     CORES,
     MEASURED,
     MIXED,
@@ -26,6 +25,7 @@ from sparsepipe.reproduce.unlike_devices import (
     two_machines,
     unlike_devices,
 )
+from sparsepipe.util.io.files import sha256
 
 MODEL = "minkvgg16bn"
 

@@ -12,8 +12,6 @@ from exchanging_pipelines import TIMEOUT, Board, Together, Trained, at_once, net
 from processes import until
 from test_runtime_between_pipelines import close, gradients_of, mean_of
 
-from sparsepipe.replication import RULES
-from sparsepipe.replication.base import SERVER
 from sparsepipe.runtime.pipelines.base import Holder
 from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
 from sparsepipe.runtime.replication.between_pipelines.parameter_server import Store
@@ -21,6 +19,8 @@ from sparsepipe.runtime.replication.between_pipelines.server import Server
 from sparsepipe.runtime.replication.between_pipelines.state import fetch_state
 from sparsepipe.runtime.wire.frames import lengths
 from sparsepipe.runtime.wire.handshake import call
+from sparsepipe.values.replication import RULES
+from sparsepipe.values.replication.base import SERVER
 
 
 def still(name, weight):

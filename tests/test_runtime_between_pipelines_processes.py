@@ -13,11 +13,11 @@ from exchanging_pipelines import network, same_bits
 from processes import ENOUGH
 from runtime_jobs import rank_process
 
-from sparsepipe.host.python_path import python_command, python_environment
-from sparsepipe.io.files import read_rows, write_json
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.replication import RULES, rule_to_json
 from sparsepipe.runtime import commands
+from sparsepipe.util.host.python_path import python_command, python_environment
+from sparsepipe.util.io.files import read_rows, write_json
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.replication import RULES, rule_to_json
 
 CUTS = [(1, 3), (), (2,)]
 KILLED = 2

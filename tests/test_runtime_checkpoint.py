@@ -15,13 +15,13 @@ from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 from sparsepipe import InputError, RunFailed, RunRecord
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
-from sparsepipe.launchers import launch
-from sparsepipe.launchers.prepare import _changed
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.record import Origin
+from sparsepipe.launching import launch
+from sparsepipe.launching.prepare import _changed
+from sparsepipe.records import Origin
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.runtime.worker.run import run
+from sparsepipe.values.plan import Plan, Stage
 
 
 def _write(run_dir, minibatches: int, *, keep: int = 2) -> None:

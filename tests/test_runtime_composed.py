@@ -14,14 +14,14 @@ from test_runtime_modules import BERT
 from test_runtime_modules import settings as texts
 from test_runtime_targets import gradients
 
-from sparsepipe.cluster import Cluster
-from sparsepipe.launchers.prepare import prepare
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.planners.run_estimate import stage_costs
-from sparsepipe.profile import Profile
+from sparsepipe.launching.prepare import prepare
+from sparsepipe.planning.run_estimate import stage_costs
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.targets import TargetReader
 from sparsepipe.runtime.workloads.learning import Learning
+from sparsepipe.values.cluster import Cluster
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.profile import Profile
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from runtime_jobs import NORMED, PLAIN, Job, Result, plan_of, run_jobs, run_ranks, same_training, settings, shapes
 
-from sparsepipe.io.files import read_json, write_json
-from sparsepipe.plan import Plan
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.transport.channel import tag_of
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD
 from sparsepipe.runtime.worker.connections import _ways, boundaries
-from sparsepipe.schedule import compile
+from sparsepipe.util.io.files import read_json, write_json
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.schedule import compile
 
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
 

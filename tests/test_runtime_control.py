@@ -15,14 +15,14 @@ from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, shapes
 from runtime_jobs import settings as quick
 
 from sparsepipe.errors import InputError
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.plan import Plan, Stage
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.processes.announcement import Announcement
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.worker.control import Control, Horizon
-from sparsepipe.schedule import Action, Op, Program, check_runs, compile, compile_until_steady
-from sparsepipe.schedule_rules import SCHEDULE_RULES
+from sparsepipe.values.graph import Layer, LayerGraph
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.schedule import Action, Op, Program, check_runs, compile, compile_until_steady
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES
 
 # --- who is listened to --------------------------------------------------------------------------------------------
 

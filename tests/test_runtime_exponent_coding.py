@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, same_training, settings, shapes
 
 from sparsepipe.engines import engine
-from sparsepipe.io.files import read_rows
-from sparsepipe.models import network
+from sparsepipe.networks import network
 from sparsepipe.runtime.stages.base import InFlight, Output
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.compression import Compressor, restored, with_coded_exponents, with_plain_exponents
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
 from sparsepipe.runtime.transport.zero_elision import num_present, packed, unpacked, without_zeros
+from sparsepipe.util.io.files import read_rows
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,8 @@ from torch.func import functional_call
 from sparsepipe import Cluster, InputError, data, launch
 from sparsepipe.engines import engine
 from sparsepipe.engines.subnetwork import Subnetwork
-from sparsepipe.launchers.inference import find_checkpoint
-from sparsepipe.models import network
+from sparsepipe.launching.inference import find_checkpoint
+from sparsepipe.networks import network
 from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
 
 PLANS = {"alone": [[0]], "replicas": [[0], [1, 2]], "three": [[0], [1], [2]]}

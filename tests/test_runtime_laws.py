@@ -25,13 +25,13 @@ from torch.func import functional_call
 
 from sparsepipe import data
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.launchers import launch
-from sparsepipe.models import network
-from sparsepipe.plan import Plan
-from sparsepipe.record import RunRecord
+from sparsepipe.launching import launch
+from sparsepipe.networks import network
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.stages.network_stage import boundary
-from sparsepipe.schedule import Op, compile
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.schedule import Op, compile
 
 pytestmark = pytest.mark.timeout(600)
 

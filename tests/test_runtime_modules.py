@@ -20,13 +20,11 @@ from sparsepipe.cli.run_text import summary_text
 from sparsepipe.data.examples import open_examples
 from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
-from sparsepipe.io.fields import json_object
-from sparsepipe.models.traced import trace
-from sparsepipe.models.traced.building import build_module
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.profiler import profile_model
-from sparsepipe.profiler.of_model import spread
-from sparsepipe.record import RunRecord
+from sparsepipe.networks.traced import trace
+from sparsepipe.networks.traced.building import build_module
+from sparsepipe.profiling import profile_model
+from sparsepipe.profiling.of_model import spread
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.stages.base import PacketAndSamples
 from sparsepipe.runtime.stages.network_stage import NetworkStage
@@ -34,6 +32,8 @@ from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.opening import LearningTask, open_task
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.util.io.fields import json_object
+from sparsepipe.values.plan import Plan, Stage
 
 pytestmark = pytest.mark.timeout(600)
 

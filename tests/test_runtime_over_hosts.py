@@ -18,7 +18,7 @@ from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.replication.over_hosts import replicas_by_host
 from sparsepipe.runtime.worker.connections import Connections
 from sparsepipe.runtime.worker.join import joined
-from sparsepipe.schedule import compile
+from sparsepipe.values.schedule import compile
 
 HOSTS = ((3, 4), (0, 1, 5), (2,))  # as a cluster may have them: not in order
 BY_HOST = ((0, 1, 4), (2,), (3,))  # of ranks 0 to 4, which a test below has

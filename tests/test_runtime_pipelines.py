@@ -10,11 +10,11 @@ from pipeline_jobs import PipelinesResult, pipelines_of, run_pipelines
 from replayed_pipelines import Learner, Replay, same_ends
 from runtime_jobs import NORMED, settings, shapes
 
-from sparsepipe.plan import Plan
-from sparsepipe.record import RunRecord
-from sparsepipe.replaying import what_if
-from sparsepipe.replication import RULES
+from sparsepipe.planning.replaying import what_if
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.replication import RULES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EPOCH = 5  # minibatches

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 from test_runtime_pipelines_service import TIMEOUT, begun, start
 
-from sparsepipe.io.files import read_rows
-from sparsepipe.replication import parse_rule
 from sparsepipe.runtime.pipelines import journal as journals
 from sparsepipe.runtime.pipelines.client import connect
 from sparsepipe.runtime.pipelines.journal import Journal, complete_record, from_json, to_json
 from sparsepipe.runtime.pipelines.service import Service
 from sparsepipe.runtime.pipelines.state import RunOfPipelines, RunState
+from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.replication import parse_rule
 
 MINIBATCHES = 150
 RECORD = ("metrics.jsonl", "minibatches.jsonl", "merges.jsonl")

@@ -11,12 +11,12 @@ from collections import Counter
 
 import pytest
 
-from sparsepipe.replication import RULES, SERVER, rule
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.journal import apply, from_json, to_json
 from sparsepipe.runtime.pipelines.messages import encoded
 from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines, RunState
 from sparsepipe.runtime.pipelines.work import WAIT
+from sparsepipe.values.replication import RULES, SERVER, rule
 
 ARRIVALS = 10_000  # of each rule: contributions, units taken, deaths
 OPTIONS = {  # some of each rule's, beside its defaults

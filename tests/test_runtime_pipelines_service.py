@@ -20,10 +20,9 @@ from pipeline_jobs import pipelines_of
 from processes import ENOUGH, until
 
 from sparsepipe.errors import InputError
-from sparsepipe.io.files import read_rows, write_atomic, write_rows
-from sparsepipe.launchers.local import coordination
-from sparsepipe.launchers.local.coordination import Coordination, GoneAttempts
-from sparsepipe.record.record_files import read_metrics
+from sparsepipe.launching.local import coordination
+from sparsepipe.launching.local.coordination import Coordination, GoneAttempts
+from sparsepipe.records.record_files import read_metrics
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
@@ -36,6 +35,7 @@ from sparsepipe.runtime.wire.address import COORDINATOR, ListenerAddress
 from sparsepipe.runtime.wire.frames import MOST_BYTES, lengths
 from sparsepipe.runtime.wire.handshake import NAME_BYTES, PROOF_BYTES, opening
 from sparsepipe.runtime.wire.messages import Requests
+from sparsepipe.util.io.files import read_rows, write_atomic, write_rows
 
 TIMEOUT = 60.0
 REPLY_BYTES = NAME_BYTES + PROOF_BYTES

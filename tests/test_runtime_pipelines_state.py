@@ -3,14 +3,14 @@
 import pytest
 from coded import raises
 
-from sparsepipe.display.numbers import validation_text
 from sparsepipe.errors import InputError
-from sparsepipe.replication import SERVER, rule
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.minibatch_queue import MinibatchQueue
 from sparsepipe.runtime.pipelines.state import START_SECONDS, GivenUp, Request, RunOfPipelines, RunState
 from sparsepipe.runtime.pipelines.tallies import Sums
 from sparsepipe.runtime.pipelines.work import WAIT
+from sparsepipe.util.text.numbers import validation_text
+from sparsepipe.values.replication import SERVER, rule
 
 
 def test_progress_of_other_data_is_refused() -> None:

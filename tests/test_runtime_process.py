@@ -14,7 +14,6 @@ from coded import raises
 from runtime_jobs import PLAIN, Job, plan_of, run_jobs, run_ranks, settings, shapes
 
 from sparsepipe.engines.base import CoordinateSet
-from sparsepipe.io.files import write_atomic
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.transport.channel import Inbox, Outbox, tag_of
@@ -25,7 +24,8 @@ from sparsepipe.runtime.transport.sockets import SocketTransport, connect
 from sparsepipe.runtime.worker.connections import Connections
 from sparsepipe.runtime.worker.join import backend, joined
 from sparsepipe.runtime.worker.run import run
-from sparsepipe.schedule import compile
+from sparsepipe.util.io.files import write_atomic
+from sparsepipe.values.schedule import compile
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import json
 import time
 
-from sparsepipe.io.files import read_rows, write_rows
-from sparsepipe.launchers.metrics_tail import Tail
-from sparsepipe.record import RunRecord
+from sparsepipe.launching.metrics_tail import Tail
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime.reporting.recorder import Recorder, forget_rows
-from sparsepipe.trace import Span
+from sparsepipe.util.io.files import read_rows, write_rows
+from sparsepipe.values.trace import Span
 
 
 def test_spans_and_metrics_are_read_back(tmp_path) -> None:

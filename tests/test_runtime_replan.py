@@ -20,9 +20,8 @@ from replan_jobs import Moves, ask_all
 from runtime_jobs import NORMED, PLAIN, Job, Result, plan_of, run_jobs, settings, shapes
 from test_runtime_laws import CLOSE, FULL, HALF, _has_minkowski
 
-from sparsepipe.models import network
-from sparsepipe.plan import Plan
-from sparsepipe.record.plans import begin_plan, followed_plans, plan_at, went_back
+from sparsepipe.networks import network
+from sparsepipe.records.plans import begin_plan, followed_plans, plan_at, went_back
 from sparsepipe.runtime import commands, replan_request
 from sparsepipe.runtime.processes.ballot import Answer, Ballot
 from sparsepipe.runtime.transport.state_transfer import packed, unpacked
@@ -30,6 +29,7 @@ from sparsepipe.runtime.worker.hand_over import layers_of, source_of
 from sparsepipe.runtime.worker.replanning import Moment, Pause, last_end, usual_gap
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.worker.worker import Worker
+from sparsepipe.values.plan import Plan
 
 TWO = {"schedule": "1f1b-flush", "num_microbatches": 2}
 FLUSHES = ("1f1b-flush", "gpipe", "zero-bubble", "looped-bfs", "interleaved-zero-bubble")

@@ -23,8 +23,8 @@ from sparsepipe import (
     Stage,
     partition,
 )
-from sparsepipe.io.files import read_rows
-from sparsepipe.launchers import Job, launch
+from sparsepipe.launching import Job, launch
+from sparsepipe.planning.simulator import simulate
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
@@ -32,9 +32,9 @@ from sparsepipe.runtime.reporting.metrics import pace_of
 from sparsepipe.runtime.wire.address import ListenerAddress
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.replay import LinksOfHost, LinksOverHosts, Replay
-from sparsepipe.schedule import Op, compile
-from sparsepipe.simulator import simulate
-from sparsepipe.trace import WORK
+from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.schedule import Op, compile
+from sparsepipe.values.trace import WORK
 
 KINDS = ("RTX", "tv", "txp")
 GRAPH = LayerGraph.chain([Layer(f"l{k}", "", 4e6) for k in range(6)])

@@ -10,13 +10,13 @@ from pipeline_jobs import replayed_pipelines
 from processes import ENOUGH
 
 from sparsepipe import Cluster, DeviceType, Link, Node
-from sparsepipe.io.files import read_rows
-from sparsepipe.launchers import launch
-from sparsepipe.replication.base import SERVER, Merge
+from sparsepipe.launching import launch
+from sparsepipe.planning.simulator import simulate_pipelines
+from sparsepipe.planning.simulator.exchange import Exchange, Push, Routes, ServerPorts, members_of
 from sparsepipe.runtime.workloads.replay import OtherPipelines
-from sparsepipe.simulator import simulate_pipelines
-from sparsepipe.simulator.exchange import Exchange, Push, Routes, ServerPorts, members_of
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.replication.base import SERVER, Merge
+from sparsepipe.values.stragglers import Stragglers
 
 slow = pytest.mark.slow
 

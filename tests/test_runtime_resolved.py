@@ -8,14 +8,14 @@ from runtime_jobs import PLAIN, plan_of, settings, shapes
 
 from sparsepipe.cli import main
 from sparsepipe.data import folder as folders
-from sparsepipe.launchers import launch
-from sparsepipe.launchers.prepare import prepare
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.replication import parse_rule
+from sparsepipe.launching import launch
+from sparsepipe.launching.prepare import prepare
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.learning import Learning
 from sparsepipe.runtime.workloads.resolved import resolve
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.replication import parse_rule
 
 CODE = """
 import os

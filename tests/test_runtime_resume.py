@@ -13,11 +13,11 @@ from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Profil
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.models import network
-from sparsepipe.record import RunRecord
+from sparsepipe.networks import network
+from sparsepipe.planning.simulator.simulation import Simulation
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime.training_state.checkpoint import latest, load
-from sparsepipe.schedule import Op, Program, compile
-from sparsepipe.simulator.simulation import Simulation
+from sparsepipe.values.schedule import Op, Program, compile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEGMENTED = "minkunet14a-segmentation-narrow"

@@ -8,13 +8,13 @@ from runtime_jobs import NORMED, plan_of, settings, shapes
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sparsepipe import data
-from sparsepipe.costs import LayerTable
 from sparsepipe.engines import engine
-from sparsepipe.models import network
-from sparsepipe.profiler import measure
+from sparsepipe.networks import network
+from sparsepipe.profiling import measure
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.packet import encode
+from sparsepipe.values.costs import LayerTable
 
 
 @pytest.mark.parametrize(("cut", "kept"), [(2, False), (3, True), (4, False), (5, False)])

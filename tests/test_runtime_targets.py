@@ -4,10 +4,10 @@ import pytest
 import torch
 from test_runtime_modules import BERT, GNMT, PICTURES, WORDS, settings
 
-from sparsepipe.io.fields import json_object
-from sparsepipe.models.traced.building import build_module
+from sparsepipe.networks.traced.building import build_module
 from sparsepipe.runtime.worker.targets import TargetReader
 from sparsepipe.runtime.workloads.learning import Learning
+from sparsepipe.util.io.fields import json_object
 
 STEP = range(3)
 

@@ -9,8 +9,8 @@ from coded import raises
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.engines import ENGINES, Subnetwork
-from sparsepipe.models import INPUT
-from sparsepipe.record.workload_facts import LEARNING, REPLAY, workload_facts
+from sparsepipe.networks import INPUT
+from sparsepipe.records.workload_facts import LEARNING, REPLAY, workload_facts
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.epoch_parts import RunLength
 from sparsepipe.runtime.workloads import WORKLOADS

@@ -9,7 +9,7 @@ from runtime_jobs import NORMED, PLAIN, UNET, Job, plan_of, run_jobs, same_train
 
 from sparsepipe import data
 from sparsepipe.engines import engine
-from sparsepipe.models import INPUT, Network, Row, network
+from sparsepipe.networks import INPUT, Network, Row, network
 from sparsepipe.runtime.stages.base import InFlight, Output
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version

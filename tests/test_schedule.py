@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsepipe import Action, Op, Plan, Stage, actions, inputs, schedule
-from sparsepipe.schedule import compile, compile_until_steady, round_length, warmup
-from sparsepipe.schedule_rules import SCHEDULE_RULES
+from sparsepipe.values.schedule import compile, compile_until_steady, round_length, warmup
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES
 
 
 def check_runs(plan, num_minibatches, **options):

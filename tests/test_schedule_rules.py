@@ -8,8 +8,8 @@ import pytest
 
 from sparsepipe import Plan, Stage
 from sparsepipe.engines import ENGINES
-from sparsepipe.record.workload_facts import REPLAY
-from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from sparsepipe.records.workload_facts import REPLAY
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 NAMES = {*SCHEDULE_RULES, *WEIGHT_RULES, *ENGINES, REPLAY.name}
@@ -68,14 +68,14 @@ def test_no_code_outside_the_schedule_family_compares_a_name():
 def test_a_row_is_complete(name):
     rules = SCHEDULE_RULES[name]
     for module in (rules.order, rules.interleaved_order):
-        assert not module or callable(import_module(f"sparsepipe.schedule.{module}").order)
+        assert not module or callable(import_module(f"sparsepipe.values.schedule.{module}").order)
     assert rules.summary and set(rules.weights) <= set(WEIGHT_RULES)
     assert rules.planned_as in ("", *SCHEDULE_RULES)
     plan = Plan((Stage(("a",), (0,)),), name)
     assert plan.weights == rules.weights[0] and plan.flushes is WEIGHT_RULES[plan.weights].flushes
 
 
-EXECUTORS = ("simulator", "forecast.py", "runtime", "launchers")  # what plays a program, or runs it
+EXECUTORS = ("planning/simulator", "planning/forecast.py", "runtime", "launching")  # what plays a program, or runs it
 
 
 def _neighbours(path):
@@ -93,7 +93,7 @@ def _neighbours(path):
 
 
 def test_who_feeds_whom_is_asked_of_the_program():
-    """Its rule stands in schedule/actions.py alone: no simulator, worker or launcher writes it again."""
+    """Its rule stands in values/schedule/actions.py alone: no simulator, worker or launcher writes it again."""
     files = [
         path for name in EXECUTORS for path in ((PACKAGE / name).rglob("*.py") if "." not in name else [PACKAGE / name])
     ]

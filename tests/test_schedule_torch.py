@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sparsepipe import Action, Plan, Stage
-from sparsepipe.schedule import Op, actions
-from sparsepipe.schedule_rules import SCHEDULE_RULES
+from sparsepipe.values.schedule import Op, actions
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES
 
 
 @cache

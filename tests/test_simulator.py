@@ -28,14 +28,14 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.cli.plan_verbs import side_by_side
-from sparsepipe.forecast import forecast
-from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.planners import Problem, estimate
-from sparsepipe.planners.baselines import lap_bounds
-from sparsepipe.planners.estimate import memory_need, port_seconds
-from sparsepipe.profile import StepOverhead
-from sparsepipe.schedule import Action, Op, compile_until_steady
-from sparsepipe.schedule_rules import SCHEDULE_RULES
+from sparsepipe.planning import Problem, estimate
+from sparsepipe.planning.baselines import lap_bounds
+from sparsepipe.planning.estimate import memory_need, port_seconds
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.values.plan import Estimate, StageEstimate
+from sparsepipe.values.profile import StepOverhead
+from sparsepipe.values.schedule import Action, Op, compile_until_steady
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES
 
 
 def pipeline(forward, backward, transfer=(), *, replicas=(), parameter_bytes=0.0, latency=0.0, **settings):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from test_simulator import pipeline, runs
 
 from sparsepipe import Cluster, DeviceType, Layer, LayerGraph, Link, Node, Plan, Stage, lower_bound, simulate
-from sparsepipe.forecast import forecast
-from sparsepipe.profile import CostSample, LayerCost, Profile
-from sparsepipe.replication import parse_rule
-from sparsepipe.schedule_rules import SCHEDULE_RULES
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.values.profile import CostSample, LayerCost, Profile
+from sparsepipe.values.replication import parse_rule
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 

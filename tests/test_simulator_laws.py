@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_simulator import pipeline
 
 from sparsepipe import simulate
-from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 
 SECONDS = st.floats(0.01, 10.0)
 ASYNCHRONOUS = sorted(name for name, rules in SCHEDULE_RULES.items() if not WEIGHT_RULES[rules.weights[0]].flushes)

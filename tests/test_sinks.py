@@ -8,8 +8,8 @@ from coded import raises
 
 from sparsepipe.cli import main
 from sparsepipe.cli.run_verbs import _sinks
-from sparsepipe.reproduce.compressed import halves
-from sparsepipe.sinks import open_sink, scalars
+from sparsepipe.records.sinks import open_sink, scalars
+from sparsepipe.study.compressed import halves
 
 STEP = {
     "event": "step",

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 from coded import raises
 
-from sparsepipe.stragglers import Stragglers, read_minibatch_times
+from sparsepipe.values.stragglers import Stragglers, read_minibatch_times
 
 SPEC = "jitter:p=0.1,seconds=0.05;slow:rank=3,factor=4,from=100,to=300;stop:rank=1,at=50,seconds=20;kill:rank=2,at=80"
 

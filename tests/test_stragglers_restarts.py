@@ -9,9 +9,9 @@ from command_line import sparsepipe
 from test_simulator import pipeline
 
 from sparsepipe import simulate
-from sparsepipe.forecast import forecast
-from sparsepipe.replaying import replay, what_if
-from sparsepipe.stragglers import Stragglers
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.planning.replaying import replay, what_if
+from sparsepipe.values.stragglers import Stragglers
 
 COUNT, GONE = 12, 20.0
 

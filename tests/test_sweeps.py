@@ -8,9 +8,9 @@ from coded import raises
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, plots
 from sparsepipe.cli import main
-from sparsepipe.forecast import forecast
-from sparsepipe.planners import partition
-from sparsepipe.sweeps import RATIOS, sweep
+from sparsepipe.planning import partition
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.planning.sweeps import RATIOS, sweep
 
 
 def profile(**origin):

@@ -9,9 +9,9 @@ import torch
 
 from sparsepipe.data.examples import ExampleDataset
 from sparsepipe.data.examples.opening import open_examples
-from sparsepipe.losses import Tally, open_loss
-from sparsepipe.models.texts.bert import bert
-from sparsepipe.models.texts.gnmt import gnmt
+from sparsepipe.networks.losses import Tally, open_loss
+from sparsepipe.networks.texts.bert import bert
+from sparsepipe.networks.texts.gnmt import gnmt
 
 WORDS = "the a red blue old house car tree is was here there and big small we they see had".split()
 
@@ -62,7 +62,7 @@ def test_translations_train_a_gnmt(tmp_path: Path) -> None:
 def test_translations_are_decoded_and_scored(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("sacrebleu")
-    from sparsepipe.losses.bleu import bleu, bleu_of_copies
+    from sparsepipe.networks.losses.bleu import bleu, bleu_of_copies
 
     lines = sentences(60, seed=1)
     for language in ("en", "xx"):  # a language that is the other one

@@ -26,7 +26,7 @@ from sparsepipe import (
     partition,
     simulate,
 )
-from sparsepipe.record import Origin
+from sparsepipe.records import Origin
 from sparsepipe.views import html
 
 COSTS = tuple(LayerCost((CostSample(0, 0.01 * (k + 1), 0.02, 1e6),)) for k in range(6))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.reproduce import NOTEBOOKS
+from sparsepipe.study import NOTEBOOKS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,8 +12,8 @@ from processes import ENOUGH, until
 
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PlotView, plot_view
-from sparsepipe.widgets.messages import Messages
+from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PlotView, plot_view
+from sparsepipe.views.widgets.messages import Messages
 
 NUM_LAYERS = 12
 
@@ -149,7 +149,7 @@ def test_messages_show_a_sentence_for_input_and_a_traceback_for_the_rest():
 @pytest.fixture
 def board(tmp_path):
     from sparsepipe.data.shapes import make_shapes
-    from sparsepipe.models import network
+    from sparsepipe.networks import network
 
     data = make_shapes(tmp_path / "shapes", num_train=3, num_test=1, families=["box", "cone"])
     ids = [layer.id for layer in network("minkvgg11bn-narrow", num_classes=2).graph().layers]

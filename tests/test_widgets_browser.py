@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROFILE = """
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile
-from sparsepipe.widgets import PartitionExplorer
+from sparsepipe.views.widgets import PartitionExplorer
 layers = tuple(Layer(f"conv{k}", "", 4e6) for k in range(24))
 few = [CostSample(1000, .01 + .002 * (k % 5), .02, 1e6) for k in range(24)]
 costs = tuple(LayerCost((sample, CostSample(4000, .04, .07, 4e6))) for sample in few)
@@ -245,7 +245,7 @@ def test_a_dragged_slider_and_a_click_at_once_act_on_what_the_slider_shows(explo
 
 
 def test_a_layer_is_clicked(page, lab):
-    cells = "from sparsepipe.widgets import LayerGraphExplorer\nLayerGraphExplorer(profile).widget"
+    cells = "from sparsepipe.views.widgets import LayerGraphExplorer\nLayerGraphExplorer(profile).widget"
     lab.write("graph.ipynb", PROFILE, cells)
     run_notebook(page, lab, "graph.ipynb")
     page.wait_for_selector(".js-plotly-plot[data-drawn='1'] .textpoint")  # which listens to clicks
@@ -255,7 +255,7 @@ def test_a_layer_is_clicked(page, lab):
 
 def test_a_page_without_the_static_file_gets_plotly_from_the_kernel(page, lab):
     cell = "view = PlotView(go.Figure(go.Scatter(y=[1, 2, 3], uid='a')))\nview.asset = ''\nview"
-    lab.write("kernel.ipynb", "import plotly.graph_objects as go\nfrom sparsepipe.widgets import PlotView", cell)
+    lab.write("kernel.ipynb", "import plotly.graph_objects as go\nfrom sparsepipe.views.widgets import PlotView", cell)
     run_notebook(page, lab, "kernel.ipynb")
     page.wait_for_selector(".js-plotly-plot .scatterlayer .js-line")
     assert not [url for url in page.requests if "plotly.min.js" in url or "plotly-" in url]
@@ -265,10 +265,10 @@ BOARD = """
 from pathlib import Path
 from sparsepipe import Cluster
 from sparsepipe.data.shapes import make_shapes
-from sparsepipe.models import network
-from sparsepipe.plan import Plan, Stage
+from sparsepipe.networks import network
+from sparsepipe.values.plan import Plan, Stage
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.widgets import LaunchBoard
+from sparsepipe.views.widgets import LaunchBoard
 data = make_shapes("shapes", num_train=4, num_test=1, families=["box", "cone", "gear"])
 ids = [layer.id for layer in network("minkvgg11bn-narrow", num_classes=3).graph().layers]
 plan = Plan((Stage(tuple(ids[:8]), (0,)), Stage(tuple(ids[8:]), (1,))))
@@ -315,11 +315,11 @@ from pathlib import Path
 from IPython.display import display
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
 from sparsepipe import plots, simulate
-from sparsepipe.plots.theme import doubted
-from sparsepipe.record import Origin, RunRecord
+from sparsepipe.views.plots.theme import doubted
+from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
-from sparsepipe.widgets.looks import show
+from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
+from sparsepipe.views.widgets.looks import show
 layers = tuple(Layer(f"conv{k}", "Conv2d()", 4e6) for k in range(12))
 def costs(factor):
     few = [CostSample(1000, .01 * factor, .02 * factor, 1e6) for k in range(12)]

@@ -20,10 +20,10 @@ from sparsepipe import (
     Profile,
     partition,
 )
-from sparsepipe.formats.sparsepipe_servers import ServerFile
-from sparsepipe.plots import stages
-from sparsepipe.widgets import PartitionExplorer
-from sparsepipe.widgets.settings import BY_TYPE
+from sparsepipe.records.formats.sparsepipe_servers import ServerFile
+from sparsepipe.views.plots import stages
+from sparsepipe.views.widgets import PartitionExplorer
+from sparsepipe.views.widgets.settings import BY_TYPE
 
 SECONDS = (0.010, 0.014, 0.007, 0.022, 0.009, 0.016, 0.012)
 SPEEDS = {"tv": 1.0, "txp": 1.3, "rtx": 0.6}

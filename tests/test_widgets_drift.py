@@ -6,11 +6,11 @@ from drifting_runs import PROFILE, WrittenRun, cluster_with, halves, slowed
 from processes import ENOUGH
 
 from sparsepipe import Plan, Stage
-from sparsepipe.dynamics import Alarm, Standing
-from sparsepipe.launchers import attach
-from sparsepipe.launchers.lock import hold
-from sparsepipe.widgets.job_details import DriftOfJobs, drift_table
-from sparsepipe.widgets.promised import MadeFor
+from sparsepipe.launching import attach
+from sparsepipe.launching.lock import hold
+from sparsepipe.monitoring import Alarm, Standing
+from sparsepipe.views.widgets.job_details import DriftOfJobs, drift_table
+from sparsepipe.views.widgets.promised import MadeFor
 
 UNKNOWN = MadeFor(1, None)
 KNOWN = MadeFor(1, None, PROFILE, cluster_with())

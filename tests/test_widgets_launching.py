@@ -9,14 +9,14 @@ from coded import raises
 from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
-from sparsepipe.display.numbers import as_measured
-from sparsepipe.launchers.lock import hold
-from sparsepipe.record import Origin, RunRecord
-from sparsepipe.replication import rule
+from sparsepipe.launching.lock import hold
+from sparsepipe.records import Origin, RunRecord
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.widgets import LaunchBoard, PartitionExplorer
-from sparsepipe.widgets.job_details import speeds_table
+from sparsepipe.util.text.numbers import as_measured
+from sparsepipe.values.replication import rule
+from sparsepipe.views.widgets import LaunchBoard, PartitionExplorer
+from sparsepipe.views.widgets.job_details import speeds_table
 
 BATCH_SIZE = 16
 CONFIG = RunConfig("net", "data", batch_size=BATCH_SIZE, voxel_size=0.04, epochs=3, learning_rate=0.02)

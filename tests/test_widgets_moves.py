@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_widgets_words import profile_of
 
 from sparsepipe import Cluster, DeviceType, InputError, Link, Node
-from sparsepipe.widgets import PartitionExplorer
-from sparsepipe.widgets.stop_slider import StopSlider
+from sparsepipe.views.widgets import PartitionExplorer
+from sparsepipe.views.widgets.stop_slider import StopSlider
 
 TYPES = ("fast", "slow", "old", "tiny")
 TYPED = ("", "every=2", "quorum=9", "slow:rank=0,factor=2", "kill:rank=0,at=3", "x")

@@ -8,14 +8,14 @@ import pytest
 from coded import raises
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.display.numbers import as_measured, scaled_bytes
-from sparsepipe.forecast import forecast
-from sparsepipe.planners import Problem, estimate, partition
-from sparsepipe.planners.scale import Scale
-from sparsepipe.widgets import PartitionExplorer
-from sparsepipe.widgets.explorer_controls import StagesPerDevice
-from sparsepipe.widgets.planning import compressed
-from sparsepipe.widgets.view_model import bottleneck, changes
+from sparsepipe.planning import Problem, estimate, partition
+from sparsepipe.planning.forecast import forecast
+from sparsepipe.planning.scale import Scale
+from sparsepipe.util.text.numbers import as_measured, scaled_bytes
+from sparsepipe.views.widgets import PartitionExplorer
+from sparsepipe.views.widgets.explorer_controls import StagesPerDevice
+from sparsepipe.views.widgets.planning import compressed
+from sparsepipe.views.widgets.view_model import bottleneck, changes
 
 NUM_LAYERS = 12
 FACTS = {"batch_size": 16, "voxel_size": 0.04}

@@ -13,13 +13,13 @@ from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.cli import main
-from sparsepipe.display.numbers import as_measured
-from sparsepipe.plan import Plan
-from sparsepipe.replication import RULES
-from sparsepipe.widgets import LaunchBoard, PartitionExplorer, WaitingExplorer
-from sparsepipe.widgets import pipelines_planning as planning_module
-from sparsepipe.widgets.partition import Later
-from sparsepipe.widgets.several import JITTER, NOBODY, PIPELINE, SLOW, TYPED
+from sparsepipe.util.text.numbers import as_measured
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.replication import RULES
+from sparsepipe.views.widgets import LaunchBoard, PartitionExplorer, WaitingExplorer
+from sparsepipe.views.widgets import pipelines_planning as planning_module
+from sparsepipe.views.widgets.partition import Later
+from sparsepipe.views.widgets.several import JITTER, NOBODY, PIPELINE, SLOW, TYPED
 
 NUM_LAYERS, BATCH_SIZE = 8, 16
 

@@ -8,9 +8,9 @@ from coded import raises
 from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.widgets import PartitionExplorer
-from sparsepipe.widgets import planning as planning_module
-from sparsepipe.widgets.sentences import sentence
+from sparsepipe.views.widgets import PartitionExplorer
+from sparsepipe.views.widgets import planning as planning_module
+from sparsepipe.views.widgets.sentences import sentence
 
 
 def profile_of(num_layers=12):

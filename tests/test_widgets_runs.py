@@ -23,11 +23,11 @@ from sparsepipe import (
     plots,
 )
 from sparsepipe.cli.run_verbs import runs_list, runs_show
-from sparsepipe.launchers.lock import hold
-from sparsepipe.record import Origin, RunRecord
+from sparsepipe.launching.lock import hold
+from sparsepipe.records import Origin, RunRecord
 from sparsepipe.views import html
-from sparsepipe.widgets import RunsTable, runs_rows, runs_table
-from sparsepipe.widgets.live import doings, doings_table, learned, log_of, phase
+from sparsepipe.views.widgets import RunsTable, runs_rows, runs_table
+from sparsepipe.views.widgets.live import doings, doings_table, learned, log_of, phase
 
 
 def record(folder, name, *, ranks=2, accuracy=0.5, finished=True):
@@ -202,7 +202,7 @@ def test_columns_are_added_and_sorted_by(table, tmp_path):
 
 
 def test_numbers_are_sorted_by_size_and_texts_after_them(tmp_path):
-    from sparsepipe.widgets.runs_rows import ordered
+    from sparsepipe.views.widgets.runs_rows import ordered
 
     cells = pd.DataFrame({"value": ["10", "9", "", "auto", 2.5, "75%"]})
     assert list(ordered(cells, "value", descending=False).value) == [2.5, "9", "10", "75%", "auto", ""]

@@ -3,7 +3,13 @@
 import pytest
 
 from sparsepipe import InputError
-from sparsepipe.widgets.controls import bandwidth_slider, choice_slider, count_slider, latency_slider, memory_slider
+from sparsepipe.views.widgets.controls import (
+    bandwidth_slider,
+    choice_slider,
+    count_slider,
+    latency_slider,
+    memory_slider,
+)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from sparsepipe import (
     partition,
 )
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
-from sparsepipe.widgets.stop_slider import StopSlider
+from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
+from sparsepipe.views.widgets.stop_slider import StopSlider
 
 
 def profile_of(types=("fast", "slow"), num_layers=8):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsepipe.launchers.probes import probe
+from sparsepipe.launching.probes import probe
 from sparsepipe.runtime.wire import frames, handshake
 from sparsepipe.runtime.wire.frames import _CHUNK, _MOST_CHUNK, MARK, MOST_PAYLOAD, FrameReader, FrameWriter, lengths
 

@@ -5,8 +5,8 @@ import json
 import torch
 import traced_zoo
 
-from sparsepipe.models.traced import TracedNetwork, trace
-from sparsepipe.models.traced.building import build_module
+from sparsepipe.networks.traced import TracedNetwork, trace
+from sparsepipe.networks.traced.building import build_module
 
 NAMES = ["resnet", "inception", "encoder decoder", "tied language model", "late masks", "buffers"]
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.io.files import write_json
+from sparsepipe.util.io.files import write_json
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STDOUT = Path("-")

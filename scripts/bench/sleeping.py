@@ -1,7 +1,7 @@
 """A network whose layers sleep: what replays of benchmarks go by."""
 
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.profile import CostSample, LayerCost, Profile
+from sparsepipe.values.graph import Layer, LayerGraph
+from sparsepipe.values.profile import CostSample, LayerCost, Profile
 
 DEVICE = "device"  # the only type
 

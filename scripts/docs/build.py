@@ -26,20 +26,20 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from sparsepipe.cli.command import parser  # noqa: E402
-from sparsepipe.host.python_path import python_command, python_environment  # noqa: E402
-from sparsepipe.reproduce import NOTEBOOKS, PAGE, catalogue  # noqa: E402
+from sparsepipe.study import NOTEBOOKS, PAGE, catalogue  # noqa: E402
+from sparsepipe.util.host.python_path import python_command, python_environment  # noqa: E402
 
 PAGES = ("figures/README.md", "data_manifests/README.md", "CHANGELOG.md")
 MODULES = {  # of the page of Python names
     "sparsepipe": "Types and verbs",
     "sparsepipe.data": "Data sets",
     "sparsepipe.runtime": "Settings of training",
-    "sparsepipe.plots": "Figures and their tables",
-    "sparsepipe.widgets": "Widgets",
-    "sparsepipe.dynamics": "Drift and online repartitioning",
-    "sparsepipe.replication": "Synchronization schemes",
-    "sparsepipe.sinks": "Trackers",
-    "sparsepipe.measured_plans": "Plans that others measured",
+    "sparsepipe.views.plots": "Figures and their tables",
+    "sparsepipe.views.widgets": "Widgets",
+    "sparsepipe.monitoring": "Drift and online repartitioning",
+    "sparsepipe.values.replication": "Synchronization schemes",
+    "sparsepipe.records.sinks": "Trackers",
+    "sparsepipe.planning.measured_plans": "Plans that others measured",
 }
 LINK = re.compile(r"(?<!`)\]\(<?([^)\s>#]+)(#[^)\s>]*)?>?\)")
 SHOWN = ("image/png", "image/svg+xml", "text/html", "text/markdown", "text/plain")  # outputs that need no scripts

@@ -12,9 +12,9 @@ from IPython.display import display
 import sparsepipe as sp
 from sparsepipe import Link, Profile, RunConfig, partition, plots
 from sparsepipe.data.manifests import manifests_folder
-from sparsepipe.reproduce.overview import Overview
-from sparsepipe.reproduce.unlike_devices import unlike_devices
-from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
+from sparsepipe.study.overview import Overview
+from sparsepipe.study.unlike_devices import unlike_devices
+from sparsepipe.views.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable, WaitingExplorer
 model, root = "minkvgg11bn-narrow", {root!r}
 profile, cluster = unlike_devices(model)
 plan, alike = partition(profile, cluster), partition(profile, cluster, planner="data-parallel")

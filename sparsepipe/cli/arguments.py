@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..io.fields import MOST_MINIBATCHES
-from ..io.paths import expanded
-from ..io.settings import Setting, rows
-from ..launchers import LAUNCHERS, LOCAL, SLURM
-from ..planners import PLANNERS, PlanSettings, planners_with
+from ..launching import LAUNCHERS, LOCAL, SLURM
+from ..planning import PLANNERS, PlanSettings, planners_with
+from ..planning.simulator import SimulationSettings
+from ..planning.sweeps import RATIOS
 from ..runtime.config import DEVICES, PARTS, ProfileConfig
-from ..simulator import SimulationSettings
-from ..sweeps import RATIOS
+from ..util.io.fields import MOST_MINIBATCHES
+from ..util.io.paths import expanded
+from ..util.io.settings import Setting, rows
 from . import interference_verbs
 from .options import (
     Parser,

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..cluster import Cluster, Link, Node
-from ..display.counting import counted, number_of
-from ..display.numbers import as_measured, duration
 from ..errors import one_line
-from ..formats.clusters import load_cluster, load_cluster_file
-from ..host.addresses import is_loopback
-from ..io.files import write_atomic
-from ..launchers.probes import check_cluster, measure_cluster
-from ..launchers.probes.check import HostFacts
+from ..launching.probes import check_cluster, measure_cluster
+from ..launching.probes.check import HostFacts
+from ..records.formats.clusters import load_cluster, load_cluster_file
+from ..util.host.addresses import is_loopback
+from ..util.io.files import write_atomic
+from ..util.text.counting import counted, number_of
+from ..util.text.numbers import as_measured, duration
+from ..values.cluster import Cluster, Link, Node
 from ..views.values import link_text
 from .options import known_cluster
 from .output import Answer, table

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from ..errors import InputError, RunFailed, in_python, missing_extra, one_line, visible
-from ..host.limits import limit_met
-from ..host.python_path import check_current_folder
-from ..io.keywords import meant
+from ..util.host.limits import limit_met
+from ..util.host.python_path import check_current_folder
+from ..util.io.keywords import meant
 from ..views.words import OF_PLANS, OF_RUNS
 from . import (
     cluster_verbs,
@@ -260,7 +260,7 @@ def as_option(name: str, value: Any, verb: str, verbs: Verbs) -> str:
 
 
 if TYPE_CHECKING:
-    from ..plots import Paper
+    from ..views.plots import Paper
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -326,8 +326,8 @@ def _of_the_machine(error: Exception) -> str | None:
 
 
 def reproduce(options: argparse.Namespace) -> Answer:
-    from ..reproduce import PAGE
-    from ..reproduce import reproduce as run_notebooks
+    from ..study import PAGE
+    from ..study import reproduce as run_notebooks
 
     written = run_notebooks(
         options.figures or None,
@@ -357,7 +357,7 @@ def _paper(options: argparse.Namespace) -> "Paper | None":
             "option.without_effect",
             "--width, --height, --font and --no-title are of pictures: leave them out, or --no-pictures",
         )
-    from ..plots import Paper  # here: it brings plotly
+    from ..views.plots import Paper  # here: it brings plotly
 
     return Paper(**asked)
 

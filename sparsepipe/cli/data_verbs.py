@@ -7,10 +7,10 @@ from typing import Any
 
 from .. import data
 from ..data.examples import is_examples
-from ..display.counting import number_of
-from ..display.size_histogram import sizes_spread, spread_text
 from ..errors import InputError, one_line
-from ..io.fields import json_object
+from ..util.io.fields import json_object
+from ..util.text.counting import number_of
+from ..util.text.size_histogram import sizes_spread, spread_text
 from .options import given
 from .output import Answer, Progress, progress_line, table, warn
 from .without_effect import of_other_data

@@ -4,15 +4,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..cluster import Cluster
-from ..display.numbers import pace_text, rate_text, validation_text
-from ..dynamics import Follower, Standing, drift_of
 from ..errors import CODE_FAILURES, InputError, one_line
-from ..io.fields import complaint
-from ..profile import Profile
-from ..record import RunRecord
-from ..record.run_progress import RunProgress
-from ..sinks import Sink
+from ..monitoring import Follower, Standing, drift_of
+from ..records import RunRecord
+from ..records.run_progress import RunProgress
+from ..records.sinks import Sink
+from ..util.io.fields import complaint
+from ..util.text.numbers import pace_text, rate_text, validation_text
+from ..values.cluster import Cluster
+from ..values.profile import Profile
 from ..views.values import left_out
 from .output import Answer, Progress, cell, progress_line, table
 

@@ -3,17 +3,17 @@
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 
-from ..display.counting import number_of
-from ..dynamics.interference.intruding import run_intruders
-from ..dynamics.interference.kinds import KINDS
-from ..dynamics.interference.measurements import Measurement
 from ..engines import ENGINES
 from ..errors import InputError, one_line
-from ..host.background_load import RUN_QUEUE_WAIT
-from ..io.fields import MOST
-from ..io.paths import expanded
-from ..io.settings import Number
+from ..monitoring.interference.intruding import run_intruders
+from ..monitoring.interference.kinds import KINDS
+from ..monitoring.interference.measurements import Measurement
 from ..runtime.config import DEVICES
+from ..util.host.background_load import RUN_QUEUE_WAIT
+from ..util.io.fields import MOST
+from ..util.io.paths import expanded
+from ..util.io.settings import Number
+from ..util.text.counting import number_of
 from .options import Parser, count, number, positive, several, whole
 from .output import Answer, Progress, cell, progress_line, table
 
@@ -80,11 +80,11 @@ def run(options: argparse.Namespace) -> Answer:
 
 def measure(options: argparse.Namespace) -> Answer:
     """Measure what is not in the file yet; with --predictor learn from all of it."""
-    from ..dynamics.interference.measuring import machine_name
-    from ..dynamics.interference.measuring import measure as measure_all
-    from ..dynamics.interference.places import CPU, device_here
-    from ..dynamics.interference.predictor import learn
-    from ..dynamics.interference.victims import Victim
+    from ..monitoring.interference.measuring import machine_name
+    from ..monitoring.interference.measuring import measure as measure_all
+    from ..monitoring.interference.places import CPU, device_here
+    from ..monitoring.interference.predictor import learn
+    from ..monitoring.interference.victims import Victim
 
     if options.predictor and options.predictor.is_dir():
         raise InputError("predictor.is_folder", f"{options.predictor}: is a folder, expected a file for the predictor")

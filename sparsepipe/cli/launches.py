@@ -10,15 +10,15 @@ from typing import Any
 
 from ..data.cache import NO_CACHE
 from ..errors import InputError, one_line
-from ..host.background_load import BackgroundLoad
-from ..io.functions import short_name
-from ..io.paths import expanded
-from ..launchers import LOCAL, RAY
-from ..launchers.going_on import went_on
-from ..launchers.inference import run_of
-from ..record import RunRecord, load_warnings
+from ..launching import LOCAL, RAY
+from ..launching.going_on import went_on
+from ..launching.inference import run_of
+from ..records import RunRecord, load_warnings
+from ..records.sinks import Sink
 from ..runtime.config import BUDGETS, CheckpointConfig, OptimizerConfig
-from ..sinks import Sink
+from ..util.host.background_load import BackgroundLoad
+from ..util.io.functions import short_name
+from ..util.io.paths import expanded
 from .follow_run import DriftLines, RunFollower
 from .output import progress_line
 

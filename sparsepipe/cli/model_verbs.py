@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import InputError
-from ..io.keywords import meant
-from ..models import MODULE_NETWORKS
-from ..models.catalogue import Entry, catalogue, table_parameters
+from ..networks import MODULE_NETWORKS
+from ..networks.catalogue import Entry, catalogue, table_parameters
+from ..util.io.keywords import meant
 from .output import Answer, table
 
 _OWN = (
@@ -50,7 +50,7 @@ def _module_parameters(name: str, num_classes: int) -> int:
     import torch
 
     chosen = MODULE_NETWORKS[name]
-    builder = getattr(import_module(f"sparsepipe.models.{chosen.home}"), chosen.function)
+    builder = getattr(import_module(f"sparsepipe.networks.{chosen.home}"), chosen.function)
     facts = {"num_classes": num_classes} if "num_classes" in signature(builder).parameters else {}
     with torch.device("meta"):  # shapes without memory
         module = builder(**chosen.args, **facts)

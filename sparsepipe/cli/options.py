@@ -1,6 +1,6 @@
 """What options are made of: the types that read their text, the settings' tables, and options that several verbs have.
 
-An option of a setting comes from the setting's row (io/settings.py): name, choices, unit, help and default.
+An option of a setting comes from the setting's row (util/io/settings.py): name, choices, unit, help and default.
 """
 
 import argparse
@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..data.manifests import shipped
-from ..dynamics.variants import LIVE, VARIANTS
 from ..errors import InputError
-from ..formats.clusters import IN_SLURM
-from ..io.fields import MOST, MOST_LIKE_DEVICES, shown
-from ..io.paths import expanded
-from ..io.quantities import BANDWIDTH, SIZE, Quantity
-from ..io.settings import (
+from ..monitoring.variants import LIVE, VARIANTS
+from ..records.formats.clusters import IN_SLURM
+from ..records.sinks import SINKS
+from ..runtime.config import RunConfig
+from ..util.io.fields import MOST, MOST_LIKE_DEVICES, shown
+from ..util.io.paths import expanded
+from ..util.io.quantities import BANDWIDTH, SIZE, Quantity
+from ..util.io.settings import (
     MANY,
     Amount,
     Choice,
@@ -31,10 +33,8 @@ from ..io.settings import (
     WholeNumber,
     rows,
 )
-from ..replication import RULES
-from ..runtime.config import RunConfig
-from ..sinks import SINKS
-from ..stragglers import KINDS
+from ..values.replication import RULES
+from ..values.stragglers import KINDS
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 

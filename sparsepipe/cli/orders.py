@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 
 from .. import data
-from ..cluster import Cluster
 from ..data.order import ORDERS
-from ..display.numbers import duration
-from ..display.plan_text import aligned
 from ..errors import InputError
-from ..io.fields import number
-from ..io.options import split_options, typed
-from ..plan import Plan
-from ..planners.orders import OrderForecast, lognormal_sizes, simulate_orders, sizes_of_profile
-from ..profile import Profile
-from ..replication import parse_rule
+from ..planning.orders import OrderForecast, lognormal_sizes, simulate_orders, sizes_of_profile
+from ..util.io.fields import number
+from ..util.io.options import split_options, typed
+from ..util.text.counting import number_of
+from ..util.text.numbers import duration
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
+from ..values.replication import parse_rule
+from ..views.tables import Table, table_text
 from .options import Parser, whole
 from .output import Answer
 
@@ -73,10 +74,10 @@ def compare_orders(options: argparse.Namespace, plan: Plan, profile: Profile, cl
         "warnings": list(profile.warnings),
     }
     head = (
-        f"{len(sizes):,} samples of {np.mean(sizes):,.0f} {profile.size_unit} on average, coefficient of variation "
+        f"{number_of(len(sizes), 'sample')} of {np.mean(sizes):,.0f} {profile.size_unit} on average, coefficient of variation "
         f"{variation:.2f}; minibatches of {batch_size}; simulated"
     )
-    return Answer(document, "\n".join([head, *aligned([_HEAD, *map(_row, found)])]))
+    return Answer(document, f"{head}\n{table_text(Table(_HEAD, list(map(_row, found))))}")
 
 
 def _row(found: OrderForecast) -> Sequence[str]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..display.numbers import alike
 from ..errors import one_line
+from ..util.text.numbers import alike
 from ..views import Table, table_text
 
 _EVERY_TERMINAL = 0.1  # seconds between two lines of progress

@@ -9,24 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..cluster import Cluster
 from ..data.describing import unread_files
-from ..display.counting import number_of
-from ..display.numbers import as_measured, duration, duration_or_none, gap_text, rate_text, scaled_bytes
-from ..display.size_histogram import spread_text
-from ..display.sizes import Certainty
 from ..errors import InputError
-from ..forecast import beyond_memory, forecast, peak_bytes
-from ..formats.pipedream_conf import export_plan
-from ..formats.plan_files import load_plan
-from ..formats.stage_modules import write_stage_modules
-from ..host.openmp import waiting
-from ..io.fields import json_object
-from ..io.files import write_json
-from ..io.settings import rows
-from ..models import is_table, network
-from ..plan import Estimate, Plan
-from ..planners import (
+from ..networks import is_table, network
+from ..planning import (
     DEFAULT,
     PLANNERS,
     PlanSettings,
@@ -36,14 +22,34 @@ from ..planners import (
     planner_for,
     planners_with,
 )
-from ..planners.exact.optimal import LATENCY
-from ..profile import Profile
-from ..replication import parse_rule, rule_text
+from ..planning.exact.optimal import LATENCY
+from ..planning.forecast import beyond_memory, forecast, peak_bytes
+from ..planning.simulator import (
+    RESTART_SECONDS,
+    PipelinePace,
+    PipelinesForecast,
+    SimulationSettings,
+    simulate_pipelines,
+)
+from ..records.formats.pipedream_conf import export_plan
+from ..records.formats.plan_files import load_plan
+from ..records.formats.stage_modules import write_stage_modules
 from ..runtime.config import ProfileConfig
-from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
-from ..simulator import RESTART_SECONDS, PipelinePace, PipelinesForecast, SimulationSettings, simulate_pipelines
-from ..stragglers import Stragglers
-from ..trace import Trace
+from ..util.host.openmp import waiting
+from ..util.io.fields import json_object
+from ..util.io.files import write_json
+from ..util.io.settings import rows
+from ..util.text.counting import number_of
+from ..util.text.numbers import as_measured, duration, duration_or_none, gap_text, rate_text, scaled_bytes
+from ..util.text.size_histogram import spread_text
+from ..util.text.sizes import Certainty
+from ..values.cluster import Cluster
+from ..values.plan import Estimate, Plan
+from ..values.profile import Profile
+from ..values.replication import parse_rule, rule_text
+from ..values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from ..values.stragglers import Stragglers
+from ..values.trace import Trace
 from .arguments import of_planners
 from .options import given
 from .orders import compare_orders, orders_asked
@@ -72,7 +78,7 @@ def profile(options: argparse.Namespace) -> Answer:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     # Before torch comes in with the profiler: the workers of a run get the same.
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
-    from ..profiler import profile_model
+    from ..profiling import profile_model
 
     names = ("voxel_size", "num_points", "loss", "engine", "device", "threads", "seed", *rows(ProfileConfig))
     found = profile_model(

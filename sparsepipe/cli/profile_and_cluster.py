@@ -3,18 +3,18 @@
 import argparse
 from math import prod
 
-from ..cluster import Cluster, DeviceType, Link, Node
 from ..data.manifests import shipped
 from ..errors import InputError
-from ..formats.clusters import load_cluster, tells_links, tells_types
-from ..formats.dnn_partitioning import PartitioningFile, is_partitioning_file
-from ..formats.dynpipe import is_layer_list, load_layer_lists
-from ..formats.sparsepipe_servers import ServerFile
-from ..io.fields import MOST_LIKE_DEVICES
-from ..io.files import read_json
-from ..launchers.probes.unmeasured import with_unmeasured
-from ..plan import Plan
-from ..profile import Profile
+from ..launching.probes.unmeasured import with_unmeasured
+from ..records.formats.clusters import load_cluster, tells_links, tells_types
+from ..records.formats.dnn_partitioning import PartitioningFile, is_partitioning_file
+from ..records.formats.dynpipe import is_layer_list, load_layer_lists
+from ..records.formats.sparsepipe_servers import ServerFile
+from ..util.io.fields import MOST_LIKE_DEVICES
+from ..util.io.files import read_json
+from ..values.cluster import Cluster, DeviceType, Link, Node
+from ..values.plan import Plan
+from ..values.profile import Profile
 from .options import known_cluster
 from .output import progress_line, warn
 

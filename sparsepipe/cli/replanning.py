@@ -4,19 +4,19 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..cluster import Cluster
-from ..display.counting import number_of
-from ..display.numbers import as_measured
-from ..dynamics.drift import Watch
-from ..dynamics.oracle import oracle_segments
-from ..dynamics.segments import seconds_of
-from ..dynamics.simulated import ReplanForecast, check_replans, simulate_replans
-from ..dynamics.variants import VARIANTS, variant
-from ..io.files import write_json
-from ..plan import Plan
-from ..profile import Profile
-from ..record.rates import MINIBATCHES, SAMPLES
-from ..stragglers import Stragglers
+from ..monitoring.drift import Watch
+from ..monitoring.oracle import oracle_segments
+from ..monitoring.segments import seconds_of
+from ..monitoring.simulated import ReplanForecast, check_replans, simulate_replans
+from ..monitoring.variants import VARIANTS, variant
+from ..records.rates import MINIBATCHES, SAMPLES
+from ..util.io.files import write_json
+from ..util.text.counting import number_of
+from ..util.text.numbers import as_measured
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
+from ..values.stragglers import Stragglers
 from .output import Answer, cell, table
 from .run_text import column_name
 

@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..display.counting import number_of
-from ..dynamics.launching import launch
 from ..errors import InputError, one_line
-from ..forecast import forecast
-from ..formats.plan_files import load_plan
-from ..launchers import SSH
-from ..record.rates import MINIBATCHES, SAMPLES
-from ..replication import parse_rule
+from ..launching import SSH
+from ..monitoring.launching import launch
+from ..planning.forecast import forecast
+from ..planning.simulator import simulate_pipelines
+from ..records.formats.plan_files import load_plan
+from ..records.rates import MINIBATCHES, SAMPLES
 from ..runtime import RunConfig
-from ..simulator import simulate_pipelines
-from ..stragglers import Stragglers
+from ..util.text.counting import number_of
+from ..values.replication import parse_rule
+from ..values.stragglers import Stragglers
 from .launches import check_launcher, new_run_dir, waited
 from .options import given
 from .output import Answer, progress_line

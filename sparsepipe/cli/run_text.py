@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..data.order import SHUFFLE
-from ..display.counting import number_of
-from ..display.numbers import as_measured, duration, pace_text, validation_text
 from ..errors import one_line
-from ..io.quantities import SIZE, TIME
-from ..record.rates import MINIBATCHES, SAMPLES
+from ..records.rates import MINIBATCHES, SAMPLES
+from ..util.io.quantities import SIZE, TIME
+from ..util.text.counting import number_of
+from ..util.text.numbers import as_measured, duration, pace_text, validation_text
 from .output import cell
 
 # What a run's row is called in text, as figures and the board call it; --json has the keys themselves.

@@ -6,32 +6,32 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cluster import Cluster
 from ..data.describing import unread_files
-from ..display.counting import number_of
-from ..dynamics.interference.predictor import Predictor
-from ..dynamics.launching import launch
 from ..errors import DamagedRecord, InputError, one_line
-from ..formats.clusters import load_cluster
-from ..formats.pipedream_driver import DriverFile, is_driver_file
-from ..formats.plan_files import load_plan
-from ..io.files import write_json
-from ..io.settings import rows
-from ..launchers import SLURM, attach, default_launcher
-from ..launchers.going_on import went_on
-from ..launchers.replan import check_running, replanned, request_replan
-from ..launchers.run_state import is_alive, state_of
-from ..launchers.slurm import sbatch_script, submit
-from ..plan import Plan
-from ..profile import Profile
-from ..provenance import Provenance
-from ..record import RunRecord
-from ..record.record_files import HOSTS
+from ..launching import SLURM, attach, default_launcher
+from ..launching.going_on import went_on
+from ..launching.replan import check_running, replanned, request_replan
+from ..launching.run_state import is_alive, state_of
+from ..launching.slurm import sbatch_script, submit
+from ..monitoring.interference.predictor import Predictor
+from ..monitoring.launching import launch
+from ..records import RunRecord
+from ..records.formats.clusters import load_cluster
+from ..records.formats.pipedream_driver import DriverFile, is_driver_file
+from ..records.formats.plan_files import load_plan
+from ..records.provenance import Provenance
+from ..records.record_files import HOSTS
+from ..records.sinks import Sink, open_sink
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS, DEVICES
 from ..runtime.workloads import layer_graph
 from ..runtime.workloads.resolved import resolve
-from ..sinks import Sink, open_sink
+from ..util.io.files import write_json
+from ..util.io.settings import rows
+from ..util.text.counting import number_of
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
 from ..views.values import left_out
 from .follow_run import Forgiving, drift_answer
 from .launches import (
@@ -135,7 +135,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _nothing_left(folder: Path, config: RunConfig) -> bool:
-    from ..launchers.resuming import nothing_left  # here: it brings torch, as what resumes will
+    from ..launching.resuming import nothing_left  # here: it brings torch, as what resumes will
 
     return nothing_left(folder, config)
 
@@ -268,7 +268,7 @@ def runs_attach(options: argparse.Namespace) -> Answer:
 
 def runs_stop(options: argparse.Namespace) -> Answer:
     """Ask a run to end with a checkpoint, and follow it to its end. Interrupting that takes nothing back."""
-    from ..launchers import attach
+    from ..launching import attach
 
     record = _record(options.run)
     if not is_alive(record):

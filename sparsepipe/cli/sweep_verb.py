@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..display.numbers import as_measured
 from ..errors import InputError
-from ..profile import Profile
-from ..provenance import Provenance
-from ..sweeps import Candidate, Sweep, sweep
+from ..planning.sweeps import Candidate, Sweep, sweep
+from ..records.provenance import Provenance
+from ..util.text.numbers import as_measured
+from ..values.profile import Profile
 from .output import Answer, progress_line, table
 from .profile_and_cluster import profile_and_cluster
 
@@ -70,7 +70,7 @@ def _text(found: Sweep) -> str:
 
 def _written(found: Sweep, options: argparse.Namespace, origin: Provenance) -> list[str]:
     """Write the table, the picture and the plans of the best edge; where no browser draws, the page is there."""
-    from .. import plots
+    from ..views import plots
 
     figure = plots.trade_off(found.candidates, found.best)
     stem = options.out / "sweep"

@@ -3,12 +3,12 @@
 import argparse
 from collections.abc import Callable, Mapping
 
-from ..display.counting import number_of
 from ..errors import InputError, one_line
-from ..io.files import write_json
-from ..record import RunRecord, load_trace
-from ..replaying import replay, what_if
-from ..trace import Trace
+from ..planning.replaying import replay, what_if
+from ..records import RunRecord, load_trace
+from ..util.io.files import write_json
+from ..util.text.counting import number_of
+from ..values.trace import Trace
 from ..views import Table, table_text, text
 from ..views.values import left_out
 from .launches import run_folder
@@ -19,7 +19,7 @@ _ALL_IN = "--json has all"
 
 def show(options: argparse.Namespace) -> Answer:
     """Where all devices' time went, and which ranks waited for which."""
-    from ..plots.anatomy import PARTS, anatomy_table
+    from ..views.plots.anatomy import PARTS, anatomy_table
 
     trace = _opened(options)
     shares = anatomy_table({"trace": trace}).iloc[0]
@@ -69,8 +69,8 @@ def export(options: argparse.Namespace) -> Answer:
         )
     trace = _opened(options)
     if path.suffix.lower() == ".html":
-        from ..io.files import write_atomic
-        from ..plots.trace_page import trace_page
+        from ..util.io.files import write_atomic
+        from ..views.plots.trace_page import trace_page
 
         write_atomic(path, trace_page(trace, title=one_line(options.file.name)))
         told = "open it in a browser"

@@ -10,13 +10,13 @@ from ..data.examples import is_examples
 from ..data.examples.recognising import recognised
 from ..data.manifests import LEARNED, get_learned
 from ..errors import InputError
-from ..io.functions import is_function
-from ..io.paths import expanded
-from ..models import network
-from ..plan import Plan
+from ..networks import network
 from ..runtime import RunConfig
 from ..runtime.config import BUDGETS
 from ..runtime.workloads.resolved import ResolvedRun
+from ..util.io.functions import is_function
+from ..util.io.paths import expanded
+from ..values.plan import Plan
 
 CLOUDS, IMAGES, TRANSLATION, TEXT = LEARNED
 _KINDS = {"aligned": TRANSLATION, "plain": TEXT, "shards": TEXT}  # folders of examples; the others have images

@@ -5,7 +5,7 @@ Names are imported when first asked for: listing data sets waits for neither tor
 
 from typing import TYPE_CHECKING
 
-from ..lazy_names import lazy_names
+from ..util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .augmentation import AUGMENTATIONS, Augmentation

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..display.counting import number_of
 from ..errors import InputError
+from ..util.text.counting import number_of
 from .labels import IGNORED
 
 

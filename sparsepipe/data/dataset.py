@@ -13,11 +13,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..derived.seeds import sample_seed
-from ..display.counting import number_of
 from ..errors import InputError
-from ..io.fields import given_integer
-from ..io.told import tell
+from ..util.derived.seeds import sample_seed
+from ..util.io.fields import given_integer
+from ..util.io.told import tell
+from ..util.text.counting import number_of
 from .address import NOT_USED, Address, number_of_points
 from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate

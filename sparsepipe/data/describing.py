@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..display.counting import number_of
+from ..util.text.counting import number_of
 from . import folder
 from .examples import is_examples
 from .layouts.base import COMPANION_SUFFIXES, UNREAD, DataFolder

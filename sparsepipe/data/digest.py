@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..io.files import read_whole
+from ..util.io.files import read_whole
 
 _MOST_HASHED_BYTES = 256 * 2**20  # contents are hashed up to here (about a second), names and sizes beyond
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..io.files import folder_beside, write_atomic, write_json
-from ..io.paths import expanded
+from ..util.io.files import folder_beside, write_atomic, write_json
+from ..util.io.paths import expanded
 from .layouts import MARKER
 
 _FACTOR = 4  # grid steps between two pixels

@@ -25,12 +25,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from ..errors import InputError
-from ..host.file_locks import lock_file
-from ..host.python_path import python_command
-from ..io.fields import complaint, shown
-from ..io.files import open_lock, sha256
-from ..io.paths import expanded
-from ..io.quantities import SIZE
+from ..util.host.file_locks import lock_file
+from ..util.host.python_path import python_command
+from ..util.io.fields import complaint, shown
+from ..util.io.files import open_lock, sha256
+from ..util.io.paths import expanded
+from ..util.io.quantities import SIZE
 from .layouts import is_litter
 from .manifests import Manifest, PackageAddress, RemoteFile, get_manifest, package_address
 from .preparing import preparer

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..display.counting import number_of
-from ..display.numbers import as_given
 from ..errors import InputError, one_line
+from ..util.text.counting import number_of
+from ..util.text.numbers import as_given
 from .dataset import VoxelDataset
 from .folder import list_folder, missing_classes
 from .formats import Cloud, Mesh

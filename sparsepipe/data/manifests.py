@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ..errors import InputError
-from ..io.fields import shown
-from ..io.keywords import meant
-from ..io.paths import expanded
-from ..io.yaml_files import read_yaml
+from ..util.io.fields import shown
+from ..util.io.keywords import meant
+from ..util.io.paths import expanded
+from ..util.io.yaml_files import read_yaml
 
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
 _TEXTS = ("name", "title", "licence", "citation", "homepage", "folder", "generator", "prepared_by", "notes")

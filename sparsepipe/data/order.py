@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..io.fields import given_integer
+from ..util.io.fields import given_integer
 from .minibatch_sizes import KEEP, sizes
 
 Minibatches = tuple[tuple[int, ...], ...]

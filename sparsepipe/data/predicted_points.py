@@ -6,9 +6,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from ..display.counting import number_of
 from ..errors import InputError
-from ..io.paths import expanded
+from ..util.io.paths import expanded
+from ..util.text.counting import number_of
 from .address import NOT_USED, Address, number_of_points
 from .dataset import VoxelDataset
 from .folder import open_folder

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..display.counting import number_of
 from ..errors import InputError
+from ..util.text.counting import number_of
 
 
 def look_at(files: Iterable[Path], split: str) -> None:

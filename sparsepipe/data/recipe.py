@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..io.fields import given_integer, given_number
+from ..util.io.fields import given_integer, given_number
 from .augmentation import Augmentation
 from .formats import Cloud, Reading
 from .formats.base import COLOUR, INTENSITY, NORMAL, check_measured

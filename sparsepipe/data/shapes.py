@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from ..derived.seeds import sample_seed
 from ..errors import InputError
-from ..io.fields import given_integer
-from ..io.files import folder_beside, read_json, write_json
-from ..io.paths import expanded
+from ..util.derived.seeds import sample_seed
+from ..util.io.fields import given_integer
+from ..util.io.files import folder_beside, read_json, write_json
+from ..util.io.paths import expanded
 from .families import FAMILIES, PARTS, face_parts
 from .layouts import MARKER
 from .layouts.classes import SEGMENTS

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..display.numbers import scaled_bytes
+from ..util.text.numbers import scaled_bytes
 from .cache import cache_key, open_cache
 from .digest import files_digest
 from .layouts import DataFolder

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..io.fields import complaint
-from ..io.files import sha256
-from ..io.quantities import SIZE
+from ..util.io.fields import complaint
+from ..util.io.files import sha256
+from ..util.io.quantities import SIZE
 from .manifests import RemoteFile
 
 Progress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all or None)

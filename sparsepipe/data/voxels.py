@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from ..display.numbers import as_measured
 from ..errors import InputError
-from ..io.fields import given_number
+from ..util.io.fields import given_number
+from ..util.text.numbers import as_measured
 from .labels import IGNORED
 
 _INT32_MAX = 2**31 - 1

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from ..io.told import tell
-from ..lazy_names import lazy_names
+from ..util.io.told import tell
+from ..util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .base import CoordinateSet, Engine, Feature, Parts

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..models.base import LayerRow
-from ..models.rows import Row
+from ..networks.base import LayerRow
+from ..networks.rows import Row
 
 
 class CoordinateSet(NamedTuple):

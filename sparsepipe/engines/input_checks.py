@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
-from ..models.rows import Row
+from ..networks.rows import Row
 from .base import Engine
 
 

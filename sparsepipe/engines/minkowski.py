@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from ..data.batch import PointBatch
 from ..data.reach import check_within, reach, within_reach
 from ..errors import InputError
-from ..host.removed_names import restore_removed_names
-from ..models.base import LayerRow
-from ..models.rows import Row
+from ..networks.base import LayerRow
+from ..networks.rows import Row
+from ..util.host.removed_names import restore_removed_names
 from .base import CoordinateSet, Feature, Parts
 from .batch_norm import GroupBatchNorm
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid

@@ -9,8 +9,8 @@ from torch.utils import _pytree as pytree
 
 from ..data.examples import ExampleBatch
 from ..errors import InputError
-from ..models.base import LayerRow
-from ..models.rows import Row
+from ..networks.base import LayerRow
+from ..networks.rows import Row
 from .base import Feature, Parts
 
 

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..derived.seeds import derived_seed
 from ..errors import InputError
-from ..models.base import LayerRow
-from ..models.rows import INPUT, Network, Row
-from ..models.running import run_layers
+from ..networks.base import LayerRow
+from ..networks.rows import INPUT, Network, Row
+from ..networks.running import run_layers
+from ..util.derived.seeds import derived_seed
 from .base import Engine
 from .batch_norm import Group, GroupBatchNorm, TooFewVoxels
 
@@ -105,7 +105,7 @@ class Subnetwork(nn.Module):
     ) -> dict[str, Any]:
         """Run the layers on the tensors `alive` at the boundary before ("input" names the network's input).
 
-        What it returns `run_layers` (models/running.py) says.
+        What it returns `run_layers` (networks/running.py) says.
         """
         return run_layers(self, alive, minibatch=minibatch, keep=keep)
 

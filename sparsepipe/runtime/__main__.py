@@ -53,8 +53,8 @@ def _write_to(path: Path) -> None:
 
 def _run(run_dir: Path, rank: int, *, resume: bool) -> None:
     gc.disable()  # until `run` has all it keeps: to search torch's modules for garbage takes a sixth of the start
-    from ..io.files import read_json
-    from ..plan import Plan
+    from ..util.io.files import read_json
+    from ..values.plan import Plan
     from .config import RunConfig
     from .worker.run import run
 
@@ -69,7 +69,7 @@ def _run(run_dir: Path, rank: int, *, resume: bool) -> None:
 def _failed(error: BaseException, folder: RunFolder | None, run_dir: Path, *, pipe: int, rank: int) -> int:
     """Leave the error where the launcher looks for it, and say it through the pipe too: the disk may take no more."""
     from ..errors import InputError
-    from ..host.limits import causes
+    from ..util.host.limits import causes
     from .failures import described, write_error
 
     missing = any(isinstance(one, FileNotFoundError) for one in causes(error))
@@ -88,7 +88,7 @@ def _failed(error: BaseException, folder: RunFolder | None, run_dir: Path, *, pi
 
 def _stage(run_dir: Path, rank: int) -> int | None:
     """The first stage of this rank, None where the plan cannot be read."""
-    from ..plan import Plan
+    from ..values.plan import Plan
 
     try:
         return next(iter(Plan.load(run_dir / "plan.json").stages_of(rank)), None)

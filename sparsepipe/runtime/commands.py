@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..io.fields import each, fields, integer, maybe, number, one_of, shown, text
-from ..io.files import write_json
+from ..util.io.fields import each, fields, integer, maybe, number, one_of, shown, text
+from ..util.io.files import write_json
 
 STOP = "stop"  # end the run at an agreed minibatch, with a checkpoint to resume from
 REPLAN = "replan"  # go on under another plan from an agreed minibatch on

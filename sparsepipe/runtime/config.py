@@ -1,6 +1,6 @@
 """What to train and how: everything a run needs to know besides its plan. Each setting is one row of a table.
 
-Its checks, its option, its control and its line on the page of settings come from that row (io/settings.py).
+Its checks, its option, its control and its line on the page of settings come from that row (util/io/settings.py).
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,13 @@ from ..data.order import ORDERS, SHUFFLE
 from ..data.recipe import ALL, FEATURES, OCCUPANCY
 from ..engines import ENGINES
 from ..errors import InputError
-from ..io.fields import json_object
-from ..io.functions import is_function
-from ..io.paths import expanded
-from ..io.quantities import COUNT, SIZE, TIME
-from ..io.settings import (
+from ..networks.losses import LOSSES
+from ..records.workload_facts import WorkloadFacts, workload_facts
+from ..util.io.fields import json_object
+from ..util.io.functions import is_function
+from ..util.io.paths import expanded
+from ..util.io.quantities import COUNT, SIZE, TIME
+from ..util.io.settings import (
     Amount,
     Choice,
     Flag,
@@ -33,8 +35,6 @@ from ..io.settings import (
     row,
     setting,
 )
-from ..losses import LOSSES
-from ..record.workload_facts import WorkloadFacts, workload_facts
 from .training_state.learning_rate import LR_SCHEDULES, LearningRate
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
@@ -293,7 +293,7 @@ class ProcessConfig(Settings):
         Choice(ON_LOST_HOST),
         "with --max-restarts, on several hosts: repartition for the hosts that are left, or wait for the host",
     )
-    # As --straggler takes them (sparsepipe/stragglers), which may be given several times.
+    # As --straggler takes them (sparsepipe/values/stragglers), which may be given several times.
     stragglers: str | None = setting(
         None, Text("'slow:rank=1,factor=4'"), "injected stragglers", unit="KIND[:OPTION=VALUE,…]", option=""
     )

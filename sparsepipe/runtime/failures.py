@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CodedError, InputError
-from ..host.limits import causes, limit_met
-from ..io.files import write_atomic
+from ..util.host.limits import causes, limit_met
+from ..util.io.files import write_atomic
 
 _MOST_LETTERS = 500  # of a message
 

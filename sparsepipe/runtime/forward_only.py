@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
-from ..io.fields import text
-from ..io.files import read_json, write_json
+from ..util.io.fields import text
+from ..util.io.files import read_json, write_json
 
 FORWARD_ONLY = "forward_only.json"
 PREDICTIONS = "predictions.npz"

@@ -1,10 +1,10 @@
 """Whether a plan goes with the settings of a run: asked before processes start, and before a job goes on under it."""
 
-from ..display.counting import number_of
 from ..errors import InputError
-from ..plan import Plan
-from ..replication.base import Rule
-from ..schedule import check_rule, check_runs, compile, round_length
+from ..util.text.counting import number_of
+from ..values.plan import Plan
+from ..values.replication.base import Rule
+from ..values.schedule import check_rule, check_runs, compile, round_length
 from .config import RunConfig
 
 

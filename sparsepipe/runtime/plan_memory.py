@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..host.memory import available_bytes
-from ..plan import Plan
+from ..util.host.memory import available_bytes
+from ..values.plan import Plan
 from .config import RunConfig
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..io.files import write_json
-from ..plan import Plan
+from ..util.io.files import write_json
+from ..values.plan import Plan
 from .commands import FOLDER, REPLAN, REQUEST, read_own, refused_plan, request, taken_plan
 
 _LOOKS, _LOOK_SECONDS = 1000, 0.02  # for the end of a request that was answered, on a busy machine

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ..display.numbers import Form, as_given, duration, scaled_bytes
 from ..errors import one_line
+from ..util.text.numbers import Form, as_given, duration, scaled_bytes
 from .markup import Html, joined, markdown_text
 from .names import unbroken
 

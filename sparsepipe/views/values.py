@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial, singledispatch
 from typing import Any, NamedTuple
 
-from ..cluster import Cluster, Link
-from ..display.counting import counted, number_of
-from ..display.numbers import (
+from ..errors import one_line
+from ..planning.replaying import Replay, WhatIf
+from ..records import RunRecord
+from ..util.text.counting import counted, number_of
+from ..util.text.numbers import (
     as_given,
     duration,
     duration_or_none,
@@ -19,12 +21,10 @@ from ..display.numbers import (
     scaled_bytes,
     validation_text,
 )
-from ..errors import one_line
-from ..plan import Plan, PlanDiff, Stage
-from ..profile import Profile
-from ..record import RunRecord
-from ..replaying import Replay, WhatIf
-from ..trace import Span, Trace
+from ..values.cluster import Cluster, Link
+from ..values.plan import Plan, PlanDiff, Stage
+from ..values.profile import Profile
+from ..values.trace import Span, Trace
 from .colors import edge_of, stage_color, type_colors, work_color
 from .markup import Html, joined
 from .tables import MOST_ROWS, Cell, Table, Unit, table_html, table_text

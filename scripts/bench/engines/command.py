@@ -11,7 +11,7 @@ import torch
 
 from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
-from sparsepipe.profiler import device_name
+from sparsepipe.profiling import device_name
 
 from ..document import add_json, keep, say, tell
 from ..scratch import scratch

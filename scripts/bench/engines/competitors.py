@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import Engine, Subnetwork
-from sparsepipe.models import INPUT, network
+from sparsepipe.networks import INPUT, network
 
 from .cases import CLASSES, Case, for_network
 from .children import child_command

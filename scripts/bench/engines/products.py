@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import Engine, Subnetwork
 from sparsepipe.engines.native.layers import Convolution
-from sparsepipe.models import INPUT, network
+from sparsepipe.networks import INPUT, network
 
 from .cases import CLASSES, Case, for_network
 

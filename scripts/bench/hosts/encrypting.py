@@ -10,7 +10,7 @@ from runtime_jobs import plan_of
 
 from scripts.bench.document import say
 from scripts.bench.rounds import load, quartiles, ratios
-from sparsepipe.record import RunRecord
+from sparsepipe.records import RunRecord
 
 PLANS = {"pipeline": [[0], [1]], "replicas": [[0, 1]]}  # packets at a cut; gradients of the whole network
 MODEL = "minkvgg11"

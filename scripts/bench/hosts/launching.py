@@ -22,9 +22,9 @@ LAUNCHERS = ("local", "ssh", "ray")
 _SECONDS = 300.0  # for one of them: what takes longer is an error
 _PROGRAM = """
     import json, sys, time
-    from sparsepipe.cluster import Cluster
-    from sparsepipe.launchers import launch
-    from sparsepipe.plan import Plan
+    from sparsepipe.values.cluster import Cluster
+    from sparsepipe.launching import launch
+    from sparsepipe.values.plan import Plan
     from sparsepipe.runtime import RunConfig
     told = json.loads(sys.argv[1])
     plan, config = Plan.load(told["plan"]), RunConfig.from_json(told["config"])

@@ -16,13 +16,13 @@ from scripts.bench.rounds import load, quartiles, ratios
 from scripts.bench.runtime.cases import CASES, Case
 from scripts.bench.runtime.plans import plans, predict
 from scripts.bench.runtime.processes import start
-from sparsepipe.cluster import Cluster, DeviceType, Link, Node
-from sparsepipe.costs import LayerTable
-from sparsepipe.launchers.probes.hosts import Probe
-from sparsepipe.launchers.probes.measure import measure_network_time
-from sparsepipe.plan import Plan
-from sparsepipe.profile import Profile
+from sparsepipe.launching.probes.hosts import Probe
+from sparsepipe.launching.probes.measure import measure_network_time
 from sparsepipe.runtime.wire.handshake import new_secret
+from sparsepipe.values.cluster import Cluster, DeviceType, Link, Node
+from sparsepipe.values.costs import LayerTable
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.profile import Profile
 
 COMPETITORS = ("limit", "predicted", "pipeline", "ddp")
 _BITS = 8

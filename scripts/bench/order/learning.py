@@ -8,8 +8,8 @@ from typing import Any
 import sparsepipe as sp
 from scripts.bench.document import say
 from scripts.bench.scratch import scratch
-from sparsepipe.models import network
-from sparsepipe.plan import Plan, Stage
+from sparsepipe.networks import network
+from sparsepipe.values.plan import Plan, Stage
 
 MODEL, ORDERS = "minkvgg11bn-narrow", ("shuffle", "planned")
 # Data set → the settings with which it learns in half a minute.

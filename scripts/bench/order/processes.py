@@ -16,8 +16,8 @@ from scripts.bench.rounds import load
 from scripts.bench.scratch import scratch
 from scripts.bench.sleeping import DEVICE, sleeping_profile
 from sparsepipe.data import compose
-from sparsepipe.record import RunRecord
-from sparsepipe.reproduce.replays import replay
+from sparsepipe.records import RunRecord
+from sparsepipe.study.replays import replay
 
 MODEL, VOXEL_SIZE, CV = "minkvgg11bn-narrow", 0.002, 0.75
 CLOUDS, MEAN_POINTS, LEAST_POINTS = 128, 16_000, 1600

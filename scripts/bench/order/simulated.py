@@ -14,7 +14,7 @@ from scripts.bench.order.distributions import CVS, lognormal, real
 from scripts.bench.scratch import scratch
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.data import ORDERS, compose
-from sparsepipe.planners.orders import OrderForecast, order_forecast
+from sparsepipe.planning.orders import OrderForecast, order_forecast
 
 Minibatches = Sequence[Sequence[int]]
 PIPELINES, REPLICAS, KIND = (2, 4, 8), 8, "device"

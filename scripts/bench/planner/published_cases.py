@@ -102,7 +102,7 @@ def nasnet_large(mobile: Path) -> Profile:
     import torch
     from torch import fx
 
-    from sparsepipe.models.images.nasnet import nasnet
+    from sparsepipe.networks.images.nasnet import nasnet
 
     with torch.device("meta"):  # the graph alone, without memory
         traced = fx.symbolic_trace(nasnet(cells=6))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe import Cluster, Link, Plan, Profile, Stage, partition, simulate
-from sparsepipe.planners import Problem, estimate
+from sparsepipe.planning import Problem, estimate
 
 from ..document import REPOSITORY
 from ..rounds import turns

@@ -9,8 +9,8 @@ from typing import Any
 
 from scripts.bench.document import say
 from scripts.bench.replan.cut_in_two import cut_in_two
-from sparsepipe.dynamics import Alarm, Follower, Standing
-from sparsepipe.launchers import launch
+from sparsepipe.launching import launch
+from sparsepipe.monitoring import Alarm, Follower, Standing
 from sparsepipe.runtime import RunConfig
 
 _LOOK = 1.0  # seconds between two looks at the run, as whoever follows one takes

@@ -14,11 +14,11 @@ from scripts.bench.replan.job import Change, measure, plans, socket_rate
 from scripts.bench.rounds import load
 from scripts.bench.scratch import scratch
 from sparsepipe.data import make_shapes
-from sparsepipe.dynamics.interference import KINDS
 from sparsepipe.errors import InputError
-from sparsepipe.reproduce.intrusion import Intrusion
+from sparsepipe.monitoring.interference import KINDS
 from sparsepipe.runtime import RunConfig
-from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from sparsepipe.study.intrusion import Intrusion
+from sparsepipe.values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 
 _PARTS = ("drain", "transfer", "reconnect", "fill")
 _VISITS = ((0.25, 0.75),)  # half of the run

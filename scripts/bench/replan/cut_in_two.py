@@ -1,8 +1,8 @@
 """A network that two processes of this machine train: profiled as they will be, and cut in two."""
 
 from sparsepipe import Cluster, Plan, Profile, partition, profile_model
-from sparsepipe.reproduce.averaging import local_link
 from sparsepipe.runtime import RunConfig
+from sparsepipe.study.averaging import local_link
 
 
 def cut_in_two(config: RunConfig) -> tuple[Profile, Cluster, Plan]:

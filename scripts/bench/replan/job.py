@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.launchers import launch
-from sparsepipe.models import network
-from sparsepipe.plan import Plan, Stage
+from sparsepipe.launching import launch
+from sparsepipe.networks import network
 from sparsepipe.runtime import RunConfig
+from sparsepipe.values.plan import Plan, Stage
 
 _BYTES = 2**28  # sent to measure a socket
 _DEADLINE = 600.0  # seconds for minibatches to come

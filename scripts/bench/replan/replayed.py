@@ -7,14 +7,14 @@ from scripts.bench.document import say
 from scripts.bench.rounds import load, quartiles, ratios
 from scripts.bench.sleeping import DEVICE, sleeping_profile
 from sparsepipe import Cluster, Plan, Profile, partition
-from sparsepipe.cluster import Link
-from sparsepipe.dynamics.factors import Factors
-from sparsepipe.dynamics.launching import launch
-from sparsepipe.dynamics.oracle import Stretch, best_plans
-from sparsepipe.record import RunRecord
-from sparsepipe.reproduce.foresight import ORACLE, Foresight, Wanted
-from sparsepipe.reproduce.moving import whole_run_seconds
+from sparsepipe.monitoring.factors import Factors
+from sparsepipe.monitoring.launching import launch
+from sparsepipe.monitoring.oracle import Stretch, best_plans
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
+from sparsepipe.study.foresight import ORACLE, Foresight, Wanted
+from sparsepipe.study.moving import whole_run_seconds
+from sparsepipe.values.cluster import Link
 
 NAMES = ("never", "measured", "live", ORACLE)
 _LAYERS, _PARAMETER_BYTES, _OUTPUT_BYTES = 24, 4e5, 1e5  # of the network whose layers sleep

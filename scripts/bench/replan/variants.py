@@ -10,19 +10,19 @@ from scripts.bench.document import say
 from scripts.bench.replan.cut_in_two import cut_in_two
 from scripts.bench.rounds import quartiles, ratios
 from sparsepipe import Cluster, Plan, Profile
-from sparsepipe.dynamics.factors import Factors
-from sparsepipe.dynamics.interference import KINDS, Predictor, learn
-from sparsepipe.dynamics.interference.measuring import measure
-from sparsepipe.dynamics.interference.victims import Victim
-from sparsepipe.dynamics.launching import launch
-from sparsepipe.dynamics.variants import VARIANTS
 from sparsepipe.errors import InputError
-from sparsepipe.launchers import Job
-from sparsepipe.record import RunRecord
-from sparsepipe.reproduce.foresight import ORACLE, Foresight, foreseen, slowed_by
-from sparsepipe.reproduce.intrusion import Intrusion
-from sparsepipe.reproduce.moving import changes, moments, whole_run_seconds
+from sparsepipe.launching import Job
+from sparsepipe.monitoring.factors import Factors
+from sparsepipe.monitoring.interference import KINDS, Predictor, learn
+from sparsepipe.monitoring.interference.measuring import measure
+from sparsepipe.monitoring.interference.victims import Victim
+from sparsepipe.monitoring.launching import launch
+from sparsepipe.monitoring.variants import VARIANTS
+from sparsepipe.records import RunRecord
 from sparsepipe.runtime import RunConfig
+from sparsepipe.study.foresight import ORACLE, Foresight, foreseen, slowed_by
+from sparsepipe.study.intrusion import Intrusion
+from sparsepipe.study.moving import changes, moments, whole_run_seconds
 
 _WARM = 20  # first minibatches, in which kernels and caches warm up
 NAMES = (*VARIANTS, ORACLE)  # never is the first: what the intruder costs is known from it

@@ -9,11 +9,11 @@ from typing import Any
 
 import sparsepipe as sp
 from sparsepipe.errors import InputError
-from sparsepipe.launchers import Job
-from sparsepipe.models import network
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.record import RunRecord
-from sparsepipe.replication import Arithmetic, Rule, parse_rule
+from sparsepipe.launching import Job
+from sparsepipe.networks import network
+from sparsepipe.records import RunRecord
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.replication import Arithmetic, Rule, parse_rule
 
 from ..document import say
 from ..rounds import load

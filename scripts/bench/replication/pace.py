@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import sparsepipe as sp
-from sparsepipe.cluster import Cluster, Link
-from sparsepipe.io.files import read_rows
-from sparsepipe.profile import Profile
-from sparsepipe.record import RunRecord
-from sparsepipe.replication import parse_rule
-from sparsepipe.reproduce.replays import replay
-from sparsepipe.simulator import PipelinesForecast
-from sparsepipe.stragglers import Stragglers
-from sparsepipe.trace import WORK, Trace
+from sparsepipe.planning.simulator import PipelinesForecast
+from sparsepipe.records import RunRecord
+from sparsepipe.study.replays import replay
+from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.cluster import Cluster, Link
+from sparsepipe.values.profile import Profile
+from sparsepipe.values.replication import parse_rule
+from sparsepipe.values.stragglers import Stragglers
+from sparsepipe.values.trace import WORK, Trace
 
 from ..document import say
 from ..rounds import load

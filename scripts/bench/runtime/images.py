@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsepipe.engines import Subnetwork
 from sparsepipe.engines.allocator import keep_freed_memory
 from sparsepipe.engines.native import NativeEngine
-from sparsepipe.models import INPUT, Network
+from sparsepipe.networks import INPUT, Network
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from sparsepipe.data.examples import ExampleBatch
 from sparsepipe.data.labels import IGNORED
 from sparsepipe.engines import Engine, engine
 from sparsepipe.engines.allocator import keep_freed_memory
-from sparsepipe.models.base import AnyNetwork
+from sparsepipe.networks.base import AnyNetwork
 
 from .table_cases import DISTINCT
 
@@ -43,14 +43,14 @@ class ModuleCase:
         return [self.make(self.batch_size, generator, **self.facts) for _ in range(DISTINCT)]
 
     def module(self) -> nn.Module:
-        from sparsepipe.models.traced.building import build_module  # here: not every role needs it
+        from sparsepipe.networks.traced.building import build_module  # here: not every role needs it
 
         keep_freed_memory()  # as every engine by name does: all competitors alike
         return build_module(self.model, {}, self.facts, seed=0).train()
 
     def network(self) -> AnyNetwork:
         """Return the network's layers, which take what `minibatches` makes."""
-        from sparsepipe.models.traced import trace
+        from sparsepipe.networks.traced import trace
 
         example = self.make(2, torch.Generator().manual_seed(0), **self.facts)
         num_classes = self.facts.get("num_classes", 0)

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.cluster import Cluster, Link
-from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.io.files import read_rows
-from sparsepipe.losses import open_loss
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.profile import CostSample, LayerCost, Profile
-from sparsepipe.profiler.measure import Training, profile
+from sparsepipe.networks.losses import open_loss
+from sparsepipe.profiling.measure import Training, profile
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.replay import Replay
+from sparsepipe.util.io.files import read_rows
+from sparsepipe.values.cluster import Cluster, Link
+from sparsepipe.values.graph import Layer, LayerGraph
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.profile import CostSample, LayerCost, Profile
 
 from .cases import SGD, Case, Repeated
 from .table_cases import Batch

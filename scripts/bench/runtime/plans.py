@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from sparsepipe import simulator
-from sparsepipe.cluster import Cluster, Link
-from sparsepipe.plan import Plan
-from sparsepipe.planners import Problem, partition
-from sparsepipe.planners.by_hand import by_hand
-from sparsepipe.profile import LayerCost, Profile
+from sparsepipe.planning import Problem, partition
+from sparsepipe.planning.by_hand import by_hand
 from sparsepipe.runtime.reporting.metrics import pace_of
+from sparsepipe.values.cluster import Cluster, Link
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.profile import LayerCost, Profile
 
 from .cases import Case
 

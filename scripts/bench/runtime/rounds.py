@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.plan import Plan
-from sparsepipe.profile import Profile
+from sparsepipe.values.plan import Plan
+from sparsepipe.values.profile import Profile
 
 from ..document import say
 from ..rounds import load, quartiles, ratios

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsepipe import data
 from sparsepipe.engines import Engine, Subnetwork, engine
-from sparsepipe.models import Network, network
+from sparsepipe.networks import Network, network
 
 from .images import ImageBatch, ImageEngine, of_images
 

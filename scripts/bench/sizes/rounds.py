@@ -16,11 +16,11 @@ from sparsepipe.data.formats import read
 from sparsepipe.data.order import Minibatches
 from sparsepipe.data.sources import data_folders
 from sparsepipe.engines.subnetwork import build
-from sparsepipe.planners.scale import Scale
-from sparsepipe.profiler.devices import limited_to
-from sparsepipe.profiler.layer_timer import time_layers
-from sparsepipe.profiler.measure import Training, profile
-from sparsepipe.profiler.of_model import cropped, opened, shape
+from sparsepipe.planning.scale import Scale
+from sparsepipe.profiling.devices import limited_to
+from sparsepipe.profiling.layer_timer import time_layers
+from sparsepipe.profiling.measure import Training, profile
+from sparsepipe.profiling.of_model import cropped, opened, shape
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.workloads.opening import LearningTask, one_minibatch
 from sparsepipe.runtime.workloads.resolved import resolve

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from sparsepipe import Cluster, Profile
-from sparsepipe.plan import Plan, Stage
-from sparsepipe.planners import Problem
-from sparsepipe.planners.estimate import estimate
-from sparsepipe.profiler.temporary_bytes import peak_bytes
+from sparsepipe.planning import Problem
+from sparsepipe.planning.estimate import estimate
+from sparsepipe.profiling.temporary_bytes import peak_bytes
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.runtime.stages.base import InFlight, Output, PacketAndSamples
 from sparsepipe.runtime.stages.network_stage import NetworkStage
@@ -22,7 +21,8 @@ from sparsepipe.runtime.training_state.optimizer import optimizer
 from sparsepipe.runtime.training_state.weights import Version, Weights
 from sparsepipe.runtime.transport.packet import Packet, decode, encode
 from sparsepipe.runtime.workloads.opening import LearningTask
-from sparsepipe.schedule import Op, compile
+from sparsepipe.values.plan import Plan, Stage
+from sparsepipe.values.schedule import Op, compile
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from scripts.bench.tracing import torch_pipeline
-from sparsepipe.models.traced import TracedNetwork, trace
-from sparsepipe.models.traced.verification import Pass, differences, mean_square, run_whole
+from sparsepipe.networks.traced import TracedNetwork, trace
+from sparsepipe.networks.traced.verification import Pass, differences, mean_square, run_whole
 from tests import traced_zoo
 
 STAGES = (2, 4)

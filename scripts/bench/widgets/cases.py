@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 _LAYERS = """
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
-from sparsepipe.widgets import PartitionExplorer
+from sparsepipe.views.widgets import PartitionExplorer
 {graph}
 names = range(len(graph.layers))
 def costs(speed):
@@ -27,7 +27,7 @@ graph = LayerGraph.chain(layers, skips=[(k, k + 3) for k in range(0, {layers} - 
 _NASNET = """
 import torch
 from torch import fx
-from sparsepipe.models.images.nasnet import nasnet
+from sparsepipe.networks.images.nasnet import nasnet
 with torch.device("meta"):  # the graph alone, without memory
     nodes = [node for node in fx.symbolic_trace(nasnet(cells=6)).graph.nodes if node.op != "output"]
 place = {{node: k for k, node in enumerate(nodes)}}
@@ -36,8 +36,8 @@ edges = {{(place[one], k) for k, node in enumerate(nodes) for one in node.all_in
 graph = LayerGraph(layers, tuple(sorted(edges)))
 """
 _NOTEBOOK = """
-from sparsepipe.reproduce.unlike_devices import unlike_devices
-from sparsepipe.widgets import PartitionExplorer
+from sparsepipe.study.unlike_devices import unlike_devices
+from sparsepipe.views.widgets import PartitionExplorer
 profile, cluster = unlike_devices("minkvgg11bn-narrow")
 explorer = PartitionExplorer(profile, cluster)
 explorer.widget

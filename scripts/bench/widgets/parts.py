@@ -13,9 +13,9 @@ from typing import Any
 # In the kernel, before the explorer is made: seconds in each function, told for each scene in a line of parts.jsonl.
 KERNEL = """
 import functools as _functools, json as _json, time as _time
-import sparsepipe.widgets.explorer_view as _explorer_view, sparsepipe.widgets.partition as _explorer
-import sparsepipe.widgets.planning as _planning
-from sparsepipe.widgets.partition_view import PartitionView as _View
+import sparsepipe.views.widgets.explorer_view as _explorer_view, sparsepipe.views.widgets.partition as _explorer
+import sparsepipe.views.widgets.planning as _planning
+from sparsepipe.views.widgets.partition_view import PartitionView as _View
 _spent = {}
 
 def _timed(owner, name, part):

@@ -5,7 +5,7 @@ Names are imported when first asked for: to tell such a data set from clouds wai
 
 from typing import TYPE_CHECKING
 
-from ...lazy_names import lazy_names
+from ...util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .base import ExampleBatch, ExampleDataset

@@ -57,12 +57,12 @@ class ExampleDataset(Protocol):
 
     @property
     def size_unit(self) -> str:
-        """What sizes count: one of SIZE_UNITS (display/sizes.py)."""
+        """What sizes count: one of SIZE_UNITS (util/text/sizes.py)."""
         ...
 
     @property
     def loss(self) -> str:
-        """The name of the loss that such data are usually trained with: one of sparsepipe.losses.LOSSES."""
+        """The name of the loss that such data are usually trained with: one of sparsepipe.networks.losses.LOSSES."""
         ...
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...io.fields import shown
+from ...util.io.fields import shown
 from ..labels import IGNORED
 
 PADDING = 0  # of inputs; targets are padded with IGNORED, which counts for nothing

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...display.counting import number_of
 from ...errors import InputError, one_line
+from ...util.text.counting import number_of
 from ..batch import PointBatch
 from ..inspection import Fault, Twins
 from ..labels import IGNORED

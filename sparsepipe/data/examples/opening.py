@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...io.fields import given_integer
-from ...io.functions import UserFunction, is_function
-from ...io.paths import expanded
+from ...util.io.fields import given_integer
+from ...util.io.functions import UserFunction, is_function
+from ...util.io.paths import expanded
 from ..cache import SampleCache, open_cache
 from .base import ExampleDataset
 from .files import check_options

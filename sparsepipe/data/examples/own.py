@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...derived.digests import digest
-from ...derived.seeds import SHARED_GENERATORS, sample_seed
-from ...display.counting import number_of
-from ...display.sizes import SIZE_UNITS
 from ...errors import CODE_FAILURES, InputError
-from ...io.fields import complaint, shown
-from ...io.functions import UserFunction
+from ...util.derived.digests import digest
+from ...util.derived.seeds import SHARED_GENERATORS, sample_seed
+from ...util.io.fields import complaint, shown
+from ...util.io.functions import UserFunction
+from ...util.text.counting import number_of
+from ...util.text.sizes import SIZE_UNITS
 from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset
 from ..labels import IGNORED

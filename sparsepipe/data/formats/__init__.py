@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError, missing_extra
-from ...io.paths import expanded
+from ...util.io.paths import expanded
 from .base import Cloud, Mesh, Reader, is_packed, stem_of, suffix_of
 from .hdf5 import read_hdf5
 from .las import read_las

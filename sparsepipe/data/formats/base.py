@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ...host.memory import available_bytes
-from ...io.files import open_regular
+from ...util.host.memory import available_bytes
+from ...util.io.files import open_regular
 from ..labels import IGNORED
 from .bounded import unpacked_gzip
 from .reading import AS_THEY_ARE, DROP, LEFT_OUT, OTHERS, Reading

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ...errors import InputError
-from ...host.python_path import python_command, python_environment
+from ...util.host.python_path import python_command, python_environment
 from .base import one_line, too_large
 
 _BESIDE_BYTES = 256 * 2**20  # for threads, buffers and the file's own bytes

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...display.counting import number_of
 from ...errors import InputError
-from ...io.fields import shown
-from ...io.files import read_json
-from ...io.keywords import meant
-from ...io.paths import name_text
+from ...util.io.fields import shown
+from ...util.io.files import read_json
+from ...util.io.keywords import meant
+from ...util.io.paths import name_text
+from ...util.text.counting import number_of
 from ..formats import READERS, Cloud, Mesh, Reading, suffix_of
 from ..formats.base import decoded, read_bytes
 from ..labels import CLASSIFICATION, SEGMENTATION

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from ...errors import InputError
-from ...io.fields import shown
+from ...util.io.fields import shown
 from ..formats import Cloud, Reading, stem_of, suffix_of
 from ..formats.hdf5 import hdf5_labels, read_hdf5
 from . import base

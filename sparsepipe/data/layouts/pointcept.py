@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ...io.fields import shown
+from ...util.io.fields import shown
 from ..formats import Cloud, Reading
 from ..formats.base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, cloud_of
 from ..formats.npz import array_in, columns_of

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import InputError
-from ...io.fields import shown
+from ...util.io.fields import shown
 from ..formats import Cloud, Reading
 from ..formats.base import NORMAL, POSITION
 from ..formats.text import read_text_cloud

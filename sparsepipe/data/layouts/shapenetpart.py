@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import InputError
-from ...io.fields import shown
-from ...io.files import read_json
+from ...util.io.fields import shown
+from ...util.io.files import read_json
 from ..formats import Cloud, Reading
 from ..formats.base import LABEL, NORMAL, POSITION
 from ..formats.text import read_text_cloud

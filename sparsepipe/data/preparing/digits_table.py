@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ...io.fields import complaint
-from ...io.files import write_atomic
+from ...util.io.fields import complaint
+from ...util.io.files import write_atomic
 
 _SIDE = 28
 _MOST_BYTES = 64 * 2**20  # of the table, unpacked

@@ -13,8 +13,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from ...errors import InputError
-from ...io.fields import complaint
-from ...io.files import write_atomic
+from ...util.io.fields import complaint
+from ...util.io.files import write_atomic
 
 _PARAGRAPH = re.compile(r"(par|hd)_id\w+")
 _ELEMENTS = ("p", "h1", "h2", "h3", "h4", "h5", "h6")

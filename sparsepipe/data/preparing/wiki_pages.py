@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import InputError
-from ...io.fields import complaint
-from ...io.files import write_atomic
+from ...util.io.fields import complaint
+from ...util.io.files import write_atomic
 
 _MOST_BYTES = 256 * 2**20  # of an export, unpacked
 _PAGE = re.compile(r"<page>(.*?)</page>", re.DOTALL)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from ...data.batch import PointBatch
 from ...data.reach import reach, within_reach
 from ...errors import InputError
-from ...models.base import LayerRow
-from ...models.rows import Row
+from ...networks.base import LayerRow
+from ...networks.rows import Row
 from ..base import CoordinateSet, Feature, Parts
 from ..input_checks import checked
 from ..subnetwork import Subnetwork

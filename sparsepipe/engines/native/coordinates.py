@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...data.reach import AXIS_BITS, check_within, reach
 from ...errors import InputError
-from ...models.rows import each_axis
+from ...networks.rows import each_axis
 from .kernel_map import KernelMap, kernel_map, tiling_map
 
 Stride = tuple[int, ...]

@@ -19,10 +19,10 @@ import threadpoolctl
 import torch
 
 from ...data.sources import user_cache
-from ...host import cpu
-from ...host.python_path import python_command, python_environment
-from ...io.files import sealed, unsealed, write_atomic
-from ...io.told import tell
+from ...util.host import cpu
+from ...util.host.python_path import python_command, python_environment
+from ...util.io.files import sealed, unsealed, write_atomic
+from ...util.io.told import tell
 
 _LANES = {"AVX512": 16, "AVX2": 8}  # float32 numbers of a vector, by what torch says the processor can do
 _SECONDS = 120.0  # for compiling, which takes one or two

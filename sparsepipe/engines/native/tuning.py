@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...data.sources import user_cache
-from ...io.files import read_whole, write_json
-from ...io.told import tell
+from ...util.io.files import read_whole, write_json
+from ...util.io.told import tell
 
 _TURNS = 5  # of each way, after one to warm up
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...models.rows import INPUT, Row
+from ...networks.rows import INPUT, Row
 from ..subnetwork import Subnetwork
 from .coordinates import Stride, times
 from .layers import Convolution

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...replication.base import Merge
+from ...values.replication.base import Merge
 
 if TYPE_CHECKING:  # the coordinator's process has no need of it, and starts in a fraction of the time
     from torch import Tensor

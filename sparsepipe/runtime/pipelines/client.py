@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...replication.base import Merge
+from ...values.replication.base import Merge
 from ..failures import DeadlinePassed, PacketMismatch, PeerLost
 from ..wire.address import COORDINATOR, ListenerAddress
 from ..wire.encryption import Encryption, tls_of

@@ -28,8 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...io.files import cut_torn_row, read_rows, write_atomic
-from ...replication import rule_from_json, rule_to_json
+from ...util.io.files import cut_torn_row, read_rows, write_atomic
+from ...util.moved_modules import module_now
+from ...values.replication import rule_from_json, rule_to_json
 from ..reporting.clock import began, last_recorded
 from ..reporting.recorder import Lines
 from ..wire.address import COORDINATOR
@@ -40,7 +41,7 @@ from .resuming import epochs_closed, keep_rows, recorded_pace, recorded_replans,
 from .state import Request, RunOfPipelines, RunState
 from .tallies import Sums
 
-_FOLDERS = ("sparsepipe.runtime.pipelines.", "sparsepipe.replication.")
+_FOLDERS = ("sparsepipe.runtime.pipelines.", "sparsepipe.values.replication.")
 _CONTAINERS: dict[str, type] = {one.__name__: one for one in (tuple, set, deque)}
 _MAPPINGS: dict[str, type] = {one.__name__: one for one in (dict, Counter)}
 
@@ -306,6 +307,7 @@ class _Reader:
 
 
 def _class(name: str) -> Any:
+    name = module_now(name)
     if not name.startswith(_FOLDERS):
         raise ValueError(f"a state has {name[:100]!r}")
     module, _, path = name.partition(":")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ...replication.paces import pace
+from ...values.replication.paces import pace
 from .base import Holder, Kind, Task
 
 
@@ -108,7 +108,7 @@ class Member:
     def facts(self, *, waited: float, for_others: float) -> dict[str, Any]:
         """Return its part of a run's summary. Its own pace leaves out the seconds that it `waited`, some `for_others`.
 
-        Seconds are lost to the same causes as in a simulation (simulator/outcome.py). Deaths are no cause
+        Seconds are lost to the same causes as in a simulation (planning/simulator/outcome.py). Deaths are no cause
         there; its own pace leaves them out too.
         """
         busy = self.busy_seconds + self.busy_until - self.busy_since

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...replication.base import SERVER, Groups, Merge
+from ...values.replication.base import SERVER, Groups, Merge
 from .changes import MERGES, Changes
 
 _KEPT = 256  # contributions of a pipeline, the latest: its ranks lag each other by fewer

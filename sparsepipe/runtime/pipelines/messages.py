@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from ...errors import InputError
-from ...io.fields import Check, each, fields, integer, number, text
-from ...replication.base import SERVER, Merge
+from ...util.io.fields import Check, each, fields, integer, number, text
+from ...values.replication.base import SERVER, Merge
 from .base import Address, Holder, Kind, Task
 
 MOST_WAIT = 60.0  # seconds for which a request stays unanswered

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...display.counting import number_of
 from ...errors import InputError
-from ...io.fields import each, fields, integer, shown
+from ...util.io.fields import each, fields, integer, shown
+from ...util.text.counting import number_of
 
 _MOST = 10**15  # minibatches of a run, as its record's files allow
 

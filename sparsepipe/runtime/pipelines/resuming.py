@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...io.files import cut_torn_row, read_rows, write_rows
-from ...record.record_files import read_metrics
+from ...records.record_files import read_metrics
+from ...util.io.files import cut_torn_row, read_rows, write_rows
 from .changes import MERGES, METRICS, MINIBATCHES, REPLAN
 from .tallies import Sums
 

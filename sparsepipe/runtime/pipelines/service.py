@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...io.files import read_json
-from ...replication import rule_from_json
+from ...util.io.files import read_json
+from ...values.replication import rule_from_json
 from .. import commands
 from ..processes.lifeline import watch
 from ..processes.run_folder import RunFolder

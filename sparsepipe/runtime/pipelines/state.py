@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...display.counting import number_of
 from ...errors import InputError
-from ...replication.base import SERVER, Arithmetic, Merge, Rule
+from ...util.text.counting import number_of
+from ...values.replication.base import SERVER, Arithmetic, Merge, Rule
 from .base import Holder, Kind, Task
 from .changes import METRICS, MINIBATCHES, REPLAN, Changes
 from .member import Member, Phase

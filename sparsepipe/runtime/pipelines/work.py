@@ -8,8 +8,8 @@ Stages and ranks come with their numbers among those of all pipelines, as in the
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...host.background_load import BackgroundLoad, worst
-from ...replication.base import Arithmetic
+from ...util.host.background_load import BackgroundLoad, worst
+from ...values.replication.base import Arithmetic
 from .base import Kind, Task
 from .changes import METRICS, MINIBATCHES, Changes
 from .member import Member

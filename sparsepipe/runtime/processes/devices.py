@@ -2,8 +2,8 @@
 
 import torch
 
-from ...display.counting import number_of
 from ...errors import InputError
+from ...util.text.counting import number_of
 
 
 def check_device(name: str) -> None:

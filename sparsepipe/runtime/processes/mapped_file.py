@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from ...errors import InputError
-from ...host.limits import limit_met
+from ...util.host.limits import limit_met
 
 
 def mapped_file(path: Path, size: int) -> mmap.mmap:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import InputError
-from ...io.fields import number, shown
-from ...io.files import write_atomic
+from ...util.io.fields import number, shown
+from ...util.io.files import write_atomic
 from ..commands import FOLDER, read_own
 
 PATTERN = "logs/rank*.machine.json"  # in a run's folder

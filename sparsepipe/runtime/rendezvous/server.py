@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
-from ...io.fields import each, fields, integer, number, one_of, text
+from ...util.io.fields import each, fields, integer, number, one_of, text
 from ..pipelines.messages import encoded
 from ..wire.encryption import Encryption, tls_of
 from ..wire.switchboard import Peer, Switchboard

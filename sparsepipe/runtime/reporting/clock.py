@@ -4,8 +4,8 @@ import json
 import time
 from pathlib import Path
 
-from ...io.files import open_regular, write_json
-from ...record.record_files import CLOCK, read_fields
+from ...records.record_files import CLOCK, read_fields
+from ...util.io.files import open_regular, write_json
 
 _TAIL_BYTES = 2**16  # of a file that grows by rows: the latest are in it
 

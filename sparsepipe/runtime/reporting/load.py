@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...host.background_load import BackgroundLoad, Usage, load_between, num_processors, worst
+from ...util.host.background_load import BackgroundLoad, Usage, load_between, num_processors, worst
 from ..processes.process import Process
 
 _SHARES = [item.name for item in fields(BackgroundLoad)]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from ...plan import Plan
-from ...schedule import warmup
-from ...trace import SPAN_KINDS, WORK, Trace
+from ...values.plan import Plan
+from ...values.schedule import warmup
+from ...values.trace import SPAN_KINDS, WORK, Trace
 
 MEMORY = ("peak_bytes", "held_bytes")  # of a stage's fullest rank: at any moment, and between its actions
 

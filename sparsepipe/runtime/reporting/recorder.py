@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...io.files import cut_torn_row, write_atomic, write_rows
-from ...record.record_files import read_metrics
-from ...record.trace_file import TRACE_BYTES, thinned
+from ...records.record_files import read_metrics
+from ...records.trace_file import TRACE_BYTES, thinned
+from ...util.io.files import cut_torn_row, write_atomic, write_rows
 from ..processes.heartbeats import Heartbeats
 
 _ROWS_AT_ONCE = 256

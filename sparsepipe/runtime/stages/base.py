@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...engines.batch_norm import Group
-from ...losses import Outcome
-from ...replication.base import Merge
+from ...networks.losses import Outcome
+from ...values.replication.base import Merge
 from ..training_state.weights import Version
 from ..transport.packet import Packet
 
@@ -169,7 +169,7 @@ class StageRunner(Protocol):
     ) -> tuple[Tensor, Outcome]:
         """Return the loss of a minibatch of so many samples, a scalar, and what to report of it.
 
-        `detailed` and `weights` are as `Loss` (losses/base.py) has them. Raises InputError unless outputs and labels
+        `detailed` and `weights`: see networks/losses/base.py. Raises InputError unless outputs and labels
         are of the same samples.
         """
         ...

@@ -24,14 +24,14 @@ from torch.fx.experimental import symbolic_shapes  # noqa: F401
 from ...engines import Engine, Feature, Parts
 from ...engines.batch_norm import Group
 from ...engines.subnetwork import build
-from ...losses import CrossEntropy, Loss, Outcome
-from ...losses.of_users import UserLoss
-from ...models import Network
-from ...models.base import AnyNetwork, direct_reads
-from ...models.traced.copies import other_weights
-from ...models.traced.values import is_sparse
-from ...plan import Plan
-from ...replication.base import Merge
+from ...networks import Network
+from ...networks.base import AnyNetwork, direct_reads
+from ...networks.losses import CrossEntropy, Loss, Outcome
+from ...networks.losses.of_users import UserLoss
+from ...networks.traced.copies import other_weights
+from ...networks.traced.values import is_sparse
+from ...values.plan import Plan
+from ...values.replication.base import Merge
 from ..config import RunConfig
 from ..failures import PacketMismatch
 from ..training_state.weights import Version

@@ -26,11 +26,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...data.minibatch_sizes import KEEP, sizes
-from ...display.counting import number_of
 from ...errors import DamagedRecord, InputError
-from ...io.fields import Fields, fields, flag, integer, json_object, maybe, measured, number, real, text
-from ...io.files import read_json, sha256, write_json
-from ...record.record_files import read_fields
+from ...records.record_files import read_fields
+from ...util.io.fields import Fields, fields, flag, integer, json_object, maybe, measured, number, real, text
+from ...util.io.files import read_json, sha256, write_json
+from ...util.text.counting import number_of
 from .checkpoint_folders import (
     ASIDE,
     FOLDER,

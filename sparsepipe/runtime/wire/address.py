@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import InputError
-from ...io.fields import Check, fields, integer, text
-from ...io.files import read_json, write_atomic
+from ...util.io.fields import Check, fields, integer, text
+from ...util.io.files import read_json, write_atomic
 
 COORDINATOR = Path("control") / "coordinator.json"  # in a run's folder
 STORE = Path("control") / "store.json"  # in that of a host

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import InputError
-from ...io.fields import complaint
-from ...io.files import write_atomic
+from ...util.io.fields import complaint
+from ...util.io.files import write_atomic
 
 CERTIFICATE = Path("control") / "certificate.pem"  # in a run's folder
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: the clock of a host may be an hour off

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from ...errors import InputError
-from ...plan import Plan, Stage
-from ...schedule import Op, Program
+from ...values.plan import Plan, Stage
+from ...values.schedule import Op, Program
 from ..failures import translated
 from ..processes.process import Process
 from ..replication.all_reduce import AllReduce

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...plan import Plan
+from ...values.plan import Plan
 from ..processes.process import Process
 from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder

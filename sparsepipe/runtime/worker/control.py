@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...record.plans import followed_plans
-from ...schedule import Action, Op, Program, round_length, unit_length
+from ...records.plans import followed_plans
+from ...values.schedule import Action, Op, Program, round_length, unit_length
 from .. import commands
 from ..processes.announcement import Announcement
 from ..processes.process import Process

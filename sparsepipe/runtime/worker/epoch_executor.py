@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...losses import Outcome
-from ...losses.base import mean_of
-from ...schedule import Action, Op, Program, round_length, together
-from ...trace import SPAN_KINDS
+from ...networks.losses import Outcome
+from ...networks.losses.base import mean_of
+from ...values.schedule import Action, Op, Program, round_length, together
+from ...values.trace import SPAN_KINDS
 from ..failures import LossNotFinite
 from ..reporting import metrics
 from ..stages.base import InFlight, Output

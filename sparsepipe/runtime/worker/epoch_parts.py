@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...plan import Plan
-from ...schedule import Program, check_runs, compile
+from ...values.plan import Plan
+from ...values.schedule import Program, check_runs, compile
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ...plan import Plan
+from ...values.plan import Plan
 from ..processes.process import Process
 from ..training_state.checkpoint import belongs
 from ..transport.state_transfer import StateTransfer

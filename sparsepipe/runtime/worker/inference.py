@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...io.files import write_atomic
-from ...plan import Plan
-from ...schedule import compile_until_steady
+from ...util.io.files import write_atomic
+from ...values.plan import Plan
+from ...values.schedule import compile_until_steady
 from ..config import RunConfig
 from ..forward_only import PREDICTIONS, ForwardOnly
 from ..processes.process import Process

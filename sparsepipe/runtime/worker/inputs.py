@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...replication.handing_out import READ_AHEAD
-from ...schedule import Action, Op
+from ...values.replication.handing_out import READ_AHEAD
+from ...values.schedule import Action, Op
 from ..failures import DeadlinePassed
 from ..stages.base import PacketAndSamples
 from ..transport.packet import FORWARD

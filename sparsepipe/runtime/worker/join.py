@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ...errors import InputError
-from ...host.addresses import is_loopback
+from ...util.host.addresses import is_loopback
 from ..failures import DeadlinePassed, seconds_left, translated
 from ..processes.devices import check_device
 from ..processes.gpu_file import tell_gpu

@@ -65,7 +65,7 @@ class Probe:
     """How slow this rank is: now and then it is timed over a fixed piece of work, as it has no other.
 
     A row of the run's metrics tells of each time; whoever follows the run holds it against the first ones
-    (dynamics/drift.py), and so finds out when the rank is itself again. The work has some arithmetic and some traffic
+    (monitoring/drift.py), and so finds out when the rank is itself again. The work has some arithmetic and some traffic
     to memory, a hundredth of a second of both on a usual core; where nothing is computed, as in a replay, it is a
     sleep. It gets in nobody's way, but for that time.
     """

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ...schedule import Action, Op
+from ...values.schedule import Action, Op
 from ..reporting.recorder import Recorder
 from ..transport.base import PacketSource
 from ..transport.channel import Inbox, LocalQueue, Outbox

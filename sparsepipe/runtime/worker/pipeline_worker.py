@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from ...io.files import read_json
-from ...plan import Plan
-from ...replication.base import Rule
+from ...util.io.files import read_json
+from ...values.plan import Plan
+from ...values.replication.base import Rule
 from ..commands import REPLAN
 from ..config import RunConfig
 from ..pipelines.base import Averager, Coordinator, Kind, Settled, Task

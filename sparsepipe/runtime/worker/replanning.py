@@ -26,11 +26,11 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from ...derived.seeds import SHARED_GENERATORS
 from ...errors import InputError
-from ...plan import Plan
-from ...record.plans import begin_plan
-from ...record.processes import keep_processes
+from ...records.plans import begin_plan
+from ...records.processes import keep_processes
+from ...util.derived.seeds import SHARED_GENERATORS
+from ...values.plan import Plan
 from .. import commands, replan_request
 from ..failures import DeadlinePassed, PeerLost, described
 from ..processes.announcement import Announcement

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import InputError
-from ...io.files import cut_torn_row
-from ...plan import Plan
-from ...record.plans import went_back
-from ...record.processes import num_processes
-from ...record.trace_file import bytes_of_rank
-from ...schedule import compile_until_steady
+from ...records.plans import went_back
+from ...records.processes import num_processes
+from ...records.trace_file import bytes_of_rank
+from ...util.io.files import cut_torn_row
+from ...values.plan import Plan
+from ...values.schedule import compile_until_steady
 from ..config import RunConfig
 from ..forward_only import ForwardOnly
 from ..processes.identity import Identity

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...record.record_files import read_metrics
+from ...records.record_files import read_metrics
 from ..reporting import metrics
 from ..reporting.load import worst_load
 from .context import WorkerContext

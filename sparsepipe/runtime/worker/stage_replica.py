@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ...plan import Plan, Stage
+from ...values.plan import Plan, Stage
 from ..config import RunConfig
 from ..pipelines.base import Averager
 from ..stages.base import StageRunner

@@ -1,11 +1,11 @@
-"""A rank that is made slow, or ends, at minibatches that the run's settings name: see sparsepipe/stragglers."""
+"""A rank that is made slow, or ends, at minibatches that the run's settings name: see sparsepipe/values/stragglers."""
 
 import os
 import signal
 import time
 from dataclasses import dataclass, field
 
-from ...stragglers import Stragglers
+from ...values.stragglers import Stragglers
 from ..config import RunConfig
 from ..processes.identity import Identity
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...replication.handing_out import READ_AHEAD
+from ...values.replication.handing_out import READ_AHEAD
 from ..workloads.base import Samples, Workload
 
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ...losses import Tally
-from ...schedule import compile
+from ...networks.losses import Tally
+from ...values.schedule import compile
 from ..stages.base import StageRunner
 from ..training_state.checkpoint import Checkpoint
 from .context import WorkerContext

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...schedule import Action
+from ...values.schedule import Action
 from ..config import RunConfig
 from ..training_state.loss_scale import LossScale
 from .connections import Connections

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import torch
 
 from ...errors import InputError
-from ...host.background_load import Usage
-from ...plan import Plan
-from ...record.record_files import read_metrics
-from ...schedule import Op, compile_until_steady, round_length
+from ...records.record_files import read_metrics
+from ...util.host.background_load import Usage
+from ...values.plan import Plan
+from ...values.schedule import Op, compile_until_steady, round_length
 from ..commands import REPLAN, STOP
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost

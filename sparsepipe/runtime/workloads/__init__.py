@@ -1,7 +1,7 @@
 """What a run trains on: a network and data, or a profile that is slept through.
 
 A new workload is a file here with a member of `Workload` (base.py), a row in WORKLOADS, and one in
-record/workload_facts.py.
+records/workload_facts.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...cluster import Cluster
 from ...errors import InputError
-from ...graph import LayerGraph
-from ...models import network
-from ...plan import Plan
-from ...profile import Profile
-from ...record.workload_facts import LEARNING, REPLAY
+from ...networks import network
+from ...records.workload_facts import LEARNING, REPLAY
+from ...values.cluster import Cluster
+from ...values.graph import LayerGraph
+from ...values.plan import Plan
+from ...values.profile import Profile
 from ..config import RunConfig
 from ..forward_only import ForwardOnly
 from .resolved import ResolvedRun

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ...losses import Loss, Tally
-from ...plan import Plan
-from ...record.workload_facts import WorkloadFacts
+from ...networks.losses import Loss, Tally
+from ...records.workload_facts import WorkloadFacts
+from ...values.plan import Plan
 from ..stages.base import StageRunner
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint
@@ -60,7 +60,7 @@ class Workload(Protocol):
 
     @property
     def size_unit(self) -> str:
-        """What the size of a minibatch counts: one of SIZE_UNITS (display/sizes.py)."""
+        """What the size of a minibatch counts: one of SIZE_UNITS (util/text/sizes.py)."""
         ...
 
     @property

@@ -14,16 +14,16 @@ from torch import Tensor
 from ... import data
 from ...data.examples.own import OwnExamples
 from ...data.predicted_points import joined
-from ...derived.digests import digest
-from ...display.counting import number_of
 from ...engines import Engine
 from ...errors import InputError
-from ...io.fields import json_object
-from ...losses import Loss, Segmentation, Tally
-from ...losses.outputs import described, main_output
-from ...models.base import AnyNetwork
-from ...plan import Plan
-from ...record.workload_facts import LEARNING, WorkloadFacts
+from ...networks.base import AnyNetwork
+from ...networks.losses import Loss, Segmentation, Tally
+from ...networks.losses.outputs import described, main_output
+from ...records.workload_facts import LEARNING, WorkloadFacts
+from ...util.derived.digests import digest
+from ...util.io.fields import json_object
+from ...util.text.counting import number_of
+from ...values.plan import Plan
 from ..config import Composition, RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
@@ -32,7 +32,7 @@ from .base import Rows, Samples
 from .opening import Dataset, LearningTask, open_task
 from .resolved import resolve
 
-_BLEU = ("bleu", "bleu_sentences")  # of losses/bleu.py, which needs a package that other data do without
+_BLEU = ("bleu", "bleu_sentences")  # of networks/losses/bleu.py, which needs a package that other data do without
 _READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
 
 
@@ -107,8 +107,8 @@ class Learning:
         count, split = self.config.bleu_sentences, self.task.validation
         if not self.score_names or split is None:
             return {}
-        from ...losses.bleu import bleu
-        from ...models.traced.building import build_module
+        from ...networks.losses.bleu import bleu
+        from ...networks.traced.building import build_module
 
         config = self.config
         args = json_object(config.model_args, "model_args")

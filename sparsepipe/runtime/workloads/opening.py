@@ -11,12 +11,12 @@ from ...data.examples import ExampleDataset
 from ...data.reach import reach
 from ...engines import AUTO, Engine, engine
 from ...errors import InputError
-from ...io.fields import json_object
-from ...io.functions import short_name
-from ...io.told import tell
-from ...losses import Loss
-from ...models import network
-from ...models.base import AnyNetwork
+from ...networks import network
+from ...networks.base import AnyNetwork
+from ...networks.losses import Loss
+from ...util.io.fields import json_object
+from ...util.io.functions import short_name
+from ...util.io.told import tell
 from .resolved import ResolvedRun
 
 Dataset = ExampleDataset  # point clouds offer the same
@@ -102,8 +102,8 @@ def _near_origin(dataset: Any, steps: tuple[int, ...] | None, chosen: Engine) ->
 def _module_task(
     run: ResolvedRun, training: Dataset, validation: Dataset | None, phases: Collection[bool]
 ) -> LearningTask:
-    from ...models.traced import trace
-    from ...models.traced.building import build_module
+    from ...networks.traced import trace
+    from ...networks.traced.building import build_module
 
     config, module, facts = run.config, run.module, training.facts
     if module is None:

@@ -28,17 +28,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...cluster import Cluster
-from ...costs import Array, LayerTable, MergeCosts, averaging_time, network_time, ports
 from ...engines.batch_norm import Group
-from ...host.file_locks import lock_file
-from ...losses import CrossEntropy, Loss, Outcome, Tally
-from ...plan import Plan
-from ...profile import Profile
-from ...record.workload_facts import REPLAY
-from ...replication import sent_share
-from ...replication.base import SERVER, Merge
-from ...schedule import Op, Program, compile_until_steady, weights_share
+from ...networks.losses import CrossEntropy, Loss, Outcome, Tally
+from ...records.workload_facts import REPLAY
+from ...util.host.file_locks import lock_file
+from ...values.cluster import Cluster
+from ...values.costs import Array, LayerTable, MergeCosts, averaging_time, network_time, ports
+from ...values.plan import Plan
+from ...values.profile import Profile
+from ...values.replication import sent_share
+from ...values.replication.base import SERVER, Merge
+from ...values.schedule import Op, Program, compile_until_steady, weights_share
 from ..config import RunConfig
 from ..failures import translated
 from ..processes.identity import Identity
@@ -154,7 +154,7 @@ class OtherPipelines:
     def seconds(self, merge: Merge, stage: int) -> float:
         """Seconds from when the parts of all are there until a stage of this pipeline has the result of a merge.
 
-        As they are simulated (simulator/exchange.py), but for a parameter server's port, which is free here.
+        As they are simulated (planning/simulator/exchange.py), but for a parameter server's port, which is free here.
         """
         place = self.pipeline, stage
         if merge.partner == SERVER:

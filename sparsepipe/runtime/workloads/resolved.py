@@ -14,19 +14,19 @@ from ...data.recipe import Recipe
 from ...data.soundness import check_split
 from ...data.sources import find
 from ...errors import InputError
-from ...io.fields import json_object
-from ...io.functions import UserFunction, functions_of
-from ...io.told import tell
-from ...losses import open_loss
-from ...models import is_table, network
-from ...record.workload_facts import WorkloadFacts
+from ...networks import is_table, network
+from ...networks.losses import open_loss
+from ...records.workload_facts import WorkloadFacts
+from ...util.io.fields import json_object
+from ...util.io.functions import UserFunction, functions_of
+from ...util.io.told import tell
 from ..config import RunConfig
 
 if TYPE_CHECKING:  # they bring torch, for which nobody who launches a table need wait
     from torch import nn
 
     from ...data.examples import ExampleDataset
-    from ...losses import Loss
+    from ...networks.losses import Loss
 
 _OF_RUNS = ("split", "seed", "cache", "augmentation")  # options of a data set that a run gives by itself
 
@@ -154,7 +154,7 @@ class ResolvedRun:
 
     @property
     def size_unit(self) -> str:
-        """What the size of a minibatch counts: one of SIZE_UNITS (display/sizes.py)."""
+        """What the size of a minibatch counts: one of SIZE_UNITS (util/text/sizes.py)."""
         return self.data.training.size_unit
 
     def check_clouds(self, splits: Iterable[str], *, engine: str) -> None:

@@ -6,12 +6,12 @@ import torch
 
 from ... import data
 from ...data.sources import user_cache
-from ...derived.digests import digest
 from ...errors import InputError
-from ...io.files import write_atomic
-from ...io.told import tell
-from ...models.traced import verify
-from ...plan import Plan
+from ...networks.traced import verify
+from ...util.derived.digests import digest
+from ...util.io.files import write_atomic
+from ...util.io.told import tell
+from ...values.plan import Plan
 from .opening import LearningTask, other_samples
 from .resolved import ResolvedRun
 

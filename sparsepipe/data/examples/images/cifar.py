@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ....errors import InputError
-from ....io.files import read_text
+from ....util.io.files import read_text
 from ...formats.base import check_regular, read_bytes
 from .base import Style
 

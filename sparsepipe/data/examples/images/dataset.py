@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.random import Generator
 
-from ....derived.seeds import sample_seed
 from ....errors import InputError
-from ....io.fields import given_integer
-from ....io.paths import name_text
+from ....util.derived.seeds import sample_seed
+from ....util.io.fields import given_integer
+from ....util.io.paths import name_text
 from ...augmentation import OF_IMAGES
 from ...presence import look_at
 from ..base import ExampleBatch

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ....errors import InputError
-from ....io.fields import complaint
+from ....util.io.fields import complaint
 from ...formats.base import check_regular, too_large, unreadable
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")

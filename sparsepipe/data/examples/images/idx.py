@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ....display.counting import number_of
 from ....errors import InputError
+from ....util.text.counting import number_of
 from ...formats.base import read_bytes
 from ...layouts.litter import entries
 from .base import Style

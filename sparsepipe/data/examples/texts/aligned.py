@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import InputError
-from ....io.files import read_whole
+from ....util.io.files import read_whole
 from ...formats.base import check_regular
 from ...layouts.litter import entries
 from ...layouts.splits import splits_named

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....derived.seeds import sample_seed
 from ....errors import InputError
-from ....io.fields import given_integer
-from ....io.paths import name_text
+from ....util.derived.seeds import sample_seed
+from ....util.io.fields import given_integer
+from ....util.io.paths import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at

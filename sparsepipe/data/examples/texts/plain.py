@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import InputError
-from ....io.files import open_regular
+from ....util.io.files import open_regular
 from ...layouts.litter import entries, folders
 from ...layouts.splits import split_of
 from .aligned import read_lines

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import InputError
-from ....io.fields import given_integer
-from ....io.files import read_text
-from ....io.paths import name_text
+from ....util.io.fields import given_integer
+from ....util.io.files import read_text
+from ....util.io.paths import name_text
 from ...labels import IGNORED
 from ...presence import look_at
 from ..base import ExampleBatch

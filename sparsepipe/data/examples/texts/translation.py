@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from ....errors import InputError
-from ....io.fields import given_integer
-from ....io.paths import name_text
+from ....util.io.fields import given_integer
+from ....util.io.paths import name_text
 from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at

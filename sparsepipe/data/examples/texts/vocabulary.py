@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import InputError
-from ....io.fields import complaint, given_integer
-from ....io.files import read_text
-from ....io.paths import expanded
+from ....util.io.fields import complaint, given_integer
+from ....util.io.files import read_text
+from ....util.io.paths import expanded
 from ...cache import SampleCache, sample_key
 from .ragged import Ragged
 

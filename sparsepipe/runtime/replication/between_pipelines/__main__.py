@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ....errors import InputError
-from ....plan import Plan
-from ....replication.base import SERVER
+from ....values.plan import Plan
+from ....values.replication.base import SERVER
 from ...failures import DeadlinePassed, PeerLost
 from ...pipelines.base import Holder
 from ...pipelines.client import connect

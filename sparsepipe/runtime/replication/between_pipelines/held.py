@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ....plan import Stage
-from ....replication.base import Merge
+from ....values.plan import Stage
+from ....values.replication.base import Merge
 from ...processes.process import Process
 from ...training_state.weights import Weights
 from ..base import Replication

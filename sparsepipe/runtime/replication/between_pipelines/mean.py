@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ....replication.base import Merge
+from ....values.replication.base import Merge
 from ...failures import PacketMismatch
 from .encodings import Encoding
 from .layout import Layout, put

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ....replication.base import Merge
+from ....values.replication.base import Merge
 from .mean import MeanExchange
 from .merging import Contribution, Merged, distance
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ....replication.base import Merge
+from ....values.replication.base import Merge
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ....replication.base import Arithmetic, Merge, Rule
+from ....values.replication.base import Arithmetic, Merge, Rule
 from ...failures import DeadlinePassed
 from ...pipelines.base import Averager, Coordinator, Holder, Settled
 from ...wire.encryption import Encryption

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ....replication.base import Merge
+from ....values.replication.base import Merge
 from ...failures import PacketMismatch, seconds_left
 from .layout import WEIGHT
 from .mean import MeanExchange

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....replication.base import Merge
+from ....values.replication.base import Merge
 from ...failures import PacketMismatch
 from .layout import Layout, put, taken
 from .merging import Contribution, Merged, distance

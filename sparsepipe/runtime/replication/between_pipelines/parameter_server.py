@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....replication.base import SERVER, Merge
+from ....values.replication.base import SERVER, Merge
 from ...failures import PacketMismatch
 from .layout import WEIGHT, Layout
 from .merging import Contribution, Merged, distance

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....replication.base import Merge
+from ....values.replication.base import Merge
 from ...failures import PacketMismatch, seconds_left
 from .encodings import Encoding
 from .layout import Layout, put

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ....replication.base import Merge
+from ....values.replication.base import Merge
 from ...failures import DeadlinePassed, seconds_left
 from ...pipelines.base import Coordinator
 from .merging import Contribution, Merged, Merging

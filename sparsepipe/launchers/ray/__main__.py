@@ -1,8 +1,0 @@
-"""`python -m sparsepipe.launchers.ray`: the Ray launcher's own process (controller.py)."""
-
-import sys
-
-from .controller import main
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,227 @@
+"""`FollowedJob`: the job of a run whose record is on this machine, whoever started it."""
+
+import errno
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+from ..errors import InputError, RunFailed
+from ..records import RunRecord
+from ..runtime import commands
+from ..util.host.limits import limit_met
+from ..util.text.counting import number_of
+from ..values.plan import Plan
+from .base import MetricsRow
+from .handle import Handle
+from .metrics_tail import Tail
+from .replan import replanned, request_replan
+from .supervisor import GOING_ON, gone, read_status
+
+MOST = 20_000  # rows, of some 1.3 KB each
+
+_POLLS_A_SECOND = 10
+_TO_END = 30.0  # seconds that a job has to end once it was asked to, at once where the machine is not busy
+_ENDED_BEFORE = 1.0  # seconds in which the rows of nearly every run that had ended are read
+_TO_READ = 3.0  # seconds in which a status that cannot be read now may be readable again
+
+
+class FollowedJob:
+    """A run followed through its folder: one thread reads its metrics until its handle says that no process is left.
+
+    Whatever becomes of that thread, or of the files that it reads, the wait for the job ends when the job does. Rows in
+    memory are bounded (`KeptRows`); `wait` and `poll` read what they tell from the file.
+    """
+
+    def __init__(self, record: RunRecord, handle: Handle, tail: Tail | None = None) -> None:
+        self.record = record
+        self._handle = handle
+        self._tail = tail or Tail(record.folder / "metrics.jsonl")
+        self._start, self._polled = self._tail.copy(), self._tail.copy()
+        self._rows = KeptRows()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._watchers: list[threading.Thread] = []
+        self._status: MetricsRow = {"state": "running"}
+        self._thread = threading.Thread(target=self._follow, name=f"job {record.name}", daemon=True)
+        self._thread.start()
+        if not handle.alive():  # it would run for as long as its rows are read
+            self._thread.join(timeout=_ENDED_BEFORE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
+        if error is not None:
+            self.cancel()
+
+    @property
+    def running(self) -> bool:
+        return not self._ended
+
+    @property
+    def state(self) -> str:
+        return str(self._status["state"])
+
+    @property
+    def rows(self) -> tuple[MetricsRow, ...]:
+        with self._changed:
+            return self._rows.all()
+
+    def poll(self) -> list[MetricsRow]:
+        rows: list[MetricsRow] = []
+        while new := self._polled.read():
+            rows += new
+        return rows
+
+    def wait(self, timeout: float | None = None, on_row: Callable[[MetricsRow], None] | None = None) -> MetricsRow:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        tail = self._start.copy()
+        while True:
+            ended = self._ended
+            new = tail.read() if on_row else []
+            for row in new:
+                on_row(row)  # type: ignore[misc]  # there are none without it
+            if ended and not new:
+                for watcher in self._watchers:
+                    watcher.join(timeout=_TO_END)
+                return self._result()
+            if deadline is not None and time.monotonic() > deadline and not ended:
+                raise TimeoutError(f"{self.record.folder}: still running after {timeout:g} s")
+            with self._changed:
+                if not self._ended and not new:
+                    self._changed.wait(1 / _POLLS_A_SECOND)
+
+    def wait_for(self, watcher: threading.Thread) -> None:
+        self._watchers.append(watcher)
+
+    def stop(self) -> None:
+        if not self._ended:
+            commands.ask(self.record.folder, commands.STOP)
+
+    def replan(
+        self, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None, wait: bool = True
+    ) -> int | None:
+        folder = self.record.folder
+        asked = request_replan(folder, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
+        if asked.doubt:
+            warnings.warn(asked.doubt, stacklevel=2)
+        return replanned(folder, asked.token, running=lambda: self.running) if wait else None
+
+    def cancel(self) -> None:
+        if self._ended:
+            return
+        self._handle.stop()
+        self._thread.join(timeout=_TO_END)
+        if not self._ended:
+            raise RunFailed(
+                "run.guard_silent",
+                f"{self.record.folder}: still there {_TO_END:g} s after it was asked to end; its guard does not answer",
+            )
+
+    def _result(self) -> MetricsRow:
+        status = self._status
+        if self._tail.damaged:
+            where = self.record.folder / "metrics.jsonl"
+            warnings.warn(f"{where}: passed over, as no row: {number_of(self._tail.damaged, 'line')}", stacklevel=3)
+        if status["state"] in ("finished", "stopped"):
+            if summary := self._rows.last("summary"):
+                return summary
+            raise RunFailed(
+                "run.no_summary",
+                f"{self.record.folder}: the run {status['state']}, but its metrics.jsonl has no summary any more",
+            )
+        reason = status.get("reason", f"ended in state {status['state']!r}")
+        if status.get("exit_code") == 2:
+            raise InputError(status.get("code") or "run.refused", reason)
+        raise RunFailed(status.get("code") or "run.failed", f"{self.record.folder}: {reason}")
+
+    def _follow(self) -> None:
+        """Read new rows until the processes are gone, then those of the end. However this ends, so does the wait."""
+        status: MetricsRow = {"state": "failed", "reason": "its follower ended"}
+        try:
+            while self._handle.alive():
+                self._read()
+                self._handle.wait(1 / _POLLS_A_SECOND)
+            self._read()
+            status = self._settled()
+            self._handle.let_go()
+        except BaseException as error:
+            told = limit_met(error) or f"{type(error).__name__}: {error}"
+            status = {"state": "failed", "reason": f"it could not be followed ({told}); runs attach follows it again"}
+            raise
+        finally:
+            with self._changed:
+                self._status, self._ended = status, True
+                self._changed.notify_all()
+
+    def _settled(self) -> MetricsRow:
+        """Return the status of a run whose processes are gone, and write it where they could not."""
+        if told := self._handle.last_words():
+            return told
+        status = self._status_on_disk()
+        if status["state"] not in GOING_ON:
+            return status
+        if not self.record.folder.is_dir():
+            return {"state": "failed", "reason": gone(self.record.folder)}
+        try:
+            self.record.write_status("failed", reason="its guard was killed")
+        except OSError as error:
+            reason = f"how it ended could not be written ({error.strerror}); make room on its disk, then resume it"
+            return {"state": "failed", "reason": reason}
+        return {"state": "failed", "reason": "its guard was killed"}
+
+    def _status_on_disk(self) -> MetricsRow:
+        """Read how the run stands. What fails for want of descriptors is tried again; damage is an end of its own."""
+        deadline = time.monotonic() + _TO_READ
+        while True:
+            try:
+                return read_status(self.record.folder)
+            except ValueError as error:
+                why = f"{self.record.folder / 'status.json'} is damaged, {error}"
+            except OSError as error:
+                why = f"status.json cannot be read ({error.strerror})"
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and time.monotonic() < deadline:
+                    time.sleep(1 / _POLLS_A_SECOND)
+                    continue
+            return {"state": "unknown", "reason": f"how it ended is not known: {why}"}
+
+    def _read(self) -> None:
+        while rows := self._tail.read():
+            with self._changed:
+                self._rows.add(rows)
+                self._changed.notify_all()
+
+
+class KeptRows:
+    """The newest rows and, of older ones, evenly fewer: never more than `most`.
+
+    When there are more, every other one of the older half is let go. The first of each event stays, as "start" says
+    what the run is. The file has all of them.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            self._rows.append(row)
+            if len(self._rows) > self._most:
+                self._thin()
+
+    def all(self) -> tuple[dict[str, Any], ...]:
+        return tuple(self._rows)
+
+    def last(self, event: str) -> dict[str, Any] | None:
+        return next((row for row in reversed(self._rows) if row["event"] == event), None)
+
+    def _thin(self) -> None:
+        half = len(self._rows) // 2
+        older, known = [], set()
+        for place, row in enumerate(self._rows[:half]):
+            if row["event"] not in known or place % 2:
+                older.append(row)
+            known.add(row["event"])
+        self._rows[:half] = older

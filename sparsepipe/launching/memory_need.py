@@ -1,0 +1,117 @@
+"""What memory a plan needs of a job, whoever made the plan: looked at before the job begins, or goes on, under it.
+
+It is what the planners' cost model expects of the job's own minibatches (planning/run_estimate.py), by the profile that
+the job is held against. A running job without one believes a plan its own estimate; where it has none, nothing tells.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import InputError
+from ..runtime import RunConfig
+from ..runtime.forward_only import ForwardOnly
+from ..runtime.plan_memory import bytes_by_place, check_memory, needed_bytes
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
+
+_NOTHING_TELLS = "whether there is memory for the plan could not be told beforehand: {}"
+
+
+class MemoryNeed(NamedTuple):
+    """Bytes of a rank at each of a plan's places, None where nothing tells; then `doubt` says so in a line."""
+
+    by_place: tuple[float, ...] | None
+    doubt: str = ""
+
+
+def check_at_launch(
+    plan: Plan,
+    config: RunConfig,
+    *,
+    profile: Profile | None,
+    cluster: Cluster | None,
+    resumes: Path | None,
+    here: bool,
+    forward_only: bool = False,
+) -> None:
+    """Raise InputError where a device, or this machine, has less memory than the plan needs.
+
+    `resumes`: the folder of the run that goes on, which keeps the profile and the cluster that it was launched with.
+    `here`: all ranks are on this machine. Without a profile of such minibatches nothing is looked at.
+    """
+    if profile is None and resumes is not None:
+        profile, cluster = kept_devices(resumes)
+    if profile is None or not config.workload.trains:
+        return
+    needed = 0.0
+    for k, own in enumerate(plan.pipelines):
+        try:
+            expected = _expected(own, config, profile, cluster, forward_only=forward_only)
+        except InputError:
+            return  # another network's, or of a batch size from which nothing follows for this one
+        if told := _beyond_devices(expected, cluster):
+            raise InputError("memory.too_little", plan.prefix(k) + told)
+        needed += needed_bytes(own, bytes_by_place(expected) or (), own.ranks)
+    if here:
+        check_memory(needed, config)
+
+
+def need_of_job(folder: Path, plan: Plan, config: RunConfig) -> MemoryNeed:
+    """Return what the job at work in a folder would need under a plan.
+
+    Raises InputError where a device of the cluster that it was launched for has less.
+    """
+    if not config.workload.trains:
+        return MemoryNeed(None)  # it holds nothing
+    why = "it has no estimate, and the run was launched without a profile"
+    cluster: Cluster | None = None
+    expected = plan if plan.estimate else None
+    try:
+        profile, cluster = kept_devices(folder)
+        if profile is not None:
+            forward_only = ForwardOnly.of_run(folder) is not None
+            expected = _expected(plan, config, profile, cluster, forward_only=forward_only)
+    except InputError as error:
+        why = f"the run's profile does not tell ({error})"
+    if expected is None:
+        return MemoryNeed(None, _NOTHING_TELLS.format(why))
+    if told := _beyond_devices(expected, cluster):
+        raise InputError("memory.too_little", told)
+    return MemoryNeed(bytes_by_place(expected))
+
+
+def kept_devices(folder: Path) -> tuple[Profile, Cluster] | tuple[None, None]:
+    """Return the profile and the cluster that the run in a folder is held against, where it was launched with both.
+
+    Raises InputError where they cannot be read.
+    """
+    kept = folder / "profile.json", folder / "cluster.toml"
+    return (Profile.load(kept[0]), Cluster.load(kept[1])) if all(path.exists() for path in kept) else (None, None)
+
+
+def _expected(plan: Plan, config: RunConfig, profile: Profile, cluster: Cluster | None, *, forward_only: bool) -> Plan:
+    """Return the plan with the estimate that holds for a run; on like devices where none are told.
+
+    Raises InputError where the profile does not tell.
+    """
+    from ..planning.run_estimate import estimated_for_run  # here: no launch without a profile waits for planners
+
+    devices = cluster or Cluster.uniform(1 + max(plan.ranks), device_type=profile.device_types[0])
+    return estimated_for_run(
+        plan,
+        profile,
+        devices,
+        batch_size=config.batch_size,
+        voxel_size=config.voxel_size,
+        forward_only=forward_only,
+    )
+
+
+def _beyond_devices(plan: Plan, cluster: Cluster | None) -> str:
+    """Return what the planners say of a plan that does not fit into its devices' memory; empty where it does."""
+    if cluster is None or max(plan.ranks) >= len(cluster.devices):
+        return ""
+    from ..planning.doubts import beyond_memory
+
+    return beyond_memory(plan, cluster)

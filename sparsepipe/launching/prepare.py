@@ -1,0 +1,393 @@
+"""What every launcher does before it starts processes: check the plan, write the run's record and lock its folder.
+
+RUN/                plan.json, config.json, origin.json, status.json
+RUN/pipelines/K/    of each of several pipelines: a run's folder as of one, its plan's ranks from 0
+"""
+
+import json
+import os
+import time
+import warnings
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.sources import found
+from ..errors import InputError
+from ..records import Origin, RunRecord
+from ..records.plans import begin_plan
+from ..records.processes import forget_processes, num_processes
+from ..records.provenance import Provenance
+from ..records.record_files import CLOCK, read_fields
+from ..runtime import RunConfig, commands
+from ..runtime.config import Composition, without_profile
+from ..runtime.forward_only import write_forward_only
+from ..runtime.pipelines.resuming import RESUME
+from ..runtime.plan_fit import check_fits
+from ..runtime.processes import rank_readings
+from ..runtime.workloads import check_launch
+from ..runtime.workloads.resolved import ResolvedRun
+from ..util.io.files import write_atomic, write_json
+from ..util.io.functions import functions_of, short_name
+from ..util.io.paths import expanded
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
+from ..values.replication import rule_text
+from ..values.replication.base import Arithmetic
+from ..values.schedule import check_rule
+from ..values.stragglers import Stragglers
+from .inference import find_checkpoint, inference_config
+from .lock import hold, is_held
+from .memory_need import check_at_launch, kept_devices
+
+# Which of the settings are held against what the data are, beside the split that is validated on.
+_OF_DATA = {"task", "features", "augmentation", "data_args", "loss", "loss_args", "validation_split"}
+
+
+def for_hosts(plan: Plan, *, port: int | None, run_dir: Path | str, resume: bool) -> int:
+    """Return how many processes the job of a plan has, if several hosts can run it.
+
+    Raises InputError for what one machine alone takes.
+    """
+    if port is not None:
+        text = "a port goes with {launcher}: hosts choose theirs by themselves; leave it out"
+        raise InputError("port.of_hosts", text, setting={"launcher": "local"})
+    count = num_processes(expanded(run_dir).resolve(), plan) if resume else len(plan.ranks)
+    if not plan.members and not set(plan.ranks) <= set(range(count)):
+        raise InputError(
+            "plan.ranks_not_of_job",
+            f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
+            "give it another plan, which one that runs can change",
+        )
+    return count
+
+
+def prepare(
+    plan: Plan,
+    run: ResolvedRun,
+    *,
+    run_dir: Path | str,
+    resume: bool = False,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    campaign: str | None = None,
+    forward_only: Path | str | None = None,
+    elsewhere: bool = False,
+) -> tuple[RunRecord, list[int]]:
+    """Write the plan, the settings and their origin for the workers; return the record and the locks (see `lock.hold`).
+
+    Several pipelines have a record each within that of the whole run, with a lock.
+    `forward_only`: the checkpoint, or the run, whose weights to compute outputs with; nothing is trained.
+    `elsewhere`: workers are on other hosts, which know how many threads each has, and whose memory is their own.
+    Raises InputError where the plan cannot run, for want of memory too, or the folder is another run's.
+    """
+    if forward_only is not None:
+        if resume:
+            text = "{forward_only} computes outputs anew: leave out {resume}, or {forward_only}"
+            raise InputError("resume.forward_only", text, setting={"forward_only": None, "resume": None})
+        run = replace(run, config=inference_config(run.config))
+    folder = expanded(run_dir).resolve()
+    processes = num_processes(folder, plan) if resume else len(plan.ranks)
+    _check_together(plan, run.config, profile, cluster)
+    run = _for_workers(run, processes)
+    config = run.config
+    for k in range(len(plan.pipelines)):
+        _check_pipeline(plan, k, run, profile, cluster, processes)
+    check_need = partial(
+        check_at_launch,
+        plan,
+        profile=profile,
+        cluster=cluster,
+        resumes=folder if resume else None,
+        here=not elsewhere,
+        forward_only=forward_only is not None,
+    )
+    is_composed = config.is_composed and config.workload.trains
+    if not is_composed:
+        check_need(config)
+    weights = find_checkpoint(forward_only, plan, config) if forward_only is not None else None
+    check_name(folder)
+    if not elsewhere:
+        check_here(run)  # last, as it reads the data
+    if is_composed:
+        run = _composition(plan, run, profile, cluster, folder if resume else None, here=not elsewhere)
+        config = run.config
+        check_need(config)  # it goes by the samples of a minibatch
+    locks = [hold(folder)]
+    try:
+        is_new = not (resume and (folder / "plan.json").exists())
+        record = _written(folder, plan, run, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+        if weights:
+            write_forward_only(folder, weights)
+        if is_new:
+            note_concurrent_runs(record)
+        (folder / RESUME).unlink(missing_ok=True)
+        if plan.members and resume:
+            from .resuming import go_on_from_checkpoint  # here: it brings torch
+
+            go_on_from_checkpoint(folder)
+        if not elsewhere:  # all ranks share this machine
+            threads = config.threads or max(1, len(os.sched_getaffinity(0)) // processes)
+            run = replace(run, config=config.replace(threads=threads))
+        for k in range(len(plan.members)):
+            place = folder / "pipelines" / str(k)
+            locks.append(hold(place))
+            _written(place, plan.local(k), run, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+            _same_clock(folder, place)
+        return record, locks
+    except BaseException:
+        for lock in locks:
+            os.close(lock)
+        raise
+
+
+def _composition(
+    plan: Plan, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None, resumes: Path | None, *, here: bool
+) -> ResolvedRun:
+    """Return a run with the settings `composition` and `batch_size`: decided once, by the plan that a run begins with.
+
+    `resumes`: the folder of the run that goes on. `here`: the data are on this machine, and sizes of samples are read.
+    Raises InputError for a budget without a profile, and for samples that no budget holds.
+    """
+    config = run.config
+    if Composition.decided(config) is not None:
+        return run
+    if profile is None and resumes is not None:
+        profile, cluster = kept_devices(resumes)
+    flushes = plan.pipelines[0].flushes
+    step = plan.num_microbatches if flushes else plan.stages[0].round if len(plan.stages) == 1 else 1
+    deepest = max(plan.pipelines, key=lambda pipeline: len(pipeline.stages))
+    found = Composition(
+        config.batch_voxels,
+        1 if flushes and step == 1 else len(deepest.stages),  # an empty pipeline waits for no neighbour
+        step * len(plan.pipelines),
+        asked=config.composition_asked,
+    )
+    by_profile = config.batch_seconds is not None or config.batch_bytes is not None
+    if profile is not None:
+        from ..planning.run_estimate import largest_size, stage_costs
+
+        devices = cluster or Cluster.uniform(1 + max(plan.ranks), device_type=profile.device_types[0])
+        if by_profile:
+            most = largest_size(plan, profile, devices, seconds=config.batch_seconds, kept_bytes=config.batch_bytes)
+            found = replace(found, budget=most)
+        if found.stages > 1:
+            sizes = np.geomspace(1, 4 * max(profile.range_of_laws(profile.device_types[0])), 33)
+            seconds = stage_costs(deepest, profile, devices, sizes)[0]
+            found = replace(found, sizes=tuple(sizes.tolist()), seconds=tuple(map(tuple, seconds.tolist())))
+    elif by_profile:
+        raise without_profile(config)
+    run = replace(run, config=config.replace(composition=json.dumps(asdict(found))))
+    if not here:
+        samples = config.batch_size
+        if profile is not None and profile.batch_size and found.budget:
+            samples = max(1, round(found.budget * profile.batch_size / profile.size()))
+        return replace(run, config=run.config.replace(batch_size=samples))
+    from ..runtime.workloads.learning import composed  # here: it brings torch
+
+    minibatches, unit = composed(run.config, run.data.training, epoch=0), run.size_unit
+    if config.batch_voxels is not None and unit != "voxels":
+        raise InputError(
+            "order.budget_of_voxels",
+            f"{{batch_voxels}} given, but samples of {config.data} are measured in {unit}; give {{batch_size}}",
+            setting=dict.fromkeys(("batch_voxels", "batch_size")),
+        )
+    if profile is not None and profile.size_unit != unit:
+        raise InputError(
+            "order.profile_of_other_unit",
+            f"the profile grows with {profile.size_unit}, samples of {config.data} are measured in {unit}; profile the "
+            "network on these data",
+        )
+    mean = sum(map(len, minibatches)) / len(minibatches)
+    return replace(run, config=run.config.replace(batch_size=round(mean))) if found.budget else run
+
+
+def _for_workers(run: ResolvedRun, processes: int) -> ResolvedRun:
+    """Return a run with the settings that workers get: functions of the user's own so that all find them from anywhere.
+
+    Raises InputError for a function that is not there, and for stragglers that are malformed or none of the processes.
+    """
+    config = run.config
+    if not config.workload.trains:
+        config = config.replace(validate=False, checkpoint_every=0)
+    if config.stragglers is not None:
+        stragglers = Stragglers.parse(config.stragglers)
+        stragglers.check(processes)
+        config = config.replace(stragglers=str(stragglers) or None)
+    absolute = {name: str(function.absolute()) for name, function in functions_of(vars(config)).items()}
+    return replace(run, config=config.replace(**absolute))
+
+
+def _check_pipeline(
+    plan: Plan, k: int, run: ResolvedRun, profile: Profile | None, cluster: Cluster | None, processes: int
+) -> None:
+    """Raise InputError where pipeline `k` cannot run.
+
+    `processes`: of the whole job, of which the plan of one pipeline may leave out some.
+    """
+    own = plan.local(k)
+    try:
+        check_launch(own, run, profile, cluster)
+        check_fits(own, run.config, num_processes=processes - len(plan.ranks) + len(own.ranks))
+    except InputError as error:
+        raise error.within(plan.prefix(k)) from None
+
+
+def _check_together(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+    """Raise InputError for what several pipelines cannot do together, in one line that says why."""
+    rule = plan.replication
+    if rule is None:
+        return
+    if found := plan.violations(profile.graph, cluster) if profile else plan.violations_together():
+        raise InputError("plan.violations", "the plan cannot run: " + "; ".join(found))
+    check_rule(plan)
+    if rule.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
+        raise InputError(
+            "replication.float16",
+            f"replication {rule.name} averages gradients, which each pipeline scales by a factor of its "
+            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce",
+        )
+
+
+def _same_clock(folder: Path, place: Path) -> None:
+    """Let a pipeline's times begin when those of all do."""
+    clock = folder / "logs" / "clock.json"
+    if not clock.exists():
+        write_json(clock, {"started": time.time()})
+    write_json(place / "logs" / "clock.json", {"started": _started(clock)})
+
+
+def _started(clock: Path) -> float:
+    return float(read_fields(clock, CLOCK, what="run's clock")["started"])
+
+
+def _written(
+    folder: Path,
+    plan: Plan,
+    run: ResolvedRun,
+    *,
+    resume: bool,
+    profile: Profile | None,
+    cluster: Cluster | None,
+    campaign: str | None,
+) -> RunRecord:
+    """Write what a run's folder holds before its workers start. Its lock is held."""
+    config = run.config
+    commands.clear(folder)
+    rank_readings.forget(folder)
+    if resume and (folder / "plan.json").exists():
+        return _changed(folder, plan, config)
+    rule = plan.replication
+    settings = config if rule is None else config.to_json() | {"replication": rule_text(rule)}
+    rests_on = Provenance.of(profile, cluster, plan.pipelines, settings, campaign=campaign, data=config.data)
+    origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plan.pipelines[0], run))
+    record = RunRecord.create(folder, plan, config.to_json(), origin)
+    if profile is not None and cluster is not None:
+        profile.save(folder / "profile.json")
+        write_atomic(folder / "cluster.toml", cluster.to_toml())
+    return record
+
+
+def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
+    """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
+
+    Raises InputError, with nothing changed, where its metrics or earlier plans are damaged, and for settings that no
+    worker would go on with from its newest checkpoint.
+    """
+    # Here: they bring torch, for which nobody else who launches need wait.
+    from ..runtime.training_state import checkpoint
+    from . import resuming
+
+    if (folder / "metrics.jsonl").exists():
+        RunRecord(folder).metrics()  # read now: what is damaged is told before anything starts
+    if found := checkpoint.latest(folder):
+        found.check(model=short_name(config.model), layers=())
+        if not plan.members and any(found.manifest.get("left", {}).values()):
+            raise InputError(
+                "resume.several_pipelines",
+                f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
+                "take up; resume with a plan of several, or from a checkpoint at an epoch's end",
+            )
+        found.check_minibatches(config.sampling, epoch_minibatches=resuming.epoch_minibatches(found))
+        resuming.check_end(found, config)
+        if plan.members:
+            resuming.check_left(found, config)
+        for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
+            warnings.warn(text, stacklevel=6)
+    if plan.members or num_processes(folder, plan) == len(plan.ranks):
+        forget_processes(folder)
+    begin_plan(folder, plan, found.minibatches if found else 0)
+    _keep_old(folder, "config.json")
+    write_json(folder / "config.json", config.to_json())
+    return RunRecord.load(folder)
+
+
+def _facts(plan: Plan, run: ResolvedRun) -> dict[str, Any]:
+    config = run.config
+    facts = {
+        "seed": config.seed,
+        "model": short_name(config.model),
+        "data": Path(config.data).name,
+        "planner": plan.planner,
+    }
+    code = {name: function.sha256() for name, function in run.functions.items()}
+    return facts | ({"code_sha256": code} if code else {})
+
+
+def check_here(run: ResolvedRun) -> None:
+    """Raise InputError where workers on this machine would find no such device or data: see `_check_data`."""
+    if not run.workload.trains:
+        return
+    if run.config.device != "cpu":
+        from ..runtime.processes.devices import check_device  # here: it brings torch
+
+        check_device(run.config.device)
+    _check_data(run)
+
+
+def _check_data(run: ResolvedRun) -> None:
+    """Raise InputError where workers on this machine would find no data of that name, or none for the other settings.
+
+    Point clouds are read, once for the same data and settings. A function of the user's own is called, and data that
+    are made when they are first opened are made, only where such a setting is given.
+    """
+    config = run.config
+    is_there = "data" not in run.functions and found(config.data) is not None
+    if _OF_DATA & config.chosen.keys() or (is_there and not run.is_table):
+        # Here: it brings torch, for which nobody who launches a table with settings as by default need wait.
+        from ..runtime.workloads.opening import check_settings
+
+        check_settings(run)
+    if is_there and not run.data.has_examples:
+        run.check_clouds(("train", *([config.validation_split] if config.validate else [])), engine=config.engine)
+
+
+def note_concurrent_runs(record: RunRecord) -> None:
+    """Note in the record of this run, and of every run alive in the same folder of runs, that they run concurrently."""
+    for path in record.folder.parent.glob("*/plan.json"):
+        try:
+            if path.parent == record.folder or not is_held(path.parent):
+                continue
+            RunRecord(path.parent).note_beside(record.name)
+            record.note_beside(path.parent.name)
+        except (InputError, OSError):  # a damaged record, or one that is not ours, stops no other run
+            continue
+
+
+def check_name(folder: Path) -> None:
+    """Raise InputError for a folder whose name the workers could not pass on: torch takes names in UTF-8 alone."""
+    try:
+        os.fsencode(folder).decode("utf-8")
+    except UnicodeDecodeError:
+        text = f"{ascii(str(folder))}: a name that is not UTF-8; choose another {{run_dir}}"
+        raise InputError("run_dir.not_utf8", text, setting="run_dir") from None
+
+
+def _keep_old(folder: Path, name: str) -> None:
+    path = folder / name
+    count = len(list(folder.glob(f"{path.stem}-before-*.json")))
+    path.replace(folder / f"{path.stem}-before-{count + 1}.json")

@@ -1,0 +1,98 @@
+"""Launch where Ray has room: a supervisor here, under it a driver of Ray, which has an agent on each host."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Unpack
+
+from ...errors import InputError
+from ...runtime import RunConfig
+from ...runtime.wire.encryption import check_openssl
+from ...runtime.workloads.resolved import ResolvedRun
+from ...util.host.openmp import check_threads
+from ...util.host.python_path import check_current_folder, python_command, python_environment
+from ...values.plan import Plan
+from ..base import Asked
+from ..followed_job import FollowedJob
+from ..local.launch_local import attach
+from ..local.started import check_workers, followed, supervised
+from ..prepare import for_hosts, prepare
+from ..ssh.placement import all_ranks, check_ranks
+from .device_types import write_types
+
+__all__ = ["attach", "launch"]
+
+
+def launch(
+    plan: Plan,
+    run: ResolvedRun,
+    *,
+    port: int | None = None,
+    detach: bool = False,
+    ray_address: str | None = None,
+    forward_only: Path | str | None = None,
+    **asked: Unpack[Asked],
+) -> FollowedJob:
+    """Start the workers of `plan` on nodes of the Ray cluster at `ray_address`, one of which is this machine.
+
+    `ray_address`: "10.0.0.1:6379", or "auto" for the cluster that was started on this machine; RAY_ADDRESS unless
+    given. Where neither names one, a Ray of the job's own is started here, on the loopback interface alone, and ends
+    with it. Each rank has a CPU of Ray's and, with device "cuda", a GPU. `cluster` says of which type the device of
+    each rank is: where there are several, nodes are those with the label device=TYPE (`ray start --labels`). Its
+    addresses are not used. Ranks on one node share memory; data are read on each node, by the path or the manifest's
+    name that the settings have, or as brought from here. `detach`: the job outlives this process; `attach` finds it
+    again. `forward_only`: as on one machine; the weights are brought to the nodes. Several pipelines have a bundle for
+    each of their ranks, and a node of Ray's that one of them loses is treated as a host is over ssh
+    (ssh/launch_ssh.py); Ray has a minute, or `timeout_seconds` where that is longer, to find another for its
+    ranks.
+    Raises InputError where Ray is not installed, and for a plan or settings that cannot run there, before anything is
+    started.
+    """
+    if find_spec("ray") is None:
+        raise InputError(
+            "ray.not_installed", 'launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"'
+        )
+    resume, cluster = asked.get("resume", False), asked.get("cluster")
+    address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
+    count = for_hosts(plan, port=port, run_dir=asked["run_dir"], resume=resume)
+    ranks = all_ranks(plan) if plan.members else range(count)
+    check_ranks(ranks, len(cluster.devices) if cluster else 1 + ranks[-1])
+    _check_here(run.config, count, address)
+    elsewhere = address is not None or bool(plan.members)
+    record, locks = prepare(plan, run, forward_only=forward_only, elsewhere=elsewhere, **asked)
+    write_types(record.folder, ranks, cluster)
+    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
+    options += ["--address", address] if address else []
+    command = python_command("sparsepipe.launching.ray", *options)
+    begin = supervised(record, locks, command, python_environment(), detach=detach)
+    return followed(record, locks, begin, resume=resume, detach=detach)
+
+
+def _check_here(config: RunConfig, count: int, address: str | None) -> None:
+    """Raise InputError for what this machine, or Ray's cluster at `address`, keeps a job of `count` ranks from."""
+    if config.encrypt:
+        check_openssl()
+        if address is not None and os.environ.get("RAY_USE_TLS") != "1":
+            raise InputError(
+                "ray.in_clear",
+                "encrypt: what Ray's own processes send to each other is in clear unless its cluster is started with "
+                "RAY_USE_TLS=1, and so is the job's secret; start it so and set RAY_USE_TLS here, or use {launcher}",
+                setting={"launcher": "ssh"},
+            )
+    if address is None:
+        check_threads(config.threads)
+        check_workers(count)
+    check_current_folder()
+
+
+def _address(told: str | None) -> str | None:
+    """Return the address of a cluster, None where Ray is to be started here. Raises InputError for one of a client."""
+    if not told or told == "local":
+        return None
+    if "://" in told:
+        raise InputError(
+            "ray.client_address",
+            f"Ray's address {told!r} is that of a client: run on a node of the cluster, and give its address as "
+            "10.0.0.1:6379, or auto",
+        )
+    return told

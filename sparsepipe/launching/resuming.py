@@ -1,0 +1,143 @@
+"""What changes when a run resumes under other settings: impossible ends are refused, changed rates are told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..data.minibatch_sizes import sizes
+from ..errors import InputError
+from ..records import RunRecord
+from ..runtime.config import RunConfig
+from ..runtime.pipelines.minibatch_queue import MinibatchQueue
+from ..runtime.pipelines.resuming import RESUME, has_rows_of, keep_nothing
+from ..runtime.training_state.checkpoint import Checkpoint, latest, newest_first
+from ..util.io.files import write_json
+from ..util.text.counting import number_of
+from ..util.text.numbers import as_given
+
+
+def check_end(found: Checkpoint, config: RunConfig) -> None:
+    """Raise InputError where the settings end the run before the minibatch that its newest checkpoint has reached."""
+    per_epoch = epoch_minibatches(found)
+    if per_epoch is None:
+        return
+    total, done = config.total_minibatches(per_epoch), found.minibatches
+    if total < done:
+        name = "epochs" if config.minibatches is None else "minibatches"
+        raise InputError(
+            "resume.ends_before",
+            f"{{{name}}} would end the run after minibatch {total}, but {found.folder} has trained {done} "
+            f"({number_of(done / per_epoch, 'epoch', as_given)}) already; ask for that many or more, or train anew in "
+            "another folder",
+            setting={name: getattr(config, name)},
+        )
+
+
+def go_on_from_checkpoint(folder: Path) -> None:
+    """Say what the run goes on from: a checkpoint, or nothing, where its metrics begin anew.
+
+    It is the newest one whose minibatches the metrics here all tell of; where there is none, the newest one. Raises
+    InputError for a checkpoint that does not say what an epoch is.
+    """
+    chosen: dict[str, Any] | None = None
+    config = RunConfig.from_json(RunRecord(folder).config)
+    for found in newest_first(folder):
+        progress = _progress(found, config)
+        whole = has_rows_of(folder, progress)
+        chosen = progress if whole else chosen or progress
+        if whole:
+            break
+    if chosen is None:
+        (folder / RESUME).unlink(missing_ok=True)
+        keep_nothing(folder)
+        return
+    write_json(folder / RESUME, chosen)
+
+
+def check_left(found: Checkpoint, config: RunConfig) -> None:
+    """Raise InputError where what a checkpoint says is done does not belong to a run of several under these settings.
+
+    Asked before the record changes: the coordinator would refuse it as well.
+    """
+    progress = _progress(found, config)
+    per_epoch = progress["epoch_minibatches"]
+    left = {str(epoch): numbers for epoch, numbers in progress["left"].items()}
+    told = {"done": progress["done"], "epoch_minibatches": per_epoch, "left": left}
+    MinibatchQueue(per_epoch, config.total_minibatches(per_epoch), told)
+
+
+def _progress(found: Checkpoint, config: RunConfig) -> dict[str, Any]:
+    """What a checkpoint says is done, and what is left of begun epochs, as far as the settings ask for it.
+
+    Where the run was to end within an epoch, the rest of that epoch is left, too.
+    """
+    per_epoch = epoch_minibatches(found)
+    if per_epoch is None:
+        raise InputError(
+            "resume.no_epoch",
+            f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder",
+        )
+    left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
+    total = config.total_minibatches(per_epoch)
+    epoch, first = divmod(found.minibatches + sum(map(len, left.values())), per_epoch)
+    if first:  # where the run was to end; of one pipeline, where it ended
+        left[epoch] = [*left.get(epoch, ()), *range(first, per_epoch)]
+    left = {epoch: [m for m in numbers if epoch * per_epoch + m < total] for epoch, numbers in left.items()}
+    return {"checkpoint": found.folder.name, "done": found.minibatches, "left": left, "epoch_minibatches": per_epoch}
+
+
+def nothing_left(folder: Path, config: RunConfig) -> bool:
+    """Whether a run that resumes from the newest checkpoint in `folder` has trained all that its settings ask for."""
+    found = latest(folder)
+    per_epoch = epoch_minibatches(found) if found else None
+    return found is not None and per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches
+
+
+def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) -> Iterator[str]:
+    """Yield warnings, a line each, for a run in `folder` that resumes from the checkpoint `found`.
+
+    Raises InputError where nothing is left to train, and no record of what was.
+    """
+    per_epoch = epoch_minibatches(found)
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists() or metrics.stat().st_size == 0:
+        if per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches:
+            raise InputError(
+                "resume.metrics_missing",
+                f"{metrics}: gone, and nothing is left to train; put it back, or ask for more epochs",
+            )
+        yield (
+            f"{metrics}: gone, and with it the losses of the first {number_of(found.minibatches, 'minibatch')}; the "
+            f"run goes on after them from {found.folder.name}"
+        )
+    if per_epoch is not None and found.minibatches:
+        yield from _rate_told(found.minibatches, per_epoch, before, config)
+
+
+def epoch_minibatches(found: Checkpoint) -> int | None:
+    """Return the minibatches of an epoch as a checkpoint counts them; None where it is too old to say."""
+    if (count := found.manifest.get("epoch_minibatches")) is not None:
+        return int(count)
+    samples, batch_size = (found.manifest.get(name) for name in ("samples", "batch_size"))
+    if samples is None or batch_size is None:
+        return None
+    return len(sizes(samples, batch_size, last=found.manifest.get("last_minibatch", "keep")))
+
+
+def _rate_told(done: int, per_epoch: int, before: RunConfig, config: RunConfig) -> Iterator[str]:
+    """Yield a line where the new settings give another learning rate for the next minibatch than the old ones."""
+    totals = [own.total_minibatches(per_epoch) for own in (before, config)]
+    rates = [own.rate for own in (before, config)]
+    expected, next_rate = (
+        rate.at(done, epoch_minibatches=per_epoch, total_minibatches=total)
+        for rate, total in zip(rates, totals, strict=True)
+    )
+    if abs(next_rate - expected) <= 1e-9 * max(abs(next_rate), abs(expected)):
+        return
+    last = rates[0].at(done - 1, epoch_minibatches=per_epoch, total_minibatches=totals[0])
+    how = f"the learning rate's schedule {config.learning_rate_schedule!r}"
+    if rates[0] == rates[1]:
+        how += f" is stretched over {number_of(totals[1], 'minibatch')}, {totals[0]} before"
+    else:
+        how += f" has other settings than before, over {number_of(totals[1], 'minibatch')}"
+    yield f"{how}: the rate goes from {last:.4g} at minibatch {done - 1} to {next_rate:.4g} at minibatch {done}"

@@ -1,0 +1,95 @@
+"""What a host says of itself before anything is started there, so that unlike hosts are told apart and refused."""
+
+import hashlib
+import platform
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...util.host.addresses import interface_address
+
+_ANY_PORT = 9
+_ALIKE = {  # what all hosts must have alike → what to do where they do not
+    "python": "run the same Python on all hosts (interpreter in the cluster file)",
+    "torch": "install the same torch on all hosts",
+    "sparsepipe": "install the same sparsepipe on all hosts",
+    "code": "its files differ: install the same sparsepipe on all hosts",
+}
+
+
+def facts_here() -> dict[str, str]:
+    """Return the versions of this host, its name, and a digest of this package's code."""
+    found = {"hostname": socket.gethostname(), "python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("sparsepipe", "torch"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return {**found, "code": _code_digest()}
+
+
+def check_alike(where: str, there: Mapping[str, Any], here: Mapping[str, str]) -> None:
+    """Raise InputError where a host cannot work with the others, `there` and `here` being what they say."""
+    for name, remedy in _ALIKE.items():
+        if there.get(name) != here.get(name):
+            told = str(there.get(name))[:60], str(here.get(name))[:60]
+            raise InputError("hosts.unlike", f"{where}: {name} {told[0]} there, {told[1]} here; {remedy}")
+
+
+def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
+    """Return the network interface of this host that has an address, given as numbers or as a name, and the numbers.
+
+    `alone`: there is no other host, to which the loopback would not lead. Raises InputError where none has it.
+    """
+    if ":" in address:
+        raise InputError(
+            "host.address_of_ipv6",
+            f"its address {address!r} is one of IPv6; give its address of IPv4, which hosts connect by",
+        )
+    try:
+        numbers = socket.gethostbyname(address)
+    except OSError as error:
+        raise InputError(
+            "host.address_unknown",
+            f"its address {address!r} is not known there ({error}); give it as numbers, such as 10.0.0.2",
+        ) from None
+    if numbers.startswith("127.") and not alone:
+        raise InputError(
+            "host.address_is_loopback",
+            f"its address {address!r} is its loopback {numbers} there; give the one of the network",
+        )
+    names = []
+    for _, name in socket.if_nameindex():
+        found = interface_address(name)
+        if found == numbers:
+            return name, numbers
+        if found:
+            names.append(f"{name} {found}")
+    raise InputError(
+        "host.address_not_its_own",
+        f"no network interface there has its address {address} (there are {', '.join(names) or 'none'})",
+    )
+
+
+def check_ways(addresses: Mapping[str, str]) -> None:
+    """Raise InputError where no network of this host leads to one of the addresses, which are by the names of hosts."""
+    for name, address in addresses.items():
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, _ANY_PORT))  # a datagram's: nothing is sent
+        except OSError as error:
+            raise InputError(
+                "host.unreachable",
+                f"no network there leads to {name}'s address {address} ({error.strerror}); give all hosts addresses "
+                "on one network",
+            ) from None
+
+
+def _code_digest() -> str:
+    package = Path(__file__).resolve().parents[2]
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]

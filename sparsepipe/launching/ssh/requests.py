@@ -1,0 +1,84 @@
+"""What a run on hosts is asked for while it is at work, and what became of it.
+
+    record   control/request.json, and the plan that it names  ──►  host of rank 0   the same, in the folder there
+             plans/, plan.json, then control/taken.json        ◄──                   control/taken.json
+             control/refused.json                              ◄──                   control/refused.json
+
+Where the plan leaves rank 0 out, it is the host of the lowest of its ranks.
+
+A plan is the run's once the record has it: where hosts are lost before, the run goes on under the one that is there.
+"""
+
+import json
+from dataclasses import dataclass, field
+
+from ...errors import InputError
+from ...records import RunRecord
+from ...records.plans import begin_plan
+from ...records.processes import keep_processes
+from ...runtime import commands, replan_request
+from ...values.plan import Plan
+from .connection import Connection
+from .pieces import send_content
+
+ANSWERS = tuple(f"{commands.FOLDER}/{name}" for name in (commands.TAKEN, commands.REFUSED))  # in a host's folder
+
+
+@dataclass
+class Requests:
+    """What the workers of a session are asked for, one thing at a time."""
+
+    record: RunRecord
+    num_processes: int
+    _sent: commands.Request | None = None
+    _plan: Plan | None = field(default=None, repr=False)  # that it names
+
+    def forward(self, connection: Connection) -> None:
+        """Hand on to the host whose rank takes it up what the run is asked for, if that is new. Raises OSError."""
+        folder = self.record.folder
+        request = commands.request(folder)
+        if request is None or request == self._sent:
+            return
+        if request.plan is not None:
+            try:
+                self._plan = replan_request.read(folder, request.plan)
+            except InputError as error:
+                commands.refuse(folder, str(error), plan=request.plan)
+                replan_request.forget(folder, request.plan)
+                return
+            name = replan_request.name_of(request.plan)
+            send_content(connection.writer, json.dumps(self._plan.to_json()).encode(), name)
+        told = {key: value for key, value in request._asdict().items() if value is not None}
+        send_content(connection.writer, json.dumps(told).encode(), f"{commands.FOLDER}/{commands.REQUEST}")
+        self._sent = request
+
+    def forget(self) -> None:
+        """Ask again for what was not answered: of workers that start anew."""
+        self._sent = None
+
+    def take(self, name: str, content: bytes) -> Plan | None:
+        """Take up what a host says of a request, in one of `ANSWERS`; return the plan that the run is under now, where
+        it is another. Raises InputError for what is no answer.
+        """
+        folder, told = self.record.folder, commands.parsed(content, name)
+        token = told.get("plan")
+        if name == ANSWERS[1]:
+            commands.refuse(folder, told.get("reason", ""), plan=token)
+        else:
+            command, minibatch = told.get("command"), told.get("minibatch")
+            if command is None or minibatch is None:
+                raise InputError("request.malformed", f"{name}: does not say what was done, and when")
+            if token is not None:
+                self._begin(token, minibatch)
+            commands.take(folder, command, minibatch, plan=token)
+        if token is None:
+            return None
+        replan_request.forget(folder, token)
+        return self._plan if name == ANSWERS[0] else None
+
+    def _begin(self, token: str, minibatch: int) -> None:
+        if self._plan is None or self._sent is None or self._sent.plan != token:
+            raise InputError("request.plan_unknown", f"{ANSWERS[0]}: names a plan that the run was not asked for")
+        if len(self._plan.ranks) < self.num_processes:
+            keep_processes(self.record.folder, self.num_processes)
+        begin_plan(self.record.folder, self._plan, minibatch)

@@ -1,0 +1,273 @@
+"""The files of a run between its record, on the launching host, and the hosts that work on it."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError
+from ...records import RunRecord
+from ...records.processes import PROCESSES
+from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
+from ...runtime.pipelines.resuming import RESUME
+from ...runtime.processes.rank_readings import PATTERN
+from ...runtime.training_state.checkpoint_folders import (
+    FOLDER,
+    MANIFEST,
+    PARTIAL,
+    WHOLE,
+    checkpoint_name,
+    put_in_place,
+    remove,
+)
+from ...runtime.wire.address import COORDINATOR
+from ...runtime.wire.frames import Frame
+from ...util.io.files import read_json, sha256
+from ...util.io.functions import functions_of
+from ...util.text.counting import number_of
+from ...values.plan import Plan
+from .brought_data import files_of, name_of
+from .connection import Connection
+from .mirror import Copy, Growth
+from .pieces import Arrivals, place, send_content, send_file
+from .placement import own_prefix
+from .rows import METRICS, RowsOfHosts
+
+if TYPE_CHECKING:
+    from ...runtime.training_state.checkpoint import Checkpoint
+
+_OF_HOSTS = (  # what hosts may write in the record
+    *("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
+    *("logs/clock.json", PREDICTIONS, PATTERN),
+)
+CLOCK = "logs/clock.json"
+SLEPT_BY = ("profile.json", "cluster.toml")  # what a replay takes the place of a network and of data with
+_OF_CHECKPOINTS = tuple(f"{FOLDER}/{PARTIAL}/*{suffix}" for suffix in (".safetensors", ".json"))
+
+
+@dataclass
+class RunFiles:
+    """What hosts have of the record of a run, and what comes back from them.
+
+    Of one of several pipelines both have the folder of the whole run, with the pipeline's own within (`pipelines/K/`).
+    """
+
+    record: RunRecord
+    connections: Sequence[Connection]  # that of rank 0's host first
+    rows: RowsOfHosts
+    pipeline: int | None = None  # which of several it is
+    allowed: tuple[str, ...] = _OF_HOSTS  # what hosts may write
+    _copies: dict[int, Copy] = field(default_factory=dict)
+    _sent: set[tuple[int, str, str]] = field(default_factory=set)  # host, name, SHA-256
+    _arrived: dict[Path, str] = field(default_factory=dict)  # shards of checkpoints that are not whole yet → SHA-256
+    _finishing: list[tuple[Path, str]] = field(default_factory=list)  # checkpoints that wait for rows
+
+    def __post_init__(self) -> None:
+        self._own = own_prefix(self.pipeline)
+        self._root = self.record.folder.parents[1] if self._own else self.record.folder
+        self._arrivals = Arrivals(self._root)
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the run reads a data set."""
+        return self.record.workload.trains
+
+    def begin(self) -> None:
+        """Begin an attempt: what hosts have written before has come, and what waits for more is not finished."""
+        self.rows.begin()
+        self._finishing.clear()
+
+    # --- to the hosts ------------------------------------------------------------------------------------------------
+
+    def bring(self, connection: Connection, plan: Plan, *, resume: bool, first: bool) -> None:
+        """Send a host what its workers begin with; what it has is not sent again. Raises OSError.
+
+        `first`: they begin there for the first time in this session.
+        """
+        folder, ranks, own = self.record.folder, connection.hosted.ranks, self._own
+        for name in ("plan.json", PROCESSES):
+            if (folder / name).exists():
+                self._send_content(connection, (folder / name).read_bytes(), f"{own}{name}")
+        if first:
+            self._send_content(connection, self._config_of(connection), f"{own}config.json")
+            if not self.needs_data:
+                for name in SLEPT_BY:
+                    self._send_file(connection, folder / name, f"{own}{name}")
+            if forwards := ForwardOnly.of_run(folder):
+                self._bring_weights(connection, plan, forwards)
+            if own:
+                self._bring_of_all(connection, plan)
+        if not resume:
+            return
+        clock = () if own else (CLOCK,)  # of several it was brought
+        of_first = (*clock, *(f"trace-rank{rank}.jsonl" for rank in ranks)) if first else ()
+        for name in (METRICS, *of_first):  # rows of metrics may have been written on another host
+            if (folder / name).exists():
+                send_file(connection.writer, folder / name, f"{own}{name}")
+        self._bring_checkpoint(connection, plan)
+
+    def _bring_checkpoint(self, connection: Connection, plan: Plan) -> None:
+        """Send a host the newest checkpoint, as far as its ranks need it; rank 0's has all of it."""
+        from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
+
+        if found := checkpoint.latest(self.record.folder):  # several pipelines have none of their own
+            needed = set(found.manifest["files"]) if connection.number == 0 else _needed(found, connection, plan)
+            self._send_checkpoint(connection, found, needed, f"checkpoints/{checkpoint_name(found.folder)}")
+
+    def _bring_of_all(self, connection: Connection, plan: Plan) -> None:
+        """Send a host what its pipeline shares with others: all plans, the coordinator's address, where they go on."""
+        root, clock = self._root, f"{self._own}{CLOCK}"
+        for name in ("plan.json", str(COORDINATOR)):
+            self._send_content(connection, (root / name).read_bytes(), name)
+        self._send_content(connection, connection.clock_there(root / clock), clock)
+        if not (root / RESUME).exists():
+            return
+        from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
+
+        self._send_content(connection, (root / RESUME).read_bytes(), str(RESUME))
+        name = f"checkpoints/{read_json(root / RESUME)['checkpoint']}"
+        if (root / name).exists():  # newer ones may have taken its place
+            found = checkpoint.load(root / name)
+            self._send_checkpoint(connection, found, _needed(found, connection, plan), name)
+
+    def _bring_weights(self, connection: Connection, plan: Plan, forwards: ForwardOnly) -> None:
+        """Send a host the weights that its ranks compute outputs with, and where they are there."""
+        from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
+
+        found, folder = checkpoint.load(forwards.checkpoint), f"weights/{forwards.checkpoint.name}"
+        self._send_checkpoint(connection, found, _needed(found, connection, plan), folder)
+        there = replace(forwards, checkpoint=Path(connection.folder) / folder)
+        self._send_content(connection, json.dumps(there.to_json()).encode(), FORWARD_ONLY)
+
+    def _send_checkpoint(self, connection: Connection, found: "Checkpoint", files: Iterable[str], folder: str) -> None:
+        for name in (*sorted(files), MANIFEST):
+            self._send_file(connection, found.folder / name, f"{folder}/{name}")
+
+    def _send_file(self, connection: Connection, path: Path, name: str) -> None:
+        key = (connection.number, name, sha256(path))
+        if key not in self._sent:
+            send_file(connection.writer, path, name)
+            self._sent.add(key)
+
+    def _send_content(self, connection: Connection, content: bytes, name: str) -> None:
+        send_content(connection.writer, content, name)
+
+    def _config_of(self, connection: Connection) -> bytes:
+        """The settings as a host has them: files of the user's own code, and data that it lacks, are where they were
+        brought.
+        """
+        config: dict[str, Any] = dict(self.record.config)
+        if not connection.has_data and (found := list(files_of(config["data"]))):
+            size = sum(file.path.stat().st_size for file in found)
+            told = f"{self._named(connection.number)}: has no {config['data']}, which is brought from here"
+            print(f"{told}: {number_of(len(found), 'file')}, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
+            for file in found:
+                self._send_file(connection, file.path, file.name)
+            config["data"] = f"{connection.folder}/{name_of(config['data'])}"
+        for name, function in functions_of(config).items():
+            if function.is_file:
+                path = function.file()
+                brought = f"code/{sha256(path)[:16]}/{path.name}"
+                self._send_file(connection, path, brought)
+                config[name] = f"{connection.folder}/{brought}:{function.name}"
+        return json.dumps(config, indent=2).encode()
+
+    # --- from the hosts ----------------------------------------------------------------------------------------------
+
+    def take(self, host: int, frame: Frame) -> None:
+        """Take up what a host has written. Raises InputError for what none should, and OSError."""
+        name = str(frame.head.get("name"))
+        if frame.kind == "rows":
+            self._take_rows(host, frame.payload)
+        elif frame.kind == "grown":
+            path, own = place(self._root, name), name.removeprefix(self._own)
+            if not name.startswith(self._own) or not _matches(own, self.allowed):
+                raise InputError(
+                    "agent.file_not_its_own", f"{self._named(host)} wrote {name[:100]!r}, which is not its own"
+                )
+            if own == "logs/launcher.log":
+                path = path.with_name(f"launcher-{self.connections[host].hosted.node.name}.log".replace("/", "-"))
+            growth = Growth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
+            self._copies.setdefault(host, Copy()).take(growth, path)
+        elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else (f"{FOLDER}/{WHOLE}",)):
+            raise InputError("agent.file_unknown", f"{self._named(host)} sent {name[:100]!r}, which is no checkpoint's")
+        elif frame.kind == "shard":
+            self._take_shard(host, frame, name)
+        else:
+            remove(place(self._root, name))
+
+    def _take_rows(self, host: int, data: bytes) -> None:
+        try:
+            self.rows.take(host, data)
+        except InputError as error:
+            raise error.within(f"{self._named(host)} ") from None
+        waiting, self._finishing = self._finishing, []
+        for partial, name in waiting:
+            self._finish(partial, name)
+
+    def _take_shard(self, host: int, frame: Frame, name: str) -> None:
+        if host != 0:  # rank 0 makes the checkpoint whole
+            with suppress(OSError):
+                self.connections[0].writer.send("file", frame.payload, **_facts(frame.head))
+        path = self._arrivals.take(Frame({**frame.head, "name": self._gathered(name)}, frame.payload))
+        if path is None:
+            return
+        self._arrived[path] = str(frame.head["sha256"])
+        if path.name == MANIFEST:
+            self._finish(path.parent, PurePosixPath(name).parent.name)
+
+    def _gathered(self, name: str) -> str:
+        """Where a shard is kept until its checkpoint is whole: two pipelines may write one of a name at a time."""
+        if self.pipeline is None:
+            return name
+        folder, _, file = name.rpartition("/")
+        return f"{folder}-of-{self.pipeline}/{file}"
+
+    def _finish(self, partial: Path, name: str) -> None:
+        """Make a checkpoint of the record whole, whose manifest has come last, once the rows are there that it has.
+
+        `name` is that of its folder while it is not whole.
+        """
+        manifest = read_json(partial / MANIFEST)
+        files = manifest["files"]
+        if any(self._arrived.get(partial / file) != facts["sha256"] for file, facts in files.items()):
+            return  # a host was lost meanwhile, or another of the same name is on its way
+        if not self.rows.has_all(int(manifest["minibatches"])):
+            self._finishing.append((partial, name))  # of a host that has none of its files
+            return
+        staged, whole = partial.with_name(f"{partial.name}-whole"), partial.with_name(name.lstrip("."))
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
+        for file in (*files, MANIFEST):
+            (partial / file).replace(staged / file)
+            self._arrived.pop(partial / file, None)
+        put_in_place(staged, whole)
+        for path in partial.glob("*.json"):
+            path.unlink()
+        with suppress(OSError):  # of another of the same name something has come
+            partial.rmdir()
+        for connection in self.connections[1:]:
+            connection.send("forget", checkpoint=name)
+
+    def _named(self, host: int) -> str:
+        return self.connections[host].hosted.named
+
+
+def _needed(found: "Checkpoint", connection: Connection, plan: Plan) -> set[str]:
+    """The files of a checkpoint that have layers of a host's ranks."""
+    layers = {id for stage in plan.stages if set(stage.ranks) & set(connection.hosted.ranks) for id in stage.layers}
+    places = found.manifest["layers"]
+    return {places[id] for id in layers if id in places} & set(found.manifest["files"])
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    path = PurePosixPath(name)
+    return any(len(path.parts) == pattern.count("/") + 1 and path.match(pattern) for pattern in patterns)
+
+
+def _facts(head: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: head[key] for key in ("name", "first", "last", "sha256") if key in head}

@@ -1,0 +1,170 @@
+"""Factors: how many times as long as expected each rank, and each link between two ranks, takes now."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+from ..errors import InputError
+from ..util.io.fields import integer, number, shown
+from ..util.text.counting import number_of
+from ..values.cluster import Cluster, Link
+from ..values.profile import CostSample, Profile
+
+FORMAT = "sparsepipe-factors-1"
+LEAST, MOST = 1e-2, 1e6  # times as long: what takes longer stands still
+_DIGITS = 2  # of a factor in the name of a device type: devices closer to each other than that are alike
+_SECONDS = tuple(
+    item.name for item in fields(CostSample) if not item.name.endswith(("size", "bytes", "pairs"))
+)  # of a cost sample: what a slow device takes longer for
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Devices and links as they are now: 1 is what the profile and the cluster say, 2 is twice as long.
+
+    `ranks[r]` is of the device with rank r in the cluster. `links` holds pairs of ranks, the lower one first; a pair
+    that is not there is as the cluster says. Raises InputError for factors outside 0.01 to a million.
+    """
+
+    ranks: tuple[float, ...]
+    links: Mapping[Pair, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.ranks:
+            raise InputError("factors.no_ranks", "factors without ranks: expected one for each device")
+        for rank, factor in enumerate(self.ranks):
+            _factor(factor, f"factor of rank {rank}")
+        for (low, high), factor in self.links.items():
+            if not 0 <= low < high < len(self.ranks):
+                raise InputError(
+                    "factors.link_unknown",
+                    f"factor of the link between ranks {low} and {high}: expected two of the "
+                    f"{number_of(len(self.ranks), 'rank')}, the lower first",
+                )
+            _factor(factor, f"factor of the link between ranks {low} and {high}")
+
+    @classmethod
+    def none(cls, num_ranks: int) -> "Factors":
+        """The factors of devices that are all as their profile says."""
+        return cls((1.0,) * num_ranks)
+
+    @property
+    def changed(self) -> bool:
+        """Whether any device or link is not as expected."""
+        return any(factor != 1 for factor in (*self.ranks, *self.links.values()))
+
+    def link(self, a: int, b: int) -> float:
+        """The factor of the link between two ranks, whichever is named first."""
+        return self.links.get((min(a, b), max(a, b)), 1.0)
+
+    def scaled(self, profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
+        """Return a profile and a cluster of the devices as they are now, for planners and the simulator.
+
+        A rank whose factor is not 1 becomes a device of a type of its own, such as "cpu ×1.8": its costs are its type's
+        times the factor (to two decimals, so that ranks alike stay one type), its memory stays. A cluster knows one
+        link inside each node and one between nodes: each takes as many times as long as the slowest pair of ranks that
+        shares it. Raises InputError where there are not as many factors as devices, or a type was not profiled.
+        """
+        if len(self.ranks) != len(cluster.devices):
+            raise InputError(
+                "factors.rank_count",
+                f"factors of {number_of(len(self.ranks), 'rank')} for {number_of(len(cluster.devices), 'device')}: "
+                "expected as many",
+            )
+        kinds = [device.type.name for device in cluster.devices]
+        now = [_type_now(kind, factor) for kind, factor in zip(kinds, self.ranks, strict=True)]
+        slower = dict(zip(now, kinds, strict=True))
+        links = self._slowest_links(cluster)
+        nodes, first = [], 0
+        for node in cluster.nodes:
+            types = tuple(replace(kind, name=now[rank][0]) for rank, kind in enumerate(node.device_types, start=first))
+            nodes.append(replace(node, device_types=types, link=_slower_link(node.link, links.get(node.name, 1.0))))
+            first += len(types)
+        return _with_slower(profile, slower), Cluster(tuple(nodes), _slower_link(cluster.network, links.get(None, 1.0)))
+
+    def _slowest_links(self, cluster: Cluster) -> dict[str | None, float]:
+        """The largest factor of the pairs of ranks within each node, by its name, and between nodes (None)."""
+        counts: dict[str | None, int] = {node.name: math.comb(len(node.device_types), 2) for node in cluster.nodes}
+        counts[None] = math.comb(len(cluster.devices), 2) - sum(counts.values())
+        known: dict[str | None, list[float]] = {}
+        for (low, high), factor in self.links.items():
+            a, b = (cluster.devices[rank].node.name for rank in (low, high))
+            known.setdefault(a if a == b else None, []).append(factor)
+        return {where: max(found if len(found) == counts[where] else [1.0, *found]) for where, found in known.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """What a file or a row of a record holds."""
+        return {
+            "format": FORMAT,
+            "ranks": list(self.ranks),
+            "links": [[low, high, factor] for (low, high), factor in sorted(self.links.items())],
+        }
+
+    @classmethod
+    def from_json(cls, document: object) -> "Factors":
+        """Read what `to_json` wrote. Raises InputError in one line for anything else."""
+        if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+            raise InputError(
+                "factors.malformed", f"factors are {shown(document)}: expected an object with format {FORMAT!r}"
+            )
+        ranks, links = document.get("ranks"), document.get("links", [])
+        if not isinstance(ranks, list):
+            raise InputError(
+                "factors.ranks_malformed", f"factors of ranks are {shown(ranks)}: expected a list of numbers"
+            )
+        if not isinstance(links, list) or not all(isinstance(link, list) and len(link) == 3 for link in links):
+            raise InputError(
+                "factors.links_malformed",
+                f"factors of links are {shown(links)}: expected a list of [rank, rank, factor]",
+            )
+        return cls(
+            tuple(_factor(factor, f"factor of rank {rank}") for rank, factor in enumerate(ranks)),
+            {
+                (integer(low, "rank of a link"), integer(high, "rank of a link")): number(factor, "factor of a link")
+                for low, high, factor in links
+            },
+        )
+
+
+def _factor(value: Any, what: str) -> float:
+    if not LEAST <= number(value, what) <= MOST:
+        raise InputError(
+            "factors.out_of_range", f"{what} = {shown(value)}: expected {LEAST:g} to {MOST:g}, 1 is as the profile says"
+        )
+    return float(value)
+
+
+def _type_now(kind: str, factor: float) -> tuple[str, float]:
+    """The name of a device type that takes `factor` times as long, and the factor that it stands for."""
+    factor = round(factor, _DIGITS)
+    return (kind if factor == 1 else f"{kind} ×{factor:g}"), factor
+
+
+def _with_slower(profile: Profile, slower: Mapping[tuple[str, float], str]) -> Profile:
+    """Add device types to a profile: `slower` says of each name and factor of which type's costs it is a multiple.
+
+    Where the numbers come from stays what it was.
+    """
+    costs, rates, overheads = dict(profile.costs), dict(profile.update_rates), dict(profile.step_overheads)
+    for (name, factor), kind in slower.items():
+        profile.measured_sizes(kind)  # refuses a type that was not profiled, as planners do
+        if name in costs:
+            continue
+        costs[name] = tuple(cost.changed(partial(_slower_sample, factor=factor)) for cost in profile.costs[kind])
+        if kind in rates:
+            rates[name] = rates[kind] * factor
+        if kind in overheads:
+            overheads[name] = overheads[kind].slower(1 / factor)
+    return replace(profile, costs=costs, update_rates=rates, step_overheads=overheads)
+
+
+def _slower_sample(sample: CostSample, factor: float) -> CostSample:
+    return replace(sample, **{name: getattr(sample, name) * factor for name in _SECONDS})
+
+
+def _slower_link(link: Link, factor: float) -> Link:
+    return link if factor == 1 else Link(link.bandwidth / factor, link.latency * factor)

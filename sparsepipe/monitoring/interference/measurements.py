@@ -1,0 +1,151 @@
+"""Measurements of interference as rows of JSON: what was measured is there, whatever ends the measuring.
+
+The first row says on what machine and how; each further one is a victim beside a set of intruders, or alone.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...util.io.fields import each, fields, integer, number, real, shown, text
+from ...util.io.files import cut_torn_row, read_numbered_rows
+from .rows import Row
+from .victims import KindSeconds
+
+FORMAT = "sparsepipe-interference-2"
+_SECONDS = fields({"seconds": number, "layers": integer, "parameter_bytes": number})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One victim at `place`, beside `intruders` at `intruder_place`; alone without any.
+
+    Places are numbers of processors, or of GPUs where that is the device that the file's first row names.
+    """
+
+    victim: str
+    intruders: tuple[str, ...]
+    place: int
+    intruder_place: int
+    passes: int
+    metrics: Mapping[str, float]
+    kinds: Mapping[str, KindSeconds]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What it is a measurement of: the same is not measured twice."""
+        return self.victim, self.intruders, self.place, self.intruder_place
+
+    @property
+    def step_seconds(self) -> float:
+        """What all layers of a training step took together."""
+        return sum(kind.seconds * kind.layers for kind in self.kinds.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _checked(row: Mapping[str, Any], where: str) -> Measurement:
+    named = fields({"metrics": fields({}, others=real), "kinds": fields({}, others=_SECONDS)}, others=_ordinary)
+    found = named(row, where)
+    kinds = {
+        kind: KindSeconds(one["seconds"], one["layers"], one["parameter_bytes"]) for kind, one in found["kinds"].items()
+    }
+    given = {name: found[name] for name in ("victim", "place", "intruder_place", "passes")}
+    return Measurement(intruders=tuple(found["intruders"]), metrics=dict(found["metrics"]), kinds=kinds, **given)
+
+
+def _ordinary(value: object, what: str) -> Any:
+    """A field of a row beside the metrics and the kinds: a name, a number, or a list of names."""
+    if isinstance(value, list):
+        return each(text)(value, what)
+    return value if isinstance(value, str) else integer(value, what, least=-1)
+
+
+def read_measurements(path: Path | str) -> tuple[dict[str, Any], list[Measurement]]:
+    """Return the first row, which says on what machine and how, and the measurements.
+
+    Raises InputError in one line for a file that holds something else.
+    """
+    rows = read_numbered_rows(path)
+    if not rows or rows[0][1].get("format") != FORMAT:
+        raise InputError(
+            "interference.malformed", f"{path}: no measurements of interference, whose first row has format {FORMAT!r}"
+        )
+    found = [_checked(row, f"{path}:{line}") for line, row in rows[1:]]
+    return rows[0][1], found
+
+
+class MeasurementFile:
+    """A file that measurements are added to; one that is there already is taken up where it ended.
+
+    Raises InputError for a file made on another machine or with other settings.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path, whole = path, {"format": FORMAT, **header}
+        self.measured: dict[tuple[Any, ...], Measurement] = {}
+        if path.exists() and path.stat().st_size:
+            cut_torn_row(path)
+        if path.exists() and path.stat().st_size:
+            before, found = read_measurements(path)
+            odd = sorted(key for key in before.keys() | whole.keys() if before.get(key) != whole.get(key))
+            if odd:
+                raise InputError(
+                    "interference.setting_differs",
+                    f"{path}: was measured with {odd[0]} {shown(before.get(odd[0]))}, now {shown(whole.get(odd[0]))}; "
+                    "choose another --out",
+                )
+            self.measured = {one.key: one for one in found}
+        else:
+            self._write(whole)
+
+    def add(self, measurement: Measurement) -> None:
+        self._write(measurement.to_json())
+        self.measured[measurement.key] = measurement
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(row, allow_nan=False) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+
+
+def features_of(
+    metrics: Mapping[str, float], kind: str, kinds: tuple[str, ...], seconds: float, parameter_bytes: float
+) -> dict[str, float]:
+    """Return what a forest is asked about a layer: the machine's metrics, the layer's kind, and its size alone."""
+    own = {f"kind {name}": float(name == kind) for name in kinds}
+    size = {
+        "log10 seconds alone": math.log10(max(1e-9, seconds)),
+        "log10 parameter bytes": math.log10(1 + parameter_bytes),
+    }
+    return {**metrics, **own, **size}
+
+
+def rows_of(measurements: list[Measurement]) -> list[list[Row]]:
+    """Return for each measurement its rows, one a kind of layer. Raises InputError for a victim not measured alone."""
+    alone = {one.victim: one for one in measurements if not one.intruders}
+    kinds = tuple(sorted({kind for one in measurements for kind in one.kinds}))
+    found = []
+    for one in measurements:
+        if one.victim not in alone:
+            raise InputError(
+                "interference.no_baseline",
+                f"{one.victim} was not measured alone; measure on, until it was",
+                victim=one.victim,
+            )
+        rows = []
+        for kind, beside in one.kinds.items():
+            before = alone[one.victim].kinds.get(kind)
+            if before and before.seconds > 0 and beside.seconds > 0:
+                asked = features_of(one.metrics, kind, kinds, before.seconds, before.parameter_bytes)
+                rows.append(Row(asked, beside.seconds / before.seconds))
+        found.append(rows)
+    return found

@@ -1,0 +1,207 @@
+"""The drift of a run, by its record: of one that is over, and of one that goes on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from ..errors import InputError
+from ..records import RunRecord
+from ..util.text.sizes import SIZE_UNITS
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
+from ..values.trace import Span
+from .alarms import Alarm, Standing
+from .drift import Watch, factors_of
+from .drift_file import DriftFile
+from .factors import Factors
+from .observations import LeftOut, left_out_of
+from .run_rows import RunRows, step_sizes
+
+Found = tuple[Iterable[Span], Mapping[int, float], Iterable[LeftOut]]  # and sizes of minibatches by their numbers
+Told = TypeVar("Told", Alarm, Standing)
+
+
+class Watches:
+    """Watches the ranks and links of a run: a watch for each pipeline, which is held against its own plan.
+
+    Pipelines have minibatches of their own, so that nobody need be as far as the others; their ranks and links have
+    their numbers among those of all. Links between pipelines, over which they average, are not watched; what a transfer
+    waits for another pipeline's at a port that both use counts as its own link's time.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, first_minibatch: int = 0) -> None:
+        """`cluster`: the devices of all. `first_minibatch`: of several, spans of those before it, under another plan,
+        are left out.
+
+        Raises InputError where the plan is not one for the profile's network and the cluster's devices.
+        """
+        plan.check(profile.graph, cluster)
+        self.cluster, self.alarms = cluster, list[Alarm]()
+        self.watches = tuple(Watch(profile, cluster, own) for own in plan.pipelines)
+        self._first, self._plan = first_minibatch, plan
+
+    def follow(self, plan: Plan, *, first_minibatch: int) -> None:
+        """Go on under another plan, from a minibatch on: see `Watch.follow`. Pipelines keep their ranks."""
+        for watch, own, before in zip(self.watches, plan.pipelines, self._plan.pipelines, strict=True):
+            if not self._plan.members or own != before:
+                watch.follow(own, first_minibatch=first_minibatch)
+        self._plan = plan
+
+    def see(self, found: Sequence[Found]) -> list[Alarm]:
+        """Take what is new of each pipeline, by its number, with ranks as in its own folder of the record.
+
+        Returns the alarms that all this raises, in the order of time.
+        """
+        alarms = []
+        for k, (watch, (spans, sizes, left_out)) in enumerate(zip(self.watches, found, strict=True)):
+            alarms += [self._named(k, one) for one in watch.see(self._among_all(k, spans), sizes, left_out)]
+        alarms.sort(key=lambda one: one.seconds)
+        self.alarms += alarms
+        return alarms
+
+    @property
+    def factors(self) -> Factors:
+        """Every device and link as it is now, as `Watch.factors` has them.
+
+        A rank that was slow from the beginning on is one beside the quickest of all pipelines.
+        """
+        ranks = {rank: series for watch in self.watches for rank, series in watch.ranks.items()}
+        links = {pair: series for watch in self.watches for pair, series in watch.links.items()}
+        return factors_of(self.cluster, ranks, links)
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """Of one pipeline after the other, every rank in order, then every link that anybody waited for."""
+        return tuple(self._named(k, one) for k, watch in enumerate(self.watches) for one in watch.standings)
+
+    def _named(self, k: int, one: Told) -> Told:
+        return replace(one, pipeline=k) if len(self.watches) > 1 else one
+
+    def _among_all(self, k: int, spans: Iterable[Span]) -> Iterable[Span]:
+        if len(self.watches) == 1:
+            return spans
+        among, ranks = self._plan.among_all, range(len(self._plan.pipelines[k].ranks))
+        return (
+            span._replace(rank=among(k, span.rank), peer=among(k, span.peer))
+            for span in spans
+            if span.minibatch >= self._first and span.rank in ranks
+        )
+
+
+def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> Watches:
+    """Return what became of a run's ranks and links, from its trace: `alarms`, `standings`, `factors`.
+
+    Profile and cluster are those that the run was launched with, where they are not given. Of several pipelines each is
+    held against its own plan, and ranks have their numbers among those of all. Raises InputError in one line where
+    there are none, and for a run that nothing can be told of; DamagedRecord names the file and the row of what is
+    damaged.
+    """
+    profile, cluster = devices_of(record, profile, cluster)
+    own = record.pipelines
+    spans, rows = [one.trace().spans for one in own], [one.metrics("step") for one in own]
+    sizes = [step_sizes(each, _units(profile)) for each in rows]
+    if not any(spans) or not any(rows):
+        raise InputError(
+            "run.no_trace",
+            f"{record.folder}: has no trace and no steps yet; drift is told of minibatches that are done",
+        )
+    if not any(sizes):
+        raise InputError(
+            "run.size_unit_differs",
+            f"{record.folder}: its steps do not count {profile.size_unit}, as the profile does; give the profile of "
+            "its model",
+        )
+    watch = _watches(record, profile, cluster)
+    watch.see([*zip(spans, sizes, (left_out_of(one.metrics("left_out")) for one in own), strict=True)])
+    if not any(one.rank is not None for one in watch.standings):
+        raise InputError(
+            "run.no_whole_minibatch",
+            f"{record.folder}: no minibatch has both its forward and its backward in the trace",
+        )
+    return watch
+
+
+def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | None) -> tuple[Profile, Cluster]:
+    """Return the profile and the cluster given, or those in the run's folder. Raises InputError where none are."""
+    kept = record.folder / "profile.json", record.folder / "cluster.toml"
+    if profile is None and not kept[0].exists() or cluster is None and not kept[1].exists():
+        raise InputError(
+            "run.no_profile",
+            f"{record.folder}: does not say which profile and cluster it is held against, as a run launched without "
+            "them; give {profile} and {cluster}",
+            setting={"profile": ..., "cluster": ...},
+        )
+    return profile or Profile.load(kept[0]), cluster or Cluster.load(kept[1])
+
+
+class Follower:
+    """Follows the drift of a run that goes on: call `look` every second or so, and once more when it has ended.
+
+    What it finds goes to the run's drift.jsonl, by one process at a time: whoever follows it first. Lines of the run's
+    files that are damaged are passed over.
+    """
+
+    def __init__(self, record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> None:
+        """Raises InputError as `drift_of` does where nothing can be told of such a run."""
+        profile, cluster = devices_of(record, profile, cluster)
+        self.record = record
+        self._followed = len(_plans(record))
+        self.watch = _watches(record, profile, cluster)
+        self._rows = [RunRows(one.folder, units=_units(profile)) for one in record.pipelines]
+        self._file = DriftFile(record.folder)
+
+    def look(self) -> list[Alarm]:
+        """Take what the run has written since the last look; return new alarms."""
+        found = [rows.read() for rows in self._rows]
+        self._follow_plans()  # after the spans: a plan is written down before anybody trains under it
+        left_out = (rows.left_out() for rows in self._rows)
+        alarms = self.watch.see([(*new, times) for new, times in zip(found, left_out, strict=True)])
+        self._file.add(alarms)
+        return alarms
+
+    def _follow_plans(self) -> None:
+        try:
+            plans = _plans(self.record)
+            for first, plan in plans[self._followed :]:
+                self.watch.follow(plan, first_minibatch=first)
+            self._followed = len(plans)
+        except InputError:
+            return  # damaged now, or not for these devices: told by those who read it or would run it
+
+
+def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
+    """The plans that a run follows, each with its first minibatch, 0 where nobody wrote it down.
+
+    Where pipelines had other ranks or another rule, or other numbers, before it was resumed: those since.
+    """
+    plans: list[tuple[int, Plan]] = []
+    for first, plan in record.plans:
+        if plans and (plan.members or plans[-1][1].members) and _kept(plans[-1][1]) != _kept(plan):
+            plans.clear()
+        plans.append((first or 0, plan))
+    return plans
+
+
+def _kept(plan: Plan) -> object:
+    """What several pipelines keep while they train: their ranks and their rule."""
+    return [plan.ranks_of(k) for k in range(len(plan.pipelines))], plan.replication
+
+
+def _watches(record: RunRecord, profile: Profile, cluster: Cluster) -> Watches:
+    """Return what watches a run, and knows each of the plans that it has followed so far."""
+    (first, plan), *others = _plans(record)
+    watches = Watches(profile, cluster, plan, first_minibatch=first)
+    for first, plan in others:
+        watches.follow(plan, first_minibatch=first)
+    return watches
+
+
+def watch_of(record: RunRecord, profile: Profile, cluster: Cluster) -> Watch:
+    """Return what watches a run of one pipeline, and knows each of the plans that it has followed so far."""
+    return _watches(record, profile, cluster).watches[0]
+
+
+def _units(profile: Profile) -> tuple[str, ...]:
+    """The unit that sizes must be in; any where the profile's times do not depend on them."""
+    return (profile.size_unit,) if profile.sized else SIZE_UNITS

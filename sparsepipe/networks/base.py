@@ -1,0 +1,99 @@
+"""What every network offers, a table of rows or a traced torch module: layers, what they read and give, a graph.
+
+A *value* is what one layer gives and others read: a tensor, dense or sparse. It has a name. A layer of a table gives
+one value, of its own name; a traced layer may give several.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+from ..values.graph import LayerGraph
+
+
+class LayerRow(Protocol):
+    """One layer of a network."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def kind(self) -> str:
+        """What it does, such as "relu" or "Conv2d"."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The values that it reads."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The values that it gives."""
+        ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters that are trained."""
+        ...
+
+
+class AnyNetwork(Protocol):
+    """A network that can be profiled, planned for, cut and run."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that its output tells apart; 0 where it tells none."""
+        ...
+
+    @property
+    def rows(self) -> Sequence[LayerRow]:
+        """Its layers in topological order."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The values that a minibatch brings."""
+        ...
+
+    @property
+    def direct_inputs(self) -> tuple[str, ...]:
+        """Those inputs that each stage which reads them takes from the samples itself: they never cross a boundary."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The values that the loss takes: the last stage gives them."""
+        ...
+
+    @property
+    def differentiable(self) -> frozenset[str]:
+        """The values that a gradient comes back for: those behind a trained parameter."""
+        ...
+
+    @property
+    def rectified(self) -> frozenset[str]:
+        """The values whose gradient does not matter where they are zero: of a ReLU, and of max pools behind one."""
+        ...
+
+    def alive(self, before: Collection[str], *, training: bool = True) -> tuple[str, ...]:
+        """Return the values that cross the boundary behind the layers `before`, in one order, each once.
+
+        Those given before it, and inputs that are not direct, that are read behind it; outputs given before it too.
+        """
+        ...
+
+    def graph(self) -> LayerGraph:
+        """Return the layer graph: one layer a row, an edge from each layer that gives what another reads."""
+        ...
+
+
+def direct_reads(network: AnyNetwork, rows: Iterable[LayerRow], *, last: bool) -> set[str]:
+    """Return the inputs that a stage of these layers takes from the samples itself; the last one for the result too."""
+    read = {name for row in rows for name in row.inputs}.union(network.outputs if last else ())
+    return read.intersection(network.direct_inputs)

@@ -1,0 +1,70 @@
+"""Losses: what a network's output costs against its target, and what is reported of it. One family of losses a file.
+
+A new loss is a file here with a member of `Loss` (base.py), and a row in LOSSES and _HOMES. Names are known without
+torch: classes are imported when first asked for.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError
+from ...util.io.functions import UserFunction, is_function
+from ...util.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from .base import Loss, Outcome, Tally
+    from .classes import CrossEntropy, Segmentation
+
+_HOMES = {
+    **dict.fromkeys(("Loss", "Outcome", "Tally"), "base"),
+    **dict.fromkeys(("CrossEntropy", "Segmentation"), "classes"),
+}
+
+__all__ = ["LOSSES", "CrossEntropy", "Loss", "Outcome", "Segmentation", "Tally", "open_loss"]
+
+# name -> (file, builder), called with settings of the user's and the facts of the data that its parameters are named as
+LOSSES: Mapping[str, tuple[str, str]] = {
+    "classes": ("classes", "CrossEntropy"),
+    "voxels": ("classes", "Segmentation"),
+    "tokens": ("tokens", "TokenCrossEntropy"),
+    "masked-words": ("masked_words", "MaskedWords"),
+    "output": ("of_output", "OutputLoss"),
+}
+
+
+def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> "Loss":
+    """Return a loss by name, or one of the user's own: `package.module:function` or `path/file.py:function`.
+
+    `facts` are what the data set tells of itself (num_classes, ...); `args` are settings, which come last. Raises
+    InputError for an unknown name, a function that is not there, settings that it does not have, facts that it lacks.
+    """
+    args = args or {}
+    if is_function(name):
+        from .of_users import UserLoss
+
+        return UserLoss(UserFunction.parse(name), args)
+    if name not in LOSSES:
+        raise InputError(
+            "loss.unknown",
+            f"unknown loss {name!r}, expected {', '.join(LOSSES)}, or one's own as package.module:function",
+        )
+    home, builder_name = LOSSES[name]
+    builder: Callable[..., Loss] = getattr(import_module(f".{home}", __name__), builder_name)
+    parameters = inspect.signature(builder).parameters
+    for setting in args:
+        if setting not in parameters:
+            has = f"it has {', '.join(parameters)}" if parameters else "it has none"
+            raise InputError("loss.setting_unknown", f"loss {name} has no setting {setting!r}; {has}")
+    given = {fact: facts[fact] for fact in facts if fact in parameters} | dict(args)  # others may be dear to find
+    lacking = [p for p, parameter in parameters.items() if parameter.default is parameter.empty and p not in given]
+    if lacking:
+        raise InputError(
+            "loss.fact_missing",
+            f"loss {name} needs {', '.join(lacking)}, which these data do not tell; choose another loss",
+        )
+    return builder(**given)
+
+
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)

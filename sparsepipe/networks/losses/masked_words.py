@@ -1,0 +1,94 @@
+"""What BERT is trained by (Devlin et al. 2018, section 3.1): masked words, and whether a sentence follows another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...data.labels import IGNORED
+from ...errors import InputError
+from .base import Outcome, mean_of, weighed
+from .outputs import check_known, check_rows, described, main_output, num_known
+from .tokens import perplexity, words_cross_entropy
+
+
+@dataclass(frozen=True)
+class MaskedWords:
+    """The mean cross entropy of the masked words plus that of the next-sentence classes.
+
+    `output`: logits of words [B, S, vocabulary] and of sentences [B, 2], a tuple or a dict in this order. `target`: a
+    dict of "words" int64 [B, S], IGNORED where none is masked, and "next_sentence" int64 [B]. Without "next_sentence",
+    or as a tensor of words alone, it is the masked words alone. A mean over nothing adds nothing, and no gradient:
+    without a masked word the loss is the sentences'. What is counted are masked words. Details: summed cross entropies
+    of words and of sentences, the sentences, and those of them found right.
+    """
+
+    counts_correct = True
+    num_details = 4
+
+    def items(self, target: Any) -> tuple[int, ...]:
+        """Masked words, and sentences where the target has them."""
+        words, follows = _targets(target)
+        return num_known(words) + (() if follows is None else num_known(follows))
+
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
+        """Raises InputError where there is not a row of output for each target, with a column for each word."""
+        words, follows = _targets(target)
+        word_loss, counted, correct = _mean(main_output(output), words, "word")
+        means = [(word_loss, weighed(word_loss, weights), counted)]
+        sentences = (0.0, 0, 0)
+        if follows is not None:
+            sentence_loss, known, right = _mean(_second(output), follows, "next-sentence class")
+            means.append((sentence_loss, weighed(sentence_loss, weights, 1), known))
+            sentences = (float(sentence_loss.detach()) * known, known, right)
+        there = [(mean, part) for mean, part, count in means if count]
+        loss = torch.stack([part for _, part in there]).sum() if there else word_loss
+        value = float(torch.stack([mean.detach() for mean, _ in there]).sum()) if there else None
+        details = torch.tensor([float(word_loss.detach()) * counted, *sentences], dtype=torch.float64)
+        return loss, Outcome(value, samples, counted, correct, details if detailed else None)
+
+    def report(self, details: Tensor, counted: float) -> dict[str, float | None]:
+        """The loss here is exact: its words are averaged over words, its sentences over sentences."""
+        words, sentences, known, right = details.tolist()
+        means = (mean_of(words, counted), mean_of(sentences, known))
+        there = [mean for mean in means if mean is not None]
+        scores = {"loss": sum(there) if there else None, "perplexity": perplexity(means[0])}
+        if known:
+            scores |= {"sentence_accuracy": right / known, "sentences": int(known)}
+        return scores
+
+
+def _targets(target: Any) -> tuple[Any, Any]:
+    if not isinstance(target, Mapping):
+        return target, None
+    if "words" not in target:
+        raise InputError(
+            "loss.target_malformed",
+            f"the target is {described(target)}, expected a dict with words, and next_sentence if told",
+        )
+    return target["words"], target.get("next_sentence")
+
+
+def _second(output: Any) -> Tensor:
+    entries = list(output.values()) if isinstance(output, Mapping) else output
+    second = entries[1] if isinstance(entries, tuple | list) and len(entries) > 1 else None
+    if not isinstance(second, Tensor):
+        raise InputError(
+            "loss.output_malformed",
+            f"the network's forward gives {described(output)}, expected logits of words and of next sentences",
+        )
+    return second
+
+
+def _mean(logits: Tensor, target: Any, what: str) -> tuple[Tensor, int, int]:
+    """Return the mean cross entropy of those targets that count, how many they are, and how many are found."""
+    check_rows(logits, target)
+    check_known(logits, target, what)
+    known = target.to(logits.device) != IGNORED
+    rows, labels = logits[known].float(), target.to(logits.device)[known]  # few of them: spares the softmax of the rest
+    correct = int((rows.detach().argmax(1) == labels).sum())
+    return words_cross_entropy(rows, labels, len(labels)), len(labels), correct

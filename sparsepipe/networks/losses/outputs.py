@@ -1,0 +1,106 @@
+"""What a network's forward gives, as losses take it: which tensor counts, and what to say of one that does not fit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...data.labels import IGNORED
+from ...errors import InputError
+
+
+def main_output(output: Any) -> Tensor:
+    """Return a tensor as it is; of a dict "logits", or else the first entry; of a tuple the first entry.
+
+    Raises InputError where that is no tensor.
+    """
+    main = output
+    if isinstance(output, Mapping) and output:
+        main = output["logits"] if "logits" in output else next(iter(output.values()))
+    elif isinstance(output, tuple | list) and output:
+        main = output[0]
+    if not isinstance(main, Tensor):
+        raise InputError(
+            "loss.output_malformed",
+            f"the network's forward gives {described(output)}, expected a tensor, or one as first entry",
+        )
+    return main
+
+
+def auxiliary_outputs(output: Any) -> tuple[Tensor, ...]:
+    """Return what heads beside the main one give: further tensors of a tuple, entries of a dict named "aux…"."""
+    found: list[Any] = []
+    if isinstance(output, Mapping):
+        found = [value for name, value in output.items() if str(name).startswith("aux")]
+    elif isinstance(output, tuple | list):
+        found = list(output[1:])
+    return tuple(value for value in found if isinstance(value, Tensor))
+
+
+def check_rows(output: Tensor, target: Any) -> None:
+    """Raise InputError unless `output` [..., classes] has a row for each of `target`, int64 [...]."""
+    if not isinstance(target, Tensor) or target.dtype != torch.int64:
+        raise InputError(
+            "loss.target_malformed", f"the target is {described(target)}, expected classes as a tensor of int64"
+        )
+    if output.shape[:-1] != target.shape:
+        raise InputError(
+            "loss.shapes_differ",
+            f"the network gives {described(output)} for a target of {described(target)}: "
+            "expected the target's shape and, last, one number for each class or word",
+        )
+
+
+def check_known(output: Tensor, target: Tensor, what: str) -> None:
+    """Raise InputError where `target` has an id that `output` [..., classes] has no column for."""
+    largest = int(target.max()) if target.numel() else -1
+    if largest >= output.shape[-1]:
+        raise InputError(
+            "loss.class_count",
+            f"the target has {what} {largest}, the network tells {output.shape[-1]} apart: it is made for other data",
+        )
+
+
+def num_correct(rows: Tensor, labels: Tensor) -> int:
+    """Return how many of `rows` [N, C] are largest at their label, int64 [N]: as `argmax` says, in a third of its time.
+
+    Negative labels are nobody's. Only where the label's number is as large as any is it asked which comes first.
+    """
+    if not rows.numel():
+        return 0
+    at_label = rows.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    hit = (at_label == rows.amax(1)) & (labels >= 0)
+    return int((rows[hit].argmax(1) == labels[hit]).sum())
+
+
+def num_known(target: Any) -> tuple[int, ...]:
+    """Return how many of a target's ids count, as `Loss.items` does; 0 for no tensor, which the loss itself refuses."""
+    return (int((target != IGNORED).sum()) if isinstance(target, Tensor) else 0,)
+
+
+def check_scalar(loss: Any, who: str) -> Tensor:
+    """Return `loss` if it can be trained on. Raises InputError for what is no scalar, no float or has no gradient."""
+    if not isinstance(loss, Tensor):
+        raise InputError("loss.not_a_scalar", f"{who} is {described(loss)}, expected a scalar tensor")
+    if loss.dim():
+        raise InputError("loss.not_a_scalar", f"{who} is {described(loss)}, expected a scalar: take its mean")
+    if not loss.is_floating_point():
+        raise InputError("loss.not_floating", f"{who} is {described(loss)}, expected a floating-point scalar")
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise InputError(
+            "loss.no_gradient",
+            f"{who} has no gradient: compute it from the output, without detach(), item() and no_grad()",
+        )
+    return loss
+
+
+def described(value: Any) -> str:
+    """Say of what type and shape a value is, such as "float32 [8, 10]" or "(int64 [8], None)"."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {described(entry)}" for name, entry in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(described, value)) + ")"
+    return "None" if value is None else f"a {type(value).__name__}"

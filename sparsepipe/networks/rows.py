@@ -1,0 +1,233 @@
+"""A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..errors import InputError
+from ..values.graph import Layer, LayerGraph
+
+INPUT = "input"  # the name of the network's input: a tensor, not a layer
+_FLOAT_BYTES = 4  # parameters are float32
+_DIMENSION = 3  # spatial axes where a row does not say
+_OF_EACH_AXIS = frozenset({"kernel_size", "stride", "dilation"})
+
+
+def each_axis(value: int | Sequence[int], dimension: int) -> tuple[int, ...]:
+    """Return a kernel size, stride or dilation for each of `dimension` axes: one number counts for all of them.
+
+    Raises InputError for another number of them.
+    """
+    values = (value,) * dimension if isinstance(value, int) else tuple(value)
+    if len(values) != dimension:
+        raise InputError(
+            "layer.axis_count",
+            f"{list(values)} has {len(values)} numbers, expected one, or one for each of {dimension} axes",
+            dimension=dimension,
+        )
+    return values
+
+
+def _kernel_volume(args: Mapping[str, Any]) -> int:
+    return math.prod(each_axis(args["kernel_size"], args.get("dimension", _DIMENSION)))
+
+
+def _convolution_parameters(args: Mapping[str, Any]) -> int:
+    bias = args["out_channels"] if args.get("bias", False) else 0
+    return int(_kernel_volume(args) * args["in_channels"] * args["out_channels"] + bias)
+
+
+def _linear_parameters(args: Mapping[str, Any]) -> int:
+    return int((args["in_channels"] + args.get("bias", True)) * args["out_channels"])
+
+
+def _norm_parameters(args: Mapping[str, Any]) -> int:
+    return 2 * int(args["channels"])  # weight and bias; running statistics are buffers
+
+
+def _no_parameters(args: Mapping[str, Any]) -> int:
+    return 0
+
+
+# kind -> number of trained parameters. Comments name the arguments; an engine has one constructor for each kind.
+LAYER_KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
+    # on sparse tensors; what has a kernel also takes dimension=3, the number of axes: kernel_size, stride and dilation
+    # are one number, or a number for each axis
+    "convolution": _convolution_parameters,  # in_channels, out_channels, kernel_size, stride=1, dilation=1, bias=False
+    "transposed_convolution": _convolution_parameters,  # likewise; inputs (x, like): the output lies where `like` does
+    "max_pool": _no_parameters,  # kernel_size, stride
+    "average_pool": _no_parameters,  # kernel_size, stride; the mean of the voxels that are there
+    "sum_pool": _no_parameters,  # kernel_size, stride
+    "unpool": _no_parameters,  # kernel_size, stride; inputs (x, like); the sum of those a voxel is pooled into
+    "average_unpool": _no_parameters,  # likewise the mean, native alone
+    "max_unpool": _no_parameters,  # likewise the maximum, native alone
+    "instance_norm": _norm_parameters,  # channels; statistics of each sample
+    # sparse [N, C] -> dense rows [B, C]
+    "global_max_pool": _no_parameters,
+    "global_average_pool": _no_parameters,
+    "global_sum_pool": _no_parameters,
+    # on the rows of either
+    "batch_norm": _norm_parameters,  # channels
+    "relu": _no_parameters,
+    "leaky_relu": _no_parameters,  # negative_slope=0.01
+    "gelu": _no_parameters,
+    "linear": _linear_parameters,  # in_channels, out_channels, bias=True
+    "dropout": _no_parameters,  # probability
+    "add": _no_parameters,  # inputs on the same voxels
+    "union_add": _no_parameters,  # inputs on any voxels of one tensor stride; the output lies on those of either
+    "concatenate": _no_parameters,  # inputs on the same voxels, channels side by side
+    # dense grids [B, C, size, ...]
+    "dense_grid": _no_parameters,  # size, dimension=3; sparse -> dense, 0 where there is no voxel
+    "dense_convolution": _convolution_parameters,  # as convolution, padding=0
+    "dense_batch_norm": _norm_parameters,  # channels, dimension=3
+    "dense_max_pool": _no_parameters,  # kernel_size, stride, dimension=3
+    "flatten": _no_parameters,  # [B, C, size, ...] -> rows [B, C * size * ...]
+}
+
+_MAX_POOLS = ("max_pool", "dense_max_pool")  # a zero among numbers that are not negative came from a zero
+_LIES_WHERE_THE_LAST_INPUT_DOES = frozenset({"transposed_convolution", "unpool", "average_unpool", "max_unpool"})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One layer: `inputs` are ids of earlier rows, or "input"; `args` are its kind's arguments."""
+
+    id: str
+    kind: str
+    inputs: tuple[str, ...]
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The value that it gives, of its own name."""
+        return (self.id,)
+
+    @property
+    def description(self) -> str:
+        return f"{self.kind}({', '.join(f'{key}={value}' for key, value in self.args.items())})"
+
+    @property
+    def dimension(self) -> int | None:
+        """Number of spatial axes of the tensor it takes; None: any number, or none at all."""
+        spatial = "kernel_size" in self.args or self.kind.startswith("dense_")
+        return self.args.get("dimension", _DIMENSION) if spatial else None
+
+    @property
+    def kernel_volume(self) -> int:
+        """Number of offsets of the kernel of a layer that has one."""
+        return _kernel_volume(self.args)
+
+    @property
+    def num_parameters(self) -> int:
+        return LAYER_KINDS[self.kind](self.args)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A table of rows in topological order, one value a row: the member of `AnyNetwork` (base.py) that engines build.
+
+    Raises InputError where a row is unknown, repeated or out of order.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    in_channels: int
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        known = {INPUT}
+        for row in self.rows:
+            if row.kind not in LAYER_KINDS:
+                raise InputError(
+                    "layer.kind_unknown",
+                    f"layer {row.id!r} of {self.name}: unknown kind {row.kind!r}, "
+                    f"expected one of {', '.join(LAYER_KINDS)}",
+                )
+            if not row.id.isidentifier() or row.id in known:
+                raise InputError(
+                    "layer.name_malformed",
+                    f"layer {row.id!r} of {self.name}: expected a new name of letters, digits and underscores",
+                )
+            if missing := [name for name in row.inputs if name not in known]:
+                raise InputError(
+                    "layer.input_unknown",
+                    f"layer {row.id!r} of {self.name}: input {missing[0]!r} is not an earlier layer",
+                )
+            for name in _OF_EACH_AXIS & row.args.keys() if row.dimension else ():
+                try:
+                    each_axis(row.args[name], row.dimension or 0)
+                except InputError as error:
+                    raise error.within(f"layer {row.id!r} of {self.name}: {name} ") from None
+            known.add(row.id)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (INPUT,)
+
+    @property
+    def direct_inputs(self) -> tuple[str, ...]:
+        """None: a sparse input has its coordinates in common with what crosses beside it."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.rows[-1].id,)
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        found: set[str] = set()
+        for row in self.rows:
+            if row.num_parameters or found & set(row.inputs):
+                found.add(row.id)
+        return frozenset(found)
+
+    @cached_property
+    def rectified(self) -> frozenset[str]:
+        found: set[str] = set()
+        for row in self.rows:
+            if row.kind == "relu" or (row.kind in _MAX_POOLS and found.issuperset(row.inputs)):
+                found.add(row.id)
+        return frozenset(found)
+
+    def alive(self, before: Collection[str], *, training: bool = True) -> tuple[str, ...]:
+        there = {*before, INPUT}
+        needed = {name for row in self.rows if row.id not in there for name in row.inputs} | set(self.outputs)
+        return tuple(name for name in (INPUT, *(row.id for row in self.rows)) if name in there & needed)
+
+    @property
+    def coarsest_stride(self) -> tuple[int, ...] | None:
+        """The least tensor stride, on each axis, that every layer's own divides; None with a dense grid.
+
+        A cloud moved by multiples of it is the same to the network. A dense grid begins at 0, whatever lies there.
+        """
+        dimension = next((row.dimension for row in self.rows if row.dimension), _DIMENSION)
+        strides = {INPUT: (1,) * dimension}
+        for row in self.rows:
+            if row.kind == "dense_grid":
+                return None
+            like = row.inputs[-1] if row.kind in _LIES_WHERE_THE_LAST_INPUT_DOES else row.inputs[0]
+            own = strides[like]
+            if like == row.inputs[0]:
+                steps = each_axis(row.args.get("stride", 1), dimension)
+                own = tuple(before * step for before, step in zip(own, steps, strict=True))
+            strides[row.id] = own
+        return tuple(math.lcm(*axis) for axis in zip(*strides.values(), strict=True))
+
+    def graph(self) -> LayerGraph:
+        """Return the layer graph: one layer a row, in row order, and an edge for every input that is a layer."""
+        position = {row.id: i for i, row in enumerate(self.rows)}
+        layers = tuple(Layer(row.id, row.description, row.num_parameters * _FLOAT_BYTES) for row in self.rows)
+        edges = [
+            (position[name], j)
+            for j, row in enumerate(self.rows)
+            for name in dict.fromkeys(row.inputs)
+            if name != INPUT
+        ]
+        return LayerGraph(layers, tuple(sorted(edges)))
+
+
+def scaled(channels: int, width: float) -> int:
+    """Return `channels` times a width multiplier, rounded, at least 1."""
+    return max(1, math.floor(channels * width + 0.5))

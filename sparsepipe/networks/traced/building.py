@@ -1,0 +1,71 @@
+"""Build a network that is a torch module: one of ours by name, or what a function of the user's own returns."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import CODE_FAILURES, InputError
+from ...util.io.functions import UserFunction, is_function
+from .. import MODULE_NETWORKS
+
+
+def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], *, seed: int) -> nn.Module:
+    """Return the module, its parameters drawn as its builder draws them, from `seed` alone.
+
+    `facts` of the data (num_classes, in_channels, ...) are given to a builder whose parameters have these names,
+    `args` come over them. Raises InputError for a function that is not there, arguments that do not fit, or anything
+    but a module returned.
+    """
+    if model in MODULE_NETWORKS:
+        entry = MODULE_NETWORKS[model]
+        function = getattr(import_module(f"sparsepipe.networks.{entry.home}"), entry.function)
+        args = {**entry.args, **args}
+    else:
+        function = UserFunction.parse(model).load()
+    given = {**_wanted(function, facts), **args}
+    _check_arguments(model, function, given)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            module = function(**given)
+        except InputError:
+            raise
+        except CODE_FAILURES as error:  # whatever a function of the user's own raises: it is told in a line
+            told = " ".join(str(error).split())
+            remedy = UserFunction.parse(model).neighbour(error) if is_function(model) else ""
+            what = f"it raises {type(error).__name__} as it is built ({told}){remedy}"
+            raise InputError("model.raises", f"model {model}: {what}") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            "model.not_a_module", f"model {model}: returns a {type(module).__name__}, expected a torch.nn.Module"
+        )
+    return module
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a class written in C
+        return {}
+
+
+def _wanted(function: Callable[..., Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: facts[name] for name in _parameters(function) if name in facts}
+
+
+def _check_arguments(model: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise InputError where a function does not take these arguments, or wants others."""
+    parameters = _parameters(function)
+    if not parameters and given:
+        raise InputError("model.no_arguments", f"model {model}: takes no arguments, {', '.join(given)} given")
+    try:
+        if parameters:
+            inspect.signature(function).bind(**given)
+    except TypeError as error:
+        takes = ", ".join(map(str, parameters.values()))
+        text = f"model {model}: {error}; it takes ({takes}): give them with {{model_args}}"
+        raise InputError("model.arguments_refused", text, setting="model_args") from None

@@ -1,0 +1,94 @@
+"""A network made of any torch module: its layers, what crosses between them, and how stages of it are built."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from ...errors import InputError
+from ...values.graph import Layer as GraphLayer
+from ...values.graph import LayerGraph
+from .inputs import Inputs
+from .rows import Program, Result, TracedRow
+from .sizes import Sizes
+from .subnetwork import TracedSubnetwork
+
+
+@dataclass(frozen=True, eq=False)
+class TracedNetwork:
+    """A torch module as layers that can be profiled, planned for, cut and run: see `trace`.
+
+    It keeps the module, which it does not change: stages are built of copies of its parts.
+    """
+
+    name: str
+    module: nn.Module
+    arguments: Inputs
+    rows: tuple[TracedRow, ...]
+    results: Mapping[bool, Result]
+    direct_inputs: tuple[str, ...]
+    differentiable: frozenset[str]
+    rectified: frozenset[str]
+    opaque: tuple[str, ...]  # what could not be looked into, in a line each
+    opaque_paths: frozenset[str]
+    modes: Mapping[bool, Mapping[str, bool]]  # training? → path of a module → its own flag
+    sizes: Sizes
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    phases: tuple[bool, ...] = (True, False)  # whether it can train, whether it can evaluate
+    num_classes: int = 0
+    in_channels: int = 0
+    coarsest_stride: None = None
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(self.arguments.tensors)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for result in self.results.values() for name in result.names))
+
+    @cached_property
+    def layer_of(self) -> dict[str, str]:
+        """Each name in the module's state_dict → the layer that has it."""
+        return {key: row.id for row in reversed(self.rows) for key in row.keys}
+
+    def alive(self, before: Collection[str], *, training: bool = True) -> tuple[str, ...]:
+        """Return the values that cross the boundary behind the layers `before`, in the layers' order."""
+        before = set(before)
+        given = [name for name in self.inputs if name not in self.direct_inputs]
+        needed = set(self.results[training].names) if training in self.results else set()
+        for row in self.rows:
+            program = row.programs.get(training, Program())
+            if row.id in before:
+                given += program.outputs
+            else:
+                needed.update(program.inputs)
+        return tuple(name for name in dict.fromkeys(given) if name in needed)
+
+    def graph(self) -> LayerGraph:
+        """Return the layer graph: one layer a row, an edge from each layer that gives what another reads."""
+        position = {name: i for i, row in enumerate(self.rows) for name in row.outputs}
+        edges = {
+            (position[name], j)
+            for j, row in enumerate(self.rows)
+            for name in row.inputs
+            if name in position and position[name] != j
+        }
+        layers = tuple(GraphLayer(row.id, row.description, row.parameter_bytes) for row in self.rows)
+        return LayerGraph(layers, tuple(sorted(edges)))
+
+    def build(self, layer_ids: Collection[str] | None = None, *, engine: Any, seed: int = 0) -> TracedSubnetwork:
+        """Return some of the layers as a module, with copies of the parameters and buffers that they have.
+
+        Raises InputError for a layer that the network does not have.
+        """
+        ids = {row.id for row in self.rows}
+        wanted = ids if layer_ids is None else set(layer_ids)
+        if unknown := wanted - ids:
+            raise InputError(
+                "plan.layer_unknown",
+                f"{self.name} has no layer {min(unknown)!r}: the plan was made for another network",
+            )
+        return TracedSubnetwork(self, [row for row in self.rows if row.id in wanted], engine=engine, seed=seed)

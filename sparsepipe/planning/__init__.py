@@ -1,0 +1,276 @@
+"""Planners choose a plan: (profile, cluster) → Plan. A class each behind the protocol in base.py, a row in PLANNERS."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..errors import InputError
+from ..records.provenance import Provenance
+from ..util.io.fields import MOST_LIKE_DEVICES, given_integer
+from ..util.io.keywords import keywords_of, meant
+from ..util.io.settings import Choice, Flag, Settings, WholeNumber, listed, setting
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
+from ..values.replication import parse_rule, rule
+from ..values.replication.base import Rule
+from ..values.schedule import check_rule
+from ..values.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from .base import Planner, Problem, check_interleaves, with_seconds
+from .baselines import DataParallel, ModelParallel
+from .doubts import with_doubts
+from .estimate import data_parallel_period, estimate
+from .exact.optimal import CONTIGUOUS, PERIOD, Optimal
+from .published.dynpipe import DynPipe
+from .published.pipedream import PipeDream
+from .published.sparsepipe import SparsePipe
+from .several import MOST_PLANS, split
+
+PLANNERS: Mapping[str, type[Any]] = {
+    "optimal": Optimal,
+    "pipedream": PipeDream,
+    SparsePipe.name: SparsePipe,
+    "dynpipe": DynPipe,
+    "data-parallel": DataParallel,
+    "model-parallel": ModelParallel,
+}
+
+DEFAULT = Optimal.name
+_CHOICE = Choice(tuple(PLANNERS), renamed={"sparsepipe": SparsePipe.name})
+
+
+@dataclass(frozen=True, repr=False)
+class PlanSettings(Settings):
+    """How a plan is chosen, whichever planner chooses it."""
+
+    planner: str = setting(
+        DEFAULT,
+        _CHOICE,
+        "planning algorithm, which chooses the stages",
+        words="optimal; model-parallel if the schedule needs several stages per device",
+    )
+    schedule: str = setting("1f1b", Choice(tuple(SCHEDULE_RULES)), "order of forwards and backwards")
+    num_microbatches: int | None = setting(
+        None,
+        WholeNumber(1, 4 * MOST_LIKE_DEVICES),
+        "microbatches per step of a synchronous schedule",
+        words="twice the devices",
+    )
+    recompute: bool = setting(
+        False, Flag(), "run forwards again before backwards (recomputation): slower, with less memory"
+    )
+
+
+__all__ = [
+    "DEFAULT",
+    "PLANNERS",
+    "PlanSettings",
+    "Planner",
+    "Problem",
+    "bound_of",
+    "check_interleaves",
+    "comparable",
+    "estimate",
+    "partition",
+    "partition_pipelines",
+    "planner_for",
+    "planners_with",
+]
+
+
+def partition(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    planner: str = PlanSettings.planner,
+    schedule: str = PlanSettings.schedule,
+    num_microbatches: int | None = None,
+    recompute: bool = False,
+    **options: Any,
+) -> Plan:
+    """Choose a plan for the devices of `cluster`: which layers each stage has, on which devices, with which shares.
+
+    `options` are the settings of the `planner`. `sparsepipe.SCHEDULES` says what each schedule is.
+    The plan's `estimate` has `period_seconds` (seconds per minibatch), bound and bytes; `simulate` plays it through.
+    Raises InputError for an unknown planner or option, a device type without profile, and where nothing fits into
+    memory.
+    """
+    asked = PlanSettings(planner, schedule, num_microbatches, recompute)
+    planner = _CHOICE.today(planner)
+    known = _options_of(planner, options, takes=keywords_of(partition))
+    if num_microbatches is None:
+        num_microbatches = _microbatches(schedule, len(cluster.devices))
+    planned_for = _planned_as(schedule)
+    if "stages_per_device" not in known:
+        check_interleaves(schedule, 1)
+    problem = Problem(profile, cluster, planned_for, num_microbatches, recompute)
+    start = time.perf_counter()
+    plan = PLANNERS[planner](**options).plan(problem)
+    seconds, cost_model = time.perf_counter() - start, options.get("cost_model")
+    plan = with_doubts(with_seconds(plan, seconds), cluster, cost_model=cost_model)
+    plan = plan if planned_for == schedule else _for_another(plan, schedule)
+    settings = asked.replace(planner=planner, num_microbatches=num_microbatches).to_json() | options
+    return replace(plan, provenance=Provenance.of(profile, cluster, settings=settings).to_json())
+
+
+def partition_pipelines(
+    profile: Profile,
+    cluster: Cluster,
+    num_pipelines: int,
+    *,
+    replication: Rule | str | None = None,
+    planner: str = PlanSettings.planner,
+    schedule: str = PlanSettings.schedule,
+    num_microbatches: int | None = None,
+    recompute: bool = False,
+    most_plans: int = MOST_PLANS,
+    **options: Any,
+) -> Plan:
+    """Split the devices of `cluster` into pipelines that train most samples/s together, each with its own plan.
+
+    Any devices may make a pipeline, on one node or across several; each is planned as by `partition`. Where there are
+    too many, whole nodes or blocks of like devices stay together, which a warning says; at most `most_plans` parts are
+    planned. `replication`, a rule or its text, is `partial-reduce` when not given. `num_microbatches` is the same in
+    every pipeline, so that their steps are alike; for schedules that flush it is twice the devices of an average
+    pipeline when not given. Raises InputError as `partition` does, where there are too few devices, and where the rule
+    cannot go with so many pipelines (a quorum of more) or with the schedule.
+    """
+    given_integer(num_pipelines, "pipelines:", least=2)
+    chosen = parse_rule(replication) if isinstance(replication, str) else replication or rule("partial-reduce")
+    asked = PlanSettings(planner, schedule, num_microbatches, recompute)
+    planner = _CHOICE.today(planner)
+    _options_of(planner, options, takes=keywords_of(partition_pipelines))
+    chosen.groups(num_pipelines)  # raises where its options do not fit so many pipelines
+    start = time.perf_counter()
+    of_one = _microbatches(schedule, len(cluster.devices)) if num_microbatches is None else num_microbatches
+    if num_microbatches is None:
+        num_microbatches = _microbatches(schedule, -(-len(cluster.devices) // num_pipelines))
+    settings = asked.replace(planner=planner, num_microbatches=num_microbatches).to_json() | options
+
+    def plan_of(part: Cluster) -> Plan:
+        return partition(profile, part, **settings)
+
+    problem = Problem(profile, cluster, _planned_as(schedule), num_microbatches or 1, recompute)
+    if options.get("objective", PERIOD) != PERIOD:
+        raise InputError(
+            "objective.of_one_pipeline",
+            "objective goes with a plan of one pipeline: leave out pipelines, or the objective",
+        )
+    bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
+    found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
+    samples = profile.batch_size
+    unsure = "the profile does not say how many samples a minibatch has: throughput is in minibatches/s"
+    pipelines = Plan.together(
+        found.plans,
+        chosen,
+        samples=None if samples is None else float(samples),
+        lower_bound_seconds=found.lower_bound_seconds,
+        plan_seconds=time.perf_counter() - start,
+        data_parallel_seconds=_data_parallel_seconds(replace(problem, num_microbatches=of_one), planner, options),
+        warnings=tuple(filter(None, [found.left_out, "" if samples else unsure])),
+        provenance=Provenance.of(profile, cluster, settings={**settings, "pipelines": num_pipelines}).to_json(),
+    )
+    check_rule(pipelines)
+    return pipelines
+
+
+def _options_of(planner: str, given: Iterable[str], *, takes: Iterable[str]) -> list[str]:
+    """Return the options of a planner. Raises InputError where one that is `given` is none of them; the call itself
+    `takes` others, of which one may have been meant.
+    """
+    known = [field.name for field in fields(PLANNERS[planner])]
+    if unknown := [name for name in given if name not in known]:
+        others = " and ".join(planners_with(unknown[0]))
+        near = None if others else meant(unknown[0], [*known, *takes])
+        raise InputError(
+            "planner.option_unknown",
+            f"planner {planner!r} has no option {unknown[0]!r}{f' ({others} has)' if others else ''}, "
+            f"{f'did you mean {near!r}? ' if near else ''}it has: {', '.join(known) or 'none'}",
+        )
+    return known
+
+
+def _data_parallel_seconds(problem: Problem, planner: str, options: Mapping[str, Any]) -> float | None:
+    """What the plan of one pipeline on all devices has as their period, were they data parallel; None where it has
+    none, or the planner does not plan such devices together.
+    """
+    if options.get("cost_model") == CONTIGUOUS:
+        return None
+    if planner not in (PipeDream.name, SparsePipe.name):
+        return data_parallel_period(problem)
+    try:  # by its own cost model
+        whole = PLANNERS[planner](**options).plan(problem)
+    except InputError:
+        return None
+    return whole.estimate.data_parallel_seconds if whole.estimate else None
+
+
+def planners_with(option: str) -> tuple[str, ...]:
+    """The names of the planners that have an option of that name."""
+    return tuple(name for name, kind in PLANNERS.items() if option in {field.name for field in fields(kind)})
+
+
+def planner_for(schedule: str, wanted: str = DEFAULT) -> str:
+    """Return `wanted`; where the schedule needs several stages per device and it plans one, a planner of several."""
+    rules, able = SCHEDULE_RULES.get(schedule), planners_with("stages_per_device")
+    return able[0] if rules is not None and rules.stages_per_rank[0] > 1 and wanted not in able else wanted
+
+
+def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tuple[Plan, ...]:
+    """Return the plans with estimates by one cost model, so that they can be compared whoever made them.
+
+    Periods, bytes and memory are those of the default cost model (estimate.py); the lower bound is the highest that any
+    planner proved under that model for the same schedule, so that every plan has a gap, but for interleaved ones
+    (`bound_of`). How long planning took stays.
+    """
+    plans = tuple(plans)
+    estimates, bounds = [], dict[tuple[str, int], float]()
+    for plan in plans:
+        schedule = _planned_as(plan.schedule)
+        expected = estimate(plan, Problem(profile, cluster, schedule, plan.num_microbatches))
+        own, terms = plan.estimate or expected, (plan.schedule, plan.num_microbatches)
+        if own.lower_bound_seconds is not None and own.period_seconds == expected.period_seconds:
+            bounds[terms] = max(own.lower_bound_seconds, bounds.get(terms, 0.0))
+        estimates.append(replace(expected, plan_seconds=own.plan_seconds))
+    proven = [bound_of(plan, bounds.get((plan.schedule, plan.num_microbatches))) for plan in plans]
+    return tuple(
+        replace(plan, estimate=replace(expected, lower_bound_seconds=bound))
+        for plan, expected, bound in zip(plans, estimates, proven, strict=True)
+    )
+
+
+def bound_of(plan: Plan, proven: float | None) -> float | None:
+    """Return `proven`, a bound of all plans with one stage per device, for such a plan; None for an interleaved one.
+
+    Several stages per device can share out work more evenly, and wait less, than any plan that the bound is for.
+    """
+    return proven if plan.stages_per_rank == 1 else None
+
+
+def _microbatches(schedule: str, num_devices: int) -> int:
+    """The minibatches of a step, where nobody says how many: enough for a small bubble under schedules that flush."""
+    known = SCHEDULE_RULES.get(schedule)
+    return 2 * num_devices if known is not None and WEIGHT_RULES[known.weights[0]].flushes else 1
+
+
+def _planned_as(schedule: str) -> str:
+    """The schedule that is planned in place of `schedule`: itself, or another where it has no closed form."""
+    rules = SCHEDULE_RULES.get(schedule)
+    return schedule if rules is None else rules.planned_as or schedule
+
+
+def _for_another(plan: Plan, schedule: str) -> Plan:
+    """The plan under a schedule that it was not planned for: it keeps its estimate, and loses its lower bound."""
+    assert plan.estimate is not None
+    check_interleaves(schedule, plan.stages_per_rank)
+    estimate = replace(plan.estimate, lower_bound_seconds=None)
+    told = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
+    return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, told))
+
+
+_OF_PLANNERS = (
+    f'    - "{name}": {str(kind.__doc__).splitlines()[0]}\n{listed(kind, indent="      ")}'
+    for name, kind in PLANNERS.items()
+)
+partition.__doc__ = "\n".join([f"{partition.__doc__}\n{listed(PlanSettings)}\n", *_OF_PLANNERS])

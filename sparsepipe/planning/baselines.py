@@ -1,0 +1,167 @@
+"""Baselines that leave nothing to choose in devices: data parallelism, and one device a stage."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from math import comb
+
+import numpy as np
+
+from ..errors import InputError
+from ..util.io.settings import Settings, WholeNumber, setting
+from ..util.text.counting import number_of
+from ..values.costs import Array
+from ..values.plan import Plan
+from .base import Problem, check_interleaves
+from .cuts import Cuts, Index
+from .estimate import baseline_data_parallel, estimate
+
+Bounds = tuple[int, ...]  # 0, where each stage but the first begins, the number of layers
+_FEW = 50_000  # cuts of which all are tried
+_ALIKE = 1.005  # most loaded devices that count as equally loaded
+
+
+def lap_bounds(
+    start: Bounds, seconds: Sequence[Sequence[float]], size: int, *, crossing: Sequence[float], kept: Sequence[float]
+) -> Bounds:
+    """Cut where the most loaded device has least to do; among cuts that are alike, where fewest bytes move.
+
+    `seconds[k]` are those of every layer on the device of stage k, which is that of stage k + `size` too. Bytes move
+    across cuts, `crossing` at each place, and in the update of every stage but the last: `kept` of each layer, whose
+    older versions stay. All cuts are tried where there are few; else those of `start` are moved, two at a time, until
+    no pair helps.
+    """
+    before = [np.concatenate([[0.0], np.cumsum(row)]) for row in seconds]
+    crosses, weights = np.asarray(crossing), np.concatenate([[0.0], np.cumsum(kept)])
+
+    def loads(bounds: Index) -> Array:
+        """Seconds of the most loaded device, for each row of bounds."""
+        stages = [row[b] - row[a] for row, a, b in zip(before, bounds.T, bounds.T[1:], strict=False)]
+        return np.max([sum(stages[k::size]) for k in range(size)], axis=0)
+
+    num_layers, num_cuts = start[-1], len(seconds) - 1
+    if comb(num_layers - 1, num_cuts) <= _FEW:
+        every = combinations(range(1, num_layers), num_cuts)
+        tried = np.array([(0, *cuts, num_layers) for cuts in every], dtype=np.intp)
+        most = loads(tried)
+    else:
+        tried = np.array([start], dtype=np.intp)
+        most = loads(tried)
+        best, least = tried[0], most[0]
+        while True:
+            around = _moved(best)
+            found = loads(around)
+            tried, most = np.concatenate([tried, around]), np.concatenate([most, found])
+            if found.min() >= least:
+                break
+            best, least = around[found.argmin()], found.min()
+    alike = tried[most <= _ALIKE * most.min()]
+    moved = sum(crosses[alike[:, 1:-1]].T) + weights[alike[:, -2]]
+    return tuple(alike[moved.argmin()].tolist())
+
+
+def _moved(bounds: Index) -> Index:
+    """The bounds with two cuts anywhere between their neighbours, a row each."""
+    found = []
+    for i, j in combinations(range(1, len(bounds) - 1), 2):
+        neighbours = i + 1 == j
+        first = np.arange(bounds[i - 1] + 1, bounds[j + 1 if neighbours else i + 1])
+        second = np.arange(bounds[i - 1 if neighbours else j - 1] + 1, bounds[j + 1])
+        rows, columns = np.nonzero(first[:, None] < second)
+        moved = np.repeat(bounds[None], len(rows), axis=0)
+        moved[:, i], moved[:, j] = first[rows], second[columns]
+        found.append(moved)
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """One stage that every device replicates, equal shares."""
+
+    name = "data-parallel"
+
+    def plan(self, problem: Problem) -> Plan:
+        plan = baseline_data_parallel(problem)
+        return replace(plan, estimate=estimate(plan, problem))
+
+
+@dataclass(frozen=True, repr=False)
+class ModelParallel(Settings):
+    """One device a stage, in rank order, cut where the slowest stage is least slow; transfers are not looked at.
+
+    `stages_per_device`: so many on each, interleaved (Narayanan et al., SC 2021), placed as the schedule says; as few
+    as it allows when not given. Without flushes the busiest device is then least busy with all its stages
+    (see `lap_bounds`); with them, small stages make a small bubble. Devices beyond the number of layers stay unused,
+    which a warning says; several stages per device that no longer leave a layer for each of all devices' stages are
+    refused.
+    """
+
+    stages_per_device: int | None = setting(
+        None, WholeNumber(1), "interleave V stages on each device", unit="V", words="as few as the schedule takes"
+    )
+    name = "model-parallel"
+
+    def plan(self, problem: Problem) -> Plan:
+        rules = problem.rules
+        several = rules.stages_per_rank[0] if self.stages_per_device is None else self.stages_per_device
+        check_interleaves(problem.schedule, several)
+        layers, num_devices = problem.layers, len(problem.cluster.devices)
+        if several > len(layers):
+            raise InputError(
+                "planner.too_many_stages",
+                f"{number_of(several, 'stage')} for {number_of(len(layers), 'layer')}: expected at least one "
+                "layer each",
+            )
+        if several > 1 and several * num_devices > len(layers):
+            raise InputError(
+                "planner.too_many_stages",
+                f"{number_of(several, 'stage')} on each of {number_of(num_devices, 'device')}, but the network has "
+                f"{number_of(len(layers), 'layer')}, one at least for each stage: expected "
+                f"{number_of(max(1, len(layers) // num_devices), 'stage')} per device at most",
+            )
+        used = min(num_devices, len(layers))
+        kinds = [device.type.name for device in problem.cluster.devices[:used]]
+        of_device = [problem.alone(kind)[list(layers)].tolist() for kind in kinds]
+        devices = [rules.position(k, used) for k in range(several * used)]
+        seconds = [of_device[device] for device in devices]
+        bounds = _balanced(seconds)
+        if several > 1 and not problem.synchronous:
+            sizes = Cuts.along(problem.table, layers).payloads(problem.table)
+            crossing = (sizes[0] + sizes[1])[:, 0].tolist() if used > 1 else [0.0] * (len(layers) + 1)
+            kept = problem.table.parameter_bytes[list(layers)].tolist()
+            bounds = lap_bounds(bounds, seconds, used, crossing=crossing, kept=kept)
+        runs = zip(devices, pairwise(bounds), strict=True)
+        stages = [problem.stage(layers[a:b], (device,)) for device, (a, b) in runs]
+        unused = (
+            f"{num_devices - used} of {num_devices} devices stay unused: the network has "
+            f"{number_of(len(layers), 'layer')}"
+        )
+        plan = problem.plan(stages, self.name, [unused] if used < num_devices else [])
+        return replace(plan, estimate=estimate(plan, problem))
+
+
+def _balanced(seconds: list[list[float]]) -> Bounds:
+    """Cut layers into a consecutive, non-empty run for each row of `seconds`, so that the slowest run is fastest."""
+    num_layers, num_stages = len(seconds[0]), len(seconds)
+    if num_layers < num_stages:
+        raise InputError(
+            "planner.too_many_stages",
+            f"{number_of(num_stages, 'stage')} for {number_of(num_layers, 'layer')}: expected at least one layer each",
+        )
+    best, came_from = [0.0] + [float("inf")] * num_layers, []
+    for row in seconds:
+        reached, start = [float("inf")] * (num_layers + 1), [0] * (num_layers + 1)
+        for stop in range(1, num_layers + 1):
+            run = 0.0
+            for first in range(stop - 1, -1, -1):
+                run += row[first]
+                if run >= reached[stop]:
+                    break  # longer runs are slower still
+                if max(best[first], run) < reached[stop]:
+                    reached[stop], start[stop] = max(best[first], run), first
+        best = reached
+        came_from.append(start)
+    bounds = [num_layers]
+    for start in reversed(came_from):
+        bounds.append(start[bounds[-1]])
+    return tuple(bounds[::-1])

@@ -1,0 +1,43 @@
+"""Warnings of a plan, whichever planner made it: devices that it leaves unused, and stages that do not fit."""
+
+from dataclasses import replace
+
+from ..util.io.quantities import SIZE
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+
+_LOOKS = "planner 'optimal' looks for one that fits"
+
+
+def with_doubts(plan: Plan, cluster: Cluster, *, cost_model: str | None = None) -> Plan:
+    """The plan, which has an estimate, with a warning for devices it leaves unused and for memory it has too little of.
+
+    The published planners' memory rules let plans pass that do not fit, and the baselines have none; so do cost models
+    of others, by which `optimal` planned where `cost_model` names one.
+    """
+    found = list(plan.warnings)
+    total, used = len(cluster.devices), len(plan.ranks)
+    if used < total and not any("stay unused" in text for text in found):
+        found.append(f"{total - used} of {total} devices stay unused")
+    counted = f"cost model {cost_model!r} counts memory otherwise; without it {_LOOKS}" if cost_model else _LOOKS
+    if text := beyond_memory(plan, cluster, way_out=counted):
+        found.append(text)
+    return replace(plan, warnings=tuple(found))
+
+
+def beyond_memory(plan: Plan, cluster: Cluster, *, way_out: str = _LOOKS) -> str:
+    """Return a sentence on the device whose memory is exceeded most, by the plan's estimate; empty where all fit."""
+    over = []
+    for position in plan.position_estimates:
+        kinds = [cluster.devices[rank].type for rank in plan.stages[position.stages[0]].ranks]
+        least = min(kinds, key=lambda kind: kind.memory_bytes)
+        if position.memory_bytes > least.memory_bytes:
+            over.append((position.memory_bytes / least.memory_bytes, position, least))
+    if not over:
+        return ""
+    _, worst, kind = max(over, key=lambda one: one[0])
+    others = f" (so for {len(over)} of {plan.pipeline_size} groups of devices)" if len(over) > 1 else ""
+    return (
+        f"the plan does not fit into memory: {worst.name} needs {SIZE.shown(worst.memory_bytes)} on a device of type "
+        f"{kind.name!r}, which has {SIZE.shown(kind.memory_bytes)}{others}; {way_out}"
+    )

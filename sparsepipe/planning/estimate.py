@@ -1,0 +1,285 @@
+"""The default cost model: what a plan is expected to do, from its own replicas, boundaries and links.
+
+Legend, for stage i, with t its forward and backward on one replica (and reading, where it reads minibatches that the
+first stage's process reads too; and sending and receiving, where its device's own processor does that) and s/n a
+replica's share of a round:
+  T = max over replicas of t·s/n, plus the optimizer's step and, as the runtime blocks on it, gradient averaging, both
+      per minibatch
+  L = max over replicas of t: how long one minibatch stays
+  C = the transfers at a boundary; they run beside computation, forwards and backwards at once
+
+asynchronous     period = max(T of each stage, busiest port of each boundary); interleaved, what a timed run of the
+                 stages' order comes to once it is full (interleaved.py), or a device's ports together if that is more
+flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − Lᵢ), period = step / M, where W is the busiest
+                 replica's ⌈M·s/n⌉ minibatches, one averaging and one step; without replication this is
+                 Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path; a boundary limits with
+                 (M − 1) × its busiest port. Interleaved, Σ goes over the first lap and i over ranks with all their
+                 stages (Narayanan et al., SC 2021, section 2.2: only a lap is filled and drained)
+without a closed form (`ScheduleRules.simulated`)    what a simulated step of mean minibatches takes, by minibatch
+sequential       one minibatch in each replica of the first stage: (Σ L + Σ C) / replicas, at least max T
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from ..util.derived.remembered import remembered
+from ..values.costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
+from ..values.plan import Estimate, Plan, Stage, StageEstimate
+from ..values.schedule import compile_until_steady, steady_period
+from .base import Problem
+from .forecast import certainty
+from .simulator import simulate
+
+
+def estimate(plan: Plan, problem: Problem) -> Estimate:
+    """Estimate a plan that `check` accepts. The newest answers are kept: one plan is judged again and again."""
+    return remembered(problem.profile.kept, "estimates", _key(plan, problem), lambda: _estimated(plan, problem))
+
+
+def _key(plan: Plan, problem: Problem) -> Hashable:
+    """What an estimate depends on, beside the profile that keeps it."""
+    of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.accumulation
+    of_problem = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute
+    return of_plan, of_problem, problem.forward_only, problem.easier
+
+
+def _estimated(plan: Plan, problem: Problem) -> Estimate:
+    layers, payloads = boundaries(plan, problem)
+    transfers = _transfers(plan, problem, payloads)
+    ports = _ports(transfers)
+    computes, averagings, latencies, works = [], [], [], []
+    crossing_hosts = network_bytes(plan, problem)
+    for k, stage in enumerate(plan.stages):
+        seconds = [
+            replica_seconds(problem, layers[k], kind, stage.recompute)
+            + problem.table.reading_again(plan, k, kind)
+            + each * crossing_hosts[k]
+            for kind, each in zip(kinds_of(problem, stage), network_rates(problem, stage), strict=True)
+        ]
+        compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
+        averaging, update = _once_a_round(plan, problem, stage, layers[k])
+        computes.append(compute + update)
+        averagings.append(averaging)
+        latencies.append(max(seconds))
+        works.append(step_work(plan, stage, seconds, averaging + update))
+    # An order that goes by the pace of the stages sets how many minibatches they hold.
+    paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
+    held = boundaries(plan, problem, held=True)[1]
+    needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, held, strict=False)]
+    if plan.stages_per_rank > 1:
+        memory = _interleaved_memory(paced, needs)
+    else:
+        memory = [stage_memory(paced, k, need) for k, need in enumerate(needs)]
+    stages = []
+    for k in range(len(plan.stages)):
+        sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
+        transfer = max(ports[k], ports[k + 1])
+        stages.append(StageEstimate(computes[k], memory[k], transfer, averagings[k], sent))
+    crossing = sum(both for _, both in transfers[: plan.pipeline_size - 1])
+    if plan.rules.simulated:
+        period = _simulated_period(plan, problem)
+    else:
+        period = plan_period(plan, stages, latencies, works, ports, crossing)
+    everyone = baseline_data_parallel(problem)
+    single = min(float(problem.alone(kind.name).sum()) for kind in problem.cluster.device_types)
+    return Estimate(
+        period,
+        tuple(stages),
+        single_device_seconds=single,
+        data_parallel_seconds=period if plan.stages == everyone.stages else data_parallel_period(problem),
+        size=problem.size,
+        memory_size=problem.memory_size,
+        size_unit=problem.profile.size_unit,
+        certainty=certainty(plan, problem.profile, problem.cluster, problem.size),
+    )
+
+
+def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
+    """A published planner's plan with its own periods, and with the bytes that its cost model does not tell."""
+    sizes = estimate(plan, problem)
+    stages = tuple(
+        replace(stage, memory_bytes=size.memory_bytes, sent_bytes=size.sent_bytes)
+        for stage, size in zip(own.stages, sizes.stages, strict=True)
+    )
+    return replace(plan, estimate=replace(own, stages=stages, memory_size=sizes.memory_size, certainty=sizes.certainty))
+
+
+def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds of a transfer forwards plus one backwards, for each boundary."""
+    return [both for _, both in _transfers(plan, problem, boundaries(plan, problem)[1])]
+
+
+def port_seconds(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds per minibatch of the busiest port before each stage and after the last: none at the two ends."""
+
+    def found() -> list[float]:
+        return _ports(_transfers(plan, problem, boundaries(plan, problem)[1]))
+
+    return remembered(problem.profile.kept, "ports", _key(plan, problem), found)
+
+
+def _ports(transfers: Sequence[tuple[float, float]]) -> list[float]:
+    return [0.0, *(busiest for busiest, _ in transfers), 0.0]
+
+
+def boundaries(
+    plan: Plan, problem: Problem, *, between_hosts: bool = False, held: bool = False
+) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
+    """(layers of each stage, (forward, backward) bytes at the boundary before each stage and after the last)."""
+    index = problem.graph.index
+    layers = [[index[id] for id in stage.layers] for stage in plan.stages]
+    before, payloads = set(problem.graph.input_layers), []
+    for own in [*layers, []]:
+        payloads.append(problem.table.payload(before, between_hosts=between_hosts, held=held))
+        before |= set(own)
+    return layers, payloads
+
+
+def _transfers(plan: Plan, problem: Problem, within: Sequence[tuple[Array, Array]]) -> list[tuple[float, float]]:
+    """`boundary_times` of each boundary. `within`: what crosses them, as `boundaries` tells it of devices of a host."""
+    pairs = [plan.stages[k : k + 2] for k in range(len(plan.stages) - 1)]
+    apart = [problem.easier or between_hosts(problem, pair) for pair in pairs]
+    elsewhere = boundaries(plan, problem, between_hosts=True)[1] if any(apart) else within
+    return [boundary_times(problem, pair, (elsewhere if apart[k] else within)[k + 1]) for k, pair in enumerate(pairs)]
+
+
+def between_hosts(problem: Problem, pair: Sequence[Stage]) -> bool:
+    """Whether what crosses between two stages goes by the network: not all of their devices are on one node."""
+    return len({problem.cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}) > 1
+
+
+def network_bytes(plan: Plan, problem: Problem) -> list[float]:
+    """Bytes of a minibatch that each stage's replica sends to and receives from other hosts; 0 where it costs nothing.
+
+    All count where not all devices of two stages are on one node, as for `boundary_link`.
+    """
+    found = [0.0] * len(plan.stages)
+    if not problem.cluster.sending_costs:
+        return found
+    _, payloads = boundaries(plan, problem, between_hosts=True)
+    for k in range(len(plan.stages) - 1):
+        if between_hosts(problem, plan.stages[k : k + 2]):
+            forward, backward = (float(size[0]) for size in payloads[k + 1])
+            both = forward if problem.forward_only else forward + backward
+            found[k] += both
+            found[k + 1] += both
+    return found
+
+
+def network_rates(problem: Problem, stage: Stage) -> list[float]:
+    """Seconds of its own time that each replica's device takes for a byte between hosts."""
+    return [problem.cluster.devices[rank].type.network_seconds_per_byte for rank in stage.ranks]
+
+
+def _simulated_period(plan: Plan, problem: Problem) -> float:
+    """Seconds per minibatch of one step of mean minibatches."""
+    sizes = [problem.size] * plan.num_microbatches
+    return simulate(plan, problem.profile, problem.cluster, sizes).makespan / plan.num_microbatches
+
+
+def plan_period(
+    plan: Plan,
+    stages: Sequence[StageEstimate],
+    latencies: Sequence[float],
+    works: Sequence[float],
+    ports: Sequence[float],
+    crossing: float,
+) -> float:
+    """Seconds per minibatch."""
+    busy = [e.compute_seconds + e.averaging_seconds for e in stages]
+    if plan.rules.one_minibatch_at_a_time:
+        return max([(sum(latencies) + crossing) * max(plan.stages[0].shares) / plan.stages[0].round, *busy])
+    if plan.flushes:
+        count, size = plan.num_microbatches, plan.pipeline_size
+        longest = max(sum(works[k::size]) - latencies[k] for k in range(size))
+        busiest = max(sum(ports[k::size]) for k in range(size))
+        return (sum(latencies[:size]) + crossing + max(longest, (count - 1) * busiest)) / count
+    if plan.stages_per_rank > 1:
+        size = plan.pipeline_size
+        return max(steady_period(tuple(busy), size), *(sum(ports[k::size]) for k in range(size)))
+    return max([*busy, *ports])
+
+
+def step_work(plan: Plan, stage: Stage, seconds: Sequence[float], once: float) -> float:
+    """Seconds that the busiest replica works in one step: its whole minibatches, and what is done once.
+
+    The latter (averaging and the optimizer's step) is given as seconds per minibatch.
+    """
+    turns = [-(-plan.num_microbatches * share // stage.round) for share in stage.shares]
+    return max(t * k for t, k in zip(seconds, turns, strict=True)) + once * plan.num_microbatches
+
+
+def _once_a_round(plan: Plan, problem: Problem, stage: Stage, layers: Sequence[int]) -> tuple[float, float]:
+    """Seconds per minibatch of what a stage does once a round or step: averaging, and the optimizer's step."""
+    minibatches = plan.num_microbatches if plan.flushes else stage.round
+    num_bytes = float(problem.table.parameter_bytes[list(layers)].sum())
+    update = problem.table.update_time(layers, kinds_of(problem, stage))
+    return averaging_time(problem.cluster, stage.ranks, num_bytes) / minibatches, update / minibatches
+
+
+def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recompute: bool) -> float:
+    """Forward and backward of `layers` on one device; the forward twice where it is run again before the backward."""
+    seconds = float(problem.table.seconds[kind][layers, 0].sum())
+    return seconds + float(problem.table.forward[kind][layers, 0].sum()) if recompute else seconds
+
+
+def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple[Array, Array]) -> tuple[float, float]:
+    """Between two stages: (seconds per minibatch of the busiest port, of a transfer forwards plus one backwards)."""
+    if pair[0].ranks == pair[1].ranks:  # interleaved on one rank: nothing is sent
+        return 0.0, 0.0
+    link = boundary_link(problem.cluster, (*pair[0].ranks, *pair[1].ranks))
+    share = max(port_share(problem.cluster, stage, network=between_hosts(problem, pair)) for stage in pair)
+    forward, backward = (link.transfer_time(float(size[0])) for size in payload)
+    return share * max(forward, backward), forward + backward
+
+
+def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
+    """What `layers` need, at the high quantile of voxel counts."""
+    table = problem.table
+    kept, working, _ = table.stage_bytes(layers)
+    return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(kept[0]), incoming, float(working[0]))
+
+
+def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
+    """Bytes on the fullest replica of stage `k`, which has no other."""
+    stage = plan.stages[k]
+    later = sum(len(other.ranks) for other in plan.stages[k + 1 :])
+    versions, minibatches = depth(plan.schedule, plan.num_microbatches, stage.shares, later, stage.warmup)
+    return need.total(versions=versions, minibatches=minibatches, recompute=stage.recompute)
+
+
+def _interleaved_memory(plan: Plan, needs: Sequence[MemoryNeed]) -> list[float]:
+    """Bytes of each interleaved stage in the moment in which its device holds most, of all of its stages together."""
+    found, program = [0.0] * len(needs), compile_until_steady(plan)
+    for rank in plan.ranks:
+        own, fullest = plan.stages_of(rank), [0.0]
+        for running, counts in program.moments(rank):
+            parts = [
+                needs[k].total(versions=v, minibatches=m, recompute=plan.stages[k].recompute, runs=k == running)
+                for k, (v, m) in zip(own, counts, strict=True)
+            ]
+            fullest = max(fullest, parts, key=lambda parts: (sum(parts), parts))
+        if sum(fullest) > sum(found[k] for k in own):
+            for k, part in zip(own, fullest, strict=True):
+                found[k] = part
+    return found
+
+
+def kinds_of(problem: Problem, stage: Stage) -> list[str]:
+    return [problem.cluster.devices[rank].type.name for rank in stage.ranks]
+
+
+def baseline_data_parallel(problem: Problem) -> Plan:
+    """One stage over every device, equal shares."""
+    ranks = range(len(problem.cluster.devices))
+    return problem.plan([problem.stage(problem.layers, ranks, recompute=False)], "data-parallel")
+
+
+def data_parallel_period(problem: Problem) -> float:
+    """Seconds per minibatch of one stage over every device, equal shares."""
+    plan = baseline_data_parallel(problem)
+    stage = plan.stages[0]
+    seconds = [replica_seconds(problem, problem.layers, kind, stage.recompute) for kind in kinds_of(problem, stage)]
+    averaging, update = _once_a_round(plan, problem, stage, problem.layers)
+    whole = StageEstimate(max(seconds) / stage.round + update, averaging_seconds=averaging)
+    return plan_period(plan, [whole], [max(seconds)], [step_work(plan, stage, seconds, averaging + update)], [], 0.0)

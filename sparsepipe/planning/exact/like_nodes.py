@@ -1,0 +1,108 @@
+"""Moves of a search on nodes of which several are alike: which one a group sits on is told up to swapping like nodes.
+
+A state is what later stages use of each node. States that differ only in which of several like nodes is which lead to
+the same plans, so that one of them stands for all: its nodes are sorted by what is used of them. Four nodes of 2, 1 and
+1 devices have 20,736 states and 8,503,056 moves, of which 1,365 and 395,009 are left. A move's group is told by the
+places of the nodes in the state before it, and once more by those in the state after it, where it receives from the
+next group (`Swaps`).
+"""
+
+from collections.abc import Sequence
+from itertools import combinations_with_replacement
+from math import comb, prod
+
+import numpy as np
+
+from ...values.costs import Array
+from ..cuts import Index
+from ..device_groups import DeviceClass
+from .chain_search import Moves, Swaps
+
+
+def like_nodes(classes: Sequence[DeviceClass]) -> list[list[list[int]]]:
+    """The nodes, those that are alike together: the classes of each node, in the same order for like nodes."""
+    of_node: dict[str, list[int]] = {}
+    for k, one in enumerate(classes):
+        of_node.setdefault(one.node.name, []).append(k)
+    alike: dict[object, list[list[int]]] = {}
+    for own in of_node.values():
+        own.sort(key=lambda k: classes[k].type.name)
+        key = (classes[own[0]].node.link, *((classes[k].type, len(classes[k].ranks)) for k in own))
+        alike.setdefault(key, []).append(own)
+    return list(alike.values())
+
+
+def num_moves(classes: Sequence[DeviceClass]) -> int:
+    """How many moves are left."""
+    found = 1
+    for nodes in like_nodes(classes):
+        each = prod((len(classes[k].ranks) + 1) * (len(classes[k].ranks) + 2) // 2 for k in nodes[0])
+        found *= comb(each + len(nodes) - 1, len(nodes))
+    return found
+
+
+def symmetric_moves(classes: Sequence[DeviceClass], prices: Array) -> tuple[Index, Moves]:
+    """Every way to use the devices, one for all that differ by like nodes: (group counts [G, classes], moves)."""
+    sizes = [len(one.ranks) for one in classes]
+    radix = np.cumprod([1, *(n + 1 for n in sizes[:-1])])
+    parts = [_of_alike(nodes, sizes) for nodes in like_nodes(classes)]
+    before, after, order = parts[0]
+    for other in parts[1:]:  # every move of the ones with every move of the others
+        rows, others = (k.ravel() for k in np.indices((len(before), len(other[0]))))
+        before, after = before[rows] + other[0][others], after[rows] + other[1][others]
+        order = np.where(other[2][others] == np.arange(len(sizes)), order[rows], other[2][others])
+    adds = after - before
+    moved = adds.any(axis=1)
+    before, after, order, adds = before[moved], after[moved], order[moved], adds[moved]
+    target = np.take_along_axis(after, order, axis=1)
+    states = np.unique(np.concatenate([before @ radix, target @ radix]))
+    counts = states[:, None] // radix % (np.array(sizes) + 1)
+    used = counts.sum(axis=1)
+    by_use = np.argsort(used, kind="stable")
+    states, counts, used = states[by_use], counts[by_use], used[by_use]
+    place = np.zeros(radix[-1] * (sizes[-1] + 1), dtype=np.intp)
+    place[states] = np.arange(len(states))
+    left = _sorted(np.array(sizes) - counts, like_nodes(classes))
+    every = np.arange(1, len(place))
+    groups: Index = every[:, None] // radix % (np.array(sizes) + 1)
+    moves = Moves(
+        used,
+        place[before @ radix],
+        adds @ radix - 1,
+        place[target @ radix],
+        left @ prices,
+        place[left @ radix],
+        swaps=Swaps(np.take_along_axis(adds, order, axis=1) @ radix - 1, order, radix, np.array(sizes)),
+    )
+    return groups, moves
+
+
+def _of_alike(nodes: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[Index, Index, Index]:
+    """(what is used of each class before and after each move, the class that takes each one's place), of like nodes."""
+    own = [sizes[k] + 1 for k in nodes[0]]
+    states = np.stack(np.unravel_index(np.arange(prod(own)), own), axis=1)
+    first, second = np.nonzero((states[:, None, :] <= states[None, :, :]).all(axis=2))  # sorted by the one before
+    chosen = np.array(list(combinations_with_replacement(range(len(first)), len(nodes))), dtype=np.intp)
+    into = np.argsort(second[chosen], axis=1, kind="stable")
+    before, after = (np.zeros((len(chosen), len(sizes)), dtype=np.intp) for _ in range(2))
+    order = np.tile(np.arange(len(sizes)), (len(chosen), 1))
+    classes = np.array(nodes)
+    for k, node in enumerate(nodes):
+        before[:, node] = states[first[chosen[:, k]]]
+        after[:, node] = states[second[chosen[:, k]]]
+        order[:, node] = classes[into[:, k]]
+    return before, after, order
+
+
+def _sorted(counts: Index, alike: Sequence[Sequence[Sequence[int]]]) -> Index:
+    """The same states with like nodes in the order in which moves have them."""
+    found = counts.copy()
+    for nodes in alike:
+        own = np.stack([counts[:, node] for node in nodes], axis=1)  # [states, nodes, classes]
+        key = np.zeros(own.shape[:2], dtype=np.intp)
+        for column in range(own.shape[2]):
+            key = key * (int(own.max(initial=0)) + 1) + own[:, :, column]
+        rows = np.take_along_axis(own, np.argsort(key, axis=1, kind="stable")[:, :, None], axis=1)
+        for k, node in enumerate(nodes):
+            found[:, node] = rows[:, k]
+    return found

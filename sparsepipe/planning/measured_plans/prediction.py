@@ -1,0 +1,169 @@
+"""Predict a measured plan's step and its peak of memory, from what was profiled; nothing is fitted to a plan.
+
+Simulate the order in which DeepSpeed's pipeline engine sends and receives.
+
+Its ranks obey lists of instructions in which communication has its places. A stage's forward and backward alternate;
+before a backward it receives the gradient, and only then sends what its last forward made:
+
+    stage 0   F0 send  F1      receive B0 (send F1) …
+    stage 1       receive F0 B0 send       receive F1 …
+
+So where the last stage is the slowest, it waits in every round for its gradient to arrive, and for the activation that
+leaves afterwards. Source: TrainSchedule of deepspeed.runtime.pipe.schedule. Sends run beside computation, as NCCL's
+proxy threads do them. The GPUs of a replica each receive a part of a tensor, and gather the whole over their node's
+links before they work on it (PartitionedTensor).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...records.formats.sailor import MeasuredPlan, SizedLink, gpu_of
+from ...values.cluster import Cluster
+from ...values.schedule import compile
+from ..simulator.simulation import (
+    BACKWARD,
+    FORWARD,
+    Passes,
+    RankState,
+    Simulation,
+    Transfers,
+    collector_paused,
+)
+
+# Numbers that DeepSpeed and Adam keep for each weight: the weight and DeepSpeed's copy of it, its gradient and the
+# buffer that gradients are sent from, and Adam's two.
+WEIGHT_COPIES = 6
+# What driver, NCCL and fused kernels hold of a GPU's memory beside torch's: as Sailor's planner allows for, with tensor
+# parallelism and without, and as its simulator does for the nodes of GH200.
+CONTEXT_BYTES = 3.0e9
+CONTEXT_BYTES_ALONE = 2.0e9
+CONTEXT_BYTES_OF = {"GH-96": 4.76e9 + 0.3e9}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step is predicted to take, and what memory the fullest GPU is to need."""
+
+    seconds: float
+    peak_bytes: float
+
+    def errors(self, measured: MeasuredPlan) -> tuple[float, float]:
+        """How far time and memory are off, as shares of what was measured; above 0 where too much is predicted."""
+        return self.seconds / measured.seconds - 1, self.peak_bytes / measured.peak_bytes - 1
+
+
+def predict(measured: MeasuredPlan) -> Prediction:
+    """Simulate one step in DeepSpeed's order, and add up what the fullest GPU holds."""
+    with collector_paused():
+        end = max(row[3] for row in DeepSpeedSimulation(measured).run())
+    return Prediction(end, peak_bytes(measured))
+
+
+def peak_bytes(measured: MeasuredPlan) -> float:
+    """Bytes of the fullest GPU: weights and all that is kept for each, microbatches in flight, what libraries hold."""
+    plan, index = measured.plan, measured.profile.graph.index
+    program = compile(plan, plan.num_microbatches)
+    found = []
+    for s, stage in enumerate(plan.stages):
+        before = index[stage.layers[0]] - 1
+        for rank, kind in zip(stage.ranks, stage.device_types, strict=True):
+            weights, kept = measured.held(s, kind)
+            incoming = measured.profile.cost(before, kind, measured.samples).output_bytes if s else 0.0
+            in_flight = program.in_flight(s, rank)
+            found.append(WEIGHT_COPIES * weights + in_flight * (kept + incoming) + context_bytes(kind))
+    return max(found)
+
+
+def context_bytes(kind: str) -> float:
+    """What a GPU of this type of device holds beside torch's memory."""
+    usual = CONTEXT_BYTES_ALONE if kind.endswith(" x1") else CONTEXT_BYTES
+    return CONTEXT_BYTES_OF.get(gpu_of(kind), usual)
+
+
+class DeepSpeedSimulation(Simulation):
+    """A simulation in which an activation leaves when the gradient before it is there, over links that know sizes."""
+
+    def __init__(self, measured: MeasuredPlan) -> None:
+        plan = measured.plan
+        sizes = [float(measured.samples)] * plan.num_microbatches
+        super().__init__(compile(plan, len(sizes)), measured.profile, measured.cluster, sizes)
+        transfers = SizedTransfers(measured.cluster, measured.links)
+        transfers.bytes = self.transfers.bytes
+        self.transfers = transfers
+        for rank in self.ranks.values():  # like ranks share their lists
+            rank.seconds = {s: self._with_gathering(measured, rank, s, passes) for s, passes in rank.seconds.items()}
+        self.averaging = [averaging_seconds(measured, s) for s in range(len(plan.stages))]
+        self.held: dict[int, tuple[int, int, int]] = {}  # rank → the result of a forward that waits
+
+    def _with_gathering(self, measured: MeasuredPlan, rank: RankState, stage: int, passes: Passes) -> Passes:
+        """Seconds of each operation, with those of gathering what the forward or the backward receives."""
+        kind = measured.cluster.devices[rank.rank].type.name
+        found = list(passes)
+        for operation, comes in ((FORWARD, stage > 0), (BACKWARD, stage < len(self.plan.stages) - 1)):
+            if comes:
+                sender = stage - 1 if operation == FORWARD else stage + 1
+                sizes = self.transfers.bytes[operation, sender, False].tolist()
+                gathering = {size: gathering_seconds(measured, kind, size) for size in set(sizes)}
+                found[operation] = [a + gathering[size] for a, size in zip(found[operation], sizes, strict=True)]
+        return tuple(found)
+
+    def send(self, rank: RankState, operation: int, stage: int, minibatch: int, now: float) -> None:
+        """Send a result on at once, but a forward's only with the backward that comes next.
+
+        While the pipeline fills, the step after a forward has no backward: that of as many microbatches ago as stages
+        follow.
+        """
+        own = self.plan.stages[stage]
+        ago = (len(self.plan.stages) - 1 - stage) * len(own.ranks)
+        if operation == FORWARD and rank.todo[rank.place] == (BACKWARD, stage, minibatch - ago):
+            self.held[rank.rank] = (operation, stage, minibatch)
+        else:
+            super().send(rank, operation, stage, minibatch, now)
+
+    def start(self, rank: RankState, free: float) -> None:
+        """Start the next action; what was held leaves as it begins."""
+        super().start(rank, free)
+        if rank.free is None and rank.rank in self.held:
+            begin = self.rows[-1][2]  # of the span that has just been added
+            super().send(rank, *self.held.pop(rank.rank), begin)
+
+
+class SizedTransfers(Transfers):
+    """Transfers over links between types of device, which take the time that a message of their size does."""
+
+    def __init__(self, cluster: Cluster, links: Mapping[tuple[str, str], SizedLink]) -> None:
+        super().__init__(cluster)
+        self.links = links
+
+    def seconds(self, rank: int, peer: int, num_bytes: np.ndarray) -> list[float]:
+        """Seconds of each minibatch."""
+        devices = self.cluster.devices
+        link = self.links[devices[rank].type.name, devices[peer].type.name]
+        of_size = {size: link.transfer_time(size) for size in set(num_bytes.tolist())}
+        return [of_size[size] for size in num_bytes.tolist()]
+
+
+def gathering_seconds(measured: MeasuredPlan, kind: str, num_bytes: float) -> float:
+    """Seconds of a ring all-gather among the n GPUs of a device: n − 1 messages of 1/n of a tensor from each."""
+    link, degree = measured.inner_links.get(kind), int(kind.rpartition(" x")[2])
+    if link is None:
+        return 0.0
+    return (degree - 1) * link.transfer_time(num_bytes / degree * link.senders)
+
+
+def averaging_seconds(measured: MeasuredPlan, stage: int) -> float:
+    """Seconds of a ring all-reduce of a stage's gradients: 2(m−1) messages of 1/m of them, at its slowest link.
+
+    All GPUs of a replica send beside each other over their node's network.
+    """
+    own = measured.plan.stages[stage]
+    count = len(own.ranks)
+    if count == 1:
+        return 0.0
+    graph = measured.profile.graph
+    num_bytes = sum(graph.layers[graph.index[id]].parameter_bytes for id in own.layers)
+    kinds = own.device_types
+    pairs = set(zip(kinds, (*kinds[1:], kinds[0]), strict=True))
+    return 2 * (count - 1) * max(measured.links[pair].transfer_time(num_bytes / count) for pair in pairs)

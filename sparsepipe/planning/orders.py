@@ -1,0 +1,130 @@
+"""Compare the orders in which minibatches of several sizes come: what each loses under a plan, and how random it is."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ..data.order import ORDERS, compose
+from ..errors import InputError
+from ..util.io.fields import number
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
+from .run_estimate import stage_costs
+from .simulator import simulate
+from .simulator.bound import lower_bound
+
+
+@dataclass(frozen=True, slots=True)
+class OrderForecast:
+    """What an epoch takes in one order of its minibatches."""
+
+    order: str
+    minibatches: int
+    seconds: float
+    balanced_seconds: float  # of as many minibatches that each cost the mean of all
+    lower_bound_seconds: float  # no order of these minibatches takes less
+    distance: float  # from random order: see `distance_from_random`
+
+    @property
+    def lost_seconds(self) -> float:
+        """Seconds lost to sizes; below 0 where small minibatches fill and drain the pipeline."""
+        return self.seconds - self.balanced_seconds
+
+    def to_json(self) -> dict[str, object]:
+        return {**asdict(self), "lost_seconds": self.lost_seconds}
+
+
+def simulate_orders(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    sample_sizes: Sequence[float],
+    *,
+    batch_size: int | None = None,
+    budget: float | None = None,
+    orders: Sequence[str] = ORDERS,
+    seed: int = 0,
+) -> list[OrderForecast]:
+    """Simulate an epoch of samples of `sample_sizes` (in the profile's unit) in each of `orders`.
+
+    Minibatches are composed as a run composes them, of `batch_size` samples or by a `budget` of size: see
+    `data.compose`. Raises InputError as that and `simulate` do.
+    """
+    found = []
+    for order in orders:
+        dealt = compose(
+            sample_sizes,
+            batch_size=batch_size,
+            budget=budget,
+            order=order,
+            seed=seed,
+            stages=lambda totals: stage_costs(plan, profile, cluster, totals)[0].T,
+            step=synchronous_step(plan),
+        )
+        sizes = [float(sum(sample_sizes[sample] for sample in samples)) for samples in dealt]
+        found.append(order_forecast(order, plan, profile, cluster, sizes))
+    return found
+
+
+def order_forecast(order: str, plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> OrderForecast:
+    """Simulate minibatches of `sizes` as they come, and summarise them under the name of their order."""
+    mean = [float(np.mean(sizes))] * len(sizes)
+    return OrderForecast(
+        order,
+        len(sizes),
+        simulate(plan, profile, cluster, sizes).makespan,
+        simulate(plan, profile.averaged(sizes), cluster, mean).makespan,
+        lower_bound(plan, profile, cluster, sizes),
+        distance_from_random(sizes),
+    )
+
+
+def distance_from_random(sizes: Sequence[float]) -> float:
+    """Return how much nearer in size neighbours are than any two minibatches: 0 in random order, 1 fully sorted.
+
+    1 - (mean difference of rank between neighbours) / (mean difference of rank between any two). Below 0: neighbours
+    differ more than by chance. 0 where all sizes are equal.
+
+    >>> distance_from_random([3, 1, 2, 4]) < distance_from_random([1, 2, 3, 4])
+    True
+    """
+    values, which, counts = np.unique(np.asarray(sizes, dtype=float), return_inverse=True, return_counts=True)
+    if len(values) < 2:
+        return 0.0
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]  # equal sizes share one
+    ordered, count = np.sort(ranks), len(ranks)
+    pairs = float((ordered * (2 * np.arange(count) - count + 1)).sum()) / (count * (count - 1) / 2)
+    return 1 - float(np.abs(np.diff(ranks)).mean()) / pairs
+
+
+def synchronous_step(plan: Plan) -> int:
+    """Return how many minibatches end together: those of a step of all pipelines, 1 where no stage waits for others."""
+    first = plan.pipelines[0]
+    alone = first.stages[0].round if len(first.stages) == 1 else 1
+    return len(plan.pipelines) * (first.num_microbatches if first.flushes else alone)
+
+
+def lognormal_sizes(cv: float, count: int, *, mean: float = 1.0, seed: int = 0) -> list[float]:
+    """Draw sizes of samples of a lognormal distribution whose standard deviation is `cv` times its `mean`."""
+    variance = np.log1p(number(cv, "cv") ** 2)
+    drawn = np.random.default_rng((seed, 57)).lognormal(-variance / 2, variance**0.5, count)
+    return list((mean * drawn).tolist())
+
+
+def sizes_of_profile(profile: Profile, count: int, *, seed: int = 0) -> list[float]:
+    """Draw sizes of samples from the histogram that a profile keeps of its data's. Raises InputError without one."""
+    spread = profile.origin.get("sample_sizes")
+    if not spread:
+        raise InputError(
+            "simulation.sizes_unknown",
+            "the profile does not say how sizes of samples vary: give {data} or {sizes}, such as lognormal:cv=0.5, "
+            "or profile the model again",
+            setting=dict.fromkeys(("data", "sizes")),
+        )
+    random = np.random.default_rng((seed, 57))
+    edges = np.geomspace(spread["least"], max(spread["most"], spread["least"]), len(spread["histogram"]) + 1)
+    counts = np.array(spread["histogram"], dtype=float)
+    bins = random.choice(len(counts), size=count, p=counts / counts.sum())
+    return list((edges[bins] * (edges[bins + 1] / edges[bins]) ** random.random(count)).tolist())

@@ -1,0 +1,312 @@
+"""What slows a job down: its steps with and without what is slow, against an even step.
+
+The method is that of "Understanding Stragglers in Large Model Training Using What-if Analysis" (ByteDance, 2025): an
+even step has no launch delays, every computation takes the mean of its kind and every communication the median. The
+slow-down of a part is that of a step which is even but for this part (their equations 1 to 4); what the part costs is
+what the measured step would gain if this part alone were even. Only a part that accounts for four fifths of the loss is
+called the cause: many real jobs have none.
+
+Of several pipelines a stage is held against those with the same layers (copies.py), and an even computation takes what
+it takes the middle one of their ranks, the faster of two: by their mean the many minibatches of the fast would be
+slower, and the few of a slow one faster. Minibatches stay where they were trained in every step of these, also where
+pipelines that take them by pace would share them out anew.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...util.text.printed import Printed
+from ...values.trace import Trace
+from .copies import Copies
+from .dependencies import Dependencies, Node
+from .lives import COMPUTE
+from .timing import Floats
+
+_OF_DEVICES = ("stage", "replica", "pipeline", "rank")  # a replica of one plan, or one of several pipelines
+CATEGORIES = (*_OF_DEVICES, "operation")
+_COMMUNICATION = ("average", "send", "transfer")  # of which an even one takes the median: most of them wait for nobody
+_TRANSFERS = ("send", "transfer")
+_EXPLAINS = 0.8  # of the loss, of what is called its cause
+_NOTHING = 1.03  # a slow-down below which there is nothing to look for
+_SLOW = 1.1  # times as long as others with the same layers, from which on a rank of several pipelines is named
+_KEPT = "minibatches stay where they were trained here: what pipelines gain that take them by pace is not told"
+_AT_ONCE = 16  # variants: so that they stay in the processor's cache
+_MOST_PARTS = 256  # of a category: those with the most to explain
+
+
+class Part(NamedTuple):
+    """What may be slow: a stage, replica, pipeline, rank, or kind of operation, or all launches, transfers, sizes."""
+
+    category: str
+    key: int | str = ""
+
+
+@dataclass(frozen=True)
+class WhatIf(Printed):
+    """The mean step in seconds: measured, with no launch delays, even; and what each part adds and costs.
+
+    `slowdown` is that of the step without launch delays over the even one. `by` are slow-downs of steps that are even
+    but for the part, `without` the seconds of the measured step if the part were even.
+    """
+
+    measured_seconds: float
+    launched_seconds: float
+    even_seconds: float
+    by: Mapping[Part, float]
+    without: Mapping[Part, float]
+    culprit: str
+
+    @property
+    def slowdown(self) -> float:
+        return self.launched_seconds / self.even_seconds
+
+    def share(self, part: Part) -> float:
+        """What of the time lost against an even step the part accounts for."""
+        lost = self.measured_seconds - self.even_seconds
+        before = self.measured_seconds if part.category == "launch" else self.launched_seconds
+        return (before - self.without[part]) / lost if lost > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As one object; stages, replicas or pipelines, and ranks are keys as text."""
+        return {
+            "slowdown": self.slowdown,
+            "culprit": self.culprit,
+            "by": _grouped(self.by),
+            "without_seconds": _grouped(self.without),
+            "measured_seconds": self.measured_seconds,
+            "launched_seconds": self.launched_seconds,
+            "even_seconds": self.even_seconds,
+        }
+
+
+def what_if(trace: Trace) -> WhatIf:
+    """Say what the steps of a trace would take without what is slow. Raises InputError for one without training."""
+    known = Dependencies.of(trace)
+    copies = Copies.of(trace, known.nodes)
+    even = _even(known, copies)
+    parts = dict(_parts(known, even, copies))
+    sizes = _sizes(known)
+    measured = float(np.mean([step.seconds for step in known.steps]))
+    launched, ideal = map(float, _means(known, [known.seconds, even]))
+    by = {Part("launch"): measured / launched}
+    without = {Part("launch"): launched}
+    seconds = known.seconds
+    mixes = [(part, np.where(mask, seconds, even), np.where(mask, even, seconds)) for part, mask in parts.items()]
+    mixes.append((Part("size"), even * sizes, seconds / sizes))
+    only = _means(known, (one for _, one, _ in mixes))
+    left = _means(known, (one for _, _, one in mixes))
+    by |= {part: value / ideal for (part, *_), value in zip(mixes, only, strict=True)}
+    without |= {part: value for (part, *_), value in zip(mixes, left, strict=True)}
+    found = WhatIf(measured, launched, ideal, by, without, "")
+    return WhatIf(measured, launched, ideal, by, without, _culprit(found, known, copies))
+
+
+def _means(known: Dependencies, variants: Iterable[Floats]) -> list[float]:
+    """The mean step of each variant of the nodes' seconds."""
+    found: list[float] = []
+    batch: list[Floats] = []
+    for variant in [*variants, None]:
+        if variant is not None:
+            batch.append(variant)
+        if batch and (variant is None or len(batch) == _AT_ONCE):
+            found += known.step_seconds(np.stack(batch, axis=1)).mean(axis=0).tolist()
+            batch = []
+    return found
+
+
+def _even(known: Dependencies, copies: Copies) -> Floats:
+    """Each node's seconds if all of its kind took the same."""
+    even = known.seconds.copy()
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, node in enumerate(known.nodes):
+        if node.operation:
+            places.setdefault(copies.kind(node), []).append(place)
+    for own in places.values():
+        seconds, nodes = known.seconds[own], [known.nodes[place] for place in own]
+        if any(node.kind in _COMMUNICATION for node in nodes):
+            even[own] = np.median(seconds)
+        else:
+            even[own] = _middle_rank(nodes, seconds) if copies.several else np.mean(seconds)
+    return even
+
+
+def _middle_rank(nodes: Iterable[Node], seconds: Floats) -> float:
+    """The mean of the middle one of the nodes' ranks; of two in the middle, of the faster."""
+    ranks: dict[int, list[float]] = {}
+    for node, one in zip(nodes, seconds.tolist(), strict=True):
+        ranks.setdefault(node.rank, []).append(one)
+    return median_low(float(np.mean(own)) for own in ranks.values())
+
+
+def _parts(known: Dependencies, even: Floats, copies: Copies) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
+    """Every part that may be slow, and its nodes."""
+    ranks = np.array([node.rank for node in known.nodes])
+    keys = {
+        "stage": np.array([copies.stage(node) for node in known.nodes]),
+        copies.word: np.array([copies.copy(rank) for rank in ranks.tolist()]),
+        "rank": ranks,
+        "operation": np.array([node.operation for node in known.nodes]),
+    }
+    excess = known.seconds - even
+    for category in (one for one in CATEGORIES if one in keys):
+        names, place = np.unique(keys[category], return_inverse=True)
+        most = np.argsort(-np.bincount(place, excess), kind="stable")[:_MOST_PARTS]
+        for k in sorted(most.tolist()):
+            if (key := names[k].item()) != "":
+                yield Part(category, key), place == k
+    yield Part("transfer"), np.array([node.kind in _TRANSFERS for node in known.nodes])
+
+
+def _sizes(known: Dependencies) -> Floats:
+    """By what factor each node takes longer for the size of its microbatch: what forward and backward have in common.
+
+    A trace says nothing of sizes; a rank's own mean of each operation, and in the ratio to it whatever all operations
+    on a microbatch share, tell them.
+    """
+    computes = np.array([node.kind in COMPUTE for node in known.nodes])
+    key = {(node.rank, node.stage, node.operation): 0 for node in known.nodes if node.kind in COMPUTE}
+    key = {name: k for k, name in enumerate(key)}
+    which = np.array([key.get((node.rank, node.stage, node.operation), 0) for node in known.nodes])
+    minibatches = {minibatch: k for k, minibatch in enumerate({node.minibatch for node in known.nodes})}
+    of = np.array([minibatches[node.minibatch] for node in known.nodes])
+    seconds = np.where(computes, known.seconds, 0.0)
+    usual = np.bincount(which, seconds) / np.maximum(np.bincount(which, computes.astype(float)), 1)
+    own = np.where(computes, usual[which], 0.0)
+    taken, expected = np.bincount(of, seconds), np.bincount(of, own)
+    factor = np.where(expected > 0, taken / np.where(expected > 0, expected, 1.0), 1.0)
+    return np.where(computes, np.maximum(factor[of], 1e-9), 1.0)
+
+
+def _culprit(found: WhatIf, known: Dependencies, copies: Copies) -> str:
+    """One sentence: the narrowest part that accounts for most of the loss, or that there is none.
+
+    Of several pipelines it says what is not told of them, too.
+    """
+    if not copies.several:
+        return _cause(found, known, copies)
+    if found.measured_seconds < _NOTHING * found.even_seconds:
+        return f"{_slowest(known, copies)}; {_KEPT}"
+    return f"{_cause(found, known, copies)}; {_KEPT}"
+
+
+def _slowest(known: Dependencies, copies: Copies) -> str:
+    """Which rank takes longest for its layers, beside others that have the same."""
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, node in enumerate(known.nodes):
+        if node.kind in COMPUTE:
+            places.setdefault(copies.kind(node), []).append(place)
+    taken: defaultdict[int, float] = defaultdict(float)
+    expected: defaultdict[int, float] = defaultdict(float)
+    for own in places.values():
+        seconds, nodes = known.seconds[own], [known.nodes[place] for place in own]
+        if len({node.rank for node in nodes}) > 1:
+            middle = _middle_rank(nodes, seconds)
+            for node, one in zip(nodes, seconds.tolist(), strict=True):
+                taken[node.rank] += one
+                expected[node.rank] += middle
+    ratios = {rank: taken[rank] / expected[rank] for rank in sorted(taken) if expected[rank] > 0}
+    if not ratios:
+        at_work = {copies.copy(node.rank) for node in known.nodes if node.kind in COMPUTE}
+        if len(at_work) == 1:
+            return (
+                f"pipeline {min(at_work)} alone trained in this trace, so that no rank has another to be held against: "
+                "look at one of more minibatches"
+            )
+        return "no rank has another with the same layers to be held against"
+    worst = max(ratios, key=lambda rank: ratios[rank])
+    if ratios[worst] < _SLOW:
+        return f"no rank takes {_SLOW:.1f} × as long as others with the same layers"
+    return (
+        f"rank {worst}{_where(worst, known, copies)} takes {ratios[worst]:.1f} × as long as others with the same layers"
+    )
+
+
+def _where(rank: int, known: Dependencies, copies: Copies) -> str:
+    stages = sorted({copies.stage(node) for node in known.nodes if node.rank == rank and node.kind in COMPUTE})
+    of_copy = f" of {copies.word} {copies.copy(rank)}" if len(set(copies.of_rank.values())) > 1 else ""
+    return f" (stage {', '.join(map(str, stages))}{of_copy})"
+
+
+def _cause(found: WhatIf, known: Dependencies, copies: Copies) -> str:
+    if found.measured_seconds < _NOTHING * found.even_seconds:
+        ratio = found.measured_seconds / found.even_seconds
+        return f"nothing to explain: a step takes {ratio:.2f} × as long as an even one"
+    computes = {node.operation for node in known.nodes if node.kind in COMPUTE}
+    parts = [part for part in found.without if not (part.category == "operation" and part.key in computes)]
+    counts = Counter(part.category for part in parts)  # the only rank, stage or replica is no slower than any other
+    parts = [part for part in parts if part.category not in _OF_DEVICES or counts[part.category] > 1]
+    for category in ("rank", "stage", copies.word, "launch", "transfer", "size", "operation"):
+        own = [part for part in parts if part.category == category]
+        if own and found.share(worst := max(own, key=found.share)) >= _EXPLAINS:
+            if told := _sentence(worst, found, known, copies):
+                return told
+    ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
+    told = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
+    return f"no single cause: of the time lost against an even step, {told or 'no part accounts for any'}"
+
+
+def _sentence(part: Part, found: WhatIf, known: Dependencies, copies: Copies) -> str:
+    """What a part costs; of one with devices of its own how slow it is and when, "" where it is so in no step."""
+    before = found.measured_seconds if part.category == "launch" else found.launched_seconds
+    cost = f"{(before - found.without[part]) / found.measured_seconds:.0%} of the job"
+    if part.category not in _OF_DEVICES:
+        return f"{_name(part)}: {cost}"
+    where = _where(int(part.key), known, copies) if part.category == "rank" else ""
+    last = max(node.stage for node in known.nodes)
+    if part.category == "stage" and part.key == last and last and not copies.several:
+        where = " (the last)"
+    ratios = _ratios(part, known, copies)
+    factor = float(np.median(ratios))
+    slow = sum(ratio > 1 + (factor - 1) / 2 for ratio in ratios)
+    if not slow:
+        return ""
+    when = "all steps" if slow == len(ratios) else f"{slow} of {len(ratios)} steps"
+    return f"{_name(part)}{where} takes {factor:{_digits(factor)}} × as long as an even one in {when}: {cost}"
+
+
+def _digits(factor: float) -> str:
+    """Two places of a factor that one would write as 1.0: "1.04"."""
+    return ".1f" if factor >= 1.05 else ".2f"
+
+
+def _ratios(part: Part, known: Dependencies, copies: Copies) -> list[float]:
+    """Of each step, how many times as long the part's computations take as those of the others, kind by kind."""
+    inside: dict[tuple[int, tuple[str, int]], list[float]] = {}
+    outside: dict[tuple[int, tuple[str, int]], list[float]] = {}
+    of: dict[str, Callable[[Node], int]]
+    of = {"rank": lambda n: n.rank, "stage": copies.stage, copies.word: lambda n: copies.copy(n.rank)}
+    for node, seconds in zip(known.nodes, known.seconds.tolist(), strict=True):
+        if node.kind in COMPUTE:
+            side = inside if of[part.category](node) == part.key else outside
+            side.setdefault((node.step, copies.kind(node)), []).append(seconds)
+    ratios = []
+    for step in range(len(known.steps)):
+        kinds = [key for key in inside if key[0] == step and key in outside]
+        own = sum(float(np.mean(inside[key])) for key in kinds)
+        others = sum(float(np.median(outside[key])) for key in kinds)
+        ratios.append(own / others if others > 0 else 1.0)
+    return ratios
+
+
+def _name(part: Part) -> str:
+    names = {"launch": "delays of launches", "transfer": "transfers", "size": "sizes of microbatches that vary"}
+    if part.category == "operation":
+        return str(part.key)
+    return names.get(part.category) or f"{part.category} {part.key}"
+
+
+def _grouped(values: Mapping[Part, float]) -> dict[str, Any]:
+    """`{"stage": {"0": …}, …, "launch": …}`, of each category the largest first."""
+    found: dict[str, Any] = {}
+    for part, value in sorted(values.items(), key=lambda item: -item[1]):
+        if part.category in CATEGORIES:
+            found.setdefault(part.category, {})[str(part.key)] = value
+        else:
+            found[part.category] = value
+    return found

@@ -1,0 +1,112 @@
+"""Replay a trace: its own durations in its own orders, and see whether the times come out that were measured."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...util.text.printed import Printed
+from ...values.trace import WORK, Span, Trace
+from .copies import Copies
+from .dependencies import Dependencies
+from .lives import COMPUTE
+from .timing import Floats
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """A step's seconds as measured and as replayed.
+
+    The whole step has the delays between what an operation waits for and its launch; `pipeline` does without: forwards
+    and backwards alone in each rank's order, transfers free, of the replica or pipeline that takes longest.
+    """
+
+    step: int
+    measured_seconds: float
+    replayed_seconds: float
+    pipeline_measured_seconds: float
+    pipeline_replayed_seconds: float
+
+    @property
+    def error(self) -> float:
+        """Of the whole step, relative to what was measured."""
+        return _off(self.replayed_seconds, self.measured_seconds)
+
+    @property
+    def pipeline_error(self) -> float:
+        """Of forwards and backwards alone, relative to what was measured."""
+        return _off(self.pipeline_replayed_seconds, self.pipeline_measured_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Replay(Printed):
+    """The steps, and the whole as a trace to look at."""
+
+    steps: tuple[ReplayedStep, ...]
+    trace: Trace
+
+    @property
+    def largest_error(self) -> float:
+        """Of the whole steps, relative to what was measured."""
+        return max(abs(step.error) for step in self.steps)
+
+    @property
+    def largest_pipeline_error(self) -> float:
+        """Of forwards and backwards alone, relative to what was measured."""
+        return max(abs(step.pipeline_error) for step in self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """{"steps": […]}, seconds of each."""
+        return {"steps": [step.to_json() for step in self.steps]}
+
+
+def _off(replayed: float, measured: float) -> float:
+    """The relative error; none for a step in which nothing was computed, or that took no time."""
+    return replayed / measured - 1 if measured else 0.0
+
+
+def replay(trace: Trace) -> Replay:
+    """Simulate a trace from its own durations and orders. Raises InputError for one without training in it."""
+    known = Dependencies.of(trace)
+    whole = known.step_seconds(known.seconds + known.launch)[:, 0]
+    work = np.array([node.kind in WORK for node in known.nodes])
+    alone = known.timing.ends(np.where(work, known.seconds, 0.0))
+    copies = Copies.of(trace, known.nodes)
+    replayed, measured = _pipelines(known, copies, alone), _pipelines(known, copies)
+    steps = tuple(
+        ReplayedStep(step.number, step.seconds, *map(float, values))
+        for step, *values in zip(known.steps, whole, measured, replayed, strict=True)
+    )
+    return Replay(steps, _as_trace(known, trace))
+
+
+def _pipelines(known: Dependencies, copies: Copies, ends: Floats | None = None) -> Floats:
+    """Seconds from the first forward to the last backward of each step's slowest copy: measured, or until `ends`."""
+    spans: dict[tuple[int, int], tuple[float, float]] = {}
+    for place, node in enumerate(known.nodes):
+        if node.kind in COMPUTE:
+            begin, end = (node.begin, node.end) if ends is None else (0.0, float(ends[place]))
+            of = node.step, copies.copy(node.rank)
+            low, high = spans.get(of, (begin, end))
+            spans[of] = min(low, begin), max(high, end)
+    found = np.zeros(len(known.steps))
+    for (step, _), (low, high) in spans.items():
+        found[step] = max(found[step], high - low)
+    return found
+
+
+def _as_trace(known: Dependencies, trace: Trace) -> Trace:
+    """The replayed times as spans, each step where it began; a transfer is what its receiver waits for."""
+    ends = known.timing.ends(known.seconds + known.launch)
+    spans = []
+    for node, end, seconds in zip(known.nodes, ends.tolist(), known.seconds.tolist(), strict=True):
+        if node.operation:
+            begin = known.steps[node.step].begin
+            kind = "wait" if node.kind == "transfer" else node.kind
+            start, stop = begin + end - seconds, begin + end
+            spans.append(Span(node.rank, node.name, start, stop, kind, node.stage, node.minibatch, node.peer))
+    spans.sort(key=lambda span: (span.start, span.rank))
+    return Trace(tuple(spans), "replayed", trace.facts)

@@ -1,0 +1,77 @@
+"""When operations end that wait for each other: the longest path to each, for many variants of their seconds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Timing:
+    """Nodes with what each waits for, sorted once so that all nodes of one depth are computed together."""
+
+    def __init__(self, num_nodes: int, edges: Sequence[tuple[int, int]]) -> None:
+        """`edges` are (node, another that waits for it). Raises InputError where they wait in a circle."""
+        pairs: Ints = np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2)
+        order, depths = _by_depth(num_nodes, pairs)
+        self._order, place = order, np.empty(num_nodes, np.int64)
+        place[order] = np.arange(num_nodes)
+        sources, targets = place[pairs[:, 0]], place[pairs[:, 1]]
+        by_target = np.argsort(targets, kind="stable")
+        self._sources, targets = sources[by_target], targets[by_target]
+        bounds = np.concatenate([[0], np.cumsum(depths)])
+        self._levels = [(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        first_edge = np.searchsorted(targets, np.arange(num_nodes + 1))
+        self._first_edge = first_edge
+
+    def ends(self, seconds: Floats) -> Floats:
+        """Return when each node ends, of `seconds` [nodes] or [nodes, variants]; what waits for none begins at 0."""
+        found = seconds[self._order].astype(float)
+        for first, past in self._levels[1:]:
+            low, high = self._first_edge[first], self._first_edge[past]
+            begins = np.maximum.reduceat(found[self._sources[low:high]], self._first_edge[first:past] - low, axis=0)
+            found[first:past] += begins
+        ends = np.empty_like(found)
+        ends[self._order] = found
+        return ends
+
+    def latest_inputs(self, ends: Floats) -> Floats:
+        """Return when the last of what each node waits for ends, by `ends` [nodes]; 0 for those that wait for none."""
+        found, own = np.zeros(len(ends)), ends[self._order]
+        for first, past in self._levels[1:]:
+            low, high = self._first_edge[first], self._first_edge[past]
+            found[first:past] = np.maximum.reduceat(own[self._sources[low:high]], self._first_edge[first:past] - low)
+        inputs = np.empty_like(found)
+        inputs[self._order] = found
+        return inputs
+
+
+def _by_depth(num_nodes: int, pairs: Ints) -> tuple[Ints, list[int]]:
+    """(nodes by the length of the longest way to them, how many of each length)."""
+    following: list[list[int]] = [[] for _ in range(num_nodes)]
+    waits = [0] * num_nodes
+    for source, target in pairs.tolist():
+        following[source].append(target)
+        waits[target] += 1
+    level = [node for node in range(num_nodes) if not waits[node]]
+    order: list[int] = []
+    depths = []
+    while level:
+        order += level
+        depths.append(len(level))
+        after = []
+        for node in level:
+            for target in following[node]:
+                waits[target] -= 1
+                if not waits[target]:
+                    after.append(target)
+        level = after
+    if len(order) < num_nodes:
+        raise InputError(
+            "trace.circular", "operations of the trace wait for each other in a circle; its times or names are damaged"
+        )
+    return np.array(order, dtype=np.int64), depths

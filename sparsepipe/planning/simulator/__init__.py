@@ -1,0 +1,254 @@
+"""Simulate a plan, of one pipeline or of several, from the same programs and decisions as a real run.
+
+simulation.py  one pipeline: what every rank does and when
+member.py      one of several: the same, with minibatches by pace, read ahead as a run's are
+together.py    the loop over several: who takes which minibatch, which merges there are, who waits
+exchange.py    how long the weights of a merge are on their way
+outcome.py     what several come to
+bound.py       a time that no order of the minibatches beats
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import InputError
+from ...util.io.fields import MOST, MOST_MINIBATCHES, given_integer, given_number, number, shown
+from ...util.io.keywords import knows_its_keywords
+from ...util.io.settings import Number, Settings, WholeNumber, setting
+from ...util.text.counting import number_of
+from ...values.cluster import Cluster
+from ...values.plan import Plan
+from ...values.profile import Profile
+from ...values.replication.paces import pace
+from ...values.schedule import check_rule, compile
+from ...values.stragglers import Stragglers, held_up_fact
+from ...values.stragglers.restarts import RESTART_SECONDS, with_restart
+from ...values.trace import WORK, Span, Trace
+from .bound import lower_bound
+from .member import Member
+from .outcome import CAUSES, PipelinePace, PipelinesForecast
+from .simulation import Simulation, collector_paused
+from .together import HANDED_OUT, TIME, Together
+
+__all__ = [
+    "CAUSES",
+    "RESTART_SECONDS",
+    "PipelinePace",
+    "PipelinesForecast",
+    "SimulationSettings",
+    "check_sizes",
+    "lower_bound",
+    "simulate",
+    "simulate_pipelines",
+]
+
+
+@dataclass(frozen=True, repr=False)
+class SimulationSettings(Settings):
+    """How a plan is simulated."""
+
+    minibatches: int = setting(32, WholeNumber(1, MOST_MINIBATCHES), "minibatches that go through the pipeline")
+    epoch_minibatches: int | None = setting(
+        None,
+        WholeNumber(1),
+        "minibatches per epoch, after which --replan epoch changes the plan and a killed run resumes",
+        words="a tenth of all with --replan, else all",
+    )
+    seed: int = setting(0, WholeNumber(0, 2**64), "seed of the random groups of a replication rule")
+    restart_seconds: float = setting(
+        RESTART_SECONDS, Number(0, MOST, above=True), "time from a kill until its pipeline trains again", unit="S"
+    )
+
+
+def check_sizes(sizes: Any) -> None:
+    """Raise InputError where a caller's `sizes` are not numbers of 0 or more, one a minibatch."""
+    if isinstance(sizes, str | bytes) or not hasattr(sizes, "__len__"):
+        raise InputError(
+            "simulation.sizes_malformed",
+            f"sizes {shown(sizes)} given, expected a number for each minibatch, such as [4096] * 32",
+        )
+    for size in sizes:
+        given_number(size, "a minibatch's size of")
+        if not 0 <= size <= MOST:
+            raise InputError("number.below_least", f"a minibatch's size of {size} given, expected 0 or more")
+
+
+@knows_its_keywords
+def simulate(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    *,
+    stragglers: Stragglers | str | None = None,
+    restart_seconds: float = RESTART_SECONDS,
+    epoch_minibatches: int | None = None,
+) -> Trace:
+    """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
+
+    Several pipelines share them: `simulate_pipelines` tells what became of each, and this returns the trace alone.
+
+    The optimizer's step takes no time where the profile has no rate for it. `stragglers`, a value or its text, make
+    passes longer; the trace says in its fact "held_up" what they are. Where one kills a rank all ranks train again
+    `restart_seconds` later, from the last checkpoint on: the pipeline runs empty and leaves one after each
+    `epoch_minibatches`, without them at the end alone. The fact "restart" says what that cost
+    (`stragglers.restarts.Restart`). Raises InputError for a plan that cannot run, for stragglers of ranks that are not
+    there, and for seconds below 0.
+    """
+    if plan.members:
+        if epoch_minibatches is not None:
+            text = "epoch_minibatches goes with a plan of one pipeline, this one has several; leave it out"
+            raise InputError("option.of_one_pipeline", text)
+        return simulate_pipelines(
+            plan, profile, cluster, sizes, stragglers=stragglers, restart_seconds=restart_seconds
+        ).trace
+    check_sizes(sizes)
+    plan.check(profile.graph, cluster)
+    held_up = Stragglers.of(stragglers)
+    held_up.check(max(plan.ranks) + 1)
+    number(restart_seconds, "restart_seconds")
+    if epoch_minibatches is not None:
+        given_integer(epoch_minibatches, "minibatches of an epoch:", least=1)
+
+    def simulated(first: int, end: int) -> list[Span]:
+        simulation = Simulation(compile(plan, end - first), profile, cluster, sizes[first:end])
+        if held_up.parts:
+            simulation.hold_up(held_up.later(first) if first else held_up)
+        return simulation.run()
+
+    with collector_paused():
+        facts: dict[str, Any] = {**held_up_fact(held_up)}
+        if epoch_minibatches is None and not held_up.end_ranks:
+            return Trace(tuple(simulated(0, len(sizes))), "simulated", facts)
+        spans, restart = with_restart(
+            simulated, held_up, len(sizes), restart_seconds=restart_seconds, epoch_minibatches=epoch_minibatches
+        )
+        return Trace(tuple(spans), "simulated", facts | ({"restart": restart} if restart else {}))
+
+
+@knows_its_keywords
+def simulate_pipelines(
+    pipelines: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    *,
+    stragglers: Stragglers | str | None = None,
+    seed: int = 0,
+    restart_seconds: float = RESTART_SECONDS,
+    starts: Sequence[float] = (),
+) -> PipelinesForecast:
+    """Let pipelines share one minibatch of each of `sizes` (at the network's input, in the profile's unit).
+
+    Each takes the next ones when it has room, as many ahead as a run's loaders read ahead of what is trained, in whole
+    units of its plan's updates; less than a unit goes to who is empty. They average by `pipelines.replication`, whose
+    draws are by `seed`. Weights are on their way for as long as the cluster's links take for them, beside the
+    activations. A pipeline of which a rank is killed trains again `restart_seconds` later, with a live one's weights;
+    what its last stage had not done goes back to all. `starts`: when each pipeline begins, in seconds; all at once when
+    not given, which in a run they do not: of those that wait for each other little, the groups depend on it.
+
+    Reading takes no time here. Labels that a run reads from files are asked for a step earlier still in schedules with
+    several minibatches a step; that is not simulated.
+
+    Raises InputError for pipelines that cannot run, for stragglers of ranks that are not there, and for a kill where
+    the rule averages gradients: what the others do then is not simulated.
+    """
+    check_sizes(sizes)
+    number(restart_seconds, "restart_seconds")
+    if starts and len(starts) != len(pipelines.pipelines):
+        raise InputError(
+            "simulation.start_count",
+            f"{len(starts)} starts for {number_of(len(pipelines.pipelines), 'pipeline')}: expected one each",
+        )
+    begins = [number(start, "a start") for start in starts] or [0.0] * len(pipelines.pipelines)
+    check_rule(pipelines.check(profile.graph, cluster))
+    held_up = Stragglers.of(stragglers)
+    held_up.check(max(pipelines.ranks) + 1)
+    with collector_paused():
+        found = Together(
+            pipelines.pipelines,
+            profile,
+            cluster,
+            sizes,
+            rule=pipelines.rule,
+            stragglers=held_up if held_up.parts else None,
+            seed=seed,
+            restart_seconds=restart_seconds,
+        )
+        found.run(begins)
+        lives = [[*pipeline.past, last] for pipeline, last in zip(found.pipelines, found.members, strict=True)]
+        paces = tuple(
+            _pace(found, own, profile, cluster, sizes, samples=pipelines.samples or 1.0, start=start)
+            for own, start in zip(lives, begins, strict=True)
+        )
+        spans = [span for own in lives for life in own for span in _numbered(life)]
+    return PipelinesForecast(
+        Trace(tuple(spans), "simulated", pipelines.trace_facts | held_up_fact(held_up)),
+        pipelines.rule,
+        paces,
+        dict(found.averages.group_sizes),
+        dict(found.averages.staleness),
+        found.averages.forced,
+        found.averages.bytes,
+        tuple(tuple(_taken(own)) for own in lives),
+        pipelines.samples,
+        _done(lives),
+    )
+
+
+def _done(lives: Sequence[Sequence[Member]]) -> tuple[float, float]:
+    """When the first and the last minibatch of all was done: a run counts them at their last stage's update, too."""
+    ends: dict[int, float] = {}
+    for life in (life for own in lives for life in own):
+        last = len(life.plan.stages) - 1
+        for span in life.spans():
+            if span.stage == last and span.kind in WORK and span.minibatch < len(life.numbers):
+                number = life.numbers[span.minibatch]
+                ends[number] = max(ends.get(number, 0.0), span.end)
+    return (min(ends.values()), max(ends.values())) if ends else (0.0, 0.0)
+
+
+def _taken(lives: Sequence[Member]) -> list[int]:
+    """The minibatches that a pipeline has done, in its order."""
+    return [place for life in lives for place in life.numbers]
+
+
+def _pace(
+    found: Together,
+    lives: Sequence[Member],
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    *,
+    samples: float,
+    start: float,
+) -> PipelinePace:
+    last = lives[-1]
+    tally, taken = found.pipelines[last.number].tally, [sizes[place] for place in _taken(lives)]
+    alone = Together([last.plan], profile, cluster, taken, rule=None, stragglers=last.stragglers)
+    alone.run([0.0])
+    lost = {cause: tally.lost[cause] for cause in CAUSES}
+    lost["straggler"] = max(sum(life.extra[rank] for life in lives) for rank in last.plan.ranks)
+    seconds = max(_end(lives, start), tally.blocked_until) - start
+    return PipelinePace(
+        len(taken),
+        seconds,
+        pace(samples * len(taken), seconds),
+        pace(samples * len(taken), _end(alone.members, 0.0)),
+        lost,
+        tuple(tally.waited_for[other] for other in range(len(found.members))),
+        tally.waited_for[TIME],
+        tally.waited_for[HANDED_OUT],
+    )
+
+
+def _end(lives: Sequence[Member], start: float) -> float:
+    """When the last of a pipeline's minibatches was done; its start where it did none."""
+    return max((span.end for life in lives for span in life.spans()), default=start)
+
+
+def _numbered(member: Member) -> list[Span]:
+    """The spans of a pipeline with minibatches by their numbers in the epoch."""
+    numbers = [*member.numbers, *member.lost]
+    return [span._replace(minibatch=numbers[span.minibatch]) for span in member.spans()]

@@ -1,0 +1,294 @@
+"""Profile a network by its name on a data set by its name: open both, choose minibatches, measure.
+
+Which minibatches a network is measured on: from a tenth to twice the batch, and of small and large samples.
+
+Costs are known where they were measured, so the sizes cover what training will meet: the 1st to the 99th percentile of
+minibatches that are drawn at random from the samples at hand, and at least a factor of 8.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import data
+from ..data.batch import PointBatch, Sample, collate
+from ..data.order import Minibatches
+from ..engines.native.coordinates import pack, unpack
+from ..errors import InputError
+from ..runtime.config import ProfileConfig, RunConfig
+from ..runtime.workloads.opening import Dataset, LearningTask, one_minibatch, open_task
+from ..runtime.workloads.resolved import ResolvedRun, resolve
+from ..util.host.contention import contending_processes
+from ..util.host.openmp import check_threads
+from ..util.io.fields import given_integer
+from ..util.io.keywords import knows_its_keywords
+from ..util.text.counting import number_of
+from ..util.text.size_histogram import sizes_spread
+from ..values.profile import Profile, voxels_by_stride
+from .devices import limited_to, usable
+from .measure import Progress, Training, profile
+
+_PARTS = (0.1, 0.25, 0.5, 1.0, 2.0)  # of a minibatch's samples: the smallest tells what does not grow
+_SPAN = 8.0  # least factor between the smallest and the largest minibatch
+_DRAWS = 1000  # minibatches drawn at random for the percentiles
+_STEP = 2.0  # most between two sizes of whole minibatches
+_APART = 1.1  # least between any two sizes: closer ones tell nothing new
+_LEAST_VOXELS = 100  # of a cropped minibatch: with fewer, coarse layers may be left with one, which batch norm refuses
+
+# Minibatches that are read for their sizes: so many at least, and more for a few seconds.
+_LEAST_READ, _MOST_READ, _READ_SECONDS = 6, 64, 5.0
+_STRIDES = 8  # whose voxels are counted: up to 128
+_MEASURING_SECONDS = 300.0  # after which no minibatch larger than training's is measured
+
+
+@knows_its_keywords
+def profile_model(
+    model: str | nn.Module,
+    source: str | Path,
+    *,
+    batch_size: int,
+    voxel_size: float | None = None,
+    num_points: int | str = "all",
+    model_args: Mapping[str, Any] | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    loss: str | None = None,
+    loss_args: Mapping[str, Any] | None = None,
+    engine: str = "auto",
+    device: str = "cpu",
+    device_type: str | None = None,
+    repeats: int | None = None,
+    threads: int = 1,
+    seed: int = 0,
+    beside: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Profile a model on minibatches of a data set's training split, from a tenth to twice the batch and more.
+
+    `model` is a name of ours, `package.module:function` or `path/net.py:function` (called with `model_args`), or in a
+    notebook an nn.Module itself. `source` is a data set's folder, a manifest's name, or a function of the user's own
+    (called with `data_args`). A minibatch has `batch_size` samples; point clouds need a `voxel_size`, the edge of a
+    voxel as a share of a cloud's longest side (in metres where the data set says that it is metric). `num_points`
+    "all" takes every point of a cloud and samples 1,024 from a mesh; a number is the most points of a cloud and the
+    points of a mesh. `engine` is "auto", "native", "minkowski" or "torch", `device` "cpu" or "cuda"; `loss` a
+    name or a function's, the data's own unless given; each pass is timed `repeats` times, unless given as often as it
+    takes to be sure. `device_type` is what the profile calls this device.
+    `sizes` of the profile are those of random minibatches; what is measured covers their 1st to 99th percentile and a
+    factor of 8, in a few minutes at most. On a CPU, `threads` cores make one device: measure
+    with as many as each worker will have, and with `beside` so many further processes at the same work, as the other
+    workers of the machine will be. Raises InputError for unknown names and bad data.
+    """
+    usable(device)
+    given_integer(threads, "threads:")
+    check_threads(threads)
+    ProfileConfig(device_type, repeats, beside)  # checks them
+    config = RunConfig(
+        model=model if isinstance(model, str) else type(model).__name__,
+        data=str(source),
+        batch_size=batch_size,
+        num_points=num_points,
+        model_args=_as_json(model_args),
+        data_args=_as_json(data_args),
+        loss=loss,
+        loss_args=_as_json(loss_args),
+        engine=engine,
+        device=device,
+        threads=threads,
+        seed=seed,
+        validate=False,
+    )
+    if voxel_size is not None:
+        config = config.replace(voxel_size=voxel_size)
+    if beside and not isinstance(model, str):
+        raise InputError(
+            "profiler.not_importable",
+            f"a {config.model} profiled beside {number_of(beside, 'other process')}, which cannot import it: write it "
+            "to a file (%%writefile net.py) and give 'net.py:function'",
+        )
+    run = resolve(config, None if isinstance(model, str) else model)
+    task, order = opened(run, voxel_size_given=voxel_size is not None)
+    dataset = task.training
+    if isinstance(dataset, data.VoxelDataset):  # those that a run will read, too
+        splits = [split for split in ("train", "test") if split in dataset.folder.splits]
+        run.check_clouds(splits, engine=task.engine.name)
+    typical, shapes, sample_sizes, reading = _read(dataset, order)
+    count = min(batch_size, len(dataset))
+    if count < batch_size and progress:
+        progress(
+            f"batch size {batch_size}: the training split has {count} samples, so minibatches of {count} are measured"
+        )
+    batches = spread(dataset, sample_sizes, batch_size=count)
+    origin = {
+        "data": dataset.origin,
+        "first_reading_seconds": reading,
+        "seed": seed,
+        "beside": beside,
+        "sample_sizes": sizes_spread(list(sample_sizes.values())),
+    }
+    for name, value in (("model_args", config.model_args), ("loss", config.loss)):
+        if value is not None:
+            origin[name] = value
+    likewise = config.replace(engine=task.engine.name).to_json()  # said aloud once, and theirs too
+    training = Training(
+        sizes=typical,
+        batch_size=count,
+        size_unit=dataset.size_unit,
+        origin=origin,
+        read=lambda k: dataset.batch(order[k % len(order)], epoch=1),
+        reads_targets=not dataset.targets_are_labels,
+        loss=task.loss,
+        most_seconds=_MEASURING_SECONDS,
+    )
+    with contending_processes(beside, __package__, likewise) as others, limited_to(threads):
+        measured = profile(
+            task.network,
+            batches,
+            task.engine,
+            device=device,
+            device_type=device_type,
+            repeats=repeats,
+            seed=seed,
+            training=replace(training, contending=others),
+            progress=progress,
+        )
+    return replace(measured, voxels_by_stride=_of_its_strides(measured, batches, shapes)) if shapes else measured
+
+
+Shape = list[int]  # voxels at strides of 1, 2, 4 and so on
+
+
+def _read(dataset: Dataset, order: Minibatches) -> tuple[list[float], list[Shape], dict[int, float], float]:
+    """Read minibatches: (sizes of whole ones, shapes of clouds, sizes of samples by index, seconds of reading one)."""
+    seconds, number = 0.0, 0  # of reading alone: shapes are counted for the profile, not for training
+    typical, shapes, samples = list[float](), list[Shape](), dict[int, float]()
+    of_all = None if dataset.size_unit == "voxels" else dataset.sample_sizes()
+    for number, indices in enumerate(order[:_MOST_READ], start=1):
+        start = time.perf_counter()
+        batch = dataset.batch(indices)
+        seconds += time.perf_counter() - start
+        sizes = batch.voxel_counts.tolist() if of_all is None else [of_all[index] for index in indices]
+        samples.update(zip(indices, sizes, strict=True))
+        if len(indices) == len(order[0]):
+            typical.append(batch.size)
+            shapes += [shape(batch)] if of_all is None else []
+        if number >= _LEAST_READ and seconds > _READ_SECONDS:
+            break
+    return typical, shapes, samples, seconds / number
+
+
+def shape(batch: PointBatch) -> Shape:
+    """Count a minibatch's voxels at strides of 1, 2, 4 and so on, as a network that halves them has them."""
+    coordinates, counts = batch.coordinates.clone(), [batch.size]
+    for _ in range(_STRIDES - 1):
+        coordinates[:, 1:] >>= 1
+        coordinates = unpack(torch.unique(pack(coordinates)), coordinates.shape[1] - 1)
+        counts.append(len(coordinates))
+    return counts
+
+
+def _of_its_strides(
+    profile: Profile, batches: Sequence[PointBatch], shapes: Sequence[Shape]
+) -> tuple[tuple[float, ...], ...]:
+    """Take from `shapes` the strides that the network has: those with the counts that were met in `batches`.
+
+    Empty where it has another stride than powers of two, or one alone.
+    """
+    (costs,) = profile.costs.values()
+    counts, _ = voxels_by_stride(costs)
+    known = {batch.size: shape(batch) for batch in batches}
+    there = np.array([known[size] for size in counts[0]]).T  # [strides, minibatches]
+    places = [np.flatnonzero((there == own).all(axis=1)) for own in counts]
+    if len(counts) == 1 or not all(map(len, places)):
+        return ()
+    return tuple(tuple(float(one[place[0]]) for place in places) for one in shapes)
+
+
+def _as_json(args: Mapping[str, Any] | None) -> str | None:
+    return json.dumps(dict(args)) if args else None
+
+
+def opened(run: ResolvedRun, *, voxel_size_given: bool = True) -> tuple[LearningTask, Minibatches]:
+    """Return what the settings name, for training alone, and the order of its minibatches.
+
+    Raises InputError for point clouds without a voxel size.
+    """
+    config, task = run.config, open_task(run, validates=False)
+    if task.training.size_unit == "voxels" and not voxel_size_given:
+        text = f"{config.data}: point clouds are profiled with a voxel size; give {{voxel_size}}, such as 0.05"
+        raise InputError("profiler.no_voxel_size", text, setting="voxel_size")
+    count = len(task.training)
+    return task, data.minibatches(count, batch_size=config.batch_size, seed=config.seed, epoch=0, shuffle=True)
+
+
+def spread(dataset: Dataset, sizes: dict[int, float], *, batch_size: int) -> tuple[Any, ...]:
+    """Make minibatches of different sizes, smallest first, of the samples whose sizes are given by index.
+
+    Parts of a minibatch have fewer samples; of point clouds also a part of each sample, cut off along its longest axis,
+    if there are not enough samples: for less than one, of the smallest sample that has as much. Minibatches of other
+    examples have at least two samples, unless all have one: over a single sample batch norm cannot normalise.
+    """
+    sizes = dict(sorted(sizes.items(), key=itemgetter(1)))
+    clouds = dataset.size_unit == "voxels"
+    least = 1 if clouds else min(2, batch_size)
+    made = [_part(dataset, sizes, part * batch_size, least=least, clouds=clouds) for part in _PARTS]
+    found = {batch.size: batch for batch in made}
+    most = 2 * batch_size
+    while max(found) < _SPAN * min(found) and most < 2 * _SPAN * batch_size:
+        most *= 2
+        larger = _part(dataset, sizes, most, least=least, clouds=clouds)
+        found[larger.size] = larger
+    for indices in _whole(list(sizes), list(sizes.values()), batch_size):
+        batch = dataset.batch(one_minibatch(dataset, indices))
+        if all(max(batch.size, size) >= _APART * min(batch.size, size) for size in found):
+            found[batch.size] = batch
+    return tuple(found[size] for size in sorted(found))
+
+
+def _part(dataset: Dataset, sizes: Mapping[int, float], samples: float, *, least: int, clouds: bool) -> Any:
+    """A minibatch of typical samples: of small, middling and large ones alike, again where there are too few.
+
+    `sizes`: of samples by index, growing.
+    """
+    order, count = list(sizes), max(least, round(samples))
+    indices = [order[int((k + 0.5) * len(order) / count)] for k in range(count)]
+    if clouds and samples < 1:
+        voxels = samples * float(np.mean(list(sizes.values())))
+        indices = [next(index for index in order if sizes[index] >= voxels)]
+        samples = voxels / sizes[indices[0]]
+    batch = dataset.batch(one_minibatch(dataset, indices))
+    whole = not clouds or samples >= count or batch.size * samples / count < _LEAST_VOXELS
+    return batch if whole else cropped(batch, samples / count)
+
+
+def _whole(order: Sequence[int], sizes: Sequence[float], batch_size: int) -> list[Sequence[int]]:
+    """Minibatches of similar samples, from the 1st to the 99th percentile of random ones, at most _STEP apart."""
+    if len(order) <= batch_size:
+        return []
+    random = np.random.default_rng(0)
+    drawn = np.array(sizes)[random.integers(len(sizes), size=(_DRAWS, batch_size))].sum(axis=1)
+    low, high = np.quantile(drawn, (0.01, 0.99))
+    sums = np.convolve(sizes, np.ones(batch_size), mode="valid")  # of each run of samples that are next in size
+    steps = max(1, math.ceil(math.log(max(high / max(low, 1.0), 1.0), _STEP)))
+    starts = {int(np.abs(sums - aim).argmin()) for aim in np.geomspace(max(low, 1.0), max(high, 1.0), steps + 1)}
+    return [order[start : start + batch_size] for start in sorted(starts)]
+
+
+def cropped(batch: PointBatch, share: float) -> PointBatch:
+    """Keep a share of every sample's voxels: those at one end of its longest axis, as dense as before."""
+    return collate([_cropped(sample, share) for sample in batch.samples()])
+
+
+def _cropped(sample: Sample, share: float) -> Sample:
+    extent = sample.coordinates.amax(dim=0) - sample.coordinates.amin(dim=0)
+    along = sample.coordinates[:, int(extent.argmax())]
+    kept = torch.argsort(along, stable=True)[: max(1, round(share * len(along)))].sort().values
+    label = sample.label[kept] if isinstance(sample.label, Tensor) else sample.label
+    return Sample(sample.coordinates[kept], sample.features[kept], label)

@@ -1,0 +1,16 @@
+"""Records of runs on disk: plans, settings, metrics and traces, checked as they are read; and which are comparable."""
+
+from pathlib import Path
+
+from ..util.io.paths import expanded
+from ..values.trace import Trace
+from .plans import FollowedPlan
+from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
+
+__all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "PAPER", "RunRecord", "load_trace", "load_warnings"]
+
+
+def load_trace(path: Path | str) -> Trace:
+    """Read the trace of a run by its folder, or of a file as `Trace.load` does. Raises InputError for others."""
+    path = expanded(path)
+    return RunRecord.load(path).trace() if path.is_dir() else Trace.load(path)

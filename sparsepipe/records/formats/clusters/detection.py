@@ -1,0 +1,354 @@
+"""Which kind of file tells of a cluster, by what is in it, and the Cluster that it tells of.
+
+Hostfiles of ssh, mpirun and DeepSpeed, and files with a host list of Slurm: a host or several a line.
+
+gpu1 slots=4          four devices
+me@10.0.0.2 slots=2   reached as that user
+gpu3                  one device
+gpu4:4                four devices, as MPICH writes it
+gpu5:2222             one device, reached through ssh at that port, as [gpu5]:2222 and ssh://gpu5:2222 are
+[2001:db8::1]:22 slots=2   two devices, at port 22: with slots=, the number after a colon is a port
+node[01-03,07] slots=8     # a list as Slurm writes it: each of them has eight
+
+Ray's cluster yaml with the provider "local": hosts that are there already, a head and its workers.
+
+    provider:
+      type: local
+      head_ip: 10.0.0.1
+      worker_ips: [10.0.0.2, 10.0.0.3]
+    auth:
+      ssh_user: me
+
+Each host has as many devices as a node type's `resources: {GPU: N}` says, one where none does. What Ray sets up on the
+hosts (files, commands, docker) is no part of a cluster and is passed over.
+Source: Ray's documentation, "Launching an on-premise cluster".
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ....errors import InputError
+from ....util.host.ssh import Destination
+from ....util.io.fields import MOST_DEVICES, integer, shown
+from ....util.io.files import read_json, read_text
+from ....util.io.paths import expanded
+from ....util.io.yaml_files import read_yaml
+from ....values.cluster import Cluster, Link
+from ..dnn_partitioning import PartitioningFile, is_partitioning_file
+from ..sdpipe import cluster_of, load_nodes
+from ..sparsepipe_servers import ServerFile
+from .hosts import Host, Unsaid, cluster_of_hosts
+from .machines import hosts_of_machines
+from .slurm import expand, hosts_of_job
+
+_RAY_KEYS = {"type", "head_ip", "worker_ips", "external_head_ip"}
+
+
+def hosts_of_ray(path: Path, document: Mapping[str, Any]) -> tuple[Host, ...]:
+    """The head and the workers of Ray's document. Raises InputError that names the file and what is wrong in it."""
+    try:
+        return _ray_hosts(document)
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+
+
+def _ray_hosts(document: Mapping[str, Any]) -> tuple[Host, ...]:
+    provider = document.get("provider")
+    if not isinstance(provider, Mapping):
+        raise InputError(
+            "hostfile.provider_malformed", f"provider = {shown(provider)}: expected type: local, head_ip and worker_ips"
+        )
+    if provider.get("type") != "local":
+        raise InputError(
+            "hostfile.provider_type",
+            f"provider type {shown(provider.get('type'))} makes its own machines: expected local, with head_ip and "
+            "worker_ips",
+        )
+    if unknown := [key for key in provider if key not in _RAY_KEYS]:
+        raise InputError(
+            "hostfile.provider_key", f"provider has {shown(unknown[0])}: expected {', '.join(sorted(_RAY_KEYS))}"
+        )
+    workers = provider.get("worker_ips") or []
+    if not isinstance(workers, list):
+        raise InputError("hostfile.workers_malformed", f"worker_ips = {shown(workers)}: expected a list of hosts")
+    names = [provider.get("head_ip"), *workers]
+    if wrong := [name for name in names if not isinstance(name, str) or not name]:
+        raise InputError(
+            "hostfile.host_malformed",
+            f"host {shown(wrong[0])}: expected a name or an address for head_ip and each of worker_ips",
+        )
+    auth = document.get("auth") or {}
+    user = auth.get("ssh_user") if isinstance(auth, Mapping) else None
+    if user is not None and not isinstance(user, str):
+        raise InputError("hostfile.user_malformed", f"ssh_user = {shown(user)}: expected a name")
+    count = _devices(document.get("available_node_types") or {})
+    return tuple(Host(name, count, f"{user}@{name}" if user else "") for name in names)
+
+
+def _devices(types: object) -> int:
+    """The GPUs of a host, which are the same for all: the local provider knows one type of node."""
+    if not isinstance(types, Mapping):
+        raise InputError(
+            "hostfile.node_types_malformed", f"available_node_types = {shown(types)}: expected a table of types"
+        )
+    counts = set()
+    for name, kind in types.items():
+        resources = (kind.get("resources") or {}) if isinstance(kind, Mapping) else None
+        if not isinstance(resources, Mapping):
+            raise InputError(
+                "hostfile.node_types_malformed",
+                f"available_node_types: {shown(name)} = {shown(kind)}: expected resources: {{GPU: N}}",
+            )
+        counts.add(integer(resources.get("GPU", 1), f"{shown(name)}: GPU", least=1, most=MOST_DEVICES))
+    if len(counts) > 1:
+        raise InputError(
+            "hostfile.heterogeneous_types",
+            f"node types of {', '.join(map(str, sorted(counts)))} GPUs: the hosts of a local cluster are alike",
+        )
+    return counts.pop() if counts else 1
+
+
+_KNOWN = ("slots", "max_slots", "max-slots")  # the latter bound what mpirun may start beyond the slots
+
+IN_SLURM = "slurm"  # instead of a file: the hosts of the job in which this runs
+_YAML = re.compile(r"(?:['\"][^'\"]*['\"]|[A-Za-z_]\w*)\s*:(?:\s|$)|---\s*$")
+_TOML = re.compile(r"\[\[?\s*[\w.\"'-]+\s*\]\]?\s*(?:#.*)?$|[A-Za-z_][\w.-]*\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """A cluster, and which kind of file told of it."""
+
+    kind: str
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How files of one kind are read, and whether they say what type each device is of, and its memory and links."""
+
+    read: Callable[[Path, Unsaid], Cluster]
+    tells_types: bool = False
+    tells_links: bool = False  # and the memory of the devices: nothing but the file is asked
+
+
+def load_cluster(path: Path | str, **unsaid: Any) -> Cluster:
+    """Read any of the KINDS as a Cluster; see `load_cluster_file`."""
+    return load_cluster_file(path, **unsaid).cluster
+
+
+def load_cluster_file(
+    path: Path | str,
+    *,
+    device_type: str = "device",
+    memory_bytes: float = float("inf"),
+    link: Link | None = None,
+    network: Link | None = None,
+    variables: Mapping[str, str] = os.environ,
+) -> ClusterFile:
+    """Read any of the KINDS. The options are for the files that leave out such facts; ours says them itself.
+
+    "slurm", where no file has that name, is the job of Slurm by its environment `variables`.
+    Raises InputError in one line that names the file, what is wrong, and what is expected.
+    """
+    path, unsaid = expanded(path), Unsaid(device_type, memory_bytes, link or Link(), network or Link())
+    if path == Path(IN_SLURM) and not path.exists():
+        return ClusterFile("slurm", cluster_of_hosts(hosts_of_job(variables), unsaid))
+    kind = kind_of(path)
+    return ClusterFile(kind, KINDS[kind].read(path, unsaid))
+
+
+def tells_types(path: Path) -> bool:
+    """Whether a file says what type each device is of, so that a profile of each type goes with it."""
+    return (path != Path(IN_SLURM) or path.exists()) and KINDS[kind_of(path)].tells_types
+
+
+def tells_links(path: Path) -> bool:
+    """Whether a file alone says what memory the devices have, and what links there are between them."""
+    return (path != Path(IN_SLURM) or path.exists()) and KINDS[kind_of(path)].tells_links
+
+
+def kind_of(path: Path | str) -> str:
+    """The kind of a file, one of KINDS. Raises InputError for one that cannot be read, or is of none of them."""
+    path = expanded(path)
+    if path.suffix == ".toml":
+        return "toml"
+    if path.suffix == ".json":
+        if is_partitioning_file(read_json(path, what="cluster file")):
+            return "dnn-partitioning"
+        raise InputError(
+            "hostfile.json_unknown",
+            f"{path}: of JSON, only graphs of dnn-partitioning describe a cluster; expected one of them, or TOML",
+        )
+    if path.suffix in (".yml", ".yaml"):
+        return _kind_of_yaml(path)
+    lines = read_text(path, what="cluster file").splitlines()
+    first = next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+    if _TOML.match(first):
+        return "toml"
+    if _YAML.match(first):
+        return _kind_of_yaml(path)
+    return "server file" if first.startswith("Server") and len(first.split()) == 1 else "hostfile"
+
+
+_YAML_KEYS = {"machines": "driver yml", "nodes": "heturun nodes", "provider": "ray yaml"}
+
+
+def _kind_of_yaml(path: Path) -> str:
+    document = read_yaml(path, what="cluster file")
+    found = [kind for key, kind in _YAML_KEYS.items() if isinstance(document, Mapping) and key in document]
+    if len(found) != 1:
+        raise InputError(
+            "hostfile.yaml_unknown",
+            f"{path}: expected nodes: as in SDPipe, machines: as in PipeDream and SparsePipe, or provider: as in Ray; "
+            "a hostfile has lines such as 'gpu1 slots=4'",
+        )
+    return found[0]
+
+
+def _of_yaml(hosts: Callable[[Path, Mapping[str, Any]], tuple[Host, ...]], path: Path, unsaid: Unsaid) -> Cluster:
+    return _made(path, hosts(path, read_yaml(path, what="cluster file")), unsaid)
+
+
+def _of_hostfile(path: Path, unsaid: Unsaid) -> Cluster:
+    return _made(path, load_hostfile(path), unsaid)
+
+
+def _made(path: Path, hosts: tuple[Host, ...], unsaid: Unsaid) -> Cluster:
+    try:
+        return cluster_of_hosts(hosts, unsaid)
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+
+
+def _of_nodes(path: Path, unsaid: Unsaid) -> Cluster:
+    nodes = load_nodes(path)
+    try:
+        return cluster_of(
+            nodes,
+            device_type=unsaid.device_type,
+            memory_bytes=unsaid.memory_bytes,
+            link=unsaid.link,
+            network=unsaid.network,
+        )
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+
+
+def _of_server_file(path: Path, unsaid: Unsaid) -> Cluster:
+    """Its devices have types, its servers no addresses."""
+    return ServerFile.load(path).cluster(
+        bandwidth=unsaid.link.bandwidth, network=unsaid.network.bandwidth, memory_bytes=unsaid.memory_bytes
+    )
+
+
+KINDS: Mapping[str, Kind] = {
+    "toml": Kind(lambda path, unsaid: Cluster.load(path), tells_types=True, tells_links=True),
+    "hostfile": Kind(_of_hostfile),
+    "driver yml": Kind(partial(_of_yaml, hosts_of_machines)),
+    "heturun nodes": Kind(_of_nodes),
+    "ray yaml": Kind(partial(_of_yaml, hosts_of_ray)),
+    "server file": Kind(_of_server_file, tells_types=True),
+    "dnn-partitioning": Kind(
+        lambda path, unsaid: PartitioningFile.load(path).cluster, tells_types=True, tells_links=True
+    ),
+}
+
+
+_LEAST_PORT, _LEAST_FREE_PORT = 22, 1024  # below: slots, no sshd listens there; from there on: a port; between: either
+
+
+def load_hostfile(path: Path | str) -> tuple[Host, ...]:
+    """Read a hostfile. Raises InputError that names file and line."""
+    hosts: list[Host] = []
+    lines: dict[str, int] = {}  # host → line
+    for number, line in enumerate(read_text(path, what="hostfile").splitlines(), start=1):
+        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
+        if not words:
+            continue
+        try:
+            for host in _hosts(words):
+                if host.name in lines:
+                    raise InputError(
+                        "hostfile.host_twice",
+                        f"host {shown(host.name)} is there again, as in line {lines[host.name]}: list it once, with "
+                        "slots=N for all its devices",
+                    )
+                lines[host.name] = number
+                hosts.append(host)
+            if len(hosts) > MOST_DEVICES:
+                raise InputError("hostfile.too_many_hosts", f"more than {MOST_DEVICES} hosts: correct the ranges")
+        except InputError as error:
+            raise error.within(f"{path}:{number}: ") from None
+    if not hosts:
+        raise InputError(
+            "hostfile.no_hosts", f"{path}: names no hosts: expected a line for each, such as 'gpu1 slots=4'"
+        )
+    return tuple(hosts)
+
+
+def _hosts(words: list[str]) -> list[Host]:
+    slots: int | None = None
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals or key not in _KNOWN:
+            raise InputError(
+                "hostfile.slots_malformed",
+                f"{shown(word)} after host {shown(words[0])}: expected slots=N, a host a line",
+            )
+        count = _count(words[0], key, value)
+        slots = count if key == _KNOWN[0] else slots
+    return [_host(text, slots) for text in _destinations(words[0])]
+
+
+def _destinations(text: str) -> list[str]:
+    """The hosts that one word names: one, or those of a list as Slurm writes it, each with the number after it."""
+    try:
+        Destination.parse(text)
+        if "," not in text:
+            return [text]
+    except InputError:
+        pass
+    listed, colon, number = text.rpartition(":")
+    if not (colon and number.isascii() and number.isdigit()):
+        listed, number = text, ""
+    if ":" in listed:
+        raise InputError("hostfile.host_malformed", f"host {shown(text)}: expected host:port or slots=N, a host a line")
+    return [f"{name}:{number}" if number else name for name in expand(listed)]
+
+
+def _host(text: str, slots: int | None) -> Host:
+    try:
+        destination = Destination.parse(text)
+    except InputError as error:
+        raise error.within("host ", "; devices are written slots=N, a host a line") from None
+    number = destination.port
+    if number is None:
+        port = None
+    elif slots is not None or number >= _LEAST_FREE_PORT or text.startswith("ssh://"):
+        port = number
+    elif number < _LEAST_PORT:
+        slots, port = number, None
+    else:
+        host = destination._replace(port=None)
+        raise InputError(
+            "hostfile.number_undecided",
+            f"host {shown(text)}: is {number} a number of devices or the port of ssh? Write '{host} slots={number}' or "
+            f"'{destination} slots=1'",
+        )
+    ssh = destination._replace(port=port)
+    return Host(ssh.host, slots or 1, str(ssh) if ssh.user or ssh.port else "")
+
+
+def _count(host: str, key: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 7 and 1 <= int(value) <= MOST_DEVICES):
+        raise InputError(
+            "hostfile.slots_malformed",
+            f"host {shown(host)} has {key} = {shown(value)}: expected a whole number, 1 or more",
+        )
+    return int(value)

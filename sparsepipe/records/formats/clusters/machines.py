@@ -1,0 +1,66 @@
+"""The `machines:` of PipeDream's and SparsePipe's driver yml: a GPU of a host for each rank.
+
+    machines: ['server0:0', 'server0:1', 'server1:4', 'server1:5']     ranks 0 to 3
+
+The numbers are the hosts' own: `server1:4` is the GPU that is number 4 there, and no other is seen by the worker.
+Source: the driver of PipeDream's runtime, where WorkerInfo reads an entry.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ....errors import InputError
+from ....util.io.fields import MOST_DEVICES, shown
+from ....util.text.counting import number_of
+from ..driver_keys import checked_values
+from .hosts import Host
+
+_FORM = "'host:gpu', such as 'server0:0'"
+
+
+def hosts_of_machines(path: Path, document: Mapping[str, Any]) -> tuple[Host, ...]:
+    """The hosts of a driver file, in its order.
+
+    Raises InputError that names the file and the entry, or a key or value that is none of a driver file's.
+    """
+    try:
+        checked_values(document)
+        return _hosts(document.get("machines"))
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+
+
+def _hosts(entries: object) -> tuple[Host, ...]:
+    if not isinstance(entries, list) or not entries:
+        raise InputError("machines.malformed", f"machines = {shown(entries)}: expected a list of {_FORM}")
+    if len(entries) > MOST_DEVICES:
+        raise InputError(
+            "hostfile.too_many_devices",
+            f"machines lists {number_of(len(entries), 'GPU')}, expected {MOST_DEVICES} at most",
+        )
+    found: dict[str, list[int]] = {}
+    last = None
+    for place, entry in enumerate(entries):
+        host, gpu = _entry(place, entry)
+        if host in found and host != last:
+            raise InputError(
+                "machines.host_scattered",
+                f"machines[{place}]: host {shown(host)} comes again after {shown(last)}: list the GPUs of a host one "
+                "after the other, for ranks are numbered host by host",
+            )
+        if gpu in found.setdefault(host, []):
+            raise InputError(
+                "machines.device_twice",
+                f"machines[{place}]: {shown(entry)} is there twice: a GPU is one rank; leave one out",
+            )
+        found[host].append(gpu)
+        last = host
+    return tuple(Host(host, len(gpus), gpus=tuple(gpus)) for host, gpus in found.items())
+
+
+def _entry(place: int, entry: object) -> tuple[str, int]:
+    host, colon, gpu = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
+    if not host or not colon or not (gpu.isascii() and gpu.isdigit() and len(gpu) < 6):
+        raise InputError("machines.malformed", f"machines[{place}] = {shown(entry)}: expected {_FORM}")
+    return host, int(gpu)

@@ -1,0 +1,175 @@
+"""The hosts of a Slurm job, by the variables that Slurm sets in it.
+
+    SLURM_JOB_NODELIST=gpu[01-03,07],login     gpu01, gpu02, gpu03, gpu07 and login
+    SLURM_TASKS_PER_NODE=2(x3),1,1             tasks, a rank each, on each of them
+    SLURM_GPUS_PER_NODE=a100:4                 ranks on each of them if no tasks are listed
+    SLURM_JOB_NODELIST_HET_GROUP_1=big[1-2]    of the second component of a heterogeneous job, likewise the others
+
+Ranks are numbered component by component. Before Slurm 20.02 the ending was _PACK_GROUP_1.
+Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; scontrol(1), "hostlist expressions"; "Heterogeneous Job Support".
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import TypeVar
+
+from ....errors import InputError
+from ....util.io.fields import MOST_DEVICES, shown
+from ....util.text.counting import number_of
+from .hosts import Host
+
+_NODELISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_TASK_COUNTS = ("SLURM_TASKS_PER_NODE",)
+_COUNTS_OF_ALL = ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_PER_NODE")  # if Slurm does not list the tasks of each host
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_TASKS = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
+T = TypeVar("T")
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """The hosts of a hostlist expression, in its order. Raises InputError for one that is none, or far too long."""
+    names: list[str] = []
+    for part in _split(text):
+        names += _hosts(part)
+        if len(names) > MOST_DEVICES:
+            raise InputError(
+                "hostfile.too_many_hosts", f"{shown(text)} is more than {MOST_DEVICES} hosts: correct the range"
+            )
+    return tuple(names)
+
+
+def hosts_of_job(variables: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the hosts of the job in which this runs, of all its components, with a device for each task.
+
+    A host that two components share has the devices of both. Raises InputError outside of a job.
+    """
+    devices: dict[str, int] = {}
+    for suffix in _suffixes(variables):
+        names = _read(variables, suffix, _NODELISTS, expand)
+        if names is None:
+            raise InputError(
+                "slurm.not_a_job",
+                f"SLURM_JOB_NODELIST{suffix} is not set: this is no job of Slurm; ask within sbatch or salloc",
+            )
+        counts = _read(variables, suffix, _TASK_COUNTS, partial(_counts, num_hosts=len(names)))
+        counts = counts or [_read(variables, suffix, _COUNTS_OF_ALL, _count_of_all) or 1] * len(names)
+        for name, count in zip(names, counts, strict=True):
+            devices[name] = devices.get(name, 0) + count
+    return tuple(Host(name, count) for name, count in devices.items())
+
+
+def _suffixes(variables: Mapping[str, str]) -> list[str]:
+    """The endings of the variables' names, one for each component of a heterogeneous job; one empty ending for others.
+
+    Without the endings, a heterogeneous job has the variables of its first component alone.
+    """
+    for group, size in (("_HET_GROUP_", "SLURM_HET_SIZE"), ("_PACK_GROUP_", "SLURM_PACK_SIZE")):
+        listed = re.compile(rf"SLURM_JOB_NODELIST{group}([0-9]{{1,5}})")
+        numbers = {int(match[1]) for name in variables if (match := listed.fullmatch(name))}
+        count = variables.get(size, str(len(numbers)))
+        if count != str(len(numbers)) or numbers != set(range(len(numbers))):
+            raise InputError(
+                "slurm.group_count",
+                f"{size} = {shown(count)}, and the job has SLURM_JOB_NODELIST{group}N for N = "
+                f"{sorted(numbers)[:8]}: expected one for each component, from 0; ask in the batch script itself",
+            )
+        if numbers:
+            return [f"{group}{number}" for number in sorted(numbers)]
+    return [""]
+
+
+def _read(variables: Mapping[str, str], suffix: str, names: Sequence[str], read: Callable[[str], T]) -> T | None:
+    """Read the first of the variables that is set, None if none is. Raises InputError that names it."""
+    for name in (f"{name}{suffix}" for name in names):
+        if text := variables.get(name):
+            try:
+                return read(text)
+            except InputError as error:
+                raise error.within(f"{name} = {shown(text)}: ") from None
+    return None
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that are outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if not 0 <= depth <= 1:
+            break
+        if letter == "," and not depth:
+            parts.append(text[begin:place])
+            begin = place + 1
+    parts.append(text[begin:])
+    if depth or not all(part.strip() for part in parts):
+        raise InputError(
+            "slurm.hosts_malformed", f"{shown(text)} is no list of hosts: expected such as gpu[01-03,07],login"
+        )
+    return [part.strip() for part in parts]
+
+
+def _hosts(part: str) -> list[str]:
+    pieces = _BRACKETS.split(part)  # text, ranges, text, ranges, …, text
+    choices = [_numbers(piece, part) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+    count = 1
+    for choice in choices:
+        count *= len(choice)
+    if count > MOST_DEVICES:
+        raise InputError(
+            "hostfile.too_many_hosts",
+            f"{shown(part)} is {number_of(count, 'host')}, expected {MOST_DEVICES} at most: correct the range",
+        )
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _numbers(ranges: str, part: str) -> list[str]:
+    """The numbers of `01-03,07` as they are written: zeros in front of the first are kept."""
+    numbers: list[str] = []
+    for one in ranges.split(","):
+        match = _RANGE.fullmatch(one)
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if int(first) > int(last):
+            raise InputError(
+                "slurm.range_malformed",
+                f"{shown(part)}: range {shown(one)}: expected such as 01-03, the smaller number first",
+            )
+        if int(last) - int(first) >= MOST_DEVICES:
+            raise InputError(
+                "hostfile.too_many_hosts",
+                f"{shown(part)}: range {shown(one)} is more than {MOST_DEVICES} hosts: correct it",
+            )
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        if len(numbers) > MOST_DEVICES:
+            raise InputError(
+                "hostfile.too_many_hosts", f"{shown(part)}: more than {MOST_DEVICES} hosts: correct its ranges"
+            )
+    return numbers
+
+
+def _counts(text: str, num_hosts: int) -> list[int]:
+    """Tasks of each host."""
+    counts: list[int] = []
+    for one in text.split(","):
+        match = _TASKS.fullmatch(one)
+        if not match or int(match[1]) < 1 or int(match[2] or 1) > MOST_DEVICES:
+            raise InputError("slurm.counts_malformed", "expected such as 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+        if len(counts) > num_hosts:
+            break
+    if len(counts) != num_hosts:
+        raise InputError(
+            "slurm.count_differs",
+            f"is for {number_of(len(counts), 'host')}, the list has {num_hosts}",
+            num_hosts=num_hosts,
+        )
+    return counts
+
+
+def _count_of_all(text: str) -> int:
+    """A count of every host: `4`, or of GPUs by their types, `a100:2,v100:1`."""
+    counts = [one.rpartition(":")[2] for one in text.split(",")]
+    if not all(count.isascii() and count.isdigit() and len(count) < 6 for count in counts):
+        raise InputError("slurm.devices_malformed", "expected such as 4 or a100:4")
+    return sum(map(int, counts))

@@ -1,0 +1,223 @@
+"""DynPipe's files: partition files as plans, per-layer lists as profiles.
+
+    vgg16_8.json         {"partition": [15, 5, 18], "recompute_ratio": [0, 0, 0],
+                          "batch_size_all": [72], "batch_size": [12, 72, 72]}
+    hybrid_conf.json     PipeDream's, beside it: {"stage_to_rank_map": {"0": [0, 1, 2, 3, 4, 5], "1": [6], "2": [7]}}
+
+    vgg16_data_1_for_.txt       milliseconds of each layer's forward, one a line
+    vgg16_data_1_bac_.txt       of its backward
+    vgg16_out_put_com_time.txt  of sending each layer's output, but the last one's
+
+`partition` counts the layers of each stage in order. A stage's replicas each take `batch_size` rows of every minibatch
+of `batch_size_all`; here a replica takes whole minibatches in turn, as many of them. `recompute_ratio` is the share of
+a stage's layers, its last ones, whose activations are made again in the backward; here it is all of a stage or nothing.
+What is lost so is in the plan's warnings.
+Source: DynPipe, `--partition` and `--config_path` of its runtime.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...util.io.fields import MOST_DEVICES, integer, number, shown
+from ...util.io.files import read_json, read_text
+from ...util.io.paths import expanded
+from ...util.text.counting import number_of
+from ...values.graph import Layer, LayerGraph
+from ...values.plan import Plan, Stage
+from ...values.profile import CostSample, LayerCost, Profile
+from .pipedream_conf import KEYS
+
+FORWARD, BACKWARD, SENDING = "_for_.txt", "_bac_.txt", "_out_put_com_time.txt"
+BANDWIDTH = 1e12  # bytes per second of a link on which what a layer puts out takes the time that the lists say
+_CONFS = ("hybrid_conf.json", "mp_conf.json")
+_MOST_LAYERS = 10_000
+
+
+def is_partition(content: object) -> bool:
+    """Whether the content of a JSON file is a partition file."""
+    return isinstance(content, Mapping) and "partition" in content
+
+
+def load_partition(
+    path: Path | str, graph: LayerGraph | Callable[[], LayerGraph], *, conf: Path | str | None = None
+) -> Plan:
+    """Read a partition file as a plan for `graph`, which may be a function that is asked for it.
+
+    Ranks are those of `conf`, or of the hybrid_conf.json or mp_conf.json beside the file, where that has as many
+    stages; else they are numbered stage by stage, `batch_size_all` / `batch_size` of them each.
+    Raises InputError naming the file.
+    """
+    content = read_json(path, what="partition file")
+    found = expanded(conf) if conf else _beside(expanded(path))
+    ranks = _ranks_of(found) if found else None
+    try:
+        if not is_partition(content):
+            raise InputError(
+                "partition.malformed", "not a partition file: expected an object with partition, such as [15, 5, 18]"
+            )
+        return _plan_of(content, graph if isinstance(graph, LayerGraph) else graph(), ranks, found, given=bool(conf))
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+
+
+def _beside(path: Path) -> Path | None:
+    return next((path.parent / name for name in _CONFS if (path.parent / name).is_file()), None)
+
+
+def _ranks_of(path: Path) -> list[tuple[int, ...]]:
+    """The ranks of each stage of a conf; how it numbers modules does not matter, the partition says what they are."""
+    content = read_json(path, what="conf json")
+    stages = content.get(KEYS[1]) if isinstance(content, Mapping) else None
+    if not isinstance(stages, Mapping) or sorted(stages) != sorted(str(k) for k in range(len(stages))):
+        raise InputError("partition.no_ranks", f'{path}: expected stage_to_rank_map, such as {{"0": [0, 1], "1": [2]}}')
+    found = []
+    for k in range(len(stages)):
+        own = stages[str(k)]
+        if not isinstance(own, list) or not own:
+            raise InputError(
+                "partition.ranks_malformed", f"{path}: ranks of stage {k} are {shown(own)}: expected a list of them"
+            )
+        where = f"{path}: rank of stage {k}"
+        found.append(tuple(integer(rank, where, most=MOST_DEVICES - 1) for rank in own))
+    return found
+
+
+def _plan_of(
+    content: Mapping[str, Any],
+    graph: LayerGraph,
+    ranks: list[tuple[int, ...]] | None,
+    conf: Path | None,
+    *,
+    given: bool,
+) -> Plan:
+    ids = [layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers]
+    counts = [integer(one, "partition", least=1, most=len(ids)) for one in _list(content, "partition")]
+    if sum(counts) != len(ids):
+        raise InputError(
+            "partition.layer_count",
+            f"partition {shown(counts)} is of {number_of(sum(counts), 'layer')}, the network has {len(ids)}",
+        )
+    ratios, warnings = _ratios(content, len(counts)), list[str]()
+    replicas = _replicas(content, len(counts))
+    if ranks is not None and len(ranks) != len(counts):
+        told = f"{conf} has {number_of(len(ranks), 'stage')}, the partition {len(counts)}"
+        if given:
+            raise InputError("partition.ranks_not_whole", told)
+        warnings.append(f"{told}: ranks are numbered stage by stage")
+        ranks = None
+    if ranks is None:
+        bounds = [sum(replicas[:k]) for k in range(len(replicas) + 1)]
+        ranks = [tuple(range(a, b)) for a, b in pairwise(bounds)]
+    elif replicas != [len(own) for own in ranks] and "batch_size" in content:
+        raise InputError(
+            "partition.replica_count",
+            f"batch_size {shown(content['batch_size'])} of {shown(content['batch_size_all'])} is for {replicas} "
+            f"replicas, {conf} has {[len(own) for own in ranks]}",
+        )
+    if any(len(own) > 1 for own in ranks):
+        warnings.append("replicas that split each minibatch's rows take whole minibatches in turn here")
+    if partly := [k for k, ratio in enumerate(ratios) if 0 < ratio < 1]:
+        warnings.append(
+            f"stage {partly[0]} recomputes {ratios[partly[0]]:g} of its layers, here all or none: all of them"
+        )
+    stages = tuple(
+        Stage(tuple(ids[sum(counts[:k]) : sum(counts[: k + 1])]), own, recompute=ratios[k] > 0)
+        for k, own in enumerate(ranks)
+    )
+    return Plan(stages, planner="imported", warnings=tuple(warnings)).check(graph)
+
+
+def _list(content: Mapping[str, Any], key: str, length: int | None = None) -> Sequence[Any]:
+    found = content[key]
+    if not isinstance(found, list) or not found or (length is not None and len(found) != length):
+        expected = "a list" if length is None else f"{length} of them, one a stage"
+        raise InputError("partition.value_malformed", f"{key} = {shown(found)}: expected {expected}")
+    return found
+
+
+def _ratios(content: Mapping[str, Any], num_stages: int) -> list[float]:
+    if "recompute_ratio" not in content:
+        return [0.0] * num_stages
+    found = [number(one, "recompute_ratio") for one in _list(content, "recompute_ratio", num_stages)]
+    if max(found) > 1:
+        raise InputError(
+            "partition.recompute_out_of_range",
+            f"recompute_ratio = {max(found):g}: expected a share of a stage's layers, 0 to 1",
+        )
+    return found
+
+
+def _replicas(content: Mapping[str, Any], num_stages: int) -> list[int]:
+    """How many replicas share the rows of a minibatch in each stage; one where the file does not say."""
+    if "batch_size" not in content:
+        return [1] * num_stages
+    if "batch_size_all" not in content:
+        raise InputError("partition.batch_size_lacking", "batch_size without batch_size_all: expected both")
+    (whole,) = (integer(one, "batch_size_all", least=1) for one in _list(content, "batch_size_all", 1))
+    rows = [integer(one, "batch_size", least=1, most=whole) for one in _list(content, "batch_size", num_stages)]
+    if uneven := [one for one in rows if whole % one or whole // one > MOST_DEVICES]:
+        raise InputError(
+            "partition.batch_size_uneven",
+            f"batch_size {uneven[0]} of a minibatch of {whole}: expected equal parts of it",
+        )
+    replicas = [whole // one for one in rows]
+    if sum(replicas) > MOST_DEVICES:
+        raise InputError(
+            "partition.too_many_replicas",
+            f"batch_size is for {sum(replicas)} replicas, expected {MOST_DEVICES} at most",
+        )
+    return replicas
+
+
+def is_layer_list(path: Path | str) -> bool:
+    """Whether a file is named as a list of forward times is."""
+    return expanded(path).name.endswith(FORWARD)
+
+
+def load_layer_lists(path: Path | str, *, device_type: str = "device", sending: Path | str | None = None) -> Profile:
+    """Read a `*_for_.txt`, the `*_bac_.txt` and the `*_out_put_com_time.txt` beside it as the profile of a chain.
+
+    `sending`: another list of transfer times. A layer's `output_bytes` are what takes the listed time on a link of
+    `BANDWIDTH`. The lists know neither weights nor what minibatch they are of. Raises InputError naming file and line.
+    """
+    path = expanded(path)
+    if not is_layer_list(path):
+        raise InputError("layer_times.malformed", f"{path}: expected a list of forward times, named …{FORWARD}")
+    stem = path.name.removesuffix(FORWARD)
+    forward, backward = _milliseconds(path), _milliseconds(path.with_name(stem + BACKWARD))
+    beside = path.with_name(stem.split("_data_")[0] + SENDING)
+    sent_by = expanded(sending) if sending else beside
+    sent = [*_milliseconds(sent_by), 0.0]
+    for other, values, count in ((path.with_name(stem + BACKWARD), backward, 0), (sent_by, sent, 1)):
+        if len(values) != len(forward):
+            raise InputError(
+                "layer_times.line_count",
+                f"{other}: {len(values) - count} lines for {number_of(len(forward), 'layer')}, expected "
+                f"{len(forward) - count}",
+            )
+    layers = [Layer(f"layer{k}") for k in range(len(forward))]
+    costs = tuple(
+        LayerCost((CostSample(0, f / 1e3, b / 1e3, s / 1e3 * BANDWIDTH),))
+        for f, b, s in zip(forward, backward, sent, strict=True)
+    )
+    origin = {"format": "dynpipe lists", "bandwidth": BANDWIDTH}
+    return Profile(LayerGraph.chain(layers), {device_type: costs}, (), origin, size_unit="samples")
+
+
+def _milliseconds(path: Path) -> list[float]:
+    lines = read_text(path, what="list of milliseconds").rstrip().splitlines()
+    if not 0 < len(lines) <= _MOST_LAYERS:
+        raise InputError(
+            "layer_times.line_count", f"{path}: {len(lines)} lines, expected one a layer, {_MOST_LAYERS} at most"
+        )
+    found = []
+    for place, line in enumerate(lines, 1):
+        try:
+            value: float | str = float(line)
+        except ValueError:
+            value = line
+        found.append(number(value, f"{path}:{place}: milliseconds"))
+    return found

@@ -1,0 +1,206 @@
+"""PipeDream's files for a plan: hybrid_conf.json, mp_conf.json, dp_conf.json and gpus=N.txt, read and written.
+
+A conf names no layers: its modules are the stages of gpus=N.txt, where every node has its stage_id, or the layers
+themselves in order. The last module is the criterion, which runs on the last stage.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...util.io.fields import MOST_DEVICES
+from ...util.io.files import read_json, write_json
+from ...util.io.paths import expanded
+from ...util.text.counting import number_of
+from ...values.graph import LayerGraph
+from ...values.graph_text import GraphText
+from ...values.plan import Plan, Stage
+from ...values.profile import Profile
+
+KEYS = ("module_to_stage_map", "stage_to_rank_map")
+
+
+def conf_of(plan: Plan) -> dict[str, Any]:
+    """hybrid_conf.json of a plan: one module a stage, and the criterion. Shares are lost: the format has none."""
+    stages = range(len(plan.stages))
+    conf: dict[str, Any] = {
+        "module_to_stage_map": [*stages, stages[-1]],
+        "stage_to_rank_map": {str(k): list(plan.stages[k].ranks) for k in stages},
+    }
+    depths = {str(k): plan.stages[k].warmup for k in stages if plan.stages[k].warmup is not None}
+    return conf | ({"stage_to_depth_map": depths} if depths else {})
+
+
+def data_parallel_conf(plan: Plan) -> dict[str, Any]:
+    """dp_conf.json: every module in stage 0, on all ranks of the plan."""
+    return {"module_to_stage_map": [0] * (len(plan.stages) + 1), "stage_to_rank_map": {"0": sorted(plan.ranks)}}
+
+
+def model_parallel_conf(plan: Plan) -> dict[str, Any]:
+    """mp_conf.json: the same stages, each on one rank."""
+    stages = range(len(plan.stages))
+    return {"module_to_stage_map": [*stages, stages[-1]], "stage_to_rank_map": {str(k): [k] for k in stages}}
+
+
+def graph_text_of(plan: Plan, profile: Profile) -> GraphText:
+    """gpus=N.txt of a plan: the graph.txt with a stage_id for each node; what loads the data is in stage 0."""
+    plan.check(profile.graph)
+    stage_of = {profile.graph.layers[k].id: 0 for k in profile.graph.input_layers}
+    stage_of |= {id: k for k, stage in enumerate(plan.stages) for id in stage.layers}
+    return profile.to_graph_text().with_stages(stage_of)
+
+
+def export_plan(plan: Plan, folder: Path | str, *, profile: Profile | None = None) -> list[Path]:
+    """Write hybrid_conf.json, mp_conf.json and dp_conf.json, and with a profile gpus=N.txt. Returns their paths."""
+    confs = {"hybrid": conf_of(plan), "mp": model_parallel_conf(plan), "dp": data_parallel_conf(plan)}
+    text = graph_text_of(plan, profile) if profile else None
+    folder = expanded(folder)
+    written = [write_json(folder / f"{name}_conf.json", conf) for name, conf in confs.items()]
+    if text:
+        written.append(text.save(folder / f"gpus={len(plan.ranks)}.txt"))
+    return written
+
+
+def load_conf(path: Path | str, text: GraphText) -> Plan:
+    """Read a conf json for the model of `text`, a gpus=N.txt or, where the conf lists every layer, a graph.txt.
+
+    Raises InputError naming the file where the conf is incomplete or does not fit the graph.
+    """
+    document = read_json(path, what="conf json")
+    try:
+        return _plan_of(document, text.graph, _stage_ids(text)).check(text.graph)
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+
+
+def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) -> Plan:
+    """Read a plan, or a conf json as a plan for `graph`, which may be a function that is asked for it only then.
+
+    A conf's modules are the stages of the gpus=N.txt beside it, the one for as many ranks where there are several; with
+    none, they are the layers of `graph` in order, or all of them in its only stage. Layers of that gpus=N.txt may have
+    other names than those of `graph`, as PipeDream's have: where both graphs have the same shape, the place of a layer
+    says which it is.
+    Raises InputError naming the file.
+    """
+    document = read_json(path, what="plan")
+    if not isinstance(document, Mapping) or KEYS[0] not in document:
+        return Plan.load(path)
+    graph = graph if isinstance(graph, LayerGraph) else graph()
+    beside = _beside(expanded(path), document)
+    if beside:
+        text = GraphText.load(beside)
+        return _renamed(load_conf(path, text), text.graph, graph, where=beside)
+    try:
+        return _plan_of(document, graph, {}).check(graph)
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+
+
+def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
+    """The gpus=N.txt that goes with a conf, None where there is none."""
+    found = sorted(path.parent.glob("gpus=*.txt"))
+    if len(found) <= 1:
+        return found[0] if found else None
+    ranks = conf.get(KEYS[1])
+    lists = ranks.values() if isinstance(ranks, Mapping) else ()
+    count = len({rank for own in lists if isinstance(own, list) for rank in own if isinstance(rank, int)})
+    name = f"gpus={count}.txt"
+    if path.parent / name not in found:
+        raise InputError(
+            "conf.graph_missing",
+            f"{path}: is for {number_of(count, 'rank')}, and {name} is not among the gpus=N.txt beside it: add it",
+            name=name,
+        )
+    return path.parent / name
+
+
+def _renamed(plan: Plan, graph: LayerGraph, other: LayerGraph, *, where: Path) -> Plan:
+    """The plan for `graph` with the names that its layers have in `other`."""
+    (ids, edges), (names, expected) = _shape(graph), _shape(other)
+    if set(ids) == set(names):
+        return plan
+    if len(ids) != len(names) or edges != expected:
+        raise InputError(
+            "conf.graph_differs",
+            f"{where}: is of another network: {number_of(len(ids), 'layer')} and {len(edges)} edges between them; the "
+            f"model has {len(names)} and {len(expected)}, or other edges",
+        )
+    name = dict(zip(ids, names, strict=True))
+    stages = (replace(stage, layers=tuple(name[id] for id in stage.layers)) for stage in plan.stages)
+    return replace(plan, stages=tuple(stages))
+
+
+def _shape(graph: LayerGraph) -> tuple[list[str], set[tuple[int, int]]]:
+    """Ids of the layers that compute, and the edges between them by their places."""
+    ids = [layer.id for layer in _computing(graph)]
+    place = {graph.index[id]: k for k, id in enumerate(ids)}
+    return ids, {(place[i], place[j]) for i, j in graph.edges if i in place}
+
+
+def _plan_of(conf: object, graph: LayerGraph, stage_ids: Mapping[str, int]) -> Plan:
+    if not isinstance(conf, Mapping) or any(key not in conf for key in KEYS):
+        raise InputError("conf.malformed", f"expected a JSON object with {' and '.join(KEYS)}")
+    modules, ranks, depths = conf[KEYS[0]], conf[KEYS[1]], conf.get("stage_to_depth_map") or {}
+    _require_count_lists(modules, ranks, depths)
+    count = max(modules) + 1
+    # Of data parallelism alone it is no matter which layers a module has.
+    one_stage = dict.fromkeys((layer.id for layer in _computing(graph)), 0)
+    module_of = _module_of(graph, stage_ids, len(modules) - 1) if count > 1 else one_stage
+    if sorted(ranks) != sorted(str(k) for k in range(count)):
+        raise InputError(
+            "conf.stages_unnumbered",
+            f"stage_to_rank_map has stages {', '.join(sorted(ranks))}, expected 0 to {count - 1}",
+        )
+    stages = []
+    for k in range(count):
+        own = (layer.id for layer in _computing(graph) if modules[module_of[layer.id]] == k)
+        stages.append(Stage(tuple(own), tuple(ranks[str(k)]), warmup=depths.get(str(k))))
+    return Plan(tuple(stages), planner="imported")
+
+
+def _require_count_lists(modules: Any, ranks: Any, depths: Any) -> None:
+    def counts(values: object) -> bool:
+        return isinstance(values, list) and all(type(value) is int and 0 <= value < MOST_DEVICES for value in values)
+
+    if not counts(modules) or len(modules) < 2:
+        raise InputError(
+            "conf.modules_malformed",
+            "module_to_stage_map is not a list of stage numbers, one a module and the criterion's last",
+        )
+    if not isinstance(ranks, Mapping) or not all(counts(value) for value in ranks.values()):
+        raise InputError(
+            "conf.ranks_malformed", 'stage_to_rank_map is not a map of stages to ranks, such as {"0": [0, 1], "1": [2]}'
+        )
+    if not isinstance(depths, Mapping) or not counts(list(depths.values())):
+        raise InputError(
+            "conf.depths_malformed",
+            'stage_to_depth_map is not a map of stages to warm-up minibatches, such as {"0": 2}',
+        )
+
+
+def _stage_ids(text: GraphText) -> dict[str, int]:
+    """Layer id → stage_id, of those that have one."""
+    return {node.id: node.stage_id for node in text.nodes if node.stage_id is not None}
+
+
+def _module_of(graph: LayerGraph, stage_ids: Mapping[str, int], num_modules: int) -> dict[str, int]:
+    """Layer id → module: its stage_id in gpus=N.txt, or its own place where the conf lists every layer."""
+    layers = _computing(graph)
+    known = {layer.id: stage_ids[layer.id] for layer in layers if layer.id in stage_ids}
+    if len(known) == len(layers) and set(known.values()) == set(range(num_modules)):
+        return known
+    if len(layers) == num_modules:
+        return {layer.id: k for k, layer in enumerate(layers)}
+    stages = "no stage_ids" if len(known) < len(layers) else number_of(len(set(known.values())), "stage")
+    raise InputError(
+        "conf.graph_needed",
+        f"lists {num_modules} modules, but the graph has {number_of(len(layers), 'layer')} and {stages}: give its "
+        "gpus=N.txt",
+        num_modules=num_modules,
+    )
+
+
+def _computing(graph: LayerGraph) -> list[Any]:
+    return [layer for k, layer in enumerate(graph.layers) if k not in graph.input_layers]

@@ -1,0 +1,152 @@
+"""The driver yml of PipeDream and SparsePipe: what to train, how, by which conf json, and on which GPUs of which hosts.
+
+    'module': 'models.vgg16.gpus=4'                               the network's name is its second part
+    'config_file': 'models/vgg16/gpus=4/hybrid_conf.json'         beside the file, or beside the folder that it is in
+    'data_dir': 'data'
+    'model_type': 'image_classification'                          Minkowski, point_cloud, translation
+    'machines': ['server0:0', 'server0:1', 'server1:0']           a rank each
+    'batch_size': 64                                              learning_rate, weight_decay, epochs, voxel_size, …
+
+Learning-rate policies are PipeDream's: a tenth every 30 epochs; a polynomial of power 2; 0.97 over all epochs. Ours
+goes on within an epoch where theirs changes between epochs.
+Source: the drivers and training scripts of PipeDream's and SparsePipe's runtimes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...util.io.fields import shown
+from ...util.io.functions import is_function
+from ...util.io.paths import expanded
+from ...util.io.yaml_files import read_yaml
+from ...util.text.counting import number_of
+from ...values.cluster import Cluster
+from ...values.plan import Plan
+from .clusters.hosts import Host, Unsaid, cluster_of_hosts
+from .clusters.machines import hosts_of_machines
+from .driver_keys import MEANT, MODEL_TYPES, POINTS, POLICIES, WITHOUT_MEANING, checked_values
+
+
+@dataclass(frozen=True)
+class DriverFile:
+    """A driver file: its values by key, and the hosts of `machines`."""
+
+    path: Path
+    values: Mapping[str, Any]
+    hosts: tuple[Host, ...]
+
+    @classmethod
+    def load(cls, path: Path | str) -> "DriverFile":
+        """Read a driver file. Raises InputError in one line for keys and values that are none."""
+        path = expanded(path)
+        document = read_yaml(path, what="driver file")
+        if not isinstance(document, Mapping) or "machines" not in document:
+            raise InputError("driver.no_machines", f"{path}: expected a driver file with machines: ['host:gpu', …]")
+        hosts = hosts_of_machines(path, document)  # which looks at all keys
+        return cls(path, checked_values(document), hosts)
+
+    @property
+    def model(self) -> str:
+        """The network that `module` and `model_type` mean. Raises InputError where there is none of that name."""
+        module, kind = self._value("module"), self._value("model_type")
+        parts = module.split(".")
+        name = parts[1] if len(parts) > 1 and parts[0] == "models" else parts[0]
+        of_kind = MODEL_TYPES[kind]
+        for pattern in of_kind.names:
+            if (found := pattern.format(name)) in of_kind.networks:
+                return found
+        raise InputError(
+            "driver.model_unknown",
+            f"{self.path}: module {shown(module)} of model_type {kind} names no network of ours: add --model M "
+            "(sparsepipe models lists them)",
+        )
+
+    @property
+    def config_file(self) -> Path:
+        """The conf json. Raises InputError where it is not near."""
+        if found := self._near("config_file"):
+            return found
+        raise InputError(
+            "driver.conf_missing",
+            f"{self.path}: config_file {shown(self._value('config_file'))} is neither beside it, nor beside its "
+            "folder, nor here: add it, or give the conf json or another plan in the place of this file",
+        )
+
+    @property
+    def data(self) -> str:
+        """The data's folder where it is near, else what `data_dir` says, which may be a manifest's name.
+
+        Raises InputError for a function: a file that somebody sent must not name code that is run.
+        """
+        found = str(self._near("data_dir") or self._value("data_dir"))
+        if is_function(found):
+            raise InputError(
+                "driver.data_is_function",
+                f"{self.path}: data_dir {shown(found)} names a function, expected a folder or a data set: read its "
+                "code, and give it as --data if it is to be run",
+            )
+        return found
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its runs are recorded, each in a folder of its own."""
+        return expanded(self.values["log_directory"]) if "log_directory" in self.values else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run by the names that RunConfig has for them."""
+        same = ("batch_size", "learning_rate", "weight_decay", "epochs", "voxel_size")
+        found = {key: self.values[key] for key in same if key in self.values}
+        if kind := self.values.get("model_type"):
+            found |= MODEL_TYPES[kind].settings
+        if policy := self.values.get("learning_rate_policy"):
+            found |= {"decay_epochs": float(found.get("epochs", 1)), **POLICIES[policy]}
+        if "sample_ratio" in self.values:
+            found["num_points"] = max(1, round(POINTS * self.values["sample_ratio"]))
+        return found
+
+    @property
+    def without_meaning(self) -> tuple[str, ...]:
+        """A line for each key that is there and means nothing here: why."""
+        return tuple(f"{key} has no meaning here: {WITHOUT_MEANING[key]}" for key in self.values if key not in MEANT)
+
+    def cluster(self) -> Cluster:
+        return cluster_of_hosts(self.hosts, Unsaid())
+
+    def planned(self, plan: Plan) -> Plan:
+        """The plan of its conf json as the file asks for it. Raises InputError where that is for more ranks."""
+        count = sum(host.num_devices for host in self.hosts)
+        if len(plan.ranks) > count:
+            raise InputError(
+                "driver.rank_count",
+                f"{self.path}: machines lists {number_of(count, 'GPU')}, and {self.values.get('config_file')} is for "
+                f"{number_of(len(plan.ranks), 'rank')}: list as many",
+            )
+        if self.values.get("no_input_pipelining"):
+            plan = plan.with_schedule("sequential")
+        if self.values.get("recompute"):
+            plan = replace(plan, stages=tuple(replace(stage, recompute=True) for stage in plan.stages))
+        return plan
+
+    def _near(self, key: str) -> Path | None:
+        """What a path in it means: beside the file, beside its folder (driver_configs lies in that), or from here."""
+        for folder in (self.path.parent, self.path.parent / "..", Path()):
+            try:
+                if (found := Path(folder, self._value(key))).exists():
+                    return found
+            except (OSError, ValueError):  # a name that no file can have
+                continue
+        return None
+
+    def _value(self, key: str) -> Any:
+        if key not in self.values:
+            raise InputError("driver.key_missing", f"{self.path}: has no {key}: expected one, as a driver file has")
+        return self.values[key]
+
+
+def is_driver_file(path: Path) -> bool:
+    """Whether a path given for a plan is of a driver file by its name."""
+    return path.suffix in (".yml", ".yaml")

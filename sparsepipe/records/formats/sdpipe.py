@@ -1,0 +1,295 @@
+"""SDPipe's configuration: heturun's `nodes:` file as a Cluster, a device_list.py as the devices of several pipelines.
+
+    nodes:                                        pipe_2_4 = [
+      - host: w0                                      [rgpu("w0", 0), rgpu("w1", 0)],     stage 0 of both pipelines
+        servers: 1       parameter servers            [rgpu("w0", 1), rgpu("w1", 1)],     stage 1
+        workers: 8       GPUs, a rank each        ]
+        chief: true                               my_device = pipe_2_4
+
+A layout has a row for each stage, in which place k is the GPU of pipeline k. Rows that are on the same GPUs, one after
+the other, are one stage here. Cuts are as many layers a stage as are given, the same in every pipeline.
+Source: Miao et al., "SDPipe", VLDB 2023; its code, where DistConfig reads the one and scripts import the other.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...util.io.fields import MOST_DEVICES, complaint, flag, integer, shown
+from ...util.io.files import read_text
+from ...util.io.paths import expanded
+from ...util.io.yaml_files import read_yaml
+from ...util.text.counting import number_of
+from ...values.cluster import Cluster, DeviceType, Link, Node
+from ...values.graph import LayerGraph
+from ...values.plan import Plan, Stage
+from ...values.replication.base import Rule
+
+CHOSEN = "my_device"  # the layout that SDPipe's scripts train with
+_MOST_GPUS = 2**20  # of all layouts of a file together
+
+
+@dataclass(frozen=True)
+class HetuNode:
+    """One entry of `nodes:`."""
+
+    host: str
+    servers: int = 0  # parameter servers
+    workers: int = 0
+    chief: bool = False  # where the scheduler runs
+
+
+def load_nodes(path: Path | str) -> tuple[HetuNode, ...]:
+    """Read the file that `heturun -c` takes. Raises InputError in one line that names the file and the entry."""
+    path = expanded(path)
+    document = read_yaml(path, what="heturun file")
+    entries = document.get("nodes") if isinstance(document, Mapping) else None
+    if not isinstance(entries, list) or not entries:
+        raise InputError("sdpipe.no_nodes", f"{path}: expected nodes: with a list of hosts, each with workers")
+    try:
+        nodes = tuple(_node(k, entry) for k, entry in enumerate(entries))
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+    hosts = [node.host for node in nodes]
+    if len(set(hosts)) < len(hosts):
+        raise InputError(
+            "hostfile.host_twice",
+            f"{path}: host {shown(max(hosts, key=hosts.count))} is there twice: expected an entry a host",
+        )
+    if (chiefs := sum(node.chief for node in nodes)) != 1:
+        raise InputError("sdpipe.several_chiefs", f"{path}: {number_of(chiefs, 'node')} with chief: true, expected one")
+    if (count := sum(node.workers for node in nodes)) > MOST_DEVICES:
+        raise InputError(
+            "hostfile.too_many_devices", f"{path}: {count} workers, expected {MOST_DEVICES} at most: correct the counts"
+        )
+    return nodes
+
+
+def cluster_of(
+    nodes: Sequence[HetuNode],
+    *,
+    device_type: str,
+    memory_bytes: float = float("inf"),
+    link: Link | None = None,
+    network: Link | None = None,
+) -> Cluster:
+    """The hosts that have workers, as nodes of like devices: the file tells neither their type nor their links.
+
+    Ranks are as mpirun numbers them: host by host.
+    """
+    kind = DeviceType(device_type, memory_bytes)
+    own = link or Link()
+    made = [Node(one.host, (kind,) * one.workers, own, address=one.host) for one in nodes if one.workers]
+    if not made:
+        raise InputError("sdpipe.no_workers", "no host has workers: expected workers: 1 or more at least once")
+    return Cluster(tuple(made), network or Link())
+
+
+def _node(k: int, entry: object) -> HetuNode:
+    where = f"nodes[{k}]"
+    if not isinstance(entry, Mapping):
+        raise InputError(
+            "sdpipe.node_malformed", f"{where} = {shown(entry)}: expected host, servers, workers and chief"
+        )
+    if unknown := [key for key in entry if key not in HetuNode.__dataclass_fields__]:
+        raise InputError(
+            "sdpipe.key_unknown", f"{where} has {shown(unknown[0])}: expected host, servers, workers and chief"
+        )
+    host = entry.get("host")
+    if not isinstance(host, str) or not host:
+        raise InputError("hostfile.host_malformed", f"{where} has host = {shown(host)}: expected a name or an address")
+    counts = {
+        key: integer(entry.get(key, 0), f"{where} ({host}): {key}", most=MOST_DEVICES) for key in ("servers", "workers")
+    }
+    return HetuNode(host, chief=flag(entry.get("chief", False), f"{where} ({host}): chief"), **counts)
+
+
+Gpu = tuple[str | None, int]  # (host, number on it); without a host: on the only one
+Layout = tuple[tuple[Gpu, ...], ...]  # stage → its GPU in each pipeline
+
+
+def load_layouts(path: Path | str, hosts: Sequence[str] = ()) -> dict[str, Layout]:
+    """Read every layout of a device_list.py by its name; what is trained with is `my_device`.
+
+    The file is read, not run: lists of `gpu(i)` and `rgpu(host, i)`, times a number or not, and names for them. Names
+    that a function call gives, as `m0, m1 = get_machine_name()`, are the `hosts` in their order. Other statements are
+    passed over. Raises InputError that names the file and the line.
+    """
+    text = read_text(path, what="device list")
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(
+            "sdpipe.not_python", f"{path}: not Python ({complaint(error)}), expected lists of rgpu(host, number)"
+        ) from None
+    names: dict[str, Any] = {}
+    layouts: dict[str, Layout] = {}
+    count = 0
+    for statement in tree.body:
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            continue
+        target = statement.targets[0]
+        try:
+            _assign(target, statement.value, names, hosts)
+        except InputError as error:
+            raise error.within(f"{path}:{statement.lineno}: ") from None
+        name = target.id if isinstance(target, ast.Name) else ""
+        if isinstance(value := names.get(name), list) and name not in layouts:
+            layouts[name] = _layout(f"{path}:{statement.lineno}", name, value)
+            count += len(value) * len(value[0])
+            if count > _MOST_GPUS:
+                raise InputError(
+                    "sdpipe.too_many_devices",
+                    f"{path}:{statement.lineno}: more than {_MOST_GPUS} GPUs in its lists; leave some out",
+                )
+    if not layouts:
+        raise InputError(
+            "sdpipe.no_layout",
+            f"{path}: no layout in it, expected such as my_device = [[rgpu('w0', 0)], [rgpu('w0', 1)]]",
+        )
+    return layouts
+
+
+def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], hosts: Sequence[str]) -> None:
+    unpacked = isinstance(target, ast.Tuple) and all(isinstance(one, ast.Name) for one in target.elts)
+    if isinstance(target, ast.Tuple) and unpacked and isinstance(value, ast.Call):
+        wanted = [one.id for one in target.elts if isinstance(one, ast.Name)]
+        if len(hosts) < len(wanted):
+            raise InputError(
+                "sdpipe.host_count",
+                f"{', '.join(wanted)} are hosts that a function finds out, and {len(hosts)} are given: give "
+                f"{len(wanted)}, in order",
+            )
+        names |= dict(zip(wanted, hosts, strict=False))
+    elif isinstance(target, ast.Name) and isinstance(value, ast.List | ast.BinOp | ast.Name):
+        names[target.id] = _value(value, names)
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """A list, a GPU, a string or a number that an expression says; nothing is run."""
+    if isinstance(node, ast.Constant) and type(node.value) in (str, int):
+        return node.value
+    if isinstance(node, ast.Name):
+        if node.id not in names:
+            raise InputError(
+                "sdpipe.name_unknown", f"name {shown(node.id)} is not known, expected one that was assigned above"
+            )
+        return names[node.id]
+    if isinstance(node, ast.List):
+        return _bounded([_value(one, names) for one in node.elts])
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _value(node.left, names), _value(node.right, names)
+        if isinstance(left, list) and type(right) is int and right >= 1 and len(left) * right <= MOST_DEVICES:
+            return _bounded(left * right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        arguments = [_value(one, names) for one in node.args]
+        kinds = [type(one) for one in arguments]
+        if (node.func.id, kinds) == ("gpu", [int]):
+            return None, arguments[0]
+        if (node.func.id, kinds) == ("rgpu", [str, int]):
+            return arguments[0], arguments[1]
+    raise InputError(
+        "sdpipe.not_lists", f"{shown(ast.unparse(node))}: expected lists of gpu(number) and rgpu(host, number)"
+    )
+
+
+def _bounded(values: list[Any]) -> list[Any]:
+    """The list, if it has no more GPUs than a cluster can have. A list within lists is the same one over and over."""
+    count, left = 0, [values]
+    while left:
+        inner = left.pop()
+        count += len(inner)
+        if count > MOST_DEVICES:
+            raise InputError(
+                "sdpipe.too_many_devices", f"a list of more than {MOST_DEVICES} GPUs, expected as many at most"
+            )
+        left += [one for one in inner if isinstance(one, list)]
+    return values
+
+
+def _layout(where: str, name: str, rows: list[Any]) -> Layout:
+    if not rows or not all(isinstance(row, list) and row for row in rows):
+        raise InputError(
+            "sdpipe.layout_malformed",
+            f"{where}: {name} is no list of lists, expected a list for each stage with a GPU a pipeline",
+        )
+    for row in rows:
+        if unknown := [one for one in row if not isinstance(one, tuple)]:
+            raise InputError(
+                "sdpipe.device_malformed",
+                f"{where}: {name} has {shown(unknown[0])}, expected gpu(number) or rgpu(host, number)",
+            )
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        raise InputError(
+            "sdpipe.stages_differ",
+            f"{where}: {name} has stages of {min(lengths)} and {number_of(max(lengths), 'GPU')}, expected one a "
+            "pipeline",
+        )
+    return tuple(map(tuple, rows))
+
+
+def pipelines_of(
+    layout: Layout,
+    cluster: Cluster,
+    graph: LayerGraph,
+    replication: Rule,
+    *,
+    layers: Sequence[int] | None = None,
+    schedule: str = "1f1b",
+) -> Plan:
+    """The pipelines of a layout, with so many `layers` in each row, in topological order; about equal ones by default.
+
+    Raises InputError where a GPU is not in the cluster, and where the counts are not those of all layers.
+    """
+    ids = [layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers]
+    counts = tuple(layers) if layers is not None else _even(len(ids), len(layout))
+    if len(counts) != len(layout) or sum(counts) != len(ids) or min(counts) < 1:
+        raise InputError(
+            "sdpipe.layer_counts",
+            f"layers {list(counts)} for {number_of(len(layout), 'stage')}: expected {len(layout)} counts, 1 or more "
+            f"each, {len(ids)} together",
+        )
+    bounds = [sum(counts[:k]) for k in range(len(counts) + 1)]
+    plans = tuple(_plan(layout, k, cluster, ids, bounds, schedule) for k in range(len(layout[0])))
+    return Plan.together(plans, replication)
+
+
+def _plan(layout: Layout, k: int, cluster: Cluster, ids: Sequence[str], bounds: Sequence[int], schedule: str) -> Plan:
+    ranks = [_rank(row[k], cluster) for row in layout]
+    stages, first = [], 0
+    for rank, rows in groupby(ranks):
+        last = first + len(list(rows))
+        device = cluster.devices[rank]
+        own = tuple(ids[bounds[first] : bounds[last]])
+        stages.append(Stage(own, (rank,), (), (device.type.name,), (device.node.name,)))
+        first = last
+    return Plan(tuple(stages), schedule, planner="imported")
+
+
+def _rank(gpu: Gpu, cluster: Cluster) -> int:
+    host, number = gpu
+    if host is None and len(cluster.nodes) > 1:
+        raise InputError(
+            "sdpipe.host_needed",
+            f"gpu({number}) names no host, and the cluster has {len(cluster.nodes)}: use rgpu(host, number)",
+        )
+    first = 0
+    for node in cluster.nodes:
+        if host in (None, node.name):
+            if 0 <= number < len(node.device_types):
+                return first + number
+            raise InputError(
+                "sdpipe.device_unknown", f"GPU {number} of {node.name!r}: expected 0 to {len(node.device_types) - 1}"
+            )
+        first += len(node.device_types)
+    names = ", ".join(node.name for node in cluster.nodes[:8])
+    raise InputError("sdpipe.host_unknown", f"host {shown(host)} is not in the cluster, which has {names}")
+
+
+def _even(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    return tuple(num_layers * (k + 1) // num_stages - num_layers * k // num_stages for k in range(num_stages))

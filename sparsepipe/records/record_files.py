@@ -1,0 +1,225 @@
+"""The schemas of a run record's files: which fields they have, and of what type; checked as they are read.
+
+What is damaged is refused in one line that names the file (and the row); unknown fields are left as they are, so that
+records of other versions open. A missing field raises where it is used (`fields.Fields`).
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import DamagedRecord, InputError
+from ..util.io.fields import (
+    Check,
+    Fields,
+    each,
+    fields,
+    flag,
+    integer,
+    maybe,
+    measured,
+    number,
+    one_of,
+    real,
+    text,
+    texts,
+)
+from ..util.io.files import read_json, read_numbered_rows
+from ..util.text.sizes import SIZE_UNITS
+
+_MOST = 10**15  # of minibatches, epochs, voxels: a setting may ask for so many
+
+
+def _count(value: Any, what: str) -> int:
+    return integer(value, what, most=_MOST)
+
+
+HOSTS = "hosts.toml"  # the cluster that a run was launched on, where that is beyond one host
+STATES = ("started", "running", "finished", "stopped", "failed", "refused", "cancelled")
+_DEEPEST = 40  # objects and lists within each other: far more than we write, far less than Python's own limit
+_MOST_ID = 2**31 - 1  # of processes
+
+STATUS = fields(
+    {
+        "state": one_of(*STATES),
+        "reason": text,
+        "guard": lambda value, what: integer(value, what, most=_MOST_ID),
+        "launcher": lambda value, what: integer(value, what, most=_MOST_ID),
+        "exit_code": lambda value, what: integer(value, what, least=-255, most=255),
+        "rank": maybe(integer),
+        "stage": maybe(integer),
+        "code": maybe(text),
+        "lasting": flag,
+        "time": real,
+        "commands": each(text),
+        "went_on": each(text),
+    }
+)
+CONFIG = fields(
+    {
+        **dict.fromkeys(
+            ("model", "data", "engine", "optimizer", "device", "precision", "last_minibatch", "order"), text
+        ),
+        **dict.fromkeys(("task", "compression", "balance", "augmentation", "composition"), maybe(text)),
+        **dict.fromkeys(("batch_voxels", "batch_seconds", "batch_bytes"), maybe(real)),
+        "batch_size": lambda value, what: integer(value, what, least=1, most=_MOST),
+        "epochs": lambda value, what: integer(value, what, least=1, most=_MOST),
+        "minibatches": maybe(_count),
+        "seed": lambda value, what: integer(value, what, most=2**64),
+    }
+)
+ORIGIN = fields(
+    {
+        "command": each(text),
+        "commit": maybe(text),
+        "versions": fields({}, others=text),
+        "machine": text,
+        "created": text,
+        "facts": fields({}),
+        "campaign": maybe(text),
+    }
+)
+CLOCK = fields({"started": real})
+
+
+def _share_or_bytes(value: Any, what: str) -> Any:
+    """What a stage's summary says beside its ranks: numbers, where the name says so."""
+    return real(value, what) if what.endswith(("_fraction", "_bytes")) else value
+
+
+def _rate(value: Any, what: str) -> float:
+    """A learning rate: of any size, as schedules with a factor above 1 leave no number out."""
+    return value if isinstance(value, float) else real(value, what)
+
+
+_SCORES = fields({"samples": number}, others=maybe(measured))  # loss, accuracy and the like
+_STAGE = fields({"stage": integer, "ranks": each(integer)}, others=_share_or_bytes)
+_COMMON: Mapping[str, Check] = {
+    "seconds": real,
+    "epoch": _count,
+    "minibatch": _count,
+    "minibatches": _count,
+    "epoch_minibatches": lambda value, what: integer(value, what, least=1, most=_MOST),
+    "loss": maybe(measured),  # None: nothing counted
+    "counted": number,
+    **dict.fromkeys(SIZE_UNITS, number),
+    "learning_rate": _rate,
+    "samples_per_second": number,
+    "sent_bytes": number,
+    "train": _SCORES,
+    "validation": maybe(_SCORES),
+    "validated_pipelines": each(_count),  # whose weights were validated: of several, the mean of theirs
+    "stages": each(_STAGE),
+    # Of a change of the plan, and of a summary all of them.
+    **dict.fromkeys(("moved_bytes", "usual_seconds"), number),
+    "predicted_gain_seconds": maybe(number),
+    "pause_seconds": real,
+    "reason": text,
+    "parts": fields({}, others=real),
+    "replans": each(fields({"minibatch": _count, "pause_seconds": real, "moved_bytes": number}, others=None)),
+    "load": maybe(fields({}, others=maybe(real))),
+}
+# In a step's row "samples" and the like are of one minibatch; a summary counts its epochs.
+MERGES = fields(
+    {"event": text, "seconds": real, "merge": _count, "pipeline": _count, "distance": number, "applied": flag}
+)
+DRIFTS = fields(
+    {
+        "event": text,
+        "minibatch": _count,
+        "began": _count,
+        "rank": integer,
+        "link": each(integer),
+        "pipeline": integer,
+        "recovered": flag,
+        "factor": number,
+        "before": number,
+        "seconds": real,
+    }
+)
+METRICS = fields(
+    {
+        **_COMMON,
+        "event": text,
+        "epochs": _count,
+        "engine": text,
+        "model": text,
+        "schedule": text,
+        "planner": text,
+        "run_dir": text,
+        "synthetic": flag,
+        "loss_scale": number,
+        # Of a rank that the plan leaves out: what it took over the work that it is timed on.
+        "rank": integer,
+        "probe_seconds": number,
+    }
+)
+
+
+def read_fields(path: Path, check: Callable[[object, str], Fields], *, what: str) -> Fields:
+    """Read a JSON object of a record. Raises DamagedRecord that names the file where it is not what it should be."""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
+            raise InputError("file.not_regular", f"{path}: not a file, expected a {what}; move it away")
+        document = read_json(path, what=what)
+        if not isinstance(document, dict):
+            raise InputError("json.not_an_object", f"{path}: expected a {what}, found something that is no JSON object")
+        if _depth(document) > _DEEPEST:
+            raise InputError("json.too_deep", f"{path}: nested too deeply for a {what}")
+        return check(document, str(path))
+    except InputError as error:
+        raise DamagedRecord(error.code, str(error), **error.fields) from None
+
+
+def read_beside(path: Path) -> tuple[str, ...]:
+    """Read the names of the runs that ran beside this one. Raises DamagedRecord where they are no list of names."""
+    try:
+        return texts(read_json(path, what="list of runs"), f"{path}: runs")
+    except InputError as error:
+        raise DamagedRecord(error.code, str(error), **error.fields) from None
+
+
+def read_metrics(path: Path, event: str | None = None) -> list[Fields]:
+    """Read rows of metrics, those of one `event` where it is named: the others are not even parsed.
+
+    Raises DamagedRecord that names file and row where one of those rows is damaged.
+    """
+    return _read_events(path, event, METRICS)
+
+
+def read_merges(path: Path, event: str | None = None) -> list[Fields]:
+    """Read rows of merges between pipelines, those of one `event` where it is named. Raises as `read_metrics` does."""
+    return _read_events(path, event, MERGES)
+
+
+def read_drifts(path: Path, event: str | None = None) -> list[Fields]:
+    """Read rows of what was found to drift, those of one `event` where it is named. Raises as `read_metrics` does."""
+    return _read_events(path, event, DRIFTS)
+
+
+def _read_events(path: Path, event: str | None, checked: Callable[[Any, str], Fields]) -> list[Fields]:
+    try:
+        rows = read_numbered_rows(path, wanted=_others_left_out(event) if event else None)
+        found = [checked(row, f"{path}:{place}") for place, row in rows]
+    except InputError as error:
+        raise DamagedRecord(error.code, str(error), **error.fields) from None
+    return [row for row in found if row["event"] == event or event is None]
+
+
+def _others_left_out(event: str) -> Callable[[bytes], bool]:
+    """What passes rows of an event, and all whose event cannot be told by their first letters."""
+    start, own = b'{"event": "', f'{{"event": "{event}"'.encode()
+    return lambda line: line.startswith(own) or not line.startswith(start)
+
+
+def _depth(document: Any) -> int:
+    """How many objects and lists stand within each other, at the deepest place."""
+    depth, level = 0, [document]
+    while level:
+        level = [
+            item
+            for part in level
+            for item in (part.values() if isinstance(part, dict) else part if isinstance(part, list) else ())
+        ]
+        depth += 1
+    return depth

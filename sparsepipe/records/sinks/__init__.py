@@ -1,0 +1,48 @@
+"""Sinks take metrics of runs to trackers: a class each behind the protocol in base.py, a row in SINKS."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ...errors import CODE_FAILURES, InputError
+from ...util.io.fields import complaint
+from ...util.io.functions import UserFunction, is_function
+from ...util.io.paths import expanded
+from .base import Sink, scalars
+from .tensorboard import TensorBoard
+
+SINKS: Mapping[str, Callable[[Path | str], Sink]] = {"tensorboard": TensorBoard}
+
+__all__ = ["SINKS", "Sink", "TensorBoard", "open_sink", "scalars"]
+
+
+def open_sink(kind: str, folder: Path | str) -> Sink:
+    """Return a sink that writes to `folder`.
+
+    `kind` is one of SINKS, or one's own: "package.module:function" or "path/file.py:function", which is called with the
+    folder and returns a `Sink`. Raises InputError for another kind, and where it cannot be opened.
+    """
+    folder = expanded(folder)
+    if kind in SINKS:
+        return SINKS[kind](folder)
+    if is_function(kind):
+        make = UserFunction.parse(kind).load()
+        try:
+            sink: Sink = make(folder)
+        except InputError:
+            raise
+        except CODE_FAILURES as error:  # whatever the user's code raises: it is told in a line
+            raise InputError(
+                "sink.raises",
+                f"{kind}: raises {type(error).__name__} as it is opened ({complaint(error)})",
+                kind=type(error).__name__,
+            ) from error
+        if not callable(sink) or not callable(getattr(sink, "close", None)):
+            raise InputError(
+                "sink.malformed", f"{kind}: returned no sink, expected what takes rows when called, and has close()"
+            )
+        return sink
+    raise InputError(
+        "sink.unknown",
+        f"log {kind!r}: expected {', '.join(SINKS)}, package.module:function or path/file.py:function",
+        kind=kind,
+    )

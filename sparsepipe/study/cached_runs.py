@@ -1,0 +1,128 @@
+"""Reuse finished runs that trained the same plan under the same settings, and launch those that are missing."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..launching import Job, launch
+from ..launching.run_folders import folders, new_folder
+from ..records import RunRecord
+from ..records.campaigns import MOST_APART, campaign_began, made_for, new_campaign, when
+from ..records.provenance import plan_digest
+from ..runtime.config import RunConfig
+from ..util.text.numbers import pace_text, validation_text
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from ..values.profile import Profile
+from .report import report
+
+_OF_PROGRESS = ("event", "epoch", "epoch_minibatches", "minibatches")
+
+
+def newest(runs: Path, name: str, config: RunConfig) -> RunRecord | None:
+    """The newest finished run called `name` that trained under `config`; None where there is none.
+
+    A damaged one is passed over, which is said.
+    """
+    for folder in folders(runs, name):
+        try:
+            record = RunRecord.load(folder)
+            if record.status["state"] == "finished" and RunConfig.from_json(record.config) == config:
+                return record
+        except InputError as error:
+            print(f"passed over: {error}", flush=True)
+    return None
+
+
+def kept_campaign(
+    runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]], settings: object
+) -> tuple[str | None, dict[str, RunRecord]]:
+    """The newest campaign under `settings`, and the runs of `asked` that it has; (None, {}) where there is none.
+
+    A run belongs to it that finished under this very plan and configuration, with no other job at work beside it. A
+    campaign that lacks a run, and began longer than `MOST_APART` ago, counts for none: what is missing would be
+    trained in another hour.
+    """
+    campaigns: dict[str, dict[str, RunRecord]] = {}
+    for name, (plan, config) in asked.items():
+        for folder in folders(runs, name):
+            try:
+                record = RunRecord.load(folder)
+                if made_for(record.campaign, settings) and _fits(record, plan, config):
+                    campaigns.setdefault(str(record.campaign), {}).setdefault(name, record)
+            except InputError as error:
+                print(f"passed over: {error}", flush=True)
+    newest_first = sorted(campaigns, key=campaign_began, reverse=True)
+    for campaign in newest_first:
+        recent = (datetime.now(UTC) - campaign_began(campaign)).total_seconds() <= MOST_APART
+        if len(campaigns[campaign]) == len(asked) or recent:
+            return campaign, campaigns[campaign]
+    return None, {}
+
+
+def campaign_of(
+    runs: Path,
+    plans: Mapping[str, Plan],
+    config: RunConfig,
+    rests_on: Iterable[Profile | Cluster],
+    *,
+    anew: bool = False,
+) -> tuple[str, dict[str, RunRecord | None]]:
+    """The campaign that compares `plans`, and its run of each; None for one that is still to be trained.
+
+    It is the newest one under this configuration and on these profiles and clusters; without one, or `anew`, it begins
+    now. Runs are called MODEL-NAME by the names of `plans`. Which they are is printed.
+    """
+    settings = [config.to_json(), *(value.digest for value in rests_on)]
+    asked = {f"{config.model}-{name}": (plan, config) for name, plan in plans.items()}
+    campaign, found = (None, {}) if anew else kept_campaign(runs, asked, settings)
+    began = campaign is not None
+    campaign = campaign or new_campaign(config.model, settings)
+    print(f"campaign {campaign}: {when(found.values()) if began else 'begins now'}", flush=True)
+    for record in found.values():
+        print(f"from runs/{record.name}", flush=True)
+    return campaign, dict(zip(plans, map(found.get, asked), strict=True))
+
+
+def tell_epoch(row: Mapping[str, Any]) -> None:
+    """Print a line for a row of metrics that ends an epoch: what `Job.wait` may call with each row.
+
+    Whoever executes the notebook is told, too, so that it can say "epoch 3 of 4".
+    """
+    if row.get("event") in ("start", "epoch"):
+        report(run={key: row[key] for key in _OF_PROGRESS if key in row})
+    if row.get("event") == "epoch":
+        told = ", ".join(filter(None, [pace_text(row), validation_text(row)]))
+        print(f"  epoch {row['epoch'] + 1}: {told}", flush=True)
+
+
+def _fits(record: RunRecord, plan: Plan, config: RunConfig) -> bool:
+    if record.status["state"] != "finished" or record.beside:
+        return False
+    return RunConfig.from_json(record.config) == config and plan_digest(record.plan) == plan_digest(plan)
+
+
+def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, RunRecord]:
+    """Train every plan under its configuration, all at once; finished runs of that name and configuration are taken.
+
+    Where one fails or the user interrupts, the others are cancelled.
+    """
+    found = {name: newest(runs, name, config) for name, (_, config) in asked.items()}
+    jobs: dict[str, Job] = {}
+    campaign = new_campaign("together", [config for _, config in asked.values()])
+    try:
+        for name, record in found.items():
+            print(f"{name}: from runs/{record.name}" if record else f"{name}: training now", flush=True)
+            if record is None:
+                jobs[name] = launch(*asked[name], run_dir=new_folder(runs, name), campaign=campaign)
+        for name, job in jobs.items():
+            if len(jobs) > 1:  # one after the other is told, all train at once
+                print(f"{name}:", flush=True)
+            job.wait(on_row=tell_epoch)
+    except BaseException:
+        for job in jobs.values():
+            job.cancel()
+        raise
+    return {name: record or jobs[name].record for name, record in found.items()}

@@ -1,0 +1,152 @@
+"""The notebooks: in which order, what each starts from, which measure, how long each usually takes, what it exports."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import InputError
+from ..util.io.files import read_json
+
+# Notebook -> those whose results it starts from. It runs without them too, and then makes what it needs itself.
+NOTEBOOKS: dict[str, tuple[str, ...]] = {
+    "01_data": (),
+    "02_profile": (),
+    "03_layer_graph": ("02_profile",),
+    "04_partition": ("02_profile",),
+    "05_launch": ("02_profile",),
+    "06_figures": ("05_launch",),
+    "07_learning": (),
+    "08_segmentation": (),
+    "09_your_own_network": (),
+    "10_waiting": (),
+    "11_moving": (),
+    "12_sizes": (),
+    "figures/4_accuracy": (),  # trains what figures 1 and 5 read
+    "figures/3_sparse_dense": (),
+    "figures/1_devices": ("figures/4_accuracy",),
+    "figures/5_prediction": ("figures/4_accuracy",),
+    "figures/2_mixed_devices": (),
+    "figures/6_bytes_memory": (),
+    "figures/7_compression": (),
+    "figures/8_waiting": (),
+    "figures/9_interference": (),
+    "figures/10_dense": (),
+    "figures/11_held_against_others": (),
+    "figures/12_gaps": (),
+    "00_start": (),
+}
+LAST = "00_start"  # it shows what the others made: it comes after them, and again after any of them
+# They measure: nothing else runs meanwhile.
+ALONE = frozenset(
+    {
+        "02_profile",
+        "05_launch",
+        "07_learning",
+        "08_segmentation",
+        "09_your_own_network",
+        "10_waiting",
+        "11_moving",
+        "12_sizes",
+        "figures/4_accuracy",
+        "figures/3_sparse_dense",
+        "figures/1_devices",
+        "figures/7_compression",
+        "figures/8_waiting",
+        "figures/9_interference",
+        "figures/10_dense",
+    }
+)
+# Seconds on two cores of a server: what is expected of a notebook that has not yet run here.
+USUAL_SECONDS = {
+    "01_data": 20,
+    "02_profile": 50,
+    "03_layer_graph": 11,
+    "04_partition": 12,
+    "05_launch": 97,
+    "06_figures": 11,
+    "07_learning": 58,
+    "08_segmentation": 79,
+    "09_your_own_network": 57,
+    "10_waiting": 53,
+    "11_moving": 150,
+    "12_sizes": 70,
+    "figures/4_accuracy": 60,
+    "figures/3_sparse_dense": 37,
+    "figures/1_devices": 13,
+    "figures/5_prediction": 17,
+    "figures/2_mixed_devices": 9,
+    "figures/6_bytes_memory": 10,
+    "figures/7_compression": 75,
+    "figures/8_waiting": 72,
+    "figures/9_interference": 250,
+    "figures/10_dense": 118,
+    "figures/11_held_against_others": 45,
+    "figures/12_gaps": 30,
+    "00_start": 6,
+}
+
+
+def by_number() -> list[str]:
+    """The notebooks as they are read: 00 to the last of the walk, then the figures' 1, 2, … 10."""
+    return sorted(NOTEBOOKS, key=lambda name: ("/" in name, int(re.sub(r"\D.*", "", name.rpartition("/")[2]) or 0)))
+
+
+def notebooks_folder() -> Path:
+    """Return the folder of the notebooks: beside the package in a checkout, inside it once installed.
+
+    Raises InputError where neither is there.
+    """
+    package = Path(__file__).resolve().parents[1]
+    folders = [root / "notebooks" for root in (package.parent, package)]
+    for folder in folders:
+        if all((folder / f"{name}.ipynb").exists() for name in NOTEBOOKS):
+            return folder
+    raise InputError(
+        "notebooks.missing",
+        f"{folders[0]}: the notebooks are not all there; install sparsepipe again, or use a checkout of it",
+    )
+
+
+def waves(names: Sequence[str]) -> list[list[str]]:
+    """Notebooks that may run side by side. One that measures, or starts from one of a wave, or shows what the others
+    made, begins a new wave.
+    """
+    found: list[list[str]] = []
+    for name in names:
+        last = found[-1] if found else []
+        alone = name in ALONE or name == LAST
+        apart = not last or alone or last[0] in ALONE or any(needed in last for needed in NOTEBOOKS[name])
+        if apart:
+            found.append([name])
+        else:
+            last.append(name)
+    return found
+
+
+def exported(path: Path) -> tuple[str, ...]:
+    """The figures that a notebook exports, in the order of its cells."""
+    return exported_by(_code(path))
+
+
+def exported_by(code: str) -> tuple[str, ...]:
+    """The figures that a cell's code exports, as it names them: place.export("name", …)."""
+    return tuple(dict.fromkeys(re.findall(r"\.export\(\s*\"(\w+)\"", code)))
+
+
+def parameter_names(path: Path) -> tuple[str, ...]:
+    """The parameters of a notebook: what its cell of that tag gives a value."""
+    cells = read_json(path, what="notebook").get("cells", [])
+    tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
+    return tuple(re.findall(r"^(\w+) = ", "\n".join(tagged), flags=re.MULTILINE))
+
+
+def title(path: Path) -> str:
+    """A notebook's first line, which asks its question: "04 · Which plan trains fastest, …?"."""
+    cells = read_json(path, what="notebook").get("cells", [])
+    text = "".join(cells[0]["source"]) if cells else ""
+    return text.partition("\n")[0].lstrip("# ").strip() or path.stem
+
+
+def _code(path: Path) -> str:
+    cells = read_json(path, what="notebook").get("cells", [])
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")

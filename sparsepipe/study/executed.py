@@ -1,0 +1,96 @@
+"""An executed notebook as it is kept: its title, the answer at its end, and the cells that a page shows."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..util.io.files import read_json
+from ..views.markup import unescaped
+
+_LONGEST = 320  # characters of an answer in one line
+_SENTENCE_ENDS = re.compile(r"(?<=[^A-Z\s][.!?])\s+(?=[A-Z0-9\"“(])")
+
+
+@dataclass(frozen=True)
+class Executed:
+    """An executed copy: `cells` as nbformat 4 has them."""
+
+    name: str
+    cells: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def read(cls, name: str, path: Path) -> "Executed | None":
+        """Read the executed copy of notebook `name`; None where there is none that can be read."""
+        try:
+            cells = read_json(path, what="notebook").get("cells", [])
+        except (InputError, AttributeError):
+            return None
+        return cls(name, tuple(cell for cell in cells if isinstance(cell, Mapping)))
+
+    @property
+    def title(self) -> str:
+        """Its first line, which asks the question."""
+        return source(self.cells[0]).partition("\n")[0].lstrip("# ").strip() if self.cells else self.name
+
+    @property
+    def answer(self) -> str:
+        """The Markdown that the cells below its heading "Answer" display; nothing where they did not run."""
+        heads = [k for k, cell in enumerate(self.cells) if source(cell).strip() == "## Answer"]
+        below = self.cells[heads[-1] :] if heads else ()
+        texts = [text for cell in below for output in outputs(cell) if (text := shown(output, "text/markdown"))]
+        return "\n\n".join(texts)
+
+    @property
+    def sentence(self) -> str:
+        """The answer's first sentence as plain text in one line; of a list that follows a colon, its items."""
+        return first_sentence(self.answer)
+
+
+def source(cell: Mapping[str, Any]) -> str:
+    """The text of a cell."""
+    return text_of(cell.get("source"))
+
+
+def outputs(cell: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What a cell put out."""
+    yield from (output for output in cell.get("outputs") or () if isinstance(output, Mapping))
+
+
+def shown(output: Mapping[str, Any], kind: str) -> str:
+    """What an output shows under a MIME type; nothing where it has none."""
+    data = output.get("data")
+    return text_of(data.get(kind)) if isinstance(data, Mapping) else ""
+
+
+def first_sentence(markdown: str) -> str:
+    """Return the first sentence of Markdown as plain text; a paragraph that ends in a colon brings its list along.
+
+    A table is none: what stands below it is looked at.
+    """
+    blocks = [block for block in re.split(r"\n\s*\n", markdown.strip()) if block and not block.startswith("|")]
+    if not blocks:
+        return ""
+    paragraph = plain(blocks[0])
+    told = _SENTENCE_ENDS.split(paragraph, maxsplit=1)[0]
+    if told in ("Yes.", "No."):  # and what follows says why
+        told = paragraph
+    if told.endswith(":"):
+        is_list = len(blocks) > 1 and re.match(r"\s*[-*] ", blocks[1])
+        told = f"{told} {plain(blocks[1])}" if is_list else f"{told[:-1]}."
+    return told if len(told) <= _LONGEST else f"{told[: _LONGEST - 1].rstrip()}…"
+
+
+def plain(markdown: str) -> str:
+    """Return a paragraph or a list of Markdown as text in one line: no emphasis, no links, items after semicolons."""
+    items = re.sub(r"\n\s*[-*] ", "; ", re.sub(r"^\s*[-*] ", "", markdown.strip()))
+    items = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", items)
+    bare = re.sub(r"\*\*|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)|`", "", items)
+    return " ".join(unescaped(bare).split())
+
+
+def text_of(value: object) -> str:
+    """A text as nbformat keeps it: a string, or its lines."""
+    return "".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else ""

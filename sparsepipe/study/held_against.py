@@ -1,0 +1,265 @@
+"""What others measured or proved, beside what is predicted here, as numbers that a figure draws."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ..data.formats import read as read_cloud
+from ..data.formats.base import Cloud
+from ..data.formats.las import claimed_points
+from ..data.manifests import manifests_folder
+from ..errors import InputError
+from ..monitoring.interference.colocation import CARDS, FILE, predicted_slowdowns, read_pairs
+from ..planning import Problem, partition
+from ..planning.measured_plans import predict, published_prediction
+from ..planning.published.pipedream import PipeDream
+from ..planning.published.sparsepipe import SparsePipe
+from ..planning.replaying import Part, replay, what_if
+from ..records import load_trace
+from ..records.formats.dnn_partitioning import PartitioningFile
+from ..records.formats.sailor import SailorFiles
+from ..util.io.fields import number, shown
+from ..util.io.files import read_json, read_text
+from ..util.io.yaml_files import read_yaml
+from ..values.cluster import Cluster, DeviceType, Link, Node
+from ..values.profile import Profile
+from ..views.plots.held_against import HeldAgainst
+from .machines import reference_folders
+from .outside import folder_of
+
+SCANNED = "points of a scan"  # the kind of what is counted and not predicted
+_UNNAMED = "file's unit"  # of time: dnn-partitioning's graphs do not name it
+_TIMES = "×"  # the unit of a slow-down: times as long
+_TRACE, _RESULT = "trace-", "result-"  # of ByteDance's files, before a job's name
+_SPLITS = {"stage": "stage", "replica": "dp_rank", "operation": "optype"}  # what is split here → their word
+
+
+def of_jobs(folder: str = "") -> list[HeldAgainst]:
+    """`replayed_steps` and `slow_downs` of ByteDance's jobs; that their folder is not there is said once."""
+    place = folder_of("straggler-analysis", folder)
+    return [*replayed_steps(str(place)), *slow_downs(str(place))] if place else []
+
+
+def replayed_steps(folder: str = "") -> list[HeldAgainst]:
+    """Each step of ByteDance's jobs, replayed from its own durations; their simulator's is without launch delays.
+
+    Then its pipeline alone: forwards and backwards in their order, with neither transfers nor delays of launches. Jobs
+    are all of which a trace-JOB.parquet is in the folder. Where result-JOB.json, their simulator's, is not beside it,
+    that is said in one line, and its numbers are left out.
+    """
+    found, alone = [], []
+    for job, trace, told in _jobs(folder, "what their simulator says of each step is left out"):
+        theirs = told.get("step_t_nodelay", {})
+        for step in replay(load_trace(trace)).steps:
+            name = f"{job}, step {step.step}"
+            other = number(theirs.get(str(step.step)), f"step_t_nodelay of step {step.step}") if told else None
+            found.append(HeldAgainst("replayed step", name, step.measured_seconds, step.replayed_seconds, others=other))
+            alone.append(
+                HeldAgainst("replayed pipeline", name, step.pipeline_measured_seconds, step.pipeline_replayed_seconds)
+            )
+    return [*found, *alone]
+
+
+def slow_downs(folder: str = "") -> list[HeldAgainst]:
+    """What ByteDance's jobs lose to stragglers: how many times as long as an even step theirs take.
+
+    First a number for each job, named with the culprit found here; then one for each stage, replica and operation that
+    its authors publish, and for delays of launches. A job whose result-JOB.json is not beside its trace is left out,
+    and that is said in one line. Raises InputError in one line for a result that is none.
+    """
+    whole: list[HeldAgainst] = []
+    parts: list[HeldAgainst] = []
+    for job, trace, told in _jobs(folder, "its slow-downs are left out"):
+        if not told:
+            continue
+        found = what_if(load_trace(trace))
+        split = {Part("launch"): told.get("launch_slowdown")}
+        for category, word in _SPLITS.items():
+            theirs = told.get(f"blocking_decompose_by_{word}", {})
+            split |= {part: theirs[str(part.key)] for part in found.by if _is_split(part, category, theirs)}
+        whole.append(_slow_down(f"{job}: {found.culprit}", told.get("blocking_slowdown"), found.slowdown))
+        parts += [_slow_down(_named(job, part), theirs, found.by[part], by="by part") for part, theirs in split.items()]
+    return [*whole, *parts]
+
+
+def _is_split(part: Part, category: str, theirs: dict[str, Any]) -> bool:
+    return part.category == category and str(part.key) in theirs
+
+
+def _named(job: str, part: Part) -> str:
+    if part.category == "operation":
+        return f"{job}, {part.key}"
+    return f"{job}, {part.category} {part.key}".rstrip()
+
+
+def _slow_down(name: str, theirs: object, ours: float, *, by: str = "of a job") -> HeldAgainst:
+    return HeldAgainst(f"what-if slow-down {by}", name, number(theirs, name), ours, _TIMES, known_as="published")
+
+
+def _jobs(folder: str, without: str) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Each job's name, its trace, and what its authors say of it, {} where that file is not there. Small ones first."""
+    place = folder_of("straggler-analysis", folder)
+    traces = sorted(place.rglob(f"{_TRACE}*.parquet"), key=lambda path: (path.stat().st_size, path)) if place else []
+    if place and not traces:
+        raise InputError(
+            "bytedance.no_traces", f"{place}: no {_TRACE}JOB.parquet; expected the folder of ByteDance's traces"
+        )
+    for trace in traces:
+        job = trace.stem.removeprefix(_TRACE)
+        path = trace.with_name(f"{_RESULT}{job}.json")
+        if not path.exists():
+            print(f"{path.name} is not beside {trace.name}: {without}")
+        told = read_json(path, what="ByteDance's result") if path.exists() else {}
+        if not isinstance(told, dict):
+            raise InputError("bytedance.malformed", f"{path}: expected an object, ByteDance's result")
+        yield job, trace, told
+
+
+def slow_downs_beside_others(folder: str = "") -> list[HeldAgainst]:
+    """Gavel's pairs of jobs on one GPU: what a forest that learned on two kinds of GPU predicts of the third.
+
+    A number for each job beside each other one, of each GPU in turn.
+    """
+    place = folder_of("colocation", folder)
+    if place is None:
+        return []
+    pairs = read_pairs(place / FILE)
+    return [
+        HeldAgainst(f"slowed by a neighbour, {card.upper()}", f"{pair}", pair.slowdown, predicted, _TIMES)
+        for card in CARDS
+        for pair, predicted in predicted_slowdowns(pairs, card)
+    ]
+
+
+def points_of_scans(folder: str = "") -> list[HeldAgainst]:
+    """The points of airborne scans, all and by return: as they are read here, and as the files' own headers count."""
+    place = folder_of("airborne-scans", folder)
+    if place is None:
+        return []
+    found = []
+    for path in sorted(place.rglob("*.las")):
+        cloud = read_cloud(path)
+        assert isinstance(cloud, Cloud) and cloud.attributes is not None
+        returns = cloud.attributes[:, cloud.names.index("return_number")]
+        for name, count in claimed_points(path).items():
+            read = len(cloud) if name == "all" else int((returns == int(name.split()[1])).sum())
+            found.append(
+                HeldAgainst(
+                    SCANNED, f"{path.stem}, {name}", count, read, "points", known_as="by its header", found_as="read"
+                )
+            )
+    return found
+
+
+def known_optima(folder: str = "") -> list[HeldAgainst]:
+    """The least load of dnn-partitioning's graphs, as planned here and as their program finds it."""
+    place = folder_of("dnn-partitioning", folder)
+    if place is None:
+        return []
+    found = []
+    for name, optimum in _optima().items():
+        file = PartitioningFile.load(place / f"{name}.json")
+        plan = partition(file.profile, file.cluster, cost_model="dnn-partitioning")
+        assert plan.estimate is not None
+        period = plan.estimate.period_seconds
+        found.append(HeldAgainst("known optimum", name, optimum, period, unit=_UNNAMED, known_as="known optimum"))
+    return found
+
+
+def measured_plans(folder: str = "") -> list[HeldAgainst]:
+    """Sailor's measured plans: time of a step and peak memory, with what their simulator says of both."""
+    place = folder_of("sailor", folder)
+    if place is None:
+        return []
+    found = []
+    for one in SailorFiles.load(place).plans():
+        ours, theirs = predict(one), published_prediction(one)
+        what = "unlike GPUs" if one.unlike else "like GPUs"
+        known, ours_gb, theirs_gb = (b / 1e9 for b in (one.peak_bytes, ours.peak_bytes, theirs.peak_bytes))
+        found += [
+            HeldAgainst(f"step, {what}", one.name, one.seconds, ours.seconds, "s", theirs.seconds, one.time_doubt),
+            HeldAgainst(f"peak memory, {what}", one.name, known, ours_gb, "GB", theirs_gb, one.memory_doubt),
+        ]
+    return sorted(found, key=lambda one: one.kind, reverse=True)
+
+
+def planners_answers(folder: str, most: int) -> list[HeldAgainst]:
+    """Periods that the original planners of PipeDream and SparsePipe print, and ours on the same profiles.
+
+    `folder` has their answers, golden.jsonl, and the profiles; "": where published profiles are looked for. `most`: of
+    each planner, spread over all there are.
+    """
+    places = [Path(folder)] if folder else reference_folders()
+    place = next((place for place in places if (place / "golden.jsonl").exists()), None)
+    if place is None:
+        print("the original planners' answers are not here: they are left out")
+        return []
+    rows = [json.loads(line) for line in read_text(place / "golden.jsonl").splitlines() if line.strip()]
+    profiles = place / "profiles"
+    load = cache(lambda name: _reference_profile(profiles, name))
+    found = []
+    for kinds, answer in ((("homogeneous", "timing"), _pipedream), (("heterogeneous",), _sparsepipe)):
+        own = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]
+        for row in own[:: max(1, -(-len(own) // most))] if most else ():
+            name, period = answer(row, load)
+            found.append(
+                HeldAgainst(
+                    "original planner's period", name, row["pipeline_time"], period, known_as="original planner's"
+                )
+            )
+    return found
+
+
+def _pipedream(row: dict[str, Any], load: Callable[[str], Profile]) -> tuple[str, float]:
+    counts, bandwidths = row["n"], row["b"]
+    node = (DeviceType("device", row.get("mem") or inf),) * counts[0]
+    outer = counts[1] if len(counts) > 1 else 1
+    nodes = (Node(f"n{k}", node, Link(bandwidths[0])) for k in range(outer))
+    planner = PipeDream(
+        row["acr"],
+        use_memory_constraint=row.get("mem") is not None,
+        straight_pipeline=bool(row.get("straight")),
+        use_fewer_machines=bool(row.get("fewer")),
+        factor=4 if row["optimizer"] == "pipedream" else 2,
+    )
+    plan = planner.plan(Problem(load(row["profile"]), Cluster(tuple(nodes), Link(bandwidths[-1]))))
+    assert plan.estimate is not None
+    return f"{row['profile'].split('/')[-2]} on {' x '.join(map(str, counts))}", plan.estimate.period_seconds
+
+
+def _sparsepipe(row: dict[str, Any], load: Callable[[str], Profile]) -> tuple[str, float]:
+    kinds = list(dict.fromkeys(kind for server in row["servers"] for kind, _ in server))
+    profile = load(kinds[0])
+    for kind in kinds[1:]:
+        profile = profile | load(kind)
+    nodes = (Node(f"Server{k}", tuple(_devices(server)), Link(row["b"][0])) for k, server in enumerate(row["servers"]))
+    plan = SparsePipe(row["acr"]).plan(Problem(profile, Cluster(tuple(nodes), Link(row["b"][-1]))))
+    assert plan.estimate is not None
+    return row["name"], plan.estimate.period_seconds
+
+
+def _devices(server: Sequence[tuple[str, int]]) -> Iterator[DeviceType]:
+    for kind, count in server:
+        yield from [DeviceType(kind)] * int(count)
+
+
+def _reference_profile(folder: Path, name: str) -> Profile:
+    """A published profile by the original's path, or MinkVGG's of one device type."""
+    if "/" not in name:
+        return Profile.load(folder / f"minkvgg/minkvgg_v0.02_b64_{name}/graph.txt", device_type=name)
+    tail = name.split("profiles/")[1]
+    return Profile.load(
+        folder / ("" if tail.startswith("minkvgg") else "image_classification") / tail, device_type="device"
+    )
+
+
+def _optima() -> dict[str, float]:
+    path = manifests_folder().parent / "published" / "dnn-partitioning.yaml"
+    document = read_yaml(path, what="file of published numbers")
+    optima = document.get("optima") if isinstance(document, dict) else None
+    if not isinstance(optima, dict):
+        raise InputError("bytedance.optima_malformed", f"{path}: optima is {shown(optima)}, expected numbers by graph")
+    return {name: number(value, f"{path}: {name}") for name, value in optima.items()}

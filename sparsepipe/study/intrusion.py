@@ -1,0 +1,152 @@
+"""An intruder that comes and goes while a job trains, at minibatches, so that every variant has it for as many."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InputError
+from ..launching import Job
+from ..launching.metrics_tail import Tail
+from ..monitoring.interference.intruding import intruding
+from ..monitoring.interference.kinds import check_kind, check_share
+from ..records import RunRecord
+from ..records.provenance import plan_digest
+from ..runtime.config import RunConfig
+from ..util.host.background_load import processors_of
+from ..util.io.fields import each, fields, integer, number, shown, text
+from ..util.io.files import read_json, write_json
+from ..values.plan import Plan
+from .cached_runs import newest
+
+FILE = "intruder.json"  # in a run's folder: what disturbed it, and when it really came and went
+_LOOK = 0.02  # seconds between two looks at how far the job is: less than a minibatch of a small network
+_FIELDS = fields({"kind": text, "visits": each(each(number)), "came_and_went": each(each(integer)), "share": number})
+
+
+@dataclass(frozen=True)
+class Intrusion:
+    """What disturbs a job of several ranks on one machine: a kind of intruder on the last rank's processor, and when.
+
+    `visits` are (from, to) as shares of the run's minibatches. Each rank has a processor of its own, in order: a
+    processor is a device here, of which the intruder takes `share` at most: beside another process 1 is half of it.
+    Raises InputError for a kind or a share that is none, and visits that are not in order.
+    """
+
+    kind: str
+    visits: tuple[tuple[float, float], ...]
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_kind(self.kind)
+        check_share(self.share)
+        moments = [0.0, *(moment for visit in self.visits for moment in visit), 1.0]
+        if any(len(visit) != 2 for visit in self.visits) or moments != sorted(moments):
+            raise InputError(
+                "visits.malformed",
+                f"visits {shown(self.visits)}: expected pairs (from, to) of shares of a run, in order",
+            )
+
+    @classmethod
+    def of(cls, kind: str, visits: Sequence[Sequence[float]], *, share: float = 1.0) -> "Intrusion":
+        """As a notebook's parameters give it: lists of two shares of a run each."""
+        return cls(kind, tuple(tuple(map(float, visit)) for visit in visits), share)  # type: ignore[misc]
+
+    def disturb(self, job: Job, *, minibatches: int) -> None:
+        """Keep each rank of a job on its own processor, and let the intruder come and go until its last visit is over.
+
+        It is a child that ends with this process. When it came and went is kept in the run's intruder.json. Returns
+        early where the job ends. Where processors are fewer than ranks, ranks share them.
+        """
+        folder, ranks = job.record.folder, len(job.record.plan.ranks)
+        own = sorted(processors_of()) or list(range(os.cpu_count() or 1))
+        cores = [own[rank % len(own)] for rank in range(ranks)]
+        reached, seen = Reached(job), list[tuple[int, int]]()
+        # It starts while the job does, which takes both a second, and rests until its moment.
+        with intruding([self.kind], cores=cores[-1:], share=self.share, resting=True) as (intruder,):
+            reached.wait(0)
+            _keep_on(folder, cores)
+            for first, last in self.visits:
+                if not reached.wait(round(first * minibatches)) or not job.running:
+                    break
+                came = reached.minibatch
+                intruder.begin()
+                reached.wait(round(last * minibatches))
+                intruder.rest()
+                seen.append((came, reached.minibatch))
+                told = {"kind": self.kind, "visits": self.visits, "share": self.share, "came_and_went": seen}
+                write_json(folder / FILE, told)
+
+    def kept_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
+        """The newest finished run of that name, if it began as `plan` and was disturbed in this way; else None."""
+        record = newest(runs, name, config)
+        if record is None or not (record.folder / FILE).exists():
+            return None
+        _, first = record.plans[0]
+        same = plan_digest(first) == plan_digest(plan) and _read(record)[0] == self
+        print(f"{name}: {f'from runs/{record.name}' if same else 'training now'}", flush=True)
+        return record if same else None
+
+
+def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
+    """When the intruder of a run came and went, in minibatches; nothing of a run that nobody disturbed.
+
+    Raises InputError for a file that says something else.
+    """
+    return _read(record)[1] if (record.folder / FILE).exists() else []
+
+
+def _read(record: RunRecord) -> tuple[Intrusion, list[tuple[int, int]]]:
+    """What disturbed a run, and when it came and went; all that it got of a processor, where no share is told of."""
+    path = record.folder / FILE
+    found = _FIELDS(read_json(path, what="intruder's visits"), str(path))
+    if missing := sorted({"kind", "visits", "came_and_went"} - found.keys()):
+        raise InputError("visits.missing", f"{path}: has no {', '.join(missing)}")
+    pairs = [tuple(pair) for pair in (*found["visits"], *found["came_and_went"])]
+    if any(len(pair) != 2 for pair in pairs):
+        raise InputError("visits.malformed", f"{path}: expected pairs (from, to)")
+    count = len(found["visits"])
+    try:
+        what = Intrusion.of(found["kind"], pairs[:count], share=found.get("share", 1.0))
+    except InputError as error:
+        raise error.within(f"{path}: ") from None
+    return what, pairs[count:]
+
+
+class Reached:
+    """How far a job is, read from its metrics at each look: `Job.rows` may be some minibatches behind."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._newest = job, -1
+        self._tail = Tail(job.record.folder / "metrics.jsonl")
+
+    @property
+    def minibatch(self) -> int:
+        """The newest minibatch that is done; -1 before the first. A job that starts again is back at its checkpoint."""
+        while rows := self._tail.read():
+            for row in rows:
+                if row["event"] == "resume":
+                    self._newest = row.get("minibatches", 0) - 1
+                elif row["event"] == "step" and "minibatch" in row:
+                    self._newest = max(self._newest, row["minibatch"])
+        return self._newest
+
+    def wait(self, minibatch: int, *, over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until a minibatch is done; return whether it is, and not the job or, as `over` says, the wait."""
+        while self.minibatch < minibatch:
+            if over() or not self._job.running:
+                return False
+            time.sleep(_LOOK)
+        return True
+
+
+def _keep_on(run_dir: Path, cores: Sequence[int]) -> None:
+    """Keep each rank's threads on its own processor, and those that they will start, where the system can."""
+    for rank, core in enumerate(cores):
+        with suppress(OSError, ValueError, AttributeError):
+            pid = int((run_dir / "logs" / f"rank{rank}.pid").read_text())
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(OSError):  # one that has just ended
+                    os.sched_setaffinity(int(thread.name), {core})

@@ -1,0 +1,124 @@
+"""Machines that figures plan for: those whose profiles were published, else this one and slower copies of it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from pathlib import Path
+
+from ..data.manifests import get_manifest
+from ..data.sources import place_of
+from ..util.io.paths import expanded
+from ..util.text.counting import counted
+from ..values.cluster import Cluster, DeviceType, Link, Node
+from ..values.profile import LayerCost, Profile
+
+PUBLISHED = {"RTX": "RTX", "TITAN V": "tv", "TITAN Xp": "txp"}  # device type → its published profile of MinkVGG
+BATCH_SIZE = 64  # of the published profiles
+INSIDE, BETWEEN = Link(12e9, 1e-5), Link(1.25e9, 5e-5)  # nominal: PCI Express 3.0 × 16; 10 Gbit/s Ethernet
+SLOWER = {"full speed": 1.0, "¾ speed": 0.75, "½ speed": 0.5}  # assumed copies, where nothing published is there
+_MIXES = ((1, 1, 1), (0, 2, 2), (4, 2, 1), (2, 2, 2))  # counts of the three types; the first three are SparsePipe's
+
+
+@dataclass(frozen=True)
+class Machines:
+    """A profile on several device types, and where its numbers come from."""
+
+    profile: Profile
+    batch_size: int | None  # None: nobody knows, as of the profiles that PipeDream published
+    said: str  # for a figure's note
+
+    def alike(self, count: int) -> Cluster:
+        """So many devices of the first type, each in a machine of its own."""
+        kind = (DeviceType(self.profile.device_types[0]),)
+        return Cluster(tuple(Node(f"machine {k}", kind, INSIDE) for k in range(count)), BETWEEN)
+
+    @property
+    def mixes(self) -> dict[str, Cluster]:
+        """Clusters of unlike devices by what they hold; more than four devices stand on two nodes."""
+        return {_label(self.profile.device_types, counts): self._mix(counts) for counts in _MIXES}
+
+    def _mix(self, counts: Sequence[int]) -> Cluster:
+        own = [(DeviceType(name),) * n for name, n in zip(self.profile.device_types, counts, strict=True)]
+        if sum(counts) <= 4:
+            return Cluster((Node("one", tuple(d for part in own for d in part), INSIDE),), INSIDE)
+        return Cluster((Node("one", own[0], INSIDE), Node("two", (*own[1], *own[2]), INSIDE)), BETWEEN)
+
+
+def published() -> Machines | None:
+    """The published profiles of MinkVGG where they are on this machine; None, and a line that says so, elsewhere."""
+    found = published_profile(PUBLISHED)
+    if found is None:
+        print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
+        return None
+    print(f"published profiles of MinkVGG on {', '.join(PUBLISHED)}")
+    return Machines(found, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
+
+
+def published_profile(names: Mapping[str, str]) -> Profile | None:
+    """The published costs of MinkVGG under the names of `names`: device type → what its file is called.
+
+    They are looked for below SPARSEPIPE_REFERENCE, in `reference` beside SPARSEPIPE_DATA's folder, and where
+    `sparsepipe data fetch sparsepipe-profiles` puts them; None where they are not.
+    """
+    folder = _published_folder("minkvgg") or place_of(get_manifest("sparsepipe-profiles"))
+    if folder is None:
+        return None
+    paths = {name: folder / f"minkvgg_v0.02_b{BATCH_SIZE}_{file}" / "graph.txt" for name, file in names.items()}
+    parts = [Profile.load(path, device_type=name) for name, path in paths.items()]
+    origin = {"published": "SparsePipe, MinkVGG at voxel size 0.02", "batch_size": BATCH_SIZE}
+    return replace(reduce(or_, parts), origin=origin)
+
+
+def slower_copies(own: Profile, batch_size: int, said: str) -> Machines:
+    """The device of a profile, and copies of it that are assumed to be slower."""
+    (name,) = own.device_types
+    costs = {kind: tuple(_slower(cost, speed) for cost in own.costs[name]) for kind, speed in SLOWER.items()}
+    rates = {kind: rate / speed for kind, speed in SLOWER.items() for rate in own.update_rates.values()}
+    overheads = {kind: one.slower(speed) for kind, speed in SLOWER.items() for one in own.step_overheads.values()}
+    origin = {**own.origin, "assumed_speeds": SLOWER}
+    assumed = replace(own, costs=costs, origin=origin, update_rates=rates, step_overheads=overheads)
+    return Machines(assumed, batch_size, said)
+
+
+def _slower(cost: LayerCost, speed: float) -> LayerCost:
+    return cost.changed(lambda s: replace(s, forward=s.forward / speed, backward=s.backward / speed))
+
+
+def published_dense(names: Sequence[str]) -> dict[str, Machines]:
+    """PipeDream's published profiles of image networks by name, where they are; a line says what is left out.
+
+    They are looked for as `published` does, below profiles/image_classification.
+    """
+    folder = _published_folder("image_classification")
+    if folder is None:
+        print("no profiles of PipeDream's here: their networks are left out")
+        return {}
+    found = {}
+    for name in names:
+        path = folder / name / "graph.txt"
+        if not path.exists():
+            print(f"no published profile {name}: it is left out")
+            continue
+        origin = {"published": f"PipeDream, {name}"}
+        profile = replace(Profile.load(path, device_type="V100"), origin=origin)
+        found[name] = Machines(profile, None, "PipeDream's published profiles")
+    return found
+
+
+def reference_folders() -> list[Path]:
+    """Where published profiles and answers are looked for: SPARSEPIPE_REFERENCE, else beside SPARSEPIPE_DATA."""
+    named, data = os.environ.get("SPARSEPIPE_REFERENCE"), os.environ.get("SPARSEPIPE_DATA")
+    beside = [expanded(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
+    found = [expanded(named)] if named else beside
+    return [path.resolve() for path in found]
+
+
+def _published_folder(family: str) -> Path | None:
+    folders = (path / "profiles" / family for path in reference_folders())
+    return next((path for path in folders if path.is_dir()), None)
+
+
+def _label(types: Sequence[str], counts: Sequence[int]) -> str:
+    return counted(name for name, n in zip(types, counts, strict=True) for _ in range(n))

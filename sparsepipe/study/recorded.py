@@ -1,0 +1,237 @@
+"""What held jobs up as others recorded it, machines that went and slow workers, and what a job of pipelines does then.
+
+Simulated by the rules that pipelines average by, beside what the records themselves say of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from ..errors import InputError
+from ..planning.simulator import simulate_pipelines
+from ..records.formats.spot_machines import SpotMachines, read_spot_machines
+from ..util.text.counting import number_of
+from ..values.cluster import Cluster, Link
+from ..values.graph import Layer, LayerGraph
+from ..values.plan import Plan, Stage
+from ..values.profile import CostSample, LayerCost, Profile
+from ..values.replication import parse_rule
+from ..values.stragglers import Stragglers, read_minibatch_times
+from ..values.stragglers.kinds import Stop
+from ..values.stragglers.minibatch_times import MinibatchTimes
+from ..views.plots.held_against import HeldAgainst
+from .outside import folder_of
+
+PIPELINES = 4  # that share the most machines there ever are
+MINIBATCH_SECONDS = 300.0  # where machines come and go: a record is as long as some 100 to 300 minibatches
+MINIBATCHES = 200  # that a worker who is never slow trains: a job's first
+WAITS, WAITS_FOR_NOBODY = "all-reduce", "partial-reduce"
+_CURVE = 300  # points of a line, at most
+Curves = dict[str, dict[str, list[tuple[float, float]]]]  # panel → line → points
+
+
+class Trained(NamedTuple):
+    """Minibatches that a job of pipelines has trained by a record's end: simulated, and as the record itself says."""
+
+    record: str
+    rule: str
+    pipelines: int
+    simulated: int
+    counted: int
+    undisturbed: int  # by as many pipelines as could ever train, had nothing held any of them up
+
+    @property
+    def share(self) -> float:
+        return self.simulated / self.undisturbed
+
+
+def spot_machines(folder: str = "") -> list[SpotMachines]:
+    """Bamboo's records of machines that come and go: *-trace.csv and gcloud/*.txt."""
+    place = folder_of("preemptions", folder)
+    if place is None:
+        return []
+    return [read_spot_machines(path) for path in _files(place, "*-trace.csv", "gcloud/*.txt")]
+
+
+def slow_workers(folder: str = "") -> list[Path]:
+    """The files of minibatch times of Alibaba's jobs: job_*_norm.csv."""
+    place = folder_of("minibatch-times", folder)
+    return [] if place is None else _files(place, "job_*_norm.csv")
+
+
+def _files(place: Path, *patterns: str) -> list[Path]:
+    found = sorted(path for pattern in patterns for path in place.rglob(pattern))
+    if not found:
+        raise InputError(
+            "recorded.files_missing", f"{place}: no {' or '.join(patterns)}; expected the folder that data fetch makes"
+        )
+    return found
+
+
+def machines_over_time(records: Sequence[SpotMachines]) -> Curves:
+    """Machines that are available, and those of them that whole pipelines have, over hours: a panel a record."""
+    sizes = {"available": lambda _: 1, "in whole pipelines": _size}
+    return {
+        f"{one.name} (machines)": {name: list(_steps(one, size(one))) for name, size in sizes.items()}
+        for one in records
+    }
+
+
+def _steps(record: SpotMachines, size: int) -> Iterator[tuple[float, float]]:
+    """(hours, machines): the corners of a line of steps."""
+    for begin, end, count in record.spans:
+        yield begin / 3600, count - count % size
+        yield end / 3600, count - count % size
+
+
+def workers_over_minibatches(files: Sequence[Path]) -> Curves:
+    """How many times as long as the fastest's usual a job's slowest, middle and fastest worker take, by minibatch.
+
+    A point is the median over neighbouring readings, where there are more of these than a line has points.
+    """
+    return {f"{_name(path)} (times the fastest's median)": _extremes(path) for path in files}
+
+
+def _extremes(path: Path) -> dict[str, list[tuple[float, float]]]:
+    steps, workers = _slowness(path)
+    ranked = [sorted(of_all) for of_all in zip(*workers, strict=False)]
+    lines = {"slowest worker": -1, "middle worker": len(workers) // 2, "fastest worker": 0}
+    width = ceil(len(ranked) / _CURVE)
+    return {
+        name: [(steps[k], median(each[place] for each in ranked[k : k + width])) for k in range(0, len(ranked), width)]
+        for name, place in lines.items()
+    }
+
+
+def _name(path: Path) -> str:
+    return path.stem.removesuffix("_norm")
+
+
+def _slowness(path: Path) -> tuple[tuple[int, ...], list[list[float]]]:
+    """Minibatches of the readings, and each worker's times over the lowest median of all."""
+    readings = read_minibatch_times(path)
+    own = min(median(one.times) for one in readings.values())
+    first = next(iter(readings.values())).steps
+    return tuple(step - first[0] for step in first), [[time / own for time in one.times] for one in readings.values()]
+
+
+def trained(records: Sequence[SpotMachines], files: Sequence[Path]) -> list[Trained]:
+    """What pipelines train while machines come and go, and while workers are slow, by the end of each record."""
+    found = [one for record in records for one in trained_on_spot_machines(record)]
+    return found + [one for path in files for one in trained_by_slow_workers(path)]
+
+
+def trained_on_spot_machines(record: SpotMachines) -> list[Trained]:
+    """What pipelines that share all machines there ever are train by the end, waiting for all and for nobody.
+
+    Of those that wait for each other there are as many as together train most. While too few machines are there the
+    last pipelines stand still: they keep their weights, and begin again where they were as soon as there are enough, so
+    that no restart is counted. A pipeline's machines are simulated as one. Raises InputError where there are never
+    machines for all pipelines.
+    """
+    size = _size(record)
+    away = [record.absences((k + 1) * size) for k in range(PIPELINES)]
+    there = [record.duration - sum(seconds for _, seconds in own) for own in away]
+    waiting = max(range(2, PIPELINES + 1), key=lambda count: count * there[count - 1])
+    undisturbed = int(PIPELINES * record.duration / MINIBATCH_SECONDS)
+    found = []
+    for rule, count, stopped, seconds in (  # of those that wait the last one is away whenever another one is
+        (WAITS, waiting, [waiting - 1], waiting * there[waiting - 1]),
+        (WAITS_FOR_NOBODY, PIPELINES, range(PIPELINES), sum(there)),
+    ):
+        parts = [stop for k in stopped for stop in _pauses(k, away[k])]
+        simulated = _trained(rule, count, MINIBATCH_SECONDS, Stragglers(tuple(parts)), record.duration)
+        found.append(Trained(record.name, rule, count, simulated, int(seconds / MINIBATCH_SECONDS), undisturbed))
+    return found
+
+
+def _size(record: SpotMachines) -> int:
+    """The machines of a pipeline."""
+    if max(record.counts) < PIPELINES:
+        raise InputError(
+            "recorded.too_few_machines",
+            f"{record.name}: never has a machine for each of {PIPELINES} pipelines",
+            name=record.name,
+        )
+    return max(record.counts) // PIPELINES
+
+
+def _pauses(rank: int, absences: Sequence[tuple[float, float]]) -> Iterator[Stop]:
+    """A stop for each absence, at the minibatch that the rank has come to by then."""
+    before = 0.0
+    for begin, seconds in absences:
+        yield Stop(rank, int((begin - before) / MINIBATCH_SECONDS), seconds)
+        before += seconds
+
+
+def trained_by_slow_workers(path: Path) -> list[Trained]:
+    """What pipelines of one machine train while they are as slow as a job's workers, waiting for all and for nobody.
+
+    In the time of `MINIBATCHES` of a worker that is never slow, played back by the straggler `trace`.
+    """
+    steps, workers = _slowness(path)
+    apart = steps[1] - steps[0] if len(steps) > 1 else MINIBATCHES
+    taken = [[max(one, 1.0) for one in own for _ in range(apart)][:MINIBATCHES] for own in workers]
+    counted = {
+        WAITS: len(workers) * _done([max(of_all) for of_all in zip(*taken, strict=False)]),
+        WAITS_FOR_NOBODY: sum(map(_done, taken)),
+    }
+    slow = Stragglers((MinibatchTimes(str(path)),))
+    return [
+        Trained(
+            _name(path),
+            rule,
+            len(workers),
+            _trained(rule, len(workers), 1.0, slow, MINIBATCHES),
+            count,
+            len(workers) * MINIBATCHES,
+        )
+        for rule, count in counted.items()
+    ]
+
+
+def _done(seconds: Sequence[float]) -> int:
+    """How many of these are over by the end."""
+    return sum(end <= MINIBATCHES for end in accumulate(seconds))
+
+
+def _trained(rule: str, num_pipelines: int, seconds: float, stragglers: Stragglers, duration: float) -> int:
+    """Simulate pipelines of one stage over free links, and count what all of them have trained by then."""
+    cost = LayerCost((CostSample(1.0, seconds / 3, 2 * seconds / 3, 0.0),))
+    profile = Profile(LayerGraph.chain([Layer("network", "", 1.0)]), {"machines": (cost,)})
+    cluster = Cluster.uniform(num_pipelines, device_type="machines", link=Link())
+    pipelines = Plan.alike(Plan((Stage(("network",), (0,)),)), num_pipelines, parse_rule(rule))
+    sizes = [1.0] * (num_pipelines * ceil(duration / seconds + 1))
+    found = simulate_pipelines(pipelines, profile, cluster, sizes, stragglers=stragglers)
+    ends = [span.end for span in found.trace.spans if span.kind == "backward"]
+    return sum(end <= duration * (1 + 1e-9) for end in ends)
+
+
+def trained_as_recorded(found: Sequence[Trained]) -> list[HeldAgainst]:
+    """What was simulated of each record and rule, against what the record itself says."""
+    return [
+        HeldAgainst(
+            "held up as recorded",
+            f"{one.record}, {one.rule}, {number_of(one.pipelines, 'pipeline')}",
+            one.counted,
+            one.simulated,
+            "minibatches",
+            known_as="by the record",
+            found_as="simulated",
+        )
+        for one in found
+    ]
+
+
+def in_words(found: Sequence[Trained]) -> str:
+    """Say for each record, in a line of its own, what of the undisturbed job is trained under each rule."""
+    lines: dict[str, list[str]] = {}
+    for one in found:
+        own = lines.setdefault(f"{one.record}, simulated", [])
+        of = "" if own else f" of an undisturbed job's {number_of(one.undisturbed, 'minibatch', ',')}"
+        told = "trains " if not own else ""
+        own.append(f"{one.rule} ({number_of(one.pipelines, 'pipeline')}) {told}{one.share:.0%}{of}")
+    return "\n".join(f"{record}: {', '.join(told)}" for record, told in lines.items())

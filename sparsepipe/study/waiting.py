@@ -1,0 +1,32 @@
+"""What the answer about waiting says of averages that change nothing, as they have one pipeline, or are not made."""
+
+from collections.abc import Sequence
+
+from ..util.text.counting import number_of
+from ..views.plots.outcomes import Outcome
+from ..views.ties import in_bold
+
+_MOST = 0.5  # of the averages: fewer with one pipeline are not worth a word
+
+
+def alone_told(outcomes: Sequence[Outcome], *, minibatches: int) -> str:
+    """Say under which rules there was no average, or all or most had one pipeline in them; empty where there is none.
+
+    `minibatches`: of each pipeline on average. As Markdown, sentences that follow others.
+    """
+    shares = {
+        one.rule: one.group_sizes.get(1, 0) / sum(one.group_sizes.values()) for one in outcomes if one.group_sizes
+    }
+    none = [one.rule for one in outcomes if not one.group_sizes]
+    each = number_of(minibatches, "minibatch")
+    missed = f" Under {in_bold(none)} no average was made: in {each} each, the pipelines for one were never all ready."
+    told = {
+        "all averages": ([rule for rule, share in shares.items() if share == 1], "never"),
+        "most averages": ([rule for rule, share in shares.items() if _MOST < share < 1], "seldom"),
+    }
+    return (missed if none else "") + "".join(
+        f" Under {in_bold(rules)} {which} had one pipeline in them and so changed nothing: in {each} each, another one "
+        f"was {often} ready at the same time, or had ended by then."
+        for which, (rules, often) in told.items()
+        if rules
+    )

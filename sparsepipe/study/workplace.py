@@ -1,0 +1,214 @@
+"""Where notebooks meet on disk: data, the profiles and links that they leave for each other, runs, figures."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from .. import data
+from ..data.folder import open_folder
+from ..data.sources import find
+from ..launching.run_folders import new_folder
+from ..records import RunRecord
+from ..records.provenance import Provenance, in_few_words
+from ..util.io.fields import MOST_DEVICES, integer
+from ..util.io.files import write_atomic
+from ..util.io.paths import expanded
+from ..values.cluster import Cluster, Link
+from ..values.plan import Plan
+from ..values.profile import Profile
+from ..views.plots import NoPicture, Paper, export
+from ..views.plots.export import as_exported, described
+from ..views.plots.theme import resting_on
+from ..views.values import link_text
+from .averaging import local_link
+from .report import report
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A folder with `work/` (data, profiles, links), `runs/` (records) and the figures beside them.
+
+    It says where things are kept, and reads what is there, which it says aloud. What makes them is called in the open:
+    `profile_model`, `partition`, `simulate` and `launch` are no business of a workplace.
+    """
+
+    root: Path
+    figures: Path
+    source: str  # the data set: a folder in any layout that `data.load` reads, or a manifest's name
+    paper: Paper = field(default_factory=Paper)  # the width, font, … that all figures are exported with
+
+    @classmethod
+    def open(
+        cls,
+        root: str | Path = "",
+        *,
+        figures: str | Path = "",
+        data: str = "",
+        shapes_per_class: int = 30,
+        seed: int = 0,
+        paper: Paper | None = None,
+    ) -> "Workplace":
+        """Find the folder (the checkout's, or the current one, when not given) and the data.
+
+        Figures are exported as `paper` asks; without one, as the batch asks that runs the notebook (`Paper.asked`).
+
+        Without `data`, seeded shapes are written as OFF meshes: `shapes_per_class` to train on, a third of it to test.
+        Raises InputError for a folder that is none.
+        """
+        place = expanded(root) if root else checkout() or Path.cwd()
+        place = place.resolve()
+        source = data
+        if not source:
+            from ..data.shapes import make_shapes  # here: it brings trimesh, which other data need not wait for
+
+            integer(seed, "seed")
+            integer(shapes_per_class, "shapes_per_class", least=1)
+            num_test = max(1, shapes_per_class // 3)
+            folder = place / "work" / "data" / f"shapes-{shapes_per_class}-{num_test}-seed{seed}"
+            source = str(make_shapes(folder, num_train=shapes_per_class, num_test=num_test, seed=seed))
+            _say(f"no data given: synthetic shapes in {folder}")
+        elif expanded(data).exists():
+            source = str(expanded(data).resolve())
+        place_of_figures = expanded(figures).resolve() if figures else place / "figures"
+        return cls(place, place_of_figures, source, paper or Paper.asked())
+
+    @property
+    def runs(self) -> Path:
+        """Where records of runs are kept."""
+        return self.root / "runs"
+
+    def new_run(self, name: str) -> Path:
+        """A folder of `runs` for a run that is launched now: NAME-004 after NAME-003."""
+        return new_folder(self.runs, name)
+
+    def profile_path(
+        self,
+        model: str,
+        *,
+        voxel_size: float,
+        batch_size: int,
+        num_points: int | str | None,
+        engine: str,
+        threads: int,
+        seed: int,
+        beside: int = 0,
+    ) -> Path:
+        """Where the profile of `model` on this data is kept that `profile_model` measures under these settings."""
+        settings = [self.source, voxel_size, batch_size, num_points, engine, threads, seed, beside]
+        return self.root / "work" / "profiles" / f"{model}-{digest(settings)}.json"
+
+    def plans(self, model: str) -> Path:
+        """The folder where plans for `model` are saved by hand, to be launched."""
+        return self.root / "work" / "plans" / re.sub(r"[^A-Za-z0-9._-]+", "-", model)
+
+    def saved_plans(self, model: str) -> dict[str, Plan]:
+        """The plans that were saved for `model`, by name. Raises InputError for a file that is none."""
+        return {path.stem: Plan.load(path) for path in sorted(self.plans(model).glob("*.json"))}
+
+    def profile(self, path: Path) -> Profile:
+        """Read a profile that is kept; where it is, and what is doubtful about it, is said.
+
+        Raises InputError where there is none.
+        """
+        found = Profile.load(path)
+        _say(f"profile of {found.origin.get('model', path.stem)}: {self._shown(path)}")
+        for text in found.warnings:
+            _say(f"warning: {text}")
+            report(warning=in_few_words(text))
+        return found
+
+    def beside(self, num_devices: int, *, threads: int = 1) -> int:
+        """How many processes work beside one of `num_devices` on this machine at once, as far as there are cores.
+
+        Raises InputError for a count that is none.
+        """
+        integer(num_devices, "num_devices", least=1, most=MOST_DEVICES)
+        return max(1, min(num_devices, len(os.sched_getaffinity(0)) // threads)) - 1
+
+    def link(self, profile: Profile, *, anew: bool = False) -> Link:
+        """The link between two processes of this machine (`averaging.local_link`), as measured with a profile.
+
+        It is kept in work/clusters/ under the profile's digest, and measured where no such file is there, or `anew`:
+        all who plan with this profile plan with this link. Which of the two it was is said.
+        Raises InputError for a file that is no cluster of one link.
+        """
+        path = self.root / "work" / "clusters" / f"loopback-{profile.digest}.toml"
+        if anew or not path.exists():
+            measured = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
+            write_atomic(path, measured.to_toml())
+            told = f"measured now, kept as {self._shown(path)}"
+        else:
+            told = f"from {self._shown(path)}"
+        link = Cluster.load(path).network
+        _say(f"link between processes: {link_text(link)}, {told}")
+        return link
+
+    def noted(self, text: str = "") -> str:
+        """A figure's note: which data it is about ("synthetic shapes" where they were generated), and `text`."""
+        folder = open_folder(find(self.source))
+        name = "synthetic shapes" if folder.synthetic else folder.name
+        return f"{name} · {text}" if text else name
+
+    def origin(
+        self,
+        profile: Profile | Sequence[Profile] | None = None,
+        cluster: Cluster | Sequence[Cluster] | None = None,
+        plans: Iterable[Plan] = (),
+        runs: Iterable[RunRecord] = (),
+        *,
+        voxel_size: float,
+        num_points: int | str | None = 1024,
+        seed: int = 0,
+        timed: bool = True,
+        **settings: Any,
+    ) -> Provenance:
+        """What a figure rests on: values, the data as these settings make it, and further `settings`.
+
+        `timed=False`: of a figure without times and speeds, which are all that a busy machine makes doubtful.
+        """
+        made = {"voxel_size": voxel_size, "num_points": num_points, "seed": seed}
+        shapes = data.load(self.source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
+        return Provenance.of(profile, cluster, plans, made | settings, runs, data=shapes.origin, timed=timed)
+
+    def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: object) -> go.Figure:
+        """Write a figure and all that belongs to it below `figures`; returns it as a cell shows it.
+
+        Where no picture can be drawn, one line says so, and the notebook goes on with the figure it shows. Raises
+        InputError where the folder cannot be written to.
+        """
+        rests_on = described(figure, origin)
+        for text in rests_on.doubts:
+            report(warning=text)
+        try:
+            paths = export(figure, self.figures / name, table=table, origin=origin, paper=self.paper)
+            _say(f"{name}: {', '.join(path.suffix[1:] for path in paths)} in {self._shown(self.figures)}")
+        except NoPicture as error:
+            _say(f"not drawn: {error}")
+            report(not_drawn=name, why=str(error))
+        return as_exported(resting_on(figure, rests_on))
+
+    def _shown(self, path: Path) -> str:
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+
+def digest(settings: Sequence[Any]) -> str:
+    """A short name for settings: the same ones give the same name."""
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:10]
+
+
+def checkout() -> Path | None:
+    """The folder of the project's checkout, where this code runs from one."""
+    folder = Path(__file__).resolve().parents[2]
+    return folder if (folder / "pyproject.toml").exists() and (folder / "notebooks").is_dir() else None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

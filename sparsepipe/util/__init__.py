@@ -1,0 +1,1 @@
+"""What serves all rooms: files and options, this machine, digests, numbers in words."""

@@ -1,0 +1,158 @@
+"""Functions of the user's own, named in text: a network, a data set, a loss. Imported anew by every process.
+
+    package.module:function     found as Python finds modules
+    path/file.py:function       a file, wherever it lies; relative to the current folder
+
+Nothing is pickled: what travels in a record is the name, with the file's SHA-256.
+"""
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ...errors import CODE_FAILURES, InputError
+from ..derived.digests import digest
+from ..host.removed_names import restore_removed_names
+from .files import sha256
+from .paths import expanded
+
+_EXAMPLE = "'package.module:function' or 'path/net.py:function'"
+
+
+def is_function(reference: str) -> bool:
+    """Whether text names a function of the user's own, by its form alone."""
+    home, colon, name = reference.rpartition(":")
+    return bool(colon and home) and name.isidentifier()
+
+
+def short_name(reference: str) -> str:
+    """Return a name for texts and folders: of a function its file's name and its own, "net.py:build"; else as it is."""
+    home, colon, name = reference.rpartition(":")
+    return f"{Path(home).name}:{name}" if is_function(reference) else reference
+
+
+def functions_of(settings: Mapping[str, Any]) -> dict[str, "UserFunction"]:
+    """Return the user's own functions that the settings of a run name, by setting.
+
+    Raises InputError for a file that is not there.
+    """
+    named = {name: settings.get(name) for name in ("model", "data", "loss")}
+    return {name: UserFunction.parse(value) for name, value in named.items() if value and is_function(value)}
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A function by name: `home` is a module's dotted name, or a .py file."""
+
+    home: str
+    name: str
+
+    @classmethod
+    def parse(cls, reference: str) -> "UserFunction":
+        """Read "home:name". Raises InputError for another form, and for a file that is not there."""
+        home, _, name = reference.rpartition(":")
+        if not is_function(reference):
+            raise InputError("function.malformed", f"{reference!r} names no function, expected {_EXAMPLE}")
+        home = str(expanded(home)) if home.endswith(".py") else home
+        if home.endswith(".py") and not Path(home).is_file():
+            raise InputError(
+                "function.no_file", f"{reference}: there is no file {home}; give the path of the file that has {name}()"
+            )
+        return cls(home, name)
+
+    @property
+    def is_file(self) -> bool:
+        return self.home.endswith(".py")
+
+    def __str__(self) -> str:
+        return f"{self.home}:{self.name}"
+
+    def absolute(self) -> "UserFunction":
+        """Return the same with the path of its file made absolute, for processes with another current folder."""
+        return UserFunction(str(Path(self.home).resolve()), self.name) if self.is_file else self
+
+    def file(self) -> Path:
+        """Return the file that holds it. Raises InputError where there is none."""
+        if self.is_file:
+            return Path(self.home)
+        try:
+            spec = importlib.util.find_spec(self.home)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise InputError(
+                "function.not_importable", f"{self}: {self.home} cannot be imported ({error}); {_way_out(self.home)}"
+            ) from None
+        if spec is None or spec.origin is None:
+            raise InputError("function.no_module", f"{self}: there is no module {self.home}; {_way_out(self.home)}")
+        return Path(spec.origin)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of its file: what a record keeps of it."""
+        return sha256(self.file())
+
+    def load(self) -> Callable[..., Any]:
+        """Import it. Raises InputError where it is not there, or its file raises as it is imported."""
+        file = self.file()  # says what is missing
+        restore_removed_names()  # the file may import MinkowskiEngine
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The MinkowskiEngine was compiled with CPU_ONLY")  # as it always says
+                module = _from_file(file.resolve()) if self.is_file else importlib.import_module(self.home)
+        except CODE_FAILURES as error:  # whatever the user's file raises: it is told in a line
+            what = " ".join(str(error).split())
+            raise InputError(
+                "function.module_raises",
+                f"{self}: {file} raises {type(error).__name__} as it is imported ({what}){self.neighbour(error)}",
+            ) from error
+        found: object = getattr(module, self.name, None)
+        if not callable(found):
+            there = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            has = f"it has {', '.join(sorted(there)[:8])}" if there else "it has none"
+            raise InputError("function.missing", f"{self}: {file} has no function {self.name!r}; {has}", name=self.name)
+        return found
+
+    def neighbour(self, error: BaseException) -> str:
+        """Return how to import a file that lies next to this one; "" if that is not what the error is about."""
+        if not self.is_file or not isinstance(error, ImportError):
+            return ""
+        folder = Path(self.home).resolve().parent
+        if "relative import" in str(error):  # of a package that nobody imported
+            parts = [folder.name, Path(self.home).stem]
+            while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
+                folder = folder.parent
+                parts.insert(0, folder.name)
+            return f"; give it as {'.'.join(parts)}:{self.name}, and put {folder.parent} on PYTHONPATH"
+        name = (error.name or "").partition(".")[0]
+        if name and ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
+            return f"; {name} lies next to it: put {folder} on PYTHONPATH"
+        return ""
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Import a file under a name of its own, once as long as it stays as it is.
+
+    Another file of the same name is another module, and so is one that was written anew, as a cell of a notebook does.
+    """
+    name = f"sparsepipe_user_{path.stem}_{digest([str(path), sha256(path)])}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and the like look their module up
+    try:
+        # Not by the loader: its bytecode counts as fresh for a file of the same size, written within the second.
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _way_out(home: str) -> str:
+    return f"install the package that has it, put its folder on PYTHONPATH, or give its file ({home}.py:function)"

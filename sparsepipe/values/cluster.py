@@ -1,0 +1,420 @@
+"""Clusters: nodes with their devices, device types, and the links inside and between nodes."""
+
+import json
+import re
+import tomllib
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..util.derived.digests import digest
+from ..util.host.addresses import is_loopback
+from ..util.host.ssh import Destination
+from ..util.io.fields import MOST, MOST_DEVICES, given_integer, given_number, integer, shown, text
+from ..util.io.files import read_text
+from ..util.io.keywords import knows_its_keywords, meant
+from ..util.text.counting import number_of
+from ..util.text.printed import Printed
+
+# A host's name or address; what begins with a dash, ssh would take for an option.
+_HOST = re.compile(r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}")
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """A kind of device: its name, as profiles have it, and the memory of one of them in bytes (default: no limit).
+
+    `network_seconds_per_byte`: what each byte that it sends to another host, or receives from one, takes of its own
+    time. A processor that computes also codes what goes over the network, copies it, cuts it into packets, checks and
+    acknowledges them, and does not compute meanwhile; a GPU has others for that: 0. `sparsepipe cluster measure` finds
+    it.
+    Raises InputError for a memory of nothing, and for seconds below zero.
+    """
+
+    name: str
+    memory_bytes: float = float("inf")
+    reference_seconds: float | None = (
+        None  # of the reference layer, as `sparsepipe cluster measure` found; None: unknown
+    )
+    network_seconds_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.network_seconds_per_byte <= MOST:
+            raise InputError(
+                "device_type.network_seconds",
+                f"device type {self.name!r} has {self.network_seconds_per_byte} network_seconds_per_byte: "
+                "expected 0 or more",
+            )
+        if self.reference_seconds is not None and not 1 / MOST <= self.reference_seconds <= MOST:
+            raise InputError(
+                "device_type.reference_seconds",
+                f"device type {self.name!r} has {self.reference_seconds} reference_seconds: expected more than 0",
+            )
+        if not self.memory_bytes > 0:
+            raise InputError(
+                "device_type.memory",
+                f"device type {self.name!r} has {self.memory_bytes} bytes of memory, expected more than 0",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast bytes go from one device to another: `bandwidth` in bytes per second, `latency` in seconds per message.
+
+    10 Gbit/s Ethernet is Link(1.25e9, 50e-6), PCIe 3.0 with 16 lanes Link(12e9, 1e-5); Link() takes no time at all.
+    Raises InputError for a bandwidth of nothing and a latency below zero.
+    """
+
+    bandwidth: float = float("inf")  # bytes per second
+    latency: float = 0.0  # seconds
+
+    def __post_init__(self) -> None:
+        given_number(self.bandwidth, "a link's bandwidth of")
+        given_number(self.latency, "a link's latency of")
+        if not self.bandwidth >= 1 / MOST:
+            raise InputError("link.bandwidth", f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
+        if not 0 <= self.latency <= MOST:
+            raise InputError("link.latency", f"latency {self.latency} s: expected 0 or more")
+
+    def transfer_time(self, num_bytes: float) -> float:
+        """Seconds for one message of `num_bytes`."""
+        return self.latency + num_bytes / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine: the types of its devices, one entry for each, and the link between any two of them.
+
+    `address` is where it is reached. Raises InputError for a node without a device.
+    """
+
+    name: str
+    device_types: tuple[DeviceType, ...]  # one per device: a node may mix types
+    link: Link = Link()  # between two devices of this node
+    address: str = "127.0.0.1"  # or a name, on the cluster's network: what sockets are bound to
+    ssh: str = ""  # how `ssh` reaches it: an alias of ssh_config, or user@host:port; "": the address
+    interpreter: str = ""  # path of the Python that runs there; "": the one that launches
+    environment: tuple[tuple[str, str], ...] = ()  # variables of what is started there, beside the host's own
+
+    def __post_init__(self) -> None:
+        where = f"node {self.name!r}"
+        if not self.device_types:
+            raise InputError(
+                "cluster.device_count_zero", f"{where} has a device count of 0: expected at least one device"
+            )
+        for what, host in (("address", self.address), ("ssh", self.ssh or "default")):
+            if not _HOST.fullmatch(host):
+                raise InputError(
+                    "cluster.host_malformed",
+                    f"{where} has {what} {shown(host)}: expected a host's name or address, as 10.0.0.1",
+                )
+            try:
+                destination = Destination.parse(host)
+            except InputError as error:
+                raise error.within(f"{where} has {what} ") from None
+            if what == "address" and destination.host != host:  # sockets are bound to it
+                raise InputError(
+                    "cluster.host_with_user",
+                    f"{where} has address {shown(host)}: expected {destination.host!r}; a user and a port belong to "
+                    f"ssh, as ssh = {str(destination)!r}",
+                )
+        if "\0" in self.interpreter or "\n" in self.interpreter or self.interpreter.startswith("-"):
+            raise InputError(
+                "cluster.interpreter_malformed",
+                f"{where} has interpreter {shown(self.interpreter)}: expected the path of a Python",
+            )
+        for key, value in self.environment:
+            if not _VARIABLE.fullmatch(key) or "\0" in value or "\n" in value:
+                raise InputError(
+                    "cluster.environment_malformed",
+                    f"{where}: environment {shown(key)} = {shown(value)}: expected NAME = a string of one line",
+                )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its address is this machine's own loopback, so that nothing has to be reached over a network."""
+        return not self.ssh and is_loopback(self.address)
+
+    @property
+    def ssh_destination(self) -> str:
+        """What the system's `ssh` is called with to reach it."""
+        return self.ssh or self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    rank: int
+    node: Node
+    type: DeviceType
+
+
+@dataclass(frozen=True)
+class Cluster(Printed):
+    """Nodes in order; a device's place among all devices is its rank.
+
+    Raises InputError for two nodes of one name, or of one address on the network; a loopback, which stands for an
+    address that nobody gave, is no hindrance to planning.
+    """
+
+    nodes: tuple[Node, ...]
+    network: Link = Link()  # between two nodes
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        if (count := sum(len(node.device_types) for node in self.nodes)) > MOST_DEVICES:
+            raise InputError(
+                "cluster.too_many_devices",
+                f"a cluster of {number_of(count, 'device')}: expected {MOST_DEVICES} at most",
+            )
+        if not names:
+            raise InputError("cluster.no_nodes", "a cluster without nodes: expected at least one device")
+        if len(set(names)) < len(names):
+            raise InputError(
+                "cluster.node_twice", f"node name {max(names, key=names.count)!r} is used twice: names must differ"
+            )
+        check_addresses([node for node in self.nodes if not is_loopback(node.address)])
+
+    @classmethod
+    @knows_its_keywords
+    def uniform(
+        cls, num_devices: int, *, device_type: str = "device", memory_bytes: float = float("inf"), link: Link = Link()
+    ) -> "Cluster":
+        """Build one node of `num_devices` like devices, each with `memory_bytes`, and one `link` between any two.
+
+        `device_type` is the name under which a profile has its costs. Raises InputError for a count below 1.
+        """
+        given_integer(num_devices, "a device count of")
+        if not isinstance(link, Link):
+            raise InputError(
+                "link.not_a_link",
+                f"link {shown(link)} given, expected a Link, such as Link(bandwidth=1.25e9, latency=50e-6)",
+            )
+        if num_devices < 1:
+            raise InputError(
+                "cluster.device_count_zero",
+                f"a device count of {num_devices}: expected at least 1",
+                num_devices=num_devices,
+            )
+        return cls((Node("local", (DeviceType(device_type, memory_bytes),) * num_devices, link),), link)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        pairs = [(node, kind) for node in self.nodes for kind in node.device_types]
+        return tuple(Device(rank, node, kind) for rank, (node, kind) in enumerate(pairs))
+
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of the cluster: its devices, their nodes, and every link; not of how a host is reached."""
+        nodes = [{key: asdict(node)[key] for key in ("name", "device_types", "link", "address")} for node in self.nodes]
+        for kind in (kind for node in nodes for kind in node["device_types"]):
+            for key, unknown in (("reference_seconds", None), ("network_seconds_per_byte", 0.0)):
+                if kind[key] == unknown:
+                    del kind[key]  # digests of before have none
+        return digest({"nodes": nodes, "network": self.network})
+
+    def part(self, ranks: Collection[int]) -> "Cluster":
+        """Return the cluster of the devices with these ranks, which have ranks from 0 there, in the same order.
+
+        Nodes without any are left out. Raises InputError for a rank that there is no device for.
+        """
+        if beyond := [rank for rank in ranks if rank >= len(self.devices)]:
+            raise InputError(
+                "plan.rank_not_in_cluster",
+                f"the plan uses rank {max(beyond)}, the cluster has {number_of(len(self.devices), 'device')}; plan for "
+                "this cluster, or name more hosts in its file",
+            )
+        own: dict[str, list[DeviceType]] = {}
+        for rank in sorted(ranks):
+            own.setdefault(self.devices[rank].node.name, []).append(self.devices[rank].type)
+        nodes = (replace(node, device_types=tuple(own[node.name])) for node in self.nodes if node.name in own)
+        return replace(self, nodes=tuple(nodes))
+
+    @property
+    def device_types(self) -> tuple[DeviceType, ...]:
+        """The types in order of first appearance."""
+        return tuple(dict.fromkeys(device.type for device in self.devices))
+
+    @cached_property
+    def sending_costs(self) -> bool:
+        """Whether what goes between hosts takes time of any device's own (`network_seconds_per_byte`)."""
+        return len(self.nodes) > 1 and any(kind.network_seconds_per_byte for kind in self.device_types)
+
+    def link(self, a: int, b: int) -> Link:
+        """The link between ranks `a` and `b`."""
+        node_a, node_b = self.devices[a].node, self.devices[b].node
+        return node_a.link if node_a.name == node_b.name else self.network
+
+    def to_toml(self) -> str:
+        """Write the cluster as `load` reads it."""
+        lines = ["[network]", *_link_lines(self.network)]
+        for kind in self.device_types:
+            lines += ["", "[[device_type]]", f"name = {_quoted(kind.name)}"]
+            if kind.memory_bytes < float("inf"):
+                lines.append(f"memory_bytes = {kind.memory_bytes:.0f}")
+            if kind.reference_seconds is not None:
+                lines.append(f"reference_seconds = {kind.reference_seconds!r}")
+            if kind.network_seconds_per_byte:
+                lines.append(f"network_seconds_per_byte = {kind.network_seconds_per_byte!r}")
+        for node in self.nodes:
+            entries = ", ".join(
+                f"{{ type = {_quoted(name)}, count = {count} }}" for name, count in _runs(node.device_types)
+            )
+            lines += ["", "[[node]]", f"name = {_quoted(node.name)}", f"address = {_quoted(node.address)}"]
+            lines += [f"{key} = {_quoted(given)}" for key in ("ssh", "interpreter") if (given := getattr(node, key))]
+            if node.environment:
+                pairs = ", ".join(f"{key} = {_quoted(value)}" for key, value in node.environment)
+                lines.append(f"environment = {{ {pairs} }}")
+            lines += [*_link_lines(node.link), f"devices = [{entries}]"]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Cluster":
+        """Read cluster TOML: `[network]`, `[[device_type]]`, `[[node]]`.
+
+        Raises InputError naming the file and what is wrong.
+        """
+        content = read_text(path, what="cluster file")
+        try:
+            return _parse(tomllib.loads(content))
+        except InputError as error:
+            raise error.within(f"{path}: ") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError("cluster.not_toml", f"{path}: not TOML: {error}") from None
+
+
+def check_addresses(nodes: Sequence[Node]) -> None:
+    """Raise InputError where two nodes have one address: neither can be reached apart from the other.
+
+    Names of hosts are the same in capitals and small letters.
+    """
+    named: dict[str, list[str]] = {}
+    for node in nodes:
+        named.setdefault(node.address.lower(), []).append(node.name)
+    for node in nodes:
+        if len(names := named[node.address.lower()]) > 1:
+            raise InputError(
+                "cluster.address_twice",
+                f"{node.address} is the address of more than one host ({' and '.join(names)}); give each its own",
+                address=node.address,
+            )
+
+
+def _quoted(text: str) -> str:
+    """The text as a basic string of TOML, which is JSON's but for the character DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _link_lines(link: Link) -> list[str]:
+    finite = {key: value for key, value in asdict(link).items() if value not in (float("inf"), 0.0)}
+    return [f"{key} = {value!r}" for key, value in finite.items()]
+
+
+def _runs(kinds: Sequence[DeviceType]) -> list[tuple[str, int]]:
+    runs: list[tuple[str, int]] = []
+    for kind in kinds:
+        if runs and runs[-1][0] == kind.name:
+            runs[-1] = (kind.name, runs[-1][1] + 1)
+        else:
+            runs.append((kind.name, 1))
+    return runs
+
+
+def _parse(document: dict[str, Any]) -> Cluster:
+    _only(document, {"network", "device_type", "node"}, "the file")
+    types: dict[str, DeviceType] = {}
+    for entry in _tables(document, "device_type"):
+        known = {"name", "memory_bytes", "reference_seconds", "network_seconds_per_byte"}
+        _only(entry, known, "[[device_type]]")
+        seconds = _number(entry, "reference_seconds", 0.0) if "reference_seconds" in entry else None
+        name = _string(entry, "name", "[[device_type]]")
+        each = _number(entry, "network_seconds_per_byte", 0.0)
+        kind = DeviceType(name, _number(entry, "memory_bytes", float("inf")), seconds, each)
+        if kind.name in types:
+            raise InputError("device_type.twice", f"device type {kind.name!r} is described twice")
+        types[kind.name] = kind
+    _check_count(document)
+    nodes = tuple(_node(entry, types) for entry in _tables(document, "node"))
+    if not nodes:
+        raise InputError(
+            "cluster.no_nodes", "no [[node]]: expected at least one, with devices = [{ type = …, count = … }]"
+        )
+    network = document.get("network", {})
+    if not isinstance(network, dict):
+        raise InputError(
+            "cluster.network_not_table", "network is not a table: expected [network] with bandwidth and latency"
+        )
+    _only(network, {"bandwidth", "latency"}, "[network]")
+    return Cluster(nodes, _link(network))
+
+
+def _check_count(document: dict[str, Any]) -> None:
+    """Raise InputError for more devices than a cluster can have, before any is made."""
+    items = [item for entry in _tables(document, "node") for item in _tables(entry, "devices")]
+    counts = [item.get("count", 1) for item in items]
+    if (count := sum(max(one, 0) for one in counts if isinstance(one, int))) > MOST_DEVICES:
+        raise InputError(
+            "cluster.too_many_devices", f"a cluster of {shown(count)} devices: expected {MOST_DEVICES} at most"
+        )
+
+
+def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:
+    known = {"name", "address", "ssh", "interpreter", "environment", "bandwidth", "latency", "devices"}
+    _only(entry, known, "[[node]]")
+    name = _string(entry, "name", "[[node]]")
+    where = f"node {name!r}"
+    devices: list[DeviceType] = []
+    for item in _tables(entry, "devices"):
+        _only(item, {"type", "count"}, f"devices of {where}")
+        kind = _string(item, "type", where)
+        count = integer(item.get("count", 1), f"{where}: device count of {kind!r}", least=1, most=MOST_DEVICES)
+        devices += [types.get(kind, DeviceType(kind))] * count
+    texts = {key: text(entry[key], f"{where}: {key}") for key in ("address", "ssh", "interpreter") if key in entry}
+    variables = entry.get("environment", {})
+    if not isinstance(variables, dict):
+        raise InputError(
+            "cluster.environment_not_table",
+            f'{where} has environment {shown(variables)}: expected a table, {{ NAME = "value" }}',
+        )
+    environment = tuple((key, text(value, f"{where}: environment {shown(key)}")) for key, value in variables.items())
+    return Node(name, tuple(devices), _link(entry), environment=environment, **texts)
+
+
+def _link(entry: dict[str, Any]) -> Link:
+    return Link(_number(entry, "bandwidth", float("inf")), _number(entry, "latency", 0.0))
+
+
+def _tables(entry: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    value = entry.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InputError("cluster.not_tables", f"{key} is {shown(value)}: expected a list of tables")
+    return value
+
+
+def _string(entry: dict[str, Any], key: str, where: str) -> str:
+    value = entry.get(key)
+    if not isinstance(value, str) or not value:
+        raise InputError("cluster.not_a_name", f"{where} has {key} = {shown(value)}: expected a name")
+    return value
+
+
+def _number(entry: dict[str, Any], key: str, default: float) -> float:
+    value = entry.get(key, default)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float):
+            return float(value)
+    except OverflowError:
+        pass
+    raise InputError("cluster.not_a_number", f"{key} = {shown(value)}: expected a number")
+
+
+def _only(entry: dict[str, Any], known: set[str], where: str) -> None:
+    for key in entry:
+        if key not in known:
+            near = f"; did you mean {one!r}?" if (one := meant(key, sorted(known))) else ""
+            raise InputError(
+                "cluster.key_unknown", f"{where} has {shown(key)}: expected only {', '.join(sorted(known))}{near}"
+            )

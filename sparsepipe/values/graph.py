@@ -1,0 +1,160 @@
+"""The network as a graph of layers: edges, sizes of weights, and what crosses a cut."""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import InputError
+from ..util.derived.remembered import Kept, remembered
+from ..util.text.counting import number_of
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    id: str  # unique in its graph, for example "conv1_1"
+    description: str = ""
+    parameter_bytes: float = 0
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """Layers in topological order. An edge `(i, j)` says that layer `i` feeds layer `j`, so `i < j`.
+
+    Raises InputError for an empty graph, a duplicate id, a negative size, or an edge that is not forward.
+    """
+
+    layers: tuple[Layer, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise InputError("graph.empty", "a graph without layers: expected at least one layer")
+        if len(self.index) != len(self.layers):
+            ids = [layer.id for layer in self.layers]
+            twice = next(id for id in ids if ids.count(id) > 1)
+            raise InputError("graph.layer_twice", f"layer {twice!r} is listed twice: ids must be unique in a graph")
+        for layer in self.layers:
+            if not 0 <= layer.parameter_bytes < float("inf"):
+                raise InputError(
+                    "graph.parameter_bytes",
+                    f"layer {layer.id!r} has {layer.parameter_bytes} parameter bytes, expected 0 or more",
+                )
+        for i, j in self.edges:
+            if not 0 <= i < j < len(self.layers):
+                raise InputError(
+                    "graph.edge_backward",
+                    f"edge {(i, j)} is not forward in a graph of {number_of(len(self.layers), 'layer')}: "
+                    "list the layers in topological order",
+                )
+        object.__setattr__(self, "edges", tuple(sorted(set(self.edges))))
+
+    @classmethod
+    def chain(cls, layers: Iterable[Layer], skips: Iterable[tuple[int, int]] = ()) -> "LayerGraph":
+        """Build a chain of `layers`, each feeding the next, with extra edges `skips`."""
+        layers = tuple(layers)
+        return cls(layers, (*((i, i + 1) for i in range(len(layers) - 1)), *skips))
+
+    @classmethod
+    def from_ids(cls, layers: Iterable[Layer], edges: Iterable[tuple[str, str]]) -> "LayerGraph":
+        """Order `layers` topologically, as close to the given order as the edges allow.
+
+        Raises InputError for an edge that names no layer, and for a cycle (named).
+        """
+        layers, edges = tuple(layers), tuple(edges)
+        position = {layer.id: k for k, layer in enumerate(layers)}
+        if len(position) < len(layers):
+            return cls(layers, ())  # which names the layer that is listed twice
+        waiting: dict[str, int] = dict.fromkeys(position, 0)
+        consumers: dict[str, list[str]] = {id: [] for id in position}
+        for source, target in dict.fromkeys(edges):
+            for id in (source, target):
+                if id not in position:
+                    raise InputError(
+                        "graph.layer_unknown",
+                        f"edge {source!r} -> {target!r} names {id!r}, which is not a layer of the graph",
+                    )
+            waiting[target] += 1
+            consumers[source].append(target)
+        order = _topological(position, waiting, consumers)
+        index = {id: k for k, id in enumerate(order)}
+        return cls(tuple(layers[position[id]] for id in order), tuple((index[a], index[b]) for a, b in edges))
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Layer id → place in `layers`."""
+        return {layer.id: k for k, layer in enumerate(self.layers)}
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer, the layers that feed it."""
+        return self._neighbours(target=True)
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer, the layers that it feeds."""
+        return self._neighbours(target=False)
+
+    def _neighbours(self, *, target: bool) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in self.layers]
+        for i, j in self.edges:
+            found[j if target else i].append(i if target else j)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return self.edges == tuple((i, i + 1) for i in range(len(self.layers) - 1))
+
+    @cached_property
+    def input_layers(self) -> frozenset[int]:
+        """Sources that stand for loading the data ("Input0" of a graph.txt): they belong to no stage."""
+        return frozenset(
+            k for k, layer in enumerate(self.layers) if not self.inputs[k] and layer.description.startswith("Input")
+        )
+
+    @cached_property
+    def kept(self) -> Kept:
+        """What others worked out of this graph alone: see remembered.py."""
+        return {}
+
+    def alive(self, before: Iterable[int]) -> tuple[int, ...]:
+        """Layers of the down-set `before` whose output is needed after it: what crosses that cut, each counted once."""
+        own = frozenset(before)
+
+        def found() -> tuple[int, ...]:
+            return tuple(sorted({i for i, j in self.edges if i in own and j not in own}))
+
+        return remembered(self.kept, "alive", own, found)
+
+    def producers_across(self, cut: int) -> tuple[int, ...]:
+        """Layers before position `cut` whose output is still needed at or after it (skips included)."""
+        return self.alive(range(cut))
+
+
+def _topological(position: dict[str, int], waiting: dict[str, int], consumers: dict[str, list[str]]) -> list[str]:
+
+    ready = [k for id, k in position.items() if not waiting[id]]
+    heapq.heapify(ready)
+    ids, order = list(position), []
+    while ready:
+        id = ids[heapq.heappop(ready)]
+        order.append(id)
+        for target in consumers[id]:
+            waiting[target] -= 1
+            if not waiting[target]:
+                heapq.heappush(ready, position[target])
+    if len(order) < len(position):
+        raise InputError(
+            "graph.cycle", f"the graph has a cycle: {_cycle(waiting, consumers)}; a layer cannot feed itself"
+        )
+    return order
+
+
+def _cycle(waiting: dict[str, int], consumers: dict[str, list[str]]) -> str:
+    """Name one cycle. Every layer still waiting has a waiting producer, so walking producers must come round."""
+    producer = {target: id for id, targets in consumers.items() if waiting[id] for target in targets if waiting[target]}
+    walk = [next(iter(producer))]
+    while producer[walk[-1]] not in walk:
+        walk.append(producer[walk[-1]])
+    loop = walk[walk.index(producer[walk[-1]]) :]
+    return " -> ".join([*reversed(loop), loop[-1]])

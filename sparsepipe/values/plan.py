@@ -1,0 +1,526 @@
+"""A plan: of one or several pipelines the layers of each stage, the devices that run it, and the schedule.
+
+The runtime obeys it alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, one_line
+from ..util.io.fields import integer, maybe, number, shown, text, texts
+from ..util.io.files import read_json, write_json
+from ..util.text.counting import listed, number_of
+from ..util.text.numbers import duration, gap_text, rate_text
+from ..util.text.printed import Printed
+from ..util.text.sizes import Certainty, size_words
+from .cluster import Cluster
+from .graph import LayerGraph
+from .plan_parts import (
+    Estimate,
+    PositionEstimate,
+    Stage,
+    StageEstimate,
+    StagePlan,
+    beyond_bounds,
+    estimate_from_json,
+    estimate_of_all,
+    estimate_to_json,
+    overlaps,
+    stage_from_json,
+    stage_to_json,
+    unlike_layers,
+    violations,
+)
+from .replication import rule_from_json, rule_to_json
+from .replication.base import Rule
+from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, ScheduleRules
+
+__all__ = ["FORMAT", "Estimate", "Plan", "PlanDiff", "PositionEstimate", "Stage", "StageEstimate"]
+
+FORMAT = "sparsepipe-plan-1"
+_ROUTING = "round-robin"  # which replica takes a minibatch: the only way there is
+
+Place = int | tuple[int, ...] | None  # a stage; several for a rank of interleaved stages; none
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Consecutive layers, or ranks, that are in stage `before` of one plan and in stage `after` of the other."""
+
+    items: tuple[str, ...]
+    before: Place
+    after: Place
+
+    def __str__(self) -> str:
+        names = self.items[0] if len(self.items) == 1 else f"{self.items[0]} … {self.items[-1]} ({len(self.items)})"
+        return f"{names}: {_place(self.before)} → {_place(self.after)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff(Printed):
+    """How one plan differs from another.
+
+    A stage's numbers: (compute, transfer, averaging seconds a minibatch, memory bytes, bytes sent a minibatch).
+    """
+
+    planners: tuple[str, str]
+    periods: tuple[float | None, float | None]  # seconds per minibatch
+    gaps: tuple[float | None, float | None]
+    layers: tuple[Move, ...]
+    ranks: tuple[Move, ...]
+    stages: tuple[tuple[tuple[float, ...] | None, tuple[float, ...] | None], ...]  # of either plan, by stage number
+
+    @property
+    def same(self) -> bool:
+        """Whether both plans place the same layers on the same ranks."""
+        return not self.layers and not self.ranks
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast the second plan is, by the planners' own expectations."""
+        before, after = self.periods
+        return before / after if before is not None and after else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"same": self.same, "speedup": self.speedup}
+
+    def moves(self) -> list[str]:
+        """Which layers and ranks are in another stage, a line for each row of them: "layer l2: stage 1 → stage 0"."""
+        named = [("layer", move) for move in self.layers] + [("rank", move) for move in self.ranks]
+        return [f"{what}{'s' if len(move.items) > 1 else ''} {move}" for what, move in named]
+
+
+@dataclass(frozen=True)
+class Plan(StagePlan, Printed):
+    """One or several pipelines that train a network: stages in pipeline order with their schedule.
+
+    A rank may serve several stages, as many as every other rank: the stages are interleaved then, see interleaved.py.
+    `num_microbatches` minibatches make one step of a schedule that flushes or keeps two versions. Others update after
+    every round of the replicas, or after `accumulation` rounds.
+
+    `pipelines` has the plan of each pipeline, whose ranks are places in one cluster. Of one pipeline that is the plan
+    itself. `Plan.together` makes a plan of several, which average by `replication`; its stages, schedule and estimate
+    follow from theirs: change `members`.
+    """
+
+    members: tuple["Plan", ...] = ()  # the pipelines, if there are several
+    replication: Rule | None = None  # by which several average
+    samples: float | None = None  # of a minibatch of several; None: the profile that was planned with does not say
+    joined: tuple["Plan", ...] = field(default=(), repr=False, compare=False)  # what stages and more follow from
+
+    def __post_init__(self) -> None:
+        if self.members:
+            self._check_untouched()
+            estimate = estimate_of_all([plan.estimate for plan in self.members], self.estimate)
+            for name, value in {**_of_members(self.members), "estimate": estimate, "joined": self.members}.items():
+                object.__setattr__(self, name, value)
+        elif not self.weights and self.schedule in WEIGHT_POLICIES:
+            object.__setattr__(self, "weights", WEIGHT_POLICIES[self.schedule][0])
+
+    def _check_untouched(self) -> None:
+        """Raise InputError where what follows from the pipelines' plans was to be replaced by something else."""
+        for name, value in (_of_members(self.joined) if self.joined else {"stages": ()}).items():
+            if getattr(self, name) != value:
+                raise InputError(
+                    "plan.follows_from_pipelines",
+                    f"{name} of a plan of {number_of(len(self.members), 'pipeline')} follows from theirs: change it in "
+                    "its `pipelines`, and give these to `with_pipelines`",
+                    name=name,
+                )
+
+    @classmethod
+    def together(
+        cls,
+        pipelines: Iterable["Plan"],
+        replication: Rule,
+        *,
+        samples: float | None = None,
+        lower_bound_seconds: float | None = None,
+        plan_seconds: float = 0.0,
+        data_parallel_seconds: float | None = None,
+        warnings: tuple[str, ...] = (),
+        provenance: Mapping[str, Any] | None = None,
+    ) -> "Plan":
+        """Return the plan of several pipelines, each with ranks of its own in one cluster.
+
+        `samples`: of a minibatch, if known. `lower_bound_seconds`: no split of the devices has a smaller period.
+        `data_parallel_seconds`: the period of one stage over all devices. `warnings`: of the split; each plan has its
+        own too.
+        """
+        known = Estimate(0.0, (), lower_bound_seconds, plan_seconds, data_parallel_seconds=data_parallel_seconds)
+        return cls(
+            (),
+            estimate=known,
+            warnings=warnings,
+            provenance=provenance,
+            members=tuple(pipelines),
+            replication=replication,
+            samples=samples,
+        )
+
+    @classmethod
+    def alike(cls, plan: "Plan", count: int, replication: Rule, *, samples: float | None = None) -> "Plan":
+        """Return `count` pipelines of the same plan, whose ranks are from 0: each on the next ranks of a cluster."""
+        integer(count, "pipelines", least=2)
+        num_ranks = len(plan.ranks)
+        copies = []
+        for k in range(count):
+            stages = (replace(one, ranks=tuple(rank + k * num_ranks for rank in one.ranks)) for one in plan.stages)
+            copies.append(replace(plan, stages=tuple(stages)))
+        return cls.together(copies, replication, samples=samples)
+
+    @property
+    def pipelines(self) -> tuple["Plan", ...]:
+        """The plan of each pipeline, this one itself if it is of one."""
+        return self.members or (self,)
+
+    def one(self, remedy: str = "give one of its `pipelines`") -> "Plan":
+        """Return self. Raises InputError with a `remedy` for a plan of several, where that of one is asked for."""
+        if self.replication is not None:
+            raise InputError(
+                "plan.several_pipelines",
+                f"a plan of {number_of(len(self.members), 'pipeline')}, expected that of one; {remedy}",
+            )
+        return self
+
+    def with_pipelines(self, pipelines: Iterable["Plan"]) -> "Plan":
+        """The same with other plans for its pipelines; what was proven of those before is left out."""
+        plans = tuple(pipelines)
+        return replace(self, members=plans, estimate=None) if self.members else plans[0]
+
+    def with_local(self, k: int, plan: "Plan") -> "Plan":
+        """The same with another plan for pipeline `k`, whose ranks are those of `local(k)`: its job's, from 0."""
+        if not self.members:
+            return plan
+        ranks = self.ranks_of(k)
+        stages = (replace(one, ranks=tuple(ranks[rank] for rank in one.ranks)) for one in plan.stages)
+        members = list(self.members)
+        members[k] = replace(plan, stages=tuple(stages))
+        return self.with_pipelines(members)
+
+    @property
+    def rules(self) -> ScheduleRules:
+        """The facts of its schedule. Raises InputError for one that is unknown."""
+        if self.schedule not in SCHEDULE_RULES:
+            raise InputError(
+                "schedule.unknown",
+                f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}",
+            )
+        return SCHEDULE_RULES[self.schedule]
+
+    @property
+    def rule(self) -> Rule:
+        """The rule by which pipelines average, which the plan must have."""
+        assert self.replication is not None, "a plan of several pipelines"
+        return self.replication
+
+    @property
+    def position_estimates(self) -> tuple[PositionEstimate, ...]:
+        """What the estimate, which the plan must have, says of each of its `positions`."""
+        assert self.estimate is not None
+        found = []
+        for stages in self.positions:
+            each = [self.estimate.stages[k] for k in stages]
+            compute, averaging = sum(e.compute_seconds for e in each), sum(e.averaging_seconds for e in each)
+            found.append(PositionEstimate(stages, compute, averaging, sum(e.memory_bytes for e in each)))
+        return tuple(found)
+
+    def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
+        """The same stages under another schedule, with that schedule's default weight policy."""
+        if self.members:
+            each = (plan.with_schedule(schedule, num_microbatches=num_microbatches) for plan in self.members)
+            return self.with_pipelines(each)
+        count = self.num_microbatches if num_microbatches is None else num_microbatches
+        return replace(self, schedule=schedule, weights="", num_microbatches=count)
+
+    def diff(self, other: "Plan") -> PlanDiff:
+        """What changes from this plan to `other`: layers and ranks that move, stage times, memory, period, gap."""
+        return _diff(self, other)
+
+    @property
+    def extrapolation(self) -> str:
+        """How far beyond the measured sizes the estimates' times are, the worst of all: `Certainty.beyond`."""
+        return Certainty.beyond(*(plan.estimate.certainty for plan in self.pipelines if plan.estimate))
+
+    @property
+    def counted(self) -> str:
+        """What throughput counts: "samples", or "minibatches" if it is not known how many samples one has."""
+        return "minibatches" if self.samples is None else "samples"
+
+    @property
+    def minibatches_per_second(self) -> float | None:
+        """The planner's expectation, of several pipelines if none waits; None where a plan has no estimate."""
+        periods = [plan.estimate.period_seconds if plan.estimate else 0.0 for plan in self.pipelines]
+        return sum(1 / period for period in periods) if all(periods) else None
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The warnings of the split and of every pipeline's plan, each once."""
+        return tuple(dict.fromkeys([*self.warnings, *(text for plan in self.pipelines for text in plan.warnings)]))
+
+    def ranks_of(self, k: int) -> tuple[int, ...]:
+        """The ranks of pipeline `k` in ascending order: of several place i is rank i of `local(k)`."""
+        return tuple(sorted(self.pipelines[k].ranks))
+
+    def among_all(self, k: int, rank: int) -> int:
+        """Return what `rank` of the job of pipeline `k` is called among those of all; itself if there is one."""
+        ranks = self.ranks_of(k) if self.members else ()
+        return ranks[rank] if 0 <= rank < len(ranks) else rank
+
+    def prefix(self, k: int) -> str:
+        """Return what begins a message on pipeline `k`: "pipeline 1: ", nothing if there is one."""
+        return f"pipeline {k}: " if self.members else ""
+
+    def first_rank(self, k: int) -> int:
+        """How many ranks the pipelines before `k` have."""
+        return sum(len(plan.ranks) for plan in self.pipelines[:k])
+
+    def first_stage(self, k: int) -> int:
+        """How many stages the pipelines before `k` have: stage s of pipeline k is stage `first_stage(k)` + s of all."""
+        return sum(len(plan.stages) for plan in self.pipelines[:k])
+
+    @property
+    def trace_facts(self) -> dict[str, Any]:
+        """What a trace of several pipelines says: "pipelines", the ranks of each; "like_stages", of each of `stages`
+        the first that has the same layers.
+        """
+        layers = [stage.layers for stage in self.stages]
+        ranks = [list(self.ranks_of(k)) for k in range(len(self.pipelines))]
+        return {"pipelines": ranks, "like_stages": [layers.index(own) for own in layers]}
+
+    def local(self, k: int) -> "Plan":
+        """Return what the job of pipeline `k` runs; of several its plan with ranks from 0, in the order of these."""
+        if not self.members:
+            return self
+        place = {rank: i for i, rank in enumerate(self.ranks_of(k))}
+        plan = self.pipelines[k]
+        stages = (replace(stage, ranks=tuple(place[rank] for rank in stage.ranks)) for stage in plan.stages)
+        return replace(plan, stages=tuple(stages))
+
+    def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
+        """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
+        found, whole = self.violations_together(), {layer.id for layer in graph.layers}
+        alike = not unlike_layers(self.pipelines)
+        for k, plan in enumerate(self.pipelines):
+            if alike or set(plan.layers) == whole:  # else that it lacks some is said already
+                own = violations(plan, graph, None if cluster is None else len(cluster.devices))
+                found += [self.prefix(k) + text for text in own]
+        return found
+
+    def violations_together(self) -> list[str]:
+        """Every reason why its pipelines cannot train together, whatever the network is, each in one line."""
+        if self.replication is None:
+            return []
+        found = [*overlaps(self.members), *unlike_layers(self.members)]
+        if len(self.members) < 2:
+            told = "a replication rule averages between two or more; give the plan of one by itself"
+            return [f"{len(self.members)} pipeline: {told}", *found]
+        try:
+            self.replication.groups(len(self.members))
+        except InputError as error:
+            found.insert(0, str(error))
+        return found
+
+    def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
+        """Return self, or raise InputError that lists every violation."""
+        if found := self.violations(graph, cluster):
+            raise InputError("plan.violations", "the plan cannot run: " + "; ".join(found))
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan file, which is also what `sparsepipe plan --json` prints.
+
+        `stages` are those of all pipelines; a plan of several has theirs in `pipelines` too.
+        """
+        estimates = self.estimate.stages if self.estimate else [None] * len(self.stages)
+        counts = {"num_microbatches": self.num_microbatches, "accumulation": self.accumulation}
+        return {
+            "format": FORMAT,
+            "planner": self.planner,
+            **estimate_to_json(self.estimate),
+            "schedule": self.schedule,
+            "weights": self.weights,
+            **({"routing": _ROUTING} | counts if self.replication is None else self._pipelines_to_json()),
+            "stages": [stage_to_json(stage, own) for stage, own in zip(self.stages, estimates, strict=True)],
+            "warnings": list(self.warnings),
+            **({} if self.provenance is None else {"provenance": dict(self.provenance)}),
+        }
+
+    def _pipelines_to_json(self) -> dict[str, Any]:
+        rates = [plan.minibatches_per_second for plan in (self, *self.members)]
+        paces = [None if rate is None or self.samples is None else rate * self.samples for rate in rates]
+        return {
+            "replication": rule_to_json(self.rule),
+            "samples": self.samples,
+            "samples_per_second": paces[0],
+            "minibatches_per_second": rates[0],
+            "pipelines": [
+                {**plan.to_json(), "samples_per_second": pace}
+                for plan, pace in zip(self.members, paces[1:], strict=True)
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Plan":
+        """Read what `to_json` wrote. Raises InputError where something is missing or of the wrong kind."""
+        if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+            raise InputError("plan.malformed", f"not a plan: expected a JSON object with format {FORMAT!r}")
+        if "pipelines" in document:
+            return cls._from_pipelines(document)
+        try:
+            plan = cls(
+                tuple(stage_from_json(entry) for entry in document["stages"]),
+                text(document["schedule"], "schedule"),
+                text(document["weights"], "weights"),
+                integer(document["num_microbatches"], "num_microbatches"),
+                text(document["planner"], "planner"),
+                estimate_from_json(document),
+                texts(document.get("warnings", []), "warnings"),
+                integer(document.get("accumulation", 1), "accumulation"),
+                _provenance(document.get("provenance")),
+            )
+            if (routing := text(document["routing"], "routing")) != _ROUTING:
+                raise InputError("plan.routing_unknown", f"routing {routing!r} is unknown, expected {_ROUTING!r}")
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError("plan.foreign", f"not a plan this project wrote ({error!r})") from None
+        if told := beyond_bounds(plan):
+            raise InputError("plan.out_of_bounds", told[0])
+        return plan
+
+    @classmethod
+    def _from_pipelines(cls, document: Mapping[str, Any]) -> "Plan":
+        entries = document["pipelines"]
+        if not isinstance(entries, list):
+            raise InputError("pipelines.list_malformed", f"pipelines = {shown(entries)}: expected a list of plans")
+        if "replication" not in document:
+            raise InputError(
+                "pipelines.no_replication", "pipelines without 'replication': expected the rule by which they average"
+            )
+        members = []
+        for k, entry in enumerate(entries):
+            try:
+                members.append(cls.from_json(entry))
+            except InputError as error:
+                raise error.within(f"pipeline {k}: ") from None
+            if members[k].replication is not None:
+                raise InputError(
+                    "plan.nested_pipelines", f"pipeline {k}: has pipelines of its own, expected the plan of one"
+                )
+        seconds = {
+            name: maybe(number)(document.get(name), name) for name in ("lower_bound_seconds", "data_parallel_seconds")
+        }
+        return cls.together(
+            members,
+            rule_from_json(document["replication"]),
+            samples=maybe(number)(document.get("samples"), "samples"),
+            plan_seconds=maybe(number)(document.get("plan_seconds"), "plan_seconds") or 0.0,
+            warnings=texts(document.get("warnings", []), "warnings"),
+            provenance=_provenance(document.get("provenance")),
+            **seconds,
+        )
+
+    def save(self, path: Path | str) -> Path:
+        return write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Plan":
+        """Read a plan file, of one or of several pipelines. Raises InputError naming the file."""
+        try:
+            return cls.from_json(read_json(path, what="plan"))
+        except InputError as error:
+            raise error.within("" if str(error).startswith(str(path)) else f"{path}: ") from None
+
+    def summary(self) -> str:
+        """Planner, schedule, period and gap in one line; of several pipelines their number, rule and throughput."""
+        devices = number_of(len(self.ranks), "device")
+        if self.replication is not None:
+            text = f"{number_of(len(self.members), 'pipeline')} on {devices}, {self.replication.name}"
+            if self.estimate and (rate := self.minibatches_per_second):
+                samples = "" if self.samples is None else f" ({rate_text(rate * self.samples)})"
+                text += f", {rate_text(rate, 'minibatches')}{samples} where none waits, gap "
+                text += "not proven" if self.estimate.gap is None else gap_text(self.estimate.gap)
+            return one_line(text)
+        text = f"{self.planner}: {number_of(len(self.stages), 'stage')} on {devices}, {self.schedule} ({self.weights})"
+        text = one_line(text)
+        if self.estimate:
+            if self.estimate.latency_seconds is not None:
+                text += f", forward only: latency {duration(self.estimate.latency_seconds)}"
+            text += f", {duration(self.estimate.period_seconds)} per minibatch"
+            if self.estimate.gap is not None:
+                text += f", gap {gap_text(self.estimate.gap)}"
+            if self.estimate.size:
+                unit = size_words(self.estimate.size_unit)
+                text += f"; times of a minibatch of {self.estimate.size:,.0f} {unit}"
+                if self.estimate.memory_size:
+                    text += f", memory for one of {self.estimate.memory_size:,.0f} {unit}"
+            if self.extrapolation:
+                text += f"; {self.extrapolation}"
+        return text
+
+
+def _provenance(value: Any) -> Mapping[str, Any] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise InputError("plan.provenance_malformed", f"provenance = {shown(value)}: expected an object, or none")
+    return value
+
+
+def _of_members(members: tuple[Plan, ...]) -> dict[str, Any]:
+    """What a plan of several pipelines has from theirs."""
+    return {
+        "stages": tuple(stage for plan in members for stage in plan.stages),
+        "schedule": _joined(plan.schedule for plan in members),
+        "weights": _joined(plan.weights for plan in members),
+        "planner": _joined(plan.planner for plan in members),
+        "num_microbatches": max(plan.num_microbatches for plan in members),
+        "accumulation": max(plan.accumulation for plan in members),
+    }
+
+
+def _joined(words: Iterable[str]) -> str:
+    """What pipelines have, each once: "1f1b", or "1f1b+gpipe" where they differ."""
+    return "+".join(dict.fromkeys(words))
+
+
+def _diff(before: Plan, after: Plan) -> PlanDiff:
+    """Compare two plans of the same network, stage by stage."""
+    ids = list(dict.fromkeys(id for plan in (before, after) for stage in plan.stages for id in stage.layers))
+    ranks = sorted({rank for plan in (before, after) for stage in plan.stages for rank in stage.ranks})
+    layer_places: list[dict[str, Place]] = [
+        {id: k for k, stage in enumerate(plan.stages) for id in stage.layers} for plan in (before, after)
+    ]
+    rank_places = [{str(rank): _place_of_rank(plan, rank) for rank in ranks} for plan in (before, after)]
+    count = max(len(before.stages), len(after.stages))
+    return PlanDiff(
+        (before.planner, after.planner),
+        tuple(plan.estimate.period_seconds if plan.estimate else None for plan in (before, after)),  # type: ignore[arg-type]
+        tuple(plan.estimate.gap if plan.estimate else None for plan in (before, after)),  # type: ignore[arg-type]
+        _moves(ids, *layer_places),
+        _moves([str(rank) for rank in ranks], *rank_places),
+        tuple((_costs(before, k), _costs(after, k)) for k in range(count)),
+    )
+
+
+def _place_of_rank(plan: Plan, rank: int) -> Place:
+    stages = tuple(k for k, stage in enumerate(plan.stages) if rank in stage.ranks)
+    return stages if len(stages) > 1 else next(iter(stages), None)
+
+
+def _moves(items: Sequence[str], before: dict[str, Place], after: dict[str, Place]) -> tuple[Move, ...]:
+    runs = groupby(items, key=lambda item: (before.get(item), after.get(item)))
+    return tuple(Move(tuple(run), *places) for places, run in runs if places[0] != places[1])
+
+
+def _costs(plan: Plan, k: int) -> tuple[float, ...] | None:
+    if plan.estimate is None or k >= len(plan.estimate.stages):
+        return None
+    e = plan.estimate.stages[k]
+    return e.compute_seconds, e.transfer_seconds, e.averaging_seconds, e.memory_bytes, e.sent_bytes
+
+
+def _place(stage: Place) -> str:
+    if isinstance(stage, tuple):
+        return f"stages {listed(stage)}"
+    return "no stage" if stage is None else f"stage {stage}"

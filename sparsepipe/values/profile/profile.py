@@ -1,0 +1,706 @@
+"""A profile: a graph, and the costs of its layers on each device type."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache, cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError
+from ...util.derived.digests import canonical_text, digest_with, object_text, row_texts
+from ...util.derived.remembered import Answer, Kept, remembered
+from ...util.host.background_load import BackgroundLoad
+from ...util.io.fields import number, shown, text, texts
+from ...util.io.files import read_json, write_json
+from ...util.io.paths import expanded
+from ...util.text.counting import number_of
+from ...util.text.printed import Printed
+from ...util.text.sizes import SIZE_UNITS, Certainty
+from ..graph import Layer, LayerGraph
+from ..graph_text import GraphText, GraphTextNode
+from .layer_cost import (
+    CODED_FIELDS,
+    COST_FIELDS,
+    KEPT_FIELDS,
+    MEMORY_FIELDS,
+    CostSample,
+    LayerCost,
+    LayerLaws,
+    checked_size,
+)
+from .size_laws import Array
+from .stride_laws import StrideLaws
+
+Costs = Mapping[str, tuple[LayerCost, ...]]  # device type → one cost per layer
+
+FORMAT = "sparsepipe-profile-1"
+_OF_VOXELS = {"size": "voxels", "sizes": "voxel_counts"}  # as files name them where the unit is voxels
+_LEAST_SPAN = 2.0  # between the smallest and the largest minibatch that a profile was measured on
+_POINT_AGREEMENT = 0.25  # share by which a whole pass may differ from what the laws of its layers say
+_SIZE = "\0"  # stands in a text of costs for a size: no JSON has it
+AGREEMENT = 0.1  # share of a whole step by which the sum over measured layers may differ from it
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverhead:
+    """What a training step takes on one device type beside its layers and the optimizer: seconds per minibatch."""
+
+    input_seconds: float = 0.0  # of the first stage: to read a minibatch, and to put it on the device
+    loss_seconds: float = 0.0  # of the last stage: loss and its gradient, and what is counted of a minibatch
+    reading_seconds: float = 0.0  # of each further process that reads minibatches, such as their targets: to read one
+
+    def __post_init__(self) -> None:
+        for name in OVERHEAD_FIELDS:
+            number(getattr(self, name), name)
+
+    def slower(self, speed: float) -> "StepOverhead":
+        """The same on a device of `speed` times this one's."""
+        return StepOverhead(*(getattr(self, name) / speed for name in OVERHEAD_FIELDS))
+
+
+OVERHEAD_FIELDS = tuple(item.name for item in fields(StepOverhead))
+
+
+@dataclass(frozen=True)
+class Profile(Printed):
+    """Costs of the layers of one graph on one or more device types.
+
+    `sizes` are those of typical minibatches (what plans are made for), in `size_unit`: "voxels" (active ones),
+    "tokens", "pixels" or "samples". `origin` says where the numbers come from. `update_rates` are the seconds that the
+    optimizer takes for each byte of weights, by device type; `step_overheads` what a step takes there besides. None
+    is known, and none counted, for a type that is not there. `sample_readers` are layers whose stage reads minibatches
+    itself, though it may not be the first: masks, word ids, or in the last layer the targets. `voxels_by_stride`: of
+    typical minibatches, at the input and at each coarser stride of the network; with it memory is that of minibatches
+    which are large at each stride.
+    """
+
+    graph: LayerGraph
+    costs: Costs
+    sizes: tuple[float, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    update_rates: Mapping[str, float] = field(default_factory=dict)
+    step_overheads: Mapping[str, StepOverhead] = field(default_factory=dict)
+    size_unit: str = "voxels"
+    sample_readers: tuple[str, ...] = ()
+    voxels_by_stride: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown_readers := set(self.sample_readers) - {layer.id for layer in self.graph.layers}:
+            raise InputError(
+                "profile.reader_unknown",
+                f"sample_readers has {shown(min(unknown_readers))}: expected layers of the graph",
+            )
+        if self.size_unit not in SIZE_UNITS:
+            raise InputError(
+                "profile.size_unit_unknown",
+                f"size_unit {shown(self.size_unit)}: expected one of {', '.join(SIZE_UNITS)}",
+            )
+        for what, named in (("update_rates", self.update_rates), ("step_overheads", self.step_overheads)):
+            if unknown := named.keys() - self.costs.keys():
+                raise InputError(
+                    "profile.device_type_unknown",
+                    f"{what} of {min(unknown)!r}: expected device types of the profile, {', '.join(self.costs)}",
+                )
+        for name, rate in self.update_rates.items():
+            number(rate, f"update_rates of {name!r}")
+        for name, costs in self.costs.items():
+            if len(costs) != len(self.graph.layers):
+                raise InputError(
+                    "profile.cost_count",
+                    f"profile of {name!r} has {len(costs)} costs for {number_of(len(self.graph.layers), 'layer')}: "
+                    "expected one each",
+                )
+        if not self.costs:
+            raise InputError("profile.empty", "a profile without a device type: expected costs for at least one")
+        if any(not 0 <= size < math.inf for size in self.sizes):
+            raise InputError(
+                "profile.sizes_malformed", "sizes of a profile's minibatches: expected finite numbers, 0 or more"
+            )
+        rows = self.voxels_by_stride
+        if len(set(map(len, rows))) > 1 or any(not 1 <= count < math.inf for row in rows for count in row):
+            raise InputError(
+                "profile.strides_malformed",
+                "voxels_by_stride: expected as many finite numbers, 1 or more, of each minibatch",
+            )
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        return tuple(self.costs)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences that say why a measured profile is doubtful; none for an imported one."""
+        return self.warnings_of(self.device_types)
+
+    def warnings_of(self, device_types: Iterable[str]) -> tuple[str, ...]:
+        """The `warnings` of what was measured for some types of devices."""
+        types = tuple(device_types)
+        return remembered(self.kept, "warnings", types, lambda: self._warnings_of(types))
+
+    def _warnings_of(self, device_types: tuple[str, ...]) -> tuple[str, ...]:
+        told = [
+            text
+            for part in self.measured_parts(device_types)
+            for text in (*_told_of_layers(part), *_told_of_load(part))
+        ]
+        kinds = [kind for part in self.measured_parts(device_types) for kind in part["device_types"]]
+        kinds = [kind for kind in kinds if kind in self.costs]
+        narrow: dict[str, list[str]] = {}
+        for kind in kinds:
+            narrow.setdefault(self._narrow_range(kind), []).append(kind)
+        told += [
+            f"profile of {', '.join(own)}: measured at {span} {self.size_unit} alone; other sizes are extrapolated in "
+            "proportion, profile again"
+            for span, own in narrow.items()
+            if span
+        ]
+        factors = {kind: factor for kind in kinds if (factor := self._contradictions[kind]) > 1 + _POINT_AGREEMENT}
+        if factors:
+            told.append(
+                f"profile of {', '.join(factors)}: its layers' times contradict each other between sizes by up to "
+                f"{max(factors.values()):.1f} x; profile again with nothing else at work"
+            )
+        unknown = [kind for kind in kinds if kind not in self.update_rates]
+        if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
+            told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
+        return tuple(told)
+
+    def measured_parts(self, device_types: Iterable[str]) -> list[dict[str, Any]]:
+        """The parts of the origin that say how some of `device_types` were measured."""
+        asked, parts = set(device_types), self._joined()
+        measured = [part for part in parts if part.get("source") == "measured"]
+        return [part for part in measured if len(parts) == 1 or asked & set(part["device_types"])]
+
+    def measured_sizes(self, device_type: str) -> tuple[float, float]:
+        """The smallest and the largest minibatch that was measured on one device type; beyond, costs are extrapolated.
+
+        (0, 0) for costs that hold at every size.
+        """
+        costs = self._of(device_type)
+
+        def found() -> tuple[float, float]:
+            lows = [cost.samples[0].size * cost.stretch for cost in costs]
+            return min(lows), max(cost.samples[-1].size * cost.stretch for cost in costs)
+
+        return remembered(self.kept, "measured sizes", device_type, found)
+
+    def _narrow_range(self, device_type: str) -> str:
+        """Return the size or sizes of the minibatches measured if they are nearly one; empty otherwise.
+
+        Costs measured at size 0 hold at every size. A single size is enough where training's minibatches have it, too.
+        """
+        low, high = self.measured_sizes(device_type)
+        if not high or (low < high and high >= _LEAST_SPAN * low):
+            return ""
+        if (
+            low == high
+            and self.sizes
+            and all(high <= _LEAST_SPAN * size <= _LEAST_SPAN**2 * high for size in self.sizes)
+        ):
+            return ""
+        return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+
+    @property
+    def _contradictions(self) -> dict[str, float]:
+        """Device type → times by which all layers together took more, or less, at one size than their laws say."""
+        return self._of_samples("contradictions", lambda: {name: self._contradiction(name) for name in self.costs})
+
+    def _of_samples(self, kind: str, make: Callable[[], Answer]) -> Answer:
+        """Return what `make` finds of the samples, whatever they are stretched by: kept with the graph."""
+        samples = [cost.samples for costs in self.costs.values() for cost in costs]
+        key = (*self.costs, *map(id, samples))
+        # With the samples, so that no others have their id.
+        return remembered(self.graph.kept, kind, key, lambda: (samples, make()))[1]
+
+    def _contradiction(self, device_type: str) -> float:
+        costs = self.costs[device_type]
+        if len({(cost.stretch, *(sample.size for sample in cost.samples)) for cost in costs}) > 1:
+            return 1.0
+        took = np.array([[sample.forward + sample.backward for sample in cost.samples] for cost in costs]).sum(axis=0)
+        by_law = self.costs_at(device_type, [sample.size for sample in costs[0].stretched])
+        expected = (by_law["forward"] + by_law["backward"]).sum(axis=0)
+        samples = self.samples_measured(device_type)  # fewer or more than a batch's take another time
+        whole = np.array([samples.get(sample.size, 1.0) == 1 for sample in costs[0].samples])
+        known = (took > 0) & (expected > 0) & whole
+        return float(np.exp(np.abs(np.log(took[known] / expected[known])).max(initial=0.0)))
+
+    @cached_property
+    def kept(self) -> Kept:
+        """What others worked out of this profile alone: see remembered.py."""
+        return {}
+
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of the profile: its graph, its costs, its minibatches and where it was measured."""
+        kept = self.graph.kept
+        graph = remembered(kept, "graph's text", "", lambda: {k: canonical_text(v) for k, v in self._graph().items()})
+        # With the values, so that no others have their ids.
+        _, costs = remembered(kept, "costs' text", id(self.costs), lambda: (self.costs, self._costs_text()))
+        besides, texts, rows = self._besides(), {**graph, "costs": costs}, self.voxels_by_stride
+        if besides.pop("voxels_by_stride", None):
+            _, texts["voxels_by_stride"] = remembered(
+                kept, "strides' text", id(rows), lambda: (rows, canonical_text(rows))
+            )
+        return digest_with(besides, texts)
+
+    def _costs_text(self) -> str:
+        """`canonical_text` of the costs. All but their sizes is kept with the graph for costs that are stretched."""
+
+        def written() -> list[str]:
+            samples = (sample for costs in self.costs.values() for cost in costs for sample in cost.samples)
+            rest = iter(row_texts(map(attrgetter(*self.columns[1:]), samples)))
+            by_type = {}
+            for name, costs in self.costs.items():
+                layers = ("],[".join(f"{_SIZE},{next(rest)}" for _ in cost.samples) for cost in costs)
+                by_type[name] = f"[[[{']],[['.join(layers)}]]]"
+            return object_text(by_type).split(_SIZE)
+
+        between = self._of_samples("samples' text", written)
+        size_text = cache(lambda size: row_texts([[size]])[0])
+        # In the order of the names, as a JSON object has them.
+        sizes = [
+            size_text(sample.size * cost.stretch)
+            for _, costs in sorted(self.costs.items())
+            for cost in costs
+            for sample in cost.samples
+        ]
+        return between[0] + "".join(size + rest for size, rest in zip(sizes, between[1:], strict=True))
+
+    @property
+    def sized(self) -> bool:
+        """Whether the size of a minibatch matters: whether any is told, or costs were measured at several."""
+        return bool(self.sizes) or any(len(cost.samples) > 1 for costs in self.costs.values() for cost in costs)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a minibatch; None where its origin does not tell, as of most that others published."""
+        told = self.origin.get("batch_size")
+        return told if isinstance(told, int) and told > 0 else None
+
+    @property
+    def typical_sizes(self) -> tuple[float, ...]:
+        """The sizes of typical minibatches: one mean where none were given."""
+        return self.sizes or (self.size(),)
+
+    def size(self, quantile: float | None = None) -> float:
+        """Mean size of a minibatch, or its `quantile` in [0, 1] (linear between sizes)."""
+        counts = sorted(self.sizes)
+        if not counts:
+            counts = [sample.size for sample in next(iter(self.costs.values()))[0].stretched]
+        if quantile is None:
+            return sum(counts) / len(counts)
+        place = quantile * (len(counts) - 1)
+        low = min(int(place), len(counts) - 1)
+        high = min(low + 1, len(counts) - 1)
+        return counts[low] + (place - low) * (counts[high] - counts[low])
+
+    def cost(self, layer: int, device_type: str, size: float | None = None) -> CostSample:
+        """Cost of one layer on one device type for a minibatch of this size (the mean one when not given)."""
+        count, layers = self.size() if size is None else checked_size(size), self._layers(device_type)
+        key = (device_type, count)
+        return remembered(self.kept, "samples at", key, lambda: self._laws.samples(count, layers))[layer]
+
+    @cached_property
+    def _laws(self) -> LayerLaws:
+        """The laws of size that the layers' costs follow, those of each device type behind one another.
+
+        They are kept with the graph, as profiles of other minibatches and voxels have the same measured costs.
+        """
+        every, attention = [cost for costs in self.costs.values() for cost in costs], self.size_unit == "tokens"
+        samples = [self.samples_measured(name) for name, costs in self.costs.items() for _ in costs]
+        key = (attention, *(tuple(one.items()) for one in samples), *(id(cost.samples) for cost in every))
+
+        def fitted() -> tuple[list[LayerCost], LayerLaws]:  # with the costs, so that no others have their ids
+            return every, LayerLaws.of(every, attention=attention, samples=samples if any(samples) else ())
+
+        return remembered(self.graph.kept, "laws", key, fitted)[1].stretched(every)
+
+    def samples_measured(self, device_type: str) -> dict[float, float]:
+        """Size of a measured minibatch → samples that it had, as a share of a batch's; empty where nobody wrote that.
+
+        Of sizes that a number of samples does not tell, such as voxels, nobody asks.
+        """
+        if self.size_unit != "tokens" or self.batch_size is None:
+            return {}
+        found = dict[float, float]()
+        for part in self.measured_parts([device_type]):
+            sizes, samples = part.get(f"measured_{self.size_unit}", ()), part.get("measured_samples", ())
+            found |= {size: count / self.batch_size for size, count in zip(sizes, samples, strict=False) if count > 0}
+        return found
+
+    def _layers(self, device_type: str) -> slice:
+        """The rows of one device type's layers among all laws."""
+        self._of(device_type)
+        place, count = list(self.costs).index(device_type), len(self.graph.layers)
+        return slice(place * count, (place + 1) * count)
+
+    def range_of_laws(self, device_type: str) -> tuple[float, float]:
+        """The sizes between which all layers were measured on one device type; (0, inf) for costs without a size."""
+        return self._laws.measured(self._layers(device_type))
+
+    def certainty(self, sizes: float | Sequence[float] | None = None, types: Iterable[str] | None = None) -> Certainty:
+        """How far the seconds predicted for minibatches of `sizes` may be off, the worst of them and of device types.
+
+        Of the mean size and of all types where none are given.
+        """
+        given = [self.size()] if sizes is None else sizes if isinstance(sizes, Iterable) else [sizes]
+        extremes = {min(map(checked_size, given), default=0.0), max(map(checked_size, given), default=0.0)}
+        names = tuple(dict.fromkeys(self.device_types if types is None else types))
+        key = (names, *sorted(extremes))
+        return remembered(self.kept, "certainty", key, lambda: self._certainty(names, np.array(sorted(extremes))))
+
+    def _certainty(self, names: Iterable[str], sizes: Array) -> Certainty:
+        found, shares = Certainty(), self._laws.uncertainty(sizes)
+        for name in names:
+            layers, costs = self._layers(name), self.costs_at(name, sizes)
+            whole = (costs["forward"] + costs["backward"]).sum(axis=0)
+            parts = zip(shares, (costs["forward"], costs["backward"]), strict=True)
+            off = sum((share[layers] * seconds).sum(axis=0) for share, seconds in parts)
+            low, high = self.range_of_laws(name)
+            for size, seconds, may in zip(sizes.tolist(), whole.tolist(), np.asarray(off).tolist(), strict=True):
+                factor = max(low / size if size else 1.0, size / high, 1.0)
+                found |= Certainty(factor, may / seconds if seconds else 0.0)
+        return found
+
+    def costs_at(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
+        """Costs of all layers on one device type at each of `sizes`: field of a cost sample → [layers, sizes]."""
+        layers, counts = self._layers(device_type), np.asarray(sizes, dtype=float)
+        of_all_types = remembered(self.kept, "costs at", counts.tobytes(), lambda: self._laws.at(counts))
+        return {name: values[layers] for name, values in of_all_types.items()}
+
+    def costs_of_large(self, device_type: str, sizes: Sequence[float] | Array) -> Mapping[str, Array]:
+        """As `costs_at`, but what layers keep is that of minibatches as large at coarse strides as large ones are.
+
+        Fields of such minibatches' outputs are there besides: "large_output_bytes" and "large_coordinate_bytes".
+        """
+        found, laws = {**self.costs_at(device_type, sizes)}, self._strides(device_type)
+        found |= {f"large_{name}": found[name] for name in ("output_bytes", "coordinate_bytes")}
+        if laws is None:
+            return found
+        for kept, values in laws.at(np.asarray(sizes, dtype=float), self.costs[device_type]).items():
+            name = kept if kept in KEPT_FIELDS else f"large_{kept}"
+            found[name] = found[name].copy()
+            found[name][laws.rows] = values
+        return found
+
+    def averaged(self, sizes: Sequence[float]) -> "Profile":
+        """The profile by which every minibatch costs what those of `sizes` cost on average, whatever its size.
+
+        What sizes that vary cost is the time under this profile less: `profile.averaged(sizes)`.
+        """
+        counts = np.asarray(sizes, dtype=float)
+        costs = {}
+        for name in self.costs:
+            means = {field: values.mean(axis=1).tolist() for field, values in self.costs_at(name, counts).items()}
+            rows = ({field: values[k] for field, values in means.items()} for k in range(len(self.graph.layers)))
+            costs[name] = tuple(LayerCost((CostSample(0, **row),)) for row in rows)
+        return replace(self, costs=costs, sizes=(float(counts.mean()),), voxels_by_stride=())
+
+    def _strides(self, device_type: str) -> StrideLaws | None:
+        """The laws by each stride's voxels; None where the profile does not tell them of typical minibatches."""
+        costs, typical = self.costs[device_type], self.voxels_by_stride
+        if not typical:
+            return None
+        key = (id(typical), *(id(cost.samples) for cost in costs))
+        # With the costs and the minibatches, so that no others have their ids.
+        return remembered(
+            self.graph.kept,
+            "laws of strides",
+            key,
+            lambda: (costs, typical, StrideLaws.fit(costs, np.array(typical))),
+        )[2]
+
+    def time(self, layers: Iterable[int], device_type: str, size: float | None = None) -> tuple[float, float]:
+        """Forward and backward seconds of `layers` together."""
+        costs = [self.cost(layer, device_type, size) for layer in layers]
+        return sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
+
+    def _of(self, device_type: str) -> tuple[LayerCost, ...]:
+        if device_type not in self.costs:
+            raise InputError(
+                "profile.no_device_type",
+                f"no profile for device type {device_type!r}; this one has {', '.join(sorted(self.costs))}: "
+                f"profile the model on it, or give a profile its name (--profile {device_type}=FILE, in Python "
+                "renamed)",
+                device_type=device_type,
+            )
+        return self.costs[device_type]
+
+    def __or__(self, other: "Profile") -> "Profile":
+        """Join profiles of the same graph measured on different device types.
+
+        The origin says what both have in common, and under "joined" where each device type's numbers come from.
+        """
+        if differences := graph_differences(self.graph, other.graph):
+            raise InputError("profile.graphs_differ", f"profiles of different graphs cannot be joined: {differences}")
+        if both := set(self.costs) & set(other.costs):
+            raise InputError(
+                "profile.device_type_twice",
+                f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)",
+            )
+        units = {one.size_unit for one in (self, other) if one.sized} or {self.size_unit}
+        if len(units) > 1:
+            raise InputError(
+                "profile.size_units_differ",
+                f"profiles over {' and over '.join(sorted(units))} cannot be joined: expected one unit of size",
+            )
+        common = {key: value for key, value in self.origin.items() if other.origin.get(key) == value}
+        joined = [part for profile in (self, other) for part in profile._joined()]
+        return Profile(
+            self.graph,
+            {**self.costs, **other.costs},
+            self.sizes or other.sizes,
+            {**common, "joined": joined},
+            {**self.update_rates, **other.update_rates},
+            {**self.step_overheads, **other.step_overheads},
+            units.pop(),
+            self.sample_readers or other.sample_readers,
+            self.voxels_by_stride or other.voxels_by_stride,
+        )
+
+    def _joined(self) -> list[dict[str, Any]]:
+        return self.origin.get("joined") or [{"device_types": list(self.costs), **self.origin}]
+
+    def renamed(self, device_type: str) -> "Profile":
+        """The same costs under another device type name. Raises InputError unless there is exactly one type."""
+        if len(self.costs) != 1:
+            raise InputError(
+                "profile.several_device_types",
+                f"cannot rename a profile of {len(self.costs)} device types ({', '.join(self.costs)})",
+            )
+        ((old, costs),) = self.costs.items()
+        rates = {device_type: self.update_rates[old]} if old in self.update_rates else {}
+        overheads = {device_type: self.step_overheads[old]} if old in self.step_overheads else {}
+        return replace(self, costs={device_type: costs}, update_rates=rates, step_overheads=overheads)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
+        return self._of_samples("columns", self._columns_told)
+
+    def _columns_told(self) -> tuple[str, ...]:
+        samples = [sample for layers in self.costs.values() for cost in layers for sample in cost.samples]
+        absent = {
+            name
+            for group in (CODED_FIELDS, MEMORY_FIELDS)
+            if not any(map(any, map(attrgetter(*group), samples)))
+            for name in group
+        }
+        return tuple(name for name in COST_FIELDS if name not in absent)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the profile's file holds."""
+        besides = self._besides()
+        head = {"format": besides.pop("format"), **self._graph(), **_sizes_written(self)}
+        return {**head, "costs": self._costs(), **besides}
+
+    def _graph(self) -> dict[str, Any]:
+        layers = self.graph.layers
+        edges = [[layers[i].id, layers[j].id] for i, j in self.graph.edges]
+        return {"layers": [asdict(layer) for layer in layers], "edges": edges}
+
+    def _costs(self) -> dict[str, Any]:
+        columns = self.columns
+        return {
+            name: [[[getattr(sample, column) for column in columns] for sample in cost.stretched] for cost in costs]
+            for name, costs in self.costs.items()
+        }
+
+    def _besides(self) -> dict[str, Any]:
+        """What a profile's file holds beside its graph and its costs."""
+        return {
+            "format": FORMAT,
+            **_sizes_written(self),
+            "update_rates": dict(self.update_rates),
+            **({"step_overheads": _written(self.step_overheads)} if self.step_overheads else {}),
+            **({"sample_readers": list(self.sample_readers)} if self.sample_readers else {}),
+            **({"voxels_by_stride": [list(row) for row in self.voxels_by_stride]} if self.voxels_by_stride else {}),
+            "origin": dict(self.origin),
+        }
+
+    def save(self, path: Path | str) -> Path:
+        """Write JSON or, as `load` reads it, under any name that does not end in .json a graph.txt; atomically.
+
+        A graph.txt keeps the mean minibatch's costs of one device type, without its name. Raises InputError for more.
+        """
+        if not _is_graph_text(path):
+            return write_json(path, self.to_json())
+        if len(self.costs) != 1:
+            raise InputError(
+                "profile.several_device_types",
+                f"{path}: a graph.txt holds one device type, this profile has {', '.join(self.costs)}: name it .json",
+            )
+        return self.to_graph_text().save(path)
+
+    @classmethod
+    def load(cls, path: Path | str, *, device_type: str | None = None) -> "Profile":
+        """Read a profile JSON or a graph.txt; `device_type` renames (a graph.txt names none: "device").
+
+        Raises InputError naming the file and what is wrong.
+        """
+        if _is_graph_text(path):
+            return cls.from_graph_text(GraphText.load(path), device_type=device_type or "device")
+        document = read_json(path, what="profile")
+        try:
+            profile = _from_document(document)
+            _check_origin(profile)
+            for name in profile.costs:
+                profile._strides(name)  # refuses a file that tells of other strides than its layers have
+        except InputError as error:
+            raise error.within(f"{path}: ") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                "profile.foreign", f"{path}: not a profile this project wrote ({error!r}); expected {FORMAT}"
+            ) from None
+        return profile.renamed(device_type) if device_type else profile
+
+    @classmethod
+    def from_graph_text(cls, text: GraphText, *, device_type: str = "device") -> "Profile":
+        """Costs of a graph.txt: milliseconds become seconds, an activation list is summed (and kept in `origin`)."""
+        node_of = {node.id: node for node in text.nodes}
+        nodes = [node_of[layer.id] for layer in text.graph.layers]
+        costs = tuple(
+            LayerCost((CostSample(0, n.forward_ms / 1e3, n.backward_ms / 1e3, sum(n.activation_bytes)),)) for n in nodes
+        )
+        lists = {n.id: list(n.activation_bytes) for n in nodes if len(n.activation_bytes) > 1}
+        stages = {n.id: n.stage_id for n in nodes if n.stage_id is not None}
+        origin = {
+            "format": "graph.txt",
+            "activation_lists": lists,
+            "stage_ids": stages,
+            "order": [n.id for n in text.nodes],
+        }
+        return cls(text.graph, {device_type: costs}, (), origin)
+
+    def to_graph_text(self, device_type: str | None = None, size: float | None = None) -> GraphText:
+        """Costs of one device type for one size of minibatch as a graph.txt."""
+        name = device_type or next(iter(self.costs))
+        lists, stages = self.origin.get("activation_lists", {}), self.origin.get("stage_ids", {})
+        nodes = {}
+        for k, layer in enumerate(self.graph.layers):
+            cost = self.cost(k, name, size)
+            nodes[layer.id] = GraphTextNode(
+                layer.id,
+                layer.description or layer.id,
+                round(cost.forward * 1e3, 9),
+                round(cost.backward * 1e3, 9),
+                tuple(lists.get(layer.id, (cost.output_bytes,))),
+                layer.parameter_bytes,
+                stages.get(layer.id),
+            )
+        order = self.origin.get("order", list(nodes))
+        edges = tuple((self.graph.layers[i].id, self.graph.layers[j].id) for i, j in self.graph.edges)
+        return GraphText(tuple(nodes[id] for id in order), edges)
+
+
+def _check_origin(profile: Profile) -> None:
+    """Raise an error for an origin that is none, where the file can still be named."""
+    for part in profile.measured_parts(profile.device_types):
+        _told_of_layers(part), _told_of_load(part), tuple(part["device_types"])
+    for name in profile.costs:
+        profile.samples_measured(name)
+
+
+def _told_of_layers(part: Mapping[str, Any]) -> list[str]:
+    """Return a warning where the layers' times do not add up to that of a whole step."""
+    ratio, expected = part.get("layers_over_whole", 1), f"{1 - AGREEMENT:.2f} to {1 + AGREEMENT:.2f}"
+    told = f"profile of {', '.join(part['device_types'])}: the layers' sum is {ratio:.3f} x a whole step, "
+    told += f"expected {expected}; profile again with nothing else at work, or with more repeats"
+    return [told] if abs(ratio - 1) > AGREEMENT else []
+
+
+def _told_of_load(part: Mapping[str, Any]) -> list[str]:
+    """Return warnings of other load during the measurement; none for profiles that were made before it was watched."""
+    doubts = BackgroundLoad.from_json(part.get("background_load")).doubts()
+    if not doubts:
+        return []
+    whose = f"profile of {', '.join(part['device_types'])}"
+    return [f"{whose}: while it was measured, {' and '.join(doubts)}; profile again with nothing else at work"]
+
+
+def _is_graph_text(path: Path | str) -> bool:
+    return expanded(path).suffix != ".json"
+
+
+def graph_differences(a: LayerGraph, b: LayerGraph) -> str:
+    """Return in a few words how two graphs differ; empty when they have the same layers and edges."""
+    ids_a, ids_b = [layer.id for layer in a.layers], [layer.id for layer in b.layers]
+    if missing := sorted(set(ids_a) ^ set(ids_b)):
+        return (
+            f"{number_of(len(missing), 'layer')} {'is' if len(missing) == 1 else 'are'} in only one of them, "
+            f"{missing[0]!r} among them"
+        )
+    if {(ids_a[i], ids_a[j]) for i, j in a.edges} != {(ids_b[i], ids_b[j]) for i, j in b.edges}:
+        return "their edges differ"
+    if ids_a != ids_b:
+        return "their layers come in different orders"
+    return ""
+
+
+def _from_document(document: Mapping[str, Any]) -> Profile:
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+        raise InputError("profile.malformed", f"not a profile: expected a JSON object with format {FORMAT!r}")
+    layers = [
+        Layer(
+            text(entry["id"], "layer id"),
+            text(entry["description"], "description"),
+            number(entry["parameter_bytes"], "parameter_bytes"),
+        )
+        for entry in document["layers"]
+    ]
+    graph = LayerGraph.from_ids(layers, [(text(a, "edge"), text(b, "edge")) for a, b in document["edges"]])
+    if graph.layers != tuple(layers):
+        raise InputError("profile.not_topological", "the layers are not in topological order")
+    unit = text(document.get("size_unit", "voxels"), "size_unit")
+    sizes, size = (_OF_VOXELS[name] if unit == "voxels" else name for name in ("sizes", "size"))
+    columns = ["size" if column == size else column for column in texts(document["columns"], "columns")]
+    costs = {}
+    for name, rows in document["costs"].items():
+        costs[name] = tuple(_cost(samples, columns, f"{name}, layer {k}") for k, samples in enumerate(rows))
+    counts = tuple(number(count, sizes) for count in document[sizes])
+    if not isinstance(document["origin"], Mapping):
+        raise InputError("profile.origin_malformed", "origin is not an object: expected where the numbers come from")
+    rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
+    overheads = {name: _overhead(told, name) for name, told in document.get("step_overheads", {}).items()}
+    readers = tuple(texts(document.get("sample_readers", []), "sample_readers"))
+    strides = tuple(
+        tuple(number(count, "voxels_by_stride") for count in row) for row in document.get("voxels_by_stride", [])
+    )
+    return Profile(graph, costs, counts, document["origin"], rates, overheads, unit, readers, strides)
+
+
+def _sizes_written(profile: Profile) -> dict[str, Any]:
+    """How a file names sizes: profiles over voxels as they always did, others by the unit that they state."""
+    if profile.size_unit == "voxels":
+        return {
+            _OF_VOXELS["sizes"]: list(profile.sizes),
+            "columns": [_OF_VOXELS.get(name, name) for name in profile.columns],
+        }
+    return {"size_unit": profile.size_unit, "sizes": list(profile.sizes), "columns": list(profile.columns)}
+
+
+def _written(overheads: Mapping[str, StepOverhead]) -> dict[str, dict[str, float]]:
+    """What a file holds of them: reading alone may be left out, as files from before have it."""
+    return {
+        name: {key: value for key, value in asdict(one).items() if value or key != "reading_seconds"}
+        for name, one in overheads.items()
+    }
+
+
+def _overhead(told: Mapping[str, Any], device_type: str) -> StepOverhead:
+    known = {name: told[name] for name in OVERHEAD_FIELDS if name in told}
+    try:
+        return StepOverhead(**known)
+    except InputError as error:
+        raise error.within(f"step_overheads of {device_type!r}: ") from None
+
+
+def _cost(samples: Sequence[Sequence[float]], columns: Sequence[str], where: str) -> LayerCost:
+    try:
+        return LayerCost(tuple(CostSample(**dict(zip(columns, sample, strict=True))) for sample in samples))
+    except InputError as error:
+        raise error.within(f"{where}: ") from None

@@ -1,0 +1,83 @@
+"""Replication rules: how several pipelines that train one network keep their copies alike.
+
+    base.py         what a rule is, and a merge
+    gathering.py    who is live and who waits: what all rules keep
+    handing_out.py  how far ahead of what they train pipelines take minibatches
+    all_reduce.py, partial_reduce.py, ad_psgd.py, wsp.py, local_sgd.py, diloco.py, quorum.py    one rule each
+
+A rule is chosen as RULE[:option=value,…], such as `partial-reduce:wait=0.01,overlap=false`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError
+from ...util.io.fields import shown
+from ...util.io.options import option_values, split_options, typed, with_options, written_options
+from .ad_psgd import AdPsgd
+from .all_reduce import AllReduce
+from .base import SERVER, Arithmetic, Groups, Merge, Rule
+from .diloco import DiLoCo
+from .local_sgd import LocalSgd
+from .partial_reduce import PartialReduce
+from .quorum import Quorum
+from .wsp import Wsp
+
+RULES: Mapping[str, type[Rule]] = {
+    cls.name: cls for cls in (AllReduce, PartialReduce, AdPsgd, Wsp, LocalSgd, DiLoCo, Quorum)
+}
+
+
+def rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
+    """Return a rule by its name, with its options. Raises InputError in one line that says what there is."""
+    if not isinstance(name, str) or name not in RULES:
+        raise InputError(
+            "replication.unknown", f"replication {shown(name)}: no such rule; expected one of {', '.join(RULES)}"
+        )
+    return with_options(RULES[name], options or {}, f"replication {name}")
+
+
+def parse_rule(given: str) -> Rule:
+    """Read RULE[:option=value,…] as the command line takes it. Raises InputError in one line."""
+    name, options = split_options(given, "replication")
+    return rule(name, {option: typed(value) for option, value in options.items()})
+
+
+def rule_text(given: Rule) -> str:
+    """Write a rule as `parse_rule` reads it, with the options that are not by default."""
+    return written_options(given.name, given)
+
+
+def rule_to_json(given: Rule) -> dict[str, Any]:
+    """Return a rule as plans and records keep it: {"rule": name, "options": all of them}."""
+    return {"rule": given.name, "options": option_values(given)}
+
+
+def rule_from_json(document: object, what: str = "replication") -> Rule:
+    """Return the rule of a plan or record; options that it lacks are by default. Raises InputError in one line."""
+    if not isinstance(document, Mapping) or not isinstance(document.get("options", {}), Mapping):
+        raise InputError(
+            "replication.malformed", f'{what} = {shown(document)}: expected {{"rule": NAME, "options": {{…}}}}'
+        )
+    return rule(document.get("rule", None), document.get("options", {}))
+
+
+def sent_share(given: Rule) -> float:
+    """Return the bytes that are sent for each byte of weights: a rule may have an option for fewer bits."""
+    return float(option_values(given).get("bits", 32)) / 32
+
+
+__all__ = [
+    "RULES",
+    "SERVER",
+    "Arithmetic",
+    "Groups",
+    "Merge",
+    "Rule",
+    "parse_rule",
+    "rule",
+    "rule_from_json",
+    "rule_text",
+    "rule_to_json",
+    "sent_share",
+]

@@ -1,0 +1,167 @@
+"""Partial reduce: pipelines that are ready at about the same time average their weights; nobody waits long."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...errors import InputError
+from ...util.io.fields import flag, integer, number
+from .base import Arithmetic, Groups, Merge
+from .gathering import Gathering, several
+
+
+@dataclass(frozen=True)
+class PartialReduce:
+    """The mean of the weights of those pipelines that are ready, after every `every` updates.
+
+    Source: Miao et al., "SDPipe: A Semi-Decentralized Framework for Heterogeneity-aware Pipeline-parallel Training",
+    VLDB 2023: groups of those that are ready, wait budgets, forced synchronisation; partial reduce itself: Miao et al.,
+    SIGMOD 2021. The first that is ready waits for others up to its budget of seconds, then all that have come are a
+    group. The budget is `patience` times the seconds since that pipeline contributed last, so that it suits slow and
+    fast machines alike: by default a half where the pipeline trains on meanwhile, which costs it nothing, and a
+    twentieth where it does not `overlap`.
+
+    With `wait` the budget is SDPipe's: each pipeline's begins with so many seconds; after a group of one it is `grow`
+    times as long, to at most `most_wait`, after a larger one `shrink` times, to at least `least_wait`. SDPipe has 1 ms,
+    between 0.01 and 10 ms: those limits are a hundredth and ten times of `wait` where they are not given.
+
+    So that no set of pipelines averages among itself alone for good, the graph of the averages is connected at least
+    every `rounds` rounds; a round is as many contributions as there are live pipelines. Where the groups have not
+    connected it by themselves, the next group is forced: it waits, however long, for whom it takes. SDPipe counts alike
+    (10 rounds), but starts anew only at forced ones, cuts groups of more than 8 pipelines into pairs, and forces those
+    by a barrier of all; here groups are formed alike for any number.
+
+    Each of a group counts alike: the mixing matrix is doubly stochastic. Optimizer state stays local. Batch-norm
+    statistics are averaged with the weights.
+    """
+
+    name: ClassVar[str] = "partial-reduce"
+    arithmetic: ClassVar[Arithmetic] = Arithmetic.MEAN_WEIGHTS
+    summary: ClassVar[str] = "weights of those that are ready together, within a wait budget (SDPipe)"
+
+    patience: float | None = None
+    wait: float | None = None
+    least_wait: float | None = None
+    most_wait: float | None = None
+    grow: float = 2.0
+    shrink: float = 0.9
+    rounds: int = 10
+    every: int = 1
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        for option in ("grow", "shrink"):
+            number(getattr(self, option), f"{self.name}: {option}")
+        for option in ("patience", "wait", "least_wait", "most_wait"):
+            if getattr(self, option) is not None:
+                number(getattr(self, option), f"{self.name}: {option}")
+        for option in ("rounds", "every"):
+            integer(getattr(self, option), f"{self.name}: {option}", least=1)
+        flag(self.overlap, f"{self.name}: overlap")
+        if self.grow < 1 or self.shrink > 1:
+            raise InputError(
+                "replication.growth",
+                f"{self.name}: grow = {self.grow:g}, shrink = {self.shrink:g}: expected >= 1 and <= 1",
+            )
+        if self.wait is None:
+            if self.least_wait is not None or self.most_wait is not None:
+                raise InputError(
+                    "replication.limits_without_wait",
+                    f"{self.name}: least_wait and most_wait are limits of wait; give wait too",
+                )
+            return
+        if self.patience is not None:
+            raise InputError(
+                "replication.patience_and_wait",
+                f"{self.name}: patience and wait are two ways to say how long a group waits; give one",
+            )
+        least, most = self.limits(self.wait)
+        if not least <= self.wait <= most:
+            raise InputError(
+                "replication.wait",
+                f"{self.name}: wait = {self.wait:g}: expected {least:g} to {most:g} s, as its limits are",
+            )
+
+    @property
+    def share(self) -> float:
+        """The budget as a share of the seconds between a pipeline's contributions, where `wait` is not given."""
+        if self.patience is not None:
+            return self.patience
+        return 0.5 if self.overlap else 0.05
+
+    def limits(self, wait: float) -> tuple[float, float]:
+        """The shortest and the longest budget, in seconds."""
+        least = wait / 100 if self.least_wait is None else self.least_wait
+        return least, wait * 10 if self.most_wait is None else self.most_wait
+
+    def groups(self, num_pipelines: int, *, seed: int = 0) -> Groups:
+        return _ReadyGroups(several(num_pipelines, self.name), self)
+
+
+class _ReadyGroups(Gathering):
+    """Those that are ready, each pipeline's budget, and what the groups since the last connection have connected."""
+
+    def __init__(self, num_pipelines: int, rule: PartialReduce) -> None:
+        super().__init__(num_pipelines)
+        self._rule = rule
+        self._budgets = dict.fromkeys(range(num_pipelines), rule.wait or 0.0)  # seconds
+        self._last: dict[int, float] = {}  # when a pipeline contributed last
+        self._set_of = {pipeline: pipeline for pipeline in range(num_pipelines)}  # of live ones: its connected set
+        self._sets = num_pipelines  # so many numbers of sets are used up
+        self._merged = 0  # contributions in the groups since all were connected
+        self._forced = self._must_connect()  # the next group, decided when the one before is closed
+
+    def next_deadline(self) -> float | None:
+        if not self.waiting or self._forced:
+            return None
+        first, contribution = next(iter(self.waiting.items()))
+        return contribution.time + self._budgets[first]
+
+    def arrived(self, pipeline: int, *, now: float) -> None:
+        if self._rule.wait is None and pipeline in self._last:
+            self._budgets[pipeline] = self._rule.share * (now - self._last[pipeline])
+        self._last[pipeline] = now
+
+    def complete(self) -> bool:
+        return self.waiting.keys() == self.live or (self._forced and self._connected_by(set(self.waiting)))
+
+    def close(self) -> Merge:
+        members, forced = set(self.waiting), self._forced
+        if self._rule.wait is not None:
+            for member in members:
+                self._budgets[member] = self._next_budget(self._budgets[member], alone=len(members) == 1)
+        self._merged += len(members)
+        self._connect(members)
+        if len(set(self._set_of.values())) == 1:
+            self._start_anew()
+        self._forced = self._must_connect()
+        return self.merge(list(members), forced=forced)
+
+    def left(self, pipeline: int) -> None:
+        del self._set_of[pipeline]
+        self._last.pop(pipeline, None)
+
+    def joined(self, pipeline: int) -> None:
+        """Its weights are a live pipeline's, nobody says whose: a set of its own, with the first budget."""
+        self._budgets[pipeline] = self._rule.wait or 0.0
+        self._set_of[pipeline] = self._sets
+        self._sets += 1
+
+    def _must_connect(self) -> bool:
+        """Whether the next group has to connect all: after one more of any size there would be no room for it."""
+        return self._merged > (self._rule.rounds - 2) * len(self.live)
+
+    def _connected_by(self, members: set[int]) -> bool:
+        touched = {self._set_of[member] for member in members}
+        return touched == set(self._set_of.values())
+
+    def _connect(self, members: set[int]) -> None:
+        touched = {self._set_of[member] for member in members}
+        self._set_of = {p: min(touched) if own in touched else own for p, own in self._set_of.items()}
+
+    def _start_anew(self) -> None:
+        self._set_of = {pipeline: pipeline for pipeline in self._set_of}
+        self._merged = 0
+
+    def _next_budget(self, budget: float, *, alone: bool) -> float:
+        least, most = self._rule.limits(self._rule.wait or 0.0)
+        return min(budget * self._rule.grow, most) if alone else max(budget * self._rule.shrink, least)

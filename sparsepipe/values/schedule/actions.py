@@ -1,0 +1,64 @@
+"""Actions, of which a rank's schedule is a list; and which stage feeds which, decided in this one place.
+
+The letters are torch.distributed.pipelining's: F is the forward of a minibatch and B its whole backward. A backward
+that is split has I, the gradients of the stage's input, and later W, those of its weights. U, ours, averages the
+gradients of one round over a stage's replicas and updates the weights.
+"""
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+from ...errors import InputError
+
+
+class Op(StrEnum):
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+    UPDATE = "U"
+
+
+class Action(NamedTuple):
+    """One operation of one stage on one minibatch, written "1F3".
+
+    A minibatch is what moves through the pipeline as one: under a schedule that flushes it is what torch calls a
+    microbatch, and `Plan.num_microbatches` of them make the batch of one optimizer step.
+    """
+
+    stage: int
+    op: Op
+    minibatch: int  # for an update: the round
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op}{self.minibatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        found = re.fullmatch(r"(\d+)([FBIWU])(\d+)", text)
+        if not found:
+            raise InputError(
+                "schedule.action_malformed",
+                f"{text!r} is not an action: expected stage, F, B, I, W or U, minibatch, such as 1F3",
+            )
+        return cls(int(found[1]), Op(found[2]), int(found[3]))
+
+
+def feeds(stage: int, op: Op, num_stages: int) -> int | None:
+    """The other stage that needs the result of `op` in `stage` for the same operation; None where no other does.
+
+    A forward's features go to the next stage, a backward's gradients to the one before.
+    """
+    target = stage + _DIRECTION.get(op, 0)
+    return target if target != stage and 0 <= target < num_stages else None
+
+
+def fed_by(stage: int, op: Op, num_stages: int) -> int | None:
+    """The other stage whose result `op` in `stage` needs: `feeds` the other way round."""
+    source = stage - _DIRECTION.get(op, 0)
+    return source if source != stage and 0 <= source < num_stages else None
+
+
+# Along the pipeline; all else stays in its stage.
+_DIRECTION = {Op.FORWARD: 1, Op.BACKWARD: -1, Op.BACKWARD_INPUT: -1}

@@ -1,0 +1,57 @@
+"""Deadlock check: execute a program's lists without time, each action as soon as its inputs are done."""
+
+from collections.abc import Mapping
+
+from ...errors import InputError
+from .actions import Action, Op
+from .program import Program
+from .rounds import together
+
+
+def check_runs(program: Program, *, synchronised: bool = False) -> None:
+    """Raise InputError when the lists would deadlock. The message shows, per rank, where it stands.
+
+    `synchronised`: replicas wait for each other in the forwards and backwards of a round.
+    """
+    todo = program.actions
+    place = dict.fromkeys(todo, 0)
+    done: set[Action] = set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, waiting in todo.items():
+            while place[rank] < len(waiting):
+                action = waiting[place[rank]]
+                if not done.issuperset(program.inputs(action)):
+                    break
+                if synchronised and not _all_there(action, program, done, place):
+                    break
+                done.add(action)
+                place[rank] += 1
+                moved = True
+    refuse_stuck(program, {rank: todo[rank][at] for rank, at in place.items() if at < len(todo[rank])})
+
+
+def refuse_stuck(program: Program, stuck: Mapping[int, Action]) -> None:
+    """Raise InputError naming the action at which each of the `stuck` ranks waits for ever."""
+    if stuck:
+        where = ", ".join(f"rank {rank} waits at {action}" for rank, action in sorted(stuck.items()))
+        raise InputError("schedule.deadlock", f"schedule {program.plan.schedule!r} of this plan deadlocks: {where}")
+
+
+def _all_there(action: Action, program: Program, done: set[Action], place: Mapping[int, int]) -> bool:
+    """Whether every replica is at its part of a pass that they run together, or past it, and has what it needs."""
+    s, op, m = action
+    if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT):
+        return True
+    for other in together(program.plan, s, m, program.num_minibatches):
+        partner = Action(s, op, other) if op is Op.FORWARD else program.backward(s, other)
+        rank = program.rank_of(s, other)
+        todo = program.actions[rank]
+        if partner in done:
+            continue
+        if place[rank] == len(todo) or todo[place[rank]] != partner:
+            return False
+        if not done.issuperset(program.inputs(partner)):
+            return False
+    return True

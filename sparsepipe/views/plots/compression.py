@@ -1,0 +1,100 @@
+"""Compressed stage boundaries: bytes sent for a minibatch, and the accuracy of each seed."""
+
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ...errors import InputError
+from ...records import RunRecord
+from ...records.provenance import Provenance
+from .table import noted_of, of_readable, readable
+from .theme import GREY, INK, RUN_COLORS, finished, with_held_up
+
+_SPREAD = 0.5  # of the distance between two ways to compress is taken by the seeds of one
+DEFAULT = "default"  # none, or lossless through sockets
+
+
+def compression_table(*records: RunRecord) -> pd.DataFrame:
+    """One row for each run: how it compressed, its seed, what its last epoch reached, bytes sent for a minibatch.
+
+    A damaged run is left out, with a warning. Raises InputError for a run without a validated epoch.
+    """
+    return pd.DataFrame([row for _, row in of_readable(records, _row)])
+
+
+def _row(record: RunRecord) -> dict[str, Any]:
+    epochs = record.metrics("epoch")
+    if not epochs or not epochs[-1]["validation"]:
+        raise InputError(
+            "run.no_validation",
+            f"{record.folder}: has no epoch that was validated ({record.status['state']}); leave it out",
+        )
+    if (accuracy := epochs[-1]["validation"].get("accuracy")) is None:
+        raise InputError("run.no_accuracy", f"{record.folder}: its validation has no accuracy; leave it out")
+    minibatches = max(epochs[-1]["minibatches"], 1) / len(epochs)
+    return {
+        "compression": record.config["compression"] or DEFAULT,
+        "run": record.name,
+        "seed": record.config["seed"],
+        "validation_accuracy": accuracy,
+        "train_loss": epochs[-1]["train"]["loss"],
+        "sent_bytes": epochs[-1]["sent_bytes"] / minibatches,
+    }
+
+
+def compression(*records: RunRecord, note: str = "") -> go.Figure:
+    """Draw a bar of bytes for each way to compress, and beside it the accuracies of its seeds, a line at their mean.
+
+    A way with fewer seeds than others has none: its mean would be of other seeds.
+    """
+    records, left_out = readable(records, _row)
+    table = compression_table(*records)
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    sent = table.groupby("compression", sort=False).sent_bytes.mean() / 1e3
+    bars = go.Bar(
+        x=sent.index,
+        y=sent,
+        marker={"color": GREY},
+        showlegend=False,
+        hovertemplate="%{x}: %{y:.1f} kB per minibatch<extra></extra>",
+    )
+    figure.add_trace(bars, row=1, col=1)
+    found = table.groupby("compression", sort=False).validation_accuracy.agg(["mean", "count"])
+    means = found["mean"][found["count"] == found["count"].max()] * 100  # of other seeds' it would be another thing
+    mean = go.Scatter(
+        x=[list(found.index).index(way) for way in means.index],
+        y=means,
+        mode="markers",
+        name="mean",
+        marker={"symbol": "line-ew", "size": 26, "line": {"width": 2, "color": INK}},
+        customdata=means.index,
+        hovertemplate="%{customdata}: %{y:.1f}% on average<extra></extra>",
+    )
+    ways, width = list(found.index), _SPREAD / max(table.seed.nunique(), 1)
+    seeds = [
+        go.Scatter(  # side by side: seeds that reached the same would hide each other
+            x=[ways.index(way) + (k - (table.seed.nunique() - 1) / 2) * width for way in own.compression],
+            y=own.validation_accuracy * 100,
+            mode="markers",
+            name=f"seed {seed}",
+            marker={"color": RUN_COLORS[k % len(RUN_COLORS)], "size": 8},
+            customdata=own.compression,
+            hovertemplate="%{customdata}, %{fullData.name}: %{y:.1f}%<extra></extra>",
+        )
+        for k, (seed, own) in enumerate(table.groupby("seed", sort=False))
+    ]
+    for trace in (mean, *seeds):
+        figure.add_trace(trace, row=1, col=2)
+    figure.update_yaxes(title_text="sent per minibatch (kB)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="validation accuracy (%)", row=1, col=2)
+    figure.update_xaxes(ticks="", showgrid=False, zeroline=False, tickangle=-30)
+    figure.update_xaxes(tickvals=list(range(len(ways))), ticktext=ways, row=1, col=2)
+    figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": -0.26, "yanchor": "top"})
+    text = noted_of(note, records)
+    fewer = [way for way, count in found["count"].items() if count < found["count"].max()]
+    alone = f"of fewer seeds, so no line for the mean: {', '.join(fewer)}" if fewer else ""
+    note = " · ".join(filter(None, [text, alone, left_out]))
+    figure = finished(figure, "What compression of boundaries saves and costs", note=note, height=420)
+    return with_held_up(figure, Provenance.of(runs=records).held_up)

@@ -1,0 +1,160 @@
+"""`Outcome`: the numbers of one replication rule under one straggler, simulated or of a run; figures compare them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle
+from typing import Any
+
+import pandas as pd
+
+from ...errors import InputError
+from ...records import RunRecord
+from ...values.replication import RULES, rule_from_json, rule_text
+from ...values.stragglers import Stragglers
+from ..markup import Html, figure_text
+from ..names import TIE
+from .theme import GREY, HATCHES, tied
+
+NOBODY = "nobody is slow"
+# A rule has its colour in every figure; the one that all others are held against is grey. Further rules begin again.
+_HUES = ("#004488", "#BB5566", "#DDAA33", "#66A182", "#8C6BB1", "#33BBEE")
+_COLORS = dict(zip(RULES, chain([GREY], cycle(_HUES)), strict=False))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rule made of some pipelines while something held ranks up. Paces: samples per second, of each pipeline."""
+
+    rule: str  # as the command line takes it
+    straggler: str  # in a few words; empty: nothing held anybody up
+    source: str  # "simulated", "replayed" or "measured"
+    paces: tuple[float, ...]
+    own_paces: tuple[float, ...]  # of pipelines that wait for nobody else
+    group_sizes: Mapping[int, int] = field(default_factory=dict)  # members of a merge → how many merges
+    staleness: Mapping[int, int] = field(default_factory=dict)  # updates until a result is taken → how often
+    lost_seconds: Mapping[str, float] = field(default_factory=dict)  # cause → seconds, of all pipelines together
+    seed: int = 0
+    run: str = ""  # the record it was read from
+    counted: str = "samples"  # what paces count; "minibatches" if nobody knows how many samples one has
+
+    @classmethod
+    def of(
+        cls,
+        replication: Mapping[str, Any],
+        *,
+        rule: str = "",
+        stragglers: Stragglers | None = None,
+        source: str = "simulated",
+        seed: int = 0,
+        run: str = "",
+    ) -> "Outcome":
+        """Read "replication" of a simulation (`PipelinesForecast.to_json`) or of a run's summary."""
+        pipelines = replication["pipelines"]
+        lost: dict[str, float] = {}
+        for one in pipelines:
+            for cause, seconds in one.get("lost_seconds", {}).items():
+                lost[cause] = lost.get(cause, 0.0) + seconds
+        return cls(
+            rule or rule_text(rule_from_json(replication)),
+            stragglers.note() if stragglers else "",
+            source,
+            tuple(one["samples_per_second"] for one in pipelines),
+            tuple(one["own_pace"] for one in pipelines),
+            _counts(replication["group_sizes"]),
+            _counts(replication["staleness"]),
+            lost,
+            seed,
+            run,
+            replication.get("counted", "samples"),
+        )
+
+    @classmethod
+    def of_run(cls, record: RunRecord) -> "Outcome":
+        """Read a finished run of several pipelines. Raises InputError for any other."""
+        summaries = record.metrics("summary")
+        rule = record.plan.replication
+        if rule is None or not summaries or "replication" not in summaries[-1]:
+            raise InputError(
+                "run.not_finished", f"{record.folder}: no finished run of several pipelines ({record.status['state']})"
+            )
+        found = cls.of(
+            summaries[-1]["replication"],
+            rule=rule_text(rule),
+            source=record.workload.source,
+            seed=record.config.get("seed", 0),
+            run=record.name,
+        )
+        return replace(found, straggler=record.straggler_note, counted=record.counted)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all pipelines together: the sum of their paces, `sum_of_paces` of a simulation and of a run."""
+        return sum(self.paces)
+
+    @property
+    def own_pace(self) -> float:
+        """Of all pipelines together, if nobody waited for another."""
+        return sum(self.own_paces)
+
+
+def outcomes_table(outcomes: Iterable[Outcome]) -> pd.DataFrame:
+    """One row for each outcome. Raises InputError without any."""
+    rows = [
+        {
+            "rule": one.rule,
+            "straggler": one.straggler or NOBODY,
+            "source": one.source,
+            "seed": one.seed,
+            "run": one.run,
+            "samples_per_second": one.samples_per_second,
+            "own_pace": one.own_pace,
+            "share_of_own_pace": one.samples_per_second / one.own_pace if one.own_pace else None,
+            "slowest_pipeline": min(one.paces),
+            "fastest_pipeline": max(one.paces),
+            "mean_group_size": mean_of(one.group_sizes),
+            "mean_staleness": mean_of(one.staleness),
+        }
+        for one in outcomes
+    ]
+    if not rows:
+        raise InputError("plot.nothing", "no outcomes to draw: expected at least one rule")
+    return pd.DataFrame(rows)
+
+
+def rule_color(rule: str) -> str:
+    """The colour of a rule, the same in every figure, whatever its options."""
+    return _COLORS.get(rule.partition(":")[0], GREY)
+
+
+def mean_of(counts: Mapping[int, int]) -> float:
+    """The mean of what was counted; 0 of nothing."""
+    total = sum(counts.values())
+    return sum(value * count for value, count in counts.items()) / total if total else 0.0
+
+
+def held_up(outcomes: Sequence[Outcome], note: str) -> str:
+    """A figure's note with what held ranks up, each once."""
+    stragglers = dict.fromkeys(one.straggler or NOBODY for one in outcomes)
+    return " · ".join([*filter(None, [note]), *stragglers])
+
+
+def sourced(outcomes: Sequence[Outcome], note: str) -> str:
+    """`held_up`, with where the numbers come from if all have one source: legends and names then do not say it."""
+    sources = {one.source for one in outcomes}
+    told = [f"{source} ({HATCHES[source][1]})" if source in HATCHES else source for source in sources]
+    return held_up(outcomes, " · ".join(filter(None, [note, *(told if len(told) == 1 else ())])))
+
+
+def in_lines(text: str, width: int) -> Html:
+    """A text in lines of about so many characters, for a tick."""
+    lines = [""]
+    for word in tied(text).split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return Html("<br>").join(figure_text(line.replace(TIE, " ")) for line in lines)
+
+
+def _counts(given: Mapping[Any, int]) -> dict[int, int]:
+    """Counts by whole numbers; JSON's keys are text."""
+    return {int(value): count for value, count in sorted(given.items(), key=lambda item: int(item[0]))}

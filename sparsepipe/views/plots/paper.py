@@ -1,0 +1,111 @@
+"""How a figure is printed: as wide as a column, as high as its neighbours, in the page's font, with a title or not."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import plotly.graph_objects as go
+
+from ...errors import InputError
+from ...records import PAPER
+from ...util.io.fields import shown
+from .theme import FONT, TEMPLATE, doubted, doubts_of, legend_is_above
+
+# Inches of a column and of the text of common venues: what a PDF's width is chosen from.
+COLUMN_WIDTHS = {"IEEE": (3.5, 7.16), "ACM": (3.33, 7.0), "ICML": (3.25, 6.75), "NeurIPS": (5.5,), "LNCS": (4.8,)}
+INCHES = 7.0  # the text of a page with two columns, where nothing else is asked for
+_CSS_INCH = 96  # pixels
+_SMALLEST = 0.7  # a figure is drawn no smaller: its 13 pixels are then 6.8 points
+_BARE, _BARE_ABOVE = 16, 44  # pixels over a plot without a title: alone, and with a legend or panels' titles there
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a paper asks of its figures: the same `Paper` for several makes them one size.
+
+    `inches`: the width of the PDF. `height`: its height, in inches too; that of the figure's shape unless given.
+    `title`: False leaves it out, as captions carry it; what makes numbers doubtful is shown all the same.
+    `font`: a family that is installed, such as "Times New Roman", or "serif".
+    """
+
+    inches: float = INCHES
+    height: float | None = None
+    title: bool = True
+    font: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.inches <= 20:
+            told = ", ".join(f"{name} {' or '.join(map(str, widths))}" for name, widths in COLUMN_WIDTHS.items())
+            raise InputError("paper.width", f"a figure {self.inches:g} inches wide: expected 2 to 20 ({told})")
+        if self.height is not None and not 1 <= self.height <= 20:
+            raise InputError("paper.height", f"a figure {self.height:g} inches high: expected 1 to 20")
+
+    @classmethod
+    def asked(cls) -> "Paper":
+        """Return what the batch asks for that runs this notebook; the usual paper outside of one. Raises InputError."""
+        given = os.environ.get(PAPER)
+        try:
+            return cls(**json.loads(given)) if given else cls()
+        except (ValueError, TypeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                "paper.malformed", f"{PAPER} is {shown(given)}: expected JSON such as {json.dumps(cls().to_json())}"
+            ) from None
+
+    def doubt(self) -> str:
+        """A sentence where the font is not installed, and the figures' own takes its place; empty where it is."""
+        family = (self.font or "").split(",")[0].strip()
+        generic = ("", "serif", "sans-serif", "monospace")
+        if family in generic or (fonts := shutil.which("fc-list")) is None:
+            return ""
+        # A hyphen and a colon mean something in a pattern of fontconfig's.
+        pattern = ":family=" + "".join(f"\\{letter}" if letter in "\\-:," else letter for letter in family)
+        there = subprocess.run([fonts, "-q", pattern], capture_output=True, check=False).returncode == 0
+        return "" if there else f"font {family!r} is not installed here: text is in the figures' own font"
+
+    def to_json(self) -> Mapping[str, float | bool | str | None]:
+        """Return what `asked` reads."""
+        return asdict(self)
+
+    def styled(self, figure: go.Figure) -> go.Figure:
+        """Return the figure with the font, and without a title where none is asked for; as it is otherwise."""
+        if self.font:
+            figure = go.Figure(figure).update_layout(font={"family": f"{self.font}, {FONT}"})
+        return figure if self.title else _untitled(figure)
+
+    def printed(self, figure: go.Figure, doubts: Sequence[str] = ()) -> tuple[go.Figure, float]:
+        """Return (the figure, the scale to draw it at) for this page, with a line for what is doubtful.
+
+        Its text is never below 7 points or nearly so: one too wide for that is laid out narrower, its legend below.
+        """
+        figure, scale = _fitted(figure, self.inches)
+        if self.height is not None:
+            lines = doubted(figure, doubts).layout.height - figure.layout.height  # they come on top
+            figure = go.Figure(figure).update_layout(height=self.height * _CSS_INCH / scale - lines)
+        return doubted(figure, doubts), scale
+
+
+def _fitted(figure: go.Figure, inches: float) -> tuple[go.Figure, float]:
+    scale = inches * _CSS_INCH / figure.layout.width
+    if scale >= _SMALLEST:
+        return figure, scale
+    below = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    narrow = go.Figure(figure).update_layout(width=round(inches * _CSS_INCH / _SMALLEST), legend=below)
+    rows = -(-sum(trace.showlegend is not False for trace in figure.data) // 2)
+    margin = (figure.layout.margin.b or 56) + (18 * rows if figure.layout.showlegend is not False else 0)
+    return narrow.update_layout(margin={"b": margin, "r": 24}, height=figure.layout.height + 18 * rows), _SMALLEST
+
+
+def _untitled(figure: go.Figure) -> go.Figure:
+    """The figure without its title and note, lower by what they took."""
+    bare = go.Figure(figure)
+    bare.layout.meta = None
+    had = bare.layout.margin.t if bare.layout.margin.t is not None else TEMPLATE.layout.margin.t
+    keeps = min(had, _BARE_ABOVE if legend_is_above(figure) else _BARE)
+    meta = {"doubts": list(doubts_of(figure))}  # whose lines went with the title
+    height = bare.layout.height - (had - keeps)
+    return bare.update_layout(title={"text": ""}, margin={"t": keeps}, height=height, meta=meta, overwrite=False)

@@ -1,0 +1,81 @@
+"""Labelled sliders, pickers and lines of text of one width."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ipywidgets
+
+from ...util.io.quantities import BANDWIDTH, SIZE, TIME
+from . import looks
+from .stop_slider import Plain, StopSlider, Whole
+
+_WIDE = {"width": "330px"}
+_NAMES = {"description_width": "118px"}
+_INF = float("inf")
+# 24 preferred numbers a decade (IEC 60063): even steps, and no readout of them is rounded.
+_E24 = "1 1.1 1.2 1.3 1.5 1.6 1.8 2 2.2 2.4 2.7 3 3.3 3.6 3.9 4.3 4.7 5.1 5.6 6.2 6.8 7.5 8.2 9.1".split()
+_BANDWIDTHS = [*(float(f"{m}e{e}") for e in range(6, 12) for m in _E24), 1e12]
+_MEMORY = [float(f"{m}e{e}") for e in range(7, 12) for m in (1, 1.5, 2, 3, 4, 6, 8)]
+_LATENCIES = [0.0, *(float(f"{m}e{e}") for e in range(-7, -1) for m in (1, 2, 3, 5, 7))]
+
+Named = Mapping[Any, tuple[str, float]]
+
+
+def count_slider(name: str, value: int, *, low: int, high: int, most: int, tip: str) -> StopSlider:
+    """Whole numbers from `low` to `high`; one up to `most` may be typed, and the slider then goes so far."""
+    return StopSlider(
+        name,
+        value,
+        Whole(name, low, most),
+        stops=range(low, high + 1),
+        up_to=lambda value: range(high + 1, value + 1),
+        tooltip=tip,
+    )
+
+
+def bandwidth_slider(name: str, given: Iterable[float], tip: str) -> StopSlider:
+    """Bytes per second, from the value given; None, "as given", where several are."""
+    return _link_slider(name, given, BANDWIDTH, _BANDWIDTHS, tip)
+
+
+def latency_slider(name: str, given: Iterable[float], tip: str) -> StopSlider:
+    """Seconds, from the value given; None, "as given", where several are."""
+    return _link_slider(name, given, TIME, _LATENCIES, tip)
+
+
+def memory_slider(tip: str) -> StopSlider:
+    """Bytes; 0 stands for the limits given."""
+    return StopSlider("memory", 0.0, SIZE, stops=_MEMORY, named={0.0: ("as given", _INF)}, tooltip=tip)
+
+
+def number_slider(name: str, value: float, options: Iterable[float], tip: str) -> StopSlider:
+    """Numbers without a unit; others than the options may be typed."""
+    return StopSlider(name, value, Plain(name), stops=options, tooltip=tip)
+
+
+def choice_slider(name: str, value: int, options: Iterable[int], *, most: int, tip: str) -> StopSlider:
+    """Whole numbers that are far apart; others up to `most` may be typed."""
+    return StopSlider(name, value, Whole(name, 1, most), stops=options, tooltip=tip)
+
+
+def dropdown(name: str, options: object, tip: str) -> ipywidgets.Dropdown:
+    return looks.Dropdown(options=options, description=name, layout=_WIDE, style=_NAMES, tooltip=tip)
+
+
+def written(name: str, *, example: str, tip: str) -> ipywidgets.Text:
+    """A line of text, taken when it is left or Enter is pressed."""
+    return looks.Text(
+        description=name, placeholder=example, tooltip=tip, continuous_update=False, layout=_WIDE, style=_NAMES
+    )
+
+
+def toggle(name: str, tip: str) -> ipywidgets.ToggleButton:
+    return looks.ToggleButton(description=name, tooltip=tip, layout={"width": "160px"})
+
+
+def _link_slider(name: str, given: Iterable[float], reading: Any, stops: Iterable[float], tip: str) -> StopSlider:
+    values = sorted(set(given))
+    named: Named = {None: ("as given", values[-1])} if len(values) > 1 else {}
+    told = f"{tip}; given: {' to '.join(dict.fromkeys(map(reading.shown, (values[0], values[-1]))))}"
+    start = None if named else values[0]
+    return StopSlider(name, start, reading, stops={*stops, *values}, named=named, tooltip=told)

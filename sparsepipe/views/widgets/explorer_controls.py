@@ -1,0 +1,338 @@
+"""The partition explorer's controls: devices and links, workload, plan, stages by hand, pipelines."""
+
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets
+
+from ...errors import InputError
+from ...planning import PLANNERS, PlanSettings, check_interleaves, planner_for, planners_with
+from ...planning.scale import Scale
+from ...runtime.config import RunConfig
+from ...util.io.options import option_values, written_value
+from ...util.io.settings import rows
+from ...values.cluster import Cluster
+from ...values.profile import Profile
+from ...values.replication import RULES, parse_rule
+from ...values.schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+from ..markup import Html
+from . import looks
+from .controls import (
+    bandwidth_slider,
+    choice_slider,
+    count_slider,
+    dropdown,
+    latency_slider,
+    memory_slider,
+    number_slider,
+    toggle,
+    written,
+)
+from .html_view import HtmlView
+from .messages import Messages
+from .planning import Answer
+from .sentences import sentence
+from .settings import AS_GIVEN, BY_TYPE, Settings, placement_told
+from .several import NOBODY, Several
+from .stage_editor import StagesByHand
+from .stop_slider import StopSlider
+from .straggler_picker import StragglerPicker
+
+_MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
+
+_TIP = "how many stages of the pipeline each device has, between which it takes turns"
+
+
+class StagesPerDevice:
+    """`slider` and `note` are what to display, `number` is what to plan with: what the schedule allows of the slider's
+    value, 1 where the planner knows of no more.
+    """
+
+    def __init__(self, *, num_layers: int, num_devices: int) -> None:
+        high = max(2, min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices))
+        self.slider = count_slider("stages per device", 1, low=1, high=high, most=high, tip=_TIP)
+        self.note = HtmlView(layout={"width": "330px"})
+        self._allowed: tuple[int, int | None] = (1, 1)
+        self._schedule = ""  # that the planner was last looked at for
+        self._stands_in = self._wanted = ""  # the planner taken for a schedule, and the one that was chosen
+
+    @property
+    def number(self) -> int:
+        fewest, most = self._allowed
+        wanted: int = max(fewest, self.slider.value)
+        return wanted if most is None else min(wanted, most)
+
+    def follow(self, planner: ipywidgets.Dropdown, schedule: ipywidgets.Dropdown, *, pinned: bool) -> None:
+        """Offer what goes with the planner and the schedule chosen.
+
+        A schedule that needs several stages per device takes a planner that plans them; with another schedule the
+        planner that was chosen comes back. One that is chosen afterwards stays, and is refused with its reason.
+        """
+        if planner.value != self._stands_in:
+            self._wanted = ""
+        if not pinned and schedule.value != self._schedule:
+            wanted = self._wanted or planner.value
+            self._schedule = schedule.value
+            self._stands_in = planner.value = planner_for(schedule.value, wanted)
+            self._wanted = "" if wanted == self._stands_in else wanted
+        self.offer(planner.value, schedule.value, pinned=pinned)
+
+    def offer(self, planner: str, schedule: str, *, pinned: bool) -> None:
+        """Let the slider be moved where planner and schedule know what to do with several stages per device."""
+        able = planners_with("stages_per_device")
+        self._allowed = (1, 1) if pinned or planner not in able else SCHEDULE_RULES[schedule].stages_per_rank
+        fewest, most = self._allowed
+        self.slider.disabled = fewest == most
+        if pinned:
+            told = "what is pinned has one stage per device"
+        elif planner not in able:
+            told = f"planner {planner!r} plans one stage per device; {' and '.join(able)} several"
+        else:
+            told = self._of_schedule(schedule)
+        self.note.value = _SMALL.format(sentence(told)) if told else ""
+
+    def _of_schedule(self, schedule: str) -> str:
+        """What a schedule has to say about the slider, and what that stands in the way of."""
+        fewest, most = self._allowed
+        asked = max(2, self.slider.value) if most == 1 else self.slider.value
+        try:
+            check_interleaves(schedule, asked)
+        except InputError as error:
+            taken = f"; {self._stands_in!r} stands in for {self._wanted!r}" if self._wanted else ""
+            return str(error) if most == 1 else f"{error}; {self.number} are planned{taken}"
+        if fewest > 1:
+            return "to pin cuts or devices, choose a schedule with one stage per device"
+        return "to pin cuts or devices, move it to 1" if self.number > 1 else ""
+
+
+_MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
+_MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
+_VOXEL_SIZES = (0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2)
+_OF_RUNS, _OF_PLANS = rows(RunConfig), rows(PlanSettings)
+_COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
+_RULE, _MOST_PIPELINES = "partial-reduce", 8
+_EXAMPLE = "such as every=2"
+_SMALL = Html("<div style='font-size:12px;line-height:1.4'>{}</div>")
+_PINNED = "What is pinned is a plan of one pipeline: unpin cuts and devices to have several"
+
+
+class ExplorerControls:
+    """All controls, in the groups of the page; `settings` is what they say."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        scale: Scale | None,
+        messages: Messages,
+        changed: Callable[[], None],
+    ) -> None:
+        layers, num_devices = profile.graph.layers, len(cluster.devices)
+        self.devices = DeviceControls(cluster)
+        self.workload = WorkloadControls(scale)
+        self.plan = PlanControls(num_layers=len(layers), num_devices=num_devices)
+        self.stages = StagesByHand(
+            self.devices.counts, messages, changed, num_layers=len(layers) - len(profile.graph.input_layers)
+        )
+        self.pipelines = PipelinesChoice(num_devices=num_devices, most=max(_MOST_DEVICES, 2 * num_devices))
+
+    @property
+    def every(self) -> list[ipywidgets.DOMWidget]:
+        """All whose value is a setting, in the order of the page."""
+        groups = self.devices, self.workload, self.plan, self.stages, self.pipelines
+        return [control for group in groups for control in group.controls]
+
+    @property
+    def rows(self) -> list[ipywidgets.DOMWidget]:
+        """What to display, under a head for each group."""
+        names = ("Devices and links", "Workload", "Plan", "Pipelines")
+        heads = [HtmlView(Html("<b>{}</b>").format(name)) for name in names]
+        plan, stages = self.plan, self.stages
+        return [
+            *(heads[0], *self.devices.controls, self.devices.placed),
+            *(heads[1], *self.workload.controls),
+            *(heads[2], *plan.controls[:-1], plan.stages_per_device.note, plan.recompute),
+            *(looks.HBox(list(stages.controls)), stages.editor.widget),
+            *(heads[3], self.pipelines.widget),
+        ]
+
+    def settings(self) -> Settings:
+        """What the controls say now."""
+        devices, workload, plan = self.devices, self.workload, self.plan
+        return Settings(
+            devices=tuple((name, slider.value) for name, slider in devices.counts.items()),
+            placement=devices.placement.value,
+            bandwidth=devices.inside.value,
+            latency=devices.inside_latency.value,
+            network_bandwidth=devices.between.value,
+            network_latency=devices.between_latency.value,
+            memory_bytes=devices.memory.value or None,
+            batch_size=workload.batch_size.value if workload.scale else None,
+            voxel_size=workload.voxel_size.value if workload.scale else None,
+            compression=workload.compression.value,
+            planner=plan.planner.value,
+            schedule=plan.schedule.value,
+            weights=plan.weights.value,
+            num_microbatches=1 if plan.microbatches.disabled else plan.microbatches.value,
+            stages_per_device=plan.stages_per_device.number,
+            recompute=plan.recompute.value,
+            cuts=self.stages.cuts,
+            stage_devices=self.stages.devices,
+            several=self.pipelines.picked,
+        )
+
+    def follow(self, change: Any, answer: Answer | None) -> None:
+        """Let the other controls offer what goes with a change. `answer`: the plan on screen, of one pipeline."""
+        self.stages.follow(change, answer)
+        self.plan.follow(pinned=self.stages.pinned)
+        self.pipelines.follow(change, pinned=self.stages.pinned)
+
+
+class DeviceControls:
+    """How many devices of each type, on which nodes, and their links and memory."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        names = [device.type.name for device in cluster.devices]
+        self.counts = {name: _device_slider(name, names.count(name)) for name in dict.fromkeys(names)}
+        self.placement = dropdown("nodes", [AS_GIVEN, BY_TYPE], "where devices stand: on the nodes given, or regrouped")
+        links = [node.link for node in cluster.nodes]
+        within, between = "of the links within every node", "of the links between nodes"
+        self.inside = bandwidth_slider("within a node", [link.bandwidth for link in links], f"bandwidth {within}")
+        self.inside_latency = latency_slider("its latency", [link.latency for link in links], f"latency {within}")
+        self.between = bandwidth_slider("between nodes", [cluster.network.bandwidth], f"bandwidth {between}")
+        self.between_latency = latency_slider("their latency", [cluster.network.latency], f"latency {between}")
+        self.placed = HtmlView(layout={"width": "330px"})
+        self.memory = memory_slider("limit of every device; as given: of each type its own")
+
+    @property
+    def controls(self) -> list[ipywidgets.DOMWidget]:
+        """All whose value is a setting."""
+        several = len(self.counts) > 1 or len(self.cluster.nodes) > 1
+        nodes = [self.placement] if several else []
+        between = [self.between, self.between_latency] if several else []
+        return [*self.counts.values(), *nodes, self.inside, self.inside_latency, *between, self.memory]
+
+    def tell(self, settings: Settings) -> None:
+        """Say below the sliders on which nodes the devices are."""
+        told = placement_told(self.cluster, settings)
+        self.placed.value = _SMALL.format(told) if told else ""
+
+
+class WorkloadControls:
+    """The size of minibatches and voxels, if the profile has a `scale` for them, and how features are compressed."""
+
+    def __init__(self, scale: Scale | None) -> None:
+        self.scale = scale
+        sizes = sorted({*_VOXEL_SIZES, scale.voxel_size}) if scale else [1.0]
+        batches = sorted({*(2**k for k in range(11)), scale.batch_size}) if scale else [1]
+        batch_size, voxel_size = (scale.batch_size, scale.voxel_size) if scale else (1, 1.0)
+        samples, voxels = _OF_RUNS["batch_size"], _OF_RUNS["voxel_size"]
+        self.batch_size = choice_slider(samples.label, batch_size, batches, most=_MOST_SAMPLES, tip=samples.help)
+        self.voxel_size = number_slider(voxels.label, voxel_size, sizes, f"voxels {scale.law}" if scale else "")
+        self.compression = dropdown("compression", _COMPRESSIONS, "of the features that cross a boundary")
+
+    @property
+    def controls(self) -> list[ipywidgets.DOMWidget]:
+        """All whose value is a setting."""
+        return [*([self.batch_size, self.voxel_size] if self.scale else []), self.compression]
+
+
+class PlanControls:
+    """Who plans, and what for: schedule, weights, microbatches, stages per device, recomputation."""
+
+    def __init__(self, *, num_layers: int, num_devices: int) -> None:
+        self.planner = dropdown("planner", list(PLANNERS), _OF_PLANS["planner"].help)
+        self.schedule = dropdown("schedule", list(WEIGHT_POLICIES), _OF_PLANS["schedule"].help)
+        self.weights = dropdown("weights", WEIGHT_POLICIES["1f1b"], "which version a minibatch meets")
+        count = 2 * num_devices
+        tip = _OF_PLANS["num_microbatches"].help
+        self.microbatches = count_slider(
+            "microbatches", count, low=1, high=max(64, count), most=max(_MOST_MICROBATCHES, count), tip=tip
+        )
+        self.stages_per_device = StagesPerDevice(num_layers=num_layers, num_devices=num_devices)
+        self.recompute = toggle("recompute", _OF_PLANS["recompute"].help)
+
+    @property
+    def controls(self) -> list[ipywidgets.DOMWidget]:
+        """All whose value is a setting."""
+        slider = self.stages_per_device.slider
+        return [self.planner, self.schedule, self.weights, self.microbatches, slider, self.recompute]
+
+    def follow(self, *, pinned: bool) -> None:
+        """Offer what goes with the schedule chosen; `pinned`: no planner chooses the stages."""
+        policies = WEIGHT_POLICIES[self.schedule.value]
+        if self.weights.options != policies:
+            self.weights.options = policies
+        self.microbatches.disabled = not WEIGHT_RULES[policies[0]].updates_by_step
+        self.weights.disabled = len(policies) == 1
+        self.planner.disabled = pinned
+        self.stages_per_device.follow(self.planner, self.schedule, pinned=pinned)
+
+
+def _device_slider(name: str, count: int) -> StopSlider:
+    high, most = max(_MAX_DEVICES, 2 * count), max(_MOST_DEVICES, 2 * count)
+    return count_slider(name, count, low=0, high=high, most=most, tip=f"how many {name} there are; {count} given")
+
+
+class PipelinesChoice:
+    """`widget` is what to display, `picked` what it says: None for one pipeline, of which all else is hidden.
+
+    `num_devices`: of the cluster given; the slider goes so far. `most` devices may be typed.
+    """
+
+    def __init__(self, *, num_devices: int, most: int) -> None:
+        high = max(2, min(num_devices, _MOST_PIPELINES))
+        tip = "copies of the network that train together, each on a part of the devices"
+        self.slider = count_slider("pipelines", 1, low=1, high=high, most=most, tip=tip)
+        self.rule = dropdown("rule", list(RULES), "how pipelines average their copies of the network")
+        self.rule.value = _RULE
+        tip = "option=value,… of the rule as --replication takes them, those that differ from its defaults; press Enter"
+        self.options = written("its options", example=_EXAMPLE, tip=tip)
+        self.straggler = StragglerPicker(pipelines=high, ranks=num_devices, most=most, kind=NOBODY)
+        self.about, self.note = HtmlView(layout={"width": "330px"}), HtmlView(layout={"width": "330px"})
+        self._rule, self._pinned = "", False  # the rule that is told about
+        self.more = looks.VBox([self.rule, self.about, self.options, *self.straggler.controls])
+        self.widget = looks.VBox([self.slider, self.note, self.more])
+        self.follow(None, pinned=False)
+
+    @property
+    def controls(self) -> tuple[ipywidgets.DOMWidget, ...]:
+        """All whose value is a setting."""
+        return self.slider, self.rule, self.options, *self.straggler.controls
+
+    @property
+    def picked(self) -> Several | None:
+        count = 1 if self._pinned else self.slider.value
+        if count == 1:
+            return None
+        options = self.options.value.strip()
+        rule = f"{self.rule.value}:{options}" if options else self.rule.value
+        return Several(int(count), rule, self.straggler.picked)
+
+    def follow(self, change: Any, *, pinned: bool) -> None:
+        """Offer what goes with what is picked, after a `change` if there was one.
+
+        `pinned`: cuts or devices are kept, which are those of one pipeline.
+        """
+        if change is not None and change["owner"] is self.rule:  # the options were those of another rule
+            self.options.value = ""
+        self._pinned = self.slider.disabled = pinned
+        self.note.value = _SMALL.format(_PINNED) if pinned else ""
+        looks.show(self.more, on=self.picked is not None)
+        if self.picked is None:  # a move costs nothing more then
+            return
+        if self._rule != self.rule.value:
+            self._rule = self.rule.value
+            self.options.disabled = not option_values(parse_rule(self.rule.value))
+            self.options.placeholder = "none" if self.options.disabled else _EXAMPLE
+            self.about.value = _SMALL.format(_about(self.rule.value))
+        self.straggler.follow()
+
+
+def _about(name: str) -> str:
+    """What a rule averages, and its options as they are by default."""
+    options = option_values(parse_rule(name))
+    told = ", ".join(f"{option}={written_value(value)}" for option, value in options.items())
+    summary, left = RULES[name].summary, " (none: left to the rule)" if None in options.values() else ""
+    return f"{sentence(summary)}. " + (f"Options{left}: {told}" if told else "It has no options.")

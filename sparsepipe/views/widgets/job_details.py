@@ -1,0 +1,274 @@
+"""One job of the launch board in detail: what its ranks do, who waits for whom, logs, predicted beside measured, drift.
+
+Drift: how slow each rank and link is, beside its profile, and what became lasting.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...launching import Job
+from ...monitoring import Alarm, Follower, Standing
+from ...planning.replaying import what_if
+from ...planning.simulator import simulate
+from ...records import RunRecord
+from ...records.processes import num_processes
+from ...records.provenance import Provenance
+from ...util.text.counting import number_of
+from ...util.text.numbers import duration, pace_text, rate_text
+from ...values.plan import Estimate, Plan
+from ...values.trace import Trace
+from .. import plots
+from ..markup import Html, joined
+from ..plots.epochs import working_epoch
+from ..plots.theme import resting_on
+from . import looks
+from .html_view import HtmlView, scrolled
+from .live import doings_of, doings_table, log_of
+from .messages import Messages
+from .plot_view import PlotView
+from .promised import MadeFor, samples_per_second
+
+_ALARMS = 5  # the newest that are shown
+# No red is read on light pages and on dark ones alike: what became lasting has a bar beside it, and bold numbers.
+_ALARM, _USUAL = "border-left:4px solid #D55E00;padding-left:6px;font-weight:600", ""
+_SHOWN = Html("<div style='opacity:.75'>Times as long as its profile says, for minibatches of their sizes</div>{}{}")
+_TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
+_DRIFT_ROW = Html(
+    "<tr><td style='padding-right:10px'>{}</td><td style='padding-right:10px;{}'>{:.2f} ×</td><td>{}</td></tr>"
+)
+_LINE = Html("<div style='{}'>{}</div>")
+
+
+def drift_table(standings: Sequence[Standing], alarms: Sequence[Alarm]) -> Html:
+    """A row for each rank and link with its ratio, and a sentence for each of the newest lasting changes, as HTML."""
+    if not standings:
+        return Html("")
+    rows = []
+    for one in standings:
+        told = [] if one.since is None else [f"since minibatch {one.since}"]
+        told += [f"{number_of(one.spikes, 'spike')}"] if one.spikes else []
+        rows.append(_DRIFT_ROW.format(one.name, _ALARM if one.changed else _USUAL, one.factor, ", ".join(told)))
+    lines = [_LINE.format(_USUAL if alarm.recovered else _ALARM, str(alarm)) for alarm in alarms[-_ALARMS:]]
+    return _SHOWN.format(scrolled(_TABLE.format(joined(rows)), "drift"), joined(lines))
+
+
+class DriftOfJobs:
+    """Follows each job of a board from when it is first seen running to its end, where a profile is known."""
+
+    def __init__(self, made_for: Callable[[str], MadeFor]) -> None:
+        """`made_for` says what the plan of a job's name was made for; a run's own profile comes first."""
+        self._made_for = made_for
+        self._followers: dict[Path, Follower] = {}
+        self._ended: set[Path] = set()  # and those of which nothing can be told
+
+    def look(self, name: str, job: Job) -> None:
+        """Take what a job has written; once more when it has ended. Never raises: a job goes on without."""
+        folder, running = job.record.folder, job.running
+        if folder in self._ended:
+            return
+        if not running:
+            self._ended.add(folder)
+        if folder not in self._followers and running:
+            try:
+                self._followers[folder] = self._follower(name, job)
+            except InputError:  # no profile, or one of another network
+                self._ended.add(folder)
+        if folder in self._followers:
+            self._followers[folder].look()
+
+    def table(self, job: Job) -> Html:
+        """What is known of a job; empty where nothing is."""
+        follower = self._followers.get(job.record.folder)
+        return drift_table(follower.watch.standings, follower.watch.alarms) if follower else Html("")
+
+    def _follower(self, name: str, job: Job) -> Follower:
+        if (job.record.folder / "profile.json").exists():
+            return Follower(job.record)
+        made_for = self._made_for(name)
+        return Follower(job.record, made_for.profile, made_for.cluster)
+
+
+_EXPLAINED = 500  # minibatches, the newest, of which the culprit is told: within a second
+_NONE = ("choose a job", "")  # not None, which a page shows as an empty box
+
+
+class EndedJob:
+    """What a finished run was predicted to do, compared with what it did; `widget` is hidden until there is one."""
+
+    def __init__(self, made_for: Callable[[str], MadeFor]) -> None:
+        self.made_for = made_for
+        self.speeds, self.culprit = HtmlView(), HtmlView()
+        self.timeline, self.anatomy = PlotView(), PlotView()
+        parts = [self.speeds, self.timeline, self.anatomy, self.culprit]
+        self.widget = looks.VBox(parts, layout={"display": "none"})
+        self._tried: Path | None = None  # the run that was compared last
+        self._compared: Path | None = None  # the run of the figures
+
+    def hide(self) -> None:
+        looks.show(self.widget, on=False)
+
+    def show(self, name: str, record: RunRecord) -> None:
+        """Show the run of the job of that name, once: one that cannot be compared is not tried again."""
+        try:
+            if record.folder not in (self._compared, self._tried):
+                self._tried, self._compared = record.folder, None
+                self.compare(name, record)
+                self._compared = record.folder
+        finally:  # figures of another run are not shown below this one
+            looks.show(self.widget, on=self._compared == record.folder)
+
+    def compare(self, name: str, record: RunRecord) -> None:
+        """Speeds, then the last epoch as predicted, above it as measured, and where the time went."""
+        looks.show(self.anatomy, on=True)
+        self.speeds.value = speeds_table(record)
+        last = max((row["epoch"] for row in record.metrics("step")), default=0)
+        if len(record.pipelines) > 1:
+            self._compare_rules(record, last)
+            return
+        measured = working_epoch(record, last)
+        sizes = record.sizes_of_epoch(last)
+        simulated = self._simulated(name, record.plan_of_epoch(last), sizes)
+        traces = {"measured": measured} if simulated is None else {"simulated": simulated, "measured": measured}
+        first = len(sizes) // 3
+        note = f"{record.name}, last epoch"
+        window = (first, min(first + 7, len(sizes)))
+        profile = None if simulated is None else self.made_for(name).profile
+        rests_on = Provenance.of(profile, runs=[record])
+        timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
+        self.timeline.show(resting_on(timeline, rests_on))
+        self.anatomy.show(resting_on(plots.anatomy(traces, note=note), rests_on))
+        self.culprit.value = _held_up_by(measured)
+
+    def _compare_rules(self, record: RunRecord, last: int) -> None:
+        """Of several pipelines: their paces beside those that they would have alone, and who averaged with whom; what
+        held the last epoch up, or why that cannot be told.
+        """
+        outcome, rests_on = plots.Outcome.of_run(record), Provenance.of(runs=[record])
+        self.timeline.show(resting_on(plots.waiting([outcome], note=record.name), rests_on))
+        averaged = bool(outcome.group_sizes or outcome.staleness)
+        looks.show(self.anatomy, on=averaged)
+        if averaged:
+            self.anatomy.show(resting_on(plots.groups([outcome], note=record.name), rests_on))
+        try:
+            self.culprit.value = _held_up_by(working_epoch(record, last))
+        except InputError as error:  # of a long run that part of the trace may be left out
+            self.culprit.value = Html("What held it up is not told: {}").format(error)
+
+    def _simulated(self, name: str, plan: Any, sizes: Any) -> Trace | None:
+        """The last epoch as the simulator plays it; None where nothing was measured for such a plan's devices."""
+        made_for = self.made_for(name)
+        if made_for.profile is None or made_for.cluster is None:
+            return None
+        try:
+            return simulate(plan, made_for.profile, made_for.cluster, sizes)
+        except InputError:
+            return None
+
+
+class JobDetails:
+    """One of `jobs` in detail; `made_for` says what the plan of a job's name was made for."""
+
+    def __init__(self, messages: Messages, jobs: Mapping[str, Job], made_for: Callable[[str], MadeFor]) -> None:
+        self.jobs = jobs
+        self.drift, self.drifts = DriftOfJobs(made_for), HtmlView()
+        self.job = looks.Dropdown(options=[_NONE], description="job", layout={"width": "260px"}, style=looks.OWN_WIDTH)
+        self.job.tooltip = "the job that is shown below"
+        self.rank = looks.Dropdown(description="log of rank", style=looks.OWN_WIDTH, layout={"width": "180px"})
+        self.rank.tooltip = "whose log is shown"
+        self.ranks, self.log = HtmlView(), HtmlView()
+        self.end = EndedJob(made_for)
+        self._quiet = False
+        for chooser in (self.job, self.rank):
+            chooser.observe(messages.shown(self._chosen), names="value")
+        heads = looks.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
+        self.widget = looks.VBox(
+            [heads, self.ranks, self.drifts, self.log, self.end.widget], layout={"display": "none"}
+        )
+
+    def add(self, name: str, *, select: bool = True) -> None:
+        """Offer a job, and show it where `select`."""
+        looks.show(self.widget, on=True)
+        chosen = name if select else self.job.value
+        self._quiet = True
+        try:  # new options choose the first of them
+            if name not in [value for _, value in self.job.options]:
+                self.job.options = (*self.job.options, (name, name))
+            self.job.value = chosen
+        finally:
+            self._quiet = False
+        self.show()
+
+    def _chosen(self, _: object) -> None:
+        if not self._quiet:
+            self.show()
+
+    def show(self, _: object = None) -> None:
+        name = self.job.value
+        job = self.jobs.get(name) if name else None
+        looks.show(self.rank, on=job is not None)
+        if job is None:
+            self.ranks.value = self.drifts.value = self.log.value = ""
+            self.end.hide()
+            return
+        folder, plan = job.record.folder, job.record.plan
+        ranks = tuple(sorted({*plan.ranks, *range(0 if plan.members else num_processes(folder, plan))}))
+        if self.rank.options != ranks:
+            self.rank.options = ranks
+            self.rank.value = ranks[0]
+        self.ranks.value = doings_table(doings_of(job.record), left_out=set(ranks) - set(plan.ranks))
+        self.drifts.value = self.drift.table(job)
+        self.log.value = log_of(folder, self.rank.value or 0, plan)
+        if job.state == "finished":
+            self.end.show(name, job.record)
+        else:
+            self.end.hide()
+
+
+def _held_up_by(measured: Trace) -> Html:
+    newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
+    recent = tuple(span for span in measured.spans if span.minibatch > newest)
+    return Html("Held up by: {}").format(what_if(Trace(recent, measured.source, measured.facts)).culprit)
+
+
+_CELL, _HEAD = Html("<td style='padding-right:18px'>{}</td>"), Html("<th style='padding-right:18px'>{}</th>")
+_ROW = Html("<tr>{}</tr>")
+
+
+def speeds_table(record: RunRecord) -> Html:
+    """The run's speed and how busy each stage was, predicted beside measured; nothing before it has a summary."""
+    summaries, plan = record.metrics("summary"), record.plan
+    if not summaries:
+        return Html("")
+    summary = summaries[-1]
+    predicted = samples_per_second(plan, record.config["batch_size"] if record.knows_samples else 1)
+    rows = [("", "predicted", "measured")]
+    throughput = ", ".join(filter(None, [_speed(predicted, record.counted), plan.extrapolation]))
+    rows.append(("throughput", throughput, pace_text(summary)))
+    stages = _expected_stages(plan)
+    for row in summary.get("stages", ()):
+        name, expected, k = stages[row["stage"]]
+        if expected is None or not expected.period_seconds:
+            told = "not predicted"
+        else:
+            seconds = expected.stages[k].compute_seconds
+            told = f"{seconds / expected.period_seconds:.0%} ({duration(seconds)} per minibatch)"
+        rows.append((f"{name} computes", told, f"{row['busy_fraction']:.0%} of the time"))
+    head, *body = rows
+    lines = [_ROW.format(joined(map(_HEAD.format, head))), *(_ROW.format(joined(map(_CELL.format, r))) for r in body)]
+    table = Html("<table style='font-size:13px;text-align:left'>{}</table>").format(joined(lines))
+    return scrolled(table, "predicted beside measured")
+
+
+def _expected_stages(plan: Plan) -> list[tuple[str, Estimate | None, int]]:
+    """Of each stage, by its number in the plan's file: its name, its pipeline's estimate, and its place in that."""
+    return [
+        (f"{f'pipeline {number}, ' if plan.members else ''}stage {plan.first_stage(number) + k}", own.estimate, k)
+        for number, own in enumerate(plan.pipelines)
+        for k in range(len(own.stages))
+    ]
+
+
+def _speed(value: float | None, counted: str) -> str:
+    return "not predicted" if value is None else rate_text(value, counted)

@@ -1,0 +1,147 @@
+"""The layer-graph explorer: the network as a graph to zoom and search, with a layer's costs on every device type."""
+
+from typing import Any
+
+import ipywidgets
+import plotly.graph_objects as go
+
+from ...util.text.numbers import duration_or_none, scaled_bytes
+from ...values.plan import Plan
+from ...values.profile import Profile
+from .. import plots
+from ..markup import Html, joined
+from ..plots.layer_graph import layer_name
+from ..plots.layout import layout
+from ..plots.theme import INK
+from . import looks
+from .html_view import HtmlView, scrolled
+from .messages import Messages
+from .plot_view import PlotView
+from .tips import Shown, with_tips
+
+_AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for
+_HIGH = 560  # pixels of the figure then
+_MOST_FOUND = 200
+_HOW = (
+    "Click a layer for its numbers, or find it by name or kind. Drag to move; the buttons that appear above the graph, "
+    "under the pointer or with the focus, zoom."
+)
+_HEAD = (
+    "device type",
+    "at",
+    "forward",
+    "± spread",
+    "backward",
+    "± spread",
+    "output",
+    "new coordinates",
+    "kept for its backward",
+    "kernel map",
+)
+
+
+class LayerGraphExplorer(Shown):
+    """Shows `profile`'s graph, coloured by cost, with the stages of `plan` where given. `widget` is what to display.
+
+    `note`: below the figure's title; the network's name where the profile knows it, unless given.
+    Raises InputError for a plan of another graph.
+    """
+
+    def __init__(self, profile: Profile, plan: Plan | None = None, *, note: str = "") -> None:
+        if plan is not None:
+            plan.check(profile.graph)
+        self.profile, self.plan = profile, plan
+        self.note = note or str(profile.origin.get("model") or "")
+        self.messages = Messages()
+        self.details = HtmlView(Html("<i>{}</i>").format(_HOW))
+        self.view = PlotView()
+        self.device_type = looks.Dropdown(
+            options=list(profile.device_types),
+            description="device type",
+            tooltip="whose times are shown",
+            style=looks.OWN_WIDTH,
+        )
+        self.find = looks.Text(
+            description="find",
+            placeholder="a layer's name or kind",
+            tooltip="shows the layers that match",
+            style=looks.OWN_WIDTH,
+        )
+        self.found = looks.Dropdown(
+            description="found", tooltip="shows this layer", style=looks.OWN_WIDTH, layout={"display": "none"}
+        )
+        self.device_type.observe(self.messages.shown(lambda _: self._draw()), names="value")
+        self.find.observe(self.messages.shown(lambda _: self._search()), names="value")
+        self.found.observe(self.messages.shown(lambda _: self._draw()), names="value")
+        self.view.on_click(self.messages.shown(self._clicked))
+        controls = looks.HBox([self.device_type, self.find, self.found], layout={"flex_flow": "row wrap"})
+        views = [self.messages, controls, self.details, self.view]
+        self.widget = with_tips(looks.VBox(views, layout=ipywidgets.Layout()))
+        self._draw()
+
+    def show(self, layer: str) -> None:
+        """Show the numbers of one layer. Raises KeyError for a layer that the graph does not have."""
+        self.details.value = layer_details(self.profile, self.profile.graph.index[layer])
+
+    def _search(self) -> None:
+        """Offer the layers whose name or description has all words; the first of them is shown."""
+        words = self.find.value.lower().split()
+        layers = self.profile.graph.layers if words else ()
+        told = [(f"{layer.id} {layer_name(layer)} {layer.description}", layer) for layer in layers]
+        hits = [layer for text, layer in told if all(word in text.lower() for word in words)]
+        options = [(f"{layer_name(layer)} ({layer.id})", layer.id) for layer in hits[:_MOST_FOUND]]
+        self.found.options = options
+        looks.show(self.found, on=bool(options))
+        if options:
+            self.found.value = options[0][1]  # which draws it
+            return
+        if words:
+            self.details.value = Html("<i>No layer has {} in its name or kind</i>").format(" ".join(words))
+        self._draw()
+
+    def _draw(self) -> None:
+        figure = plots.layer_graph(self.profile, self.plan, device_type=self.device_type.value, note=self.note)
+        if self.found.value is not None:
+            self.show(self.found.value)
+            self._mark(figure, self.profile.graph.index[self.found.value])
+        self.view.show(figure)
+
+    def _mark(self, figure: go.Figure, layer: int) -> None:
+        """Draw a frame around a layer; of a large graph only its neighbourhood stays in sight."""
+        placed = layout(self.profile.graph)
+        (x, y), (w, h) = placed.positions[layer], placed.half
+        figure.add_shape(
+            type="rect", x0=x - w - 4, x1=x + w + 4, y0=y - h - 4, y1=y + h + 4, line={"width": 3, "color": INK}
+        )
+        room = _AROUND * 2 * w
+        if placed.extent[0] > 2 * room:
+            figure.update_xaxes(range=[x - room, x + room])
+            figure.update_yaxes(range=[y - room / 2, y + room / 2])
+            # Else it would be as high as all of it, and the layer below the fold.
+            figure.update_layout(height=_HIGH, meta={**figure.layout.meta, "keeps_ratio": False})
+
+    def _clicked(self, point: dict[str, Any]) -> None:
+        if point.get("data") in self.profile.graph.index:
+            self.show(point["data"])
+
+
+def layer_details(profile: Profile, layer: int) -> Html:
+    """All that a profile knows of one layer as HTML: a row for each device type and size it was measured at."""
+    found, graph = profile.graph.layers[layer], profile.graph
+    inputs = ", ".join(graph.layers[i].id for i in graph.inputs[layer]) or "the input"
+    consumers = ", ".join(graph.layers[i].id for i in graph.consumers[layer]) or "the loss"
+    rows = []
+    for kind in profile.device_types:
+        for s in profile.costs[kind][layer].stretched:
+            times = (s.forward, s.forward_spread, s.backward, s.backward_spread)
+            sizes = (s.output_bytes, s.coordinate_bytes, s.saved_bytes)
+            pairs = f"{s.kernel_map_pairs:,.0f} pairs of voxels" if s.kernel_map_pairs else "none"
+            size = f"{s.size:,.0f} {profile.size_unit}" if s.size else "any size"
+            rows.append((kind, size, *map(duration_or_none, times), *map(scaled_bytes, sizes), pairs))
+    look = "padding-right:14px;text-align:left;white-space:nowrap"
+    cell, head, line = Html("<td style='{}'>{}</td>"), Html("<th style='{}'>{}</th>"), Html("<tr>{}</tr>")
+    top = line.format(joined(head.format(look, word) for word in _HEAD))
+    table = joined([top, *(line.format(joined(cell.format(look, text) for text in row)) for row in rows)])
+    text = f"from {inputs}, to {consumers}; parameters {scaled_bytes(found.parameter_bytes)}"
+    told = Html("<b>{}</b> {}<br>{}{}")
+    return told.format(found.id, found.description, text, scrolled(Html("<table>{}</table>").format(table), "costs"))

@@ -1,0 +1,200 @@
+"""The present state of a job, from its record: phase, time left, what each rank is doing, the end of its log."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...records import RunRecord
+from ...util.io.files import open_regular
+from ...util.text.numbers import pace_text, validation_text
+from ...values.plan import Plan
+from ...values.trace import WORK, Span, span_of
+from ..markup import Html, joined
+from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
+from .html_view import scrolled
+from .messages import WHOLE_WORDS
+
+MetricsRow = Mapping[str, Any]
+WINDOW = 5.0  # seconds that count as now
+_TAIL = 65536  # bytes read from the end of a file that grows
+_LOG_LINES = 40
+_PART = Html("<span title='{} {:.0%}' style='display:inline-block;height:12px;width:{:.0f}px;background:{}'></span>")
+_RANK = Html(
+    "<tr><td style='padding-right:10px'>rank {}, stage {}</td><td style='width:210px;white-space:nowrap'>{}</td>"
+    "<td style='padding-right:10px'>{}</td><td>{}</td></tr>"
+)
+_LEFT_OUT = Html("<tr><td style='padding-right:10px'>rank {}</td><td colspan='3'>the plan leaves it out</td></tr>")
+_NO_LOG = Html("<i>rank {} has nothing to report: warnings and errors of its process would stand here</i>")
+_RANKS = Html("<div style='opacity:.75'>The last {:.0f} seconds</div>{}")
+_TABLE = Html("<table style='font-size:13px;line-height:1.6'>{}</table>")
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What one rank did in the last seconds, as shares of them; `waits_for`: rank → share."""
+
+    rank: int
+    stage: int
+    work: float
+    sending: float
+    loading: float
+    validating: float
+    waits_for: Mapping[int, float]
+
+    @property
+    def waiting(self) -> float:
+        return sum(self.waits_for.values())
+
+
+def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
+    """What each rank of a run did in its last `window` seconds; nothing before the first span is written."""
+    spans = [span for path in sorted(folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
+    if not spans:
+        return []
+    now = max(span.end for span in spans)
+    begin = max(now - window, min(span.start for span in spans))
+    length = max(now - begin, 1e-9)
+    found = []
+    for rank in sorted({span.rank for span in spans}):
+        shares: dict[str, float] = {}
+        waits: dict[int, float] = {}
+        own = [span for span in spans if span.rank == rank and span.end > begin]
+        for span in own:
+            share = (span.end - max(span.start, begin)) / length
+            if span.kind == "wait":
+                waits[span.peer] = waits.get(span.peer, 0.0) + share
+            else:
+                shares[span.kind] = shares.get(span.kind, 0.0) + share
+        work = sum(shares.get(kind, 0.0) for kind in WORK)
+        sending = shares.get("send", 0.0) + shares.get("average", 0.0)
+        stage = own[-1].stage if own else 0
+        found.append(Doing(rank, stage, work, sending, shares.get("load", 0.0), shares.get("evaluate", 0.0), waits))
+    return found
+
+
+def doings_of(record: RunRecord) -> list[Doing]:
+    """The same of all pipelines of a run, whose ranks are numbered as in its plan."""
+    found = []
+    for k, own in enumerate(record.pipelines):
+        for one in doings(own.folder):
+            waits = {record.plan.among_all(k, peer): share for peer, share in one.waits_for.items()}
+            found.append(replace(one, rank=record.plan.among_all(k, one.rank), waits_for=waits))
+    return sorted(found, key=lambda one: one.rank)
+
+
+def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Html:
+    """A bar for each rank, and who waits for whom, as HTML; in the place of the bar, which ranks are `left_out`."""
+    idle = set(left_out)
+    rows = [_LEFT_OUT.format(rank) for rank in sorted(idle)]
+    for one in found:
+        if one.rank in idle:
+            continue
+        parts = (
+            (one.work, stage_color(one.stage), "work"),
+            (one.sending, stage_color(one.stage, "update"), "sending"),
+            (one.loading, DARK_GREY, "loading"),
+            (one.validating, stage_color(one.stage, "forward"), "validating"),
+            (one.waiting, LIGHT_GREY, "waiting"),
+        )
+        bar = joined(_PART.format(name, share, min(share, 1) * 200, color) for share, color, name in parts)
+        waits = sorted(one.waits_for.items(), key=lambda item: -item[1])
+        told = ", ".join(f"{share:.0%} for {_peer(peer)}" for peer, share in waits if share >= 0.01)
+        also = f", {one.validating:.0%} validating" if one.validating >= 0.01 else ""
+        waiting = f"waits {told}" if told else ""
+        rows.append(_RANK.format(one.rank, one.stage, bar, f"{one.work:.0%} at work{also}", waiting))
+    if not rows:
+        return Html("")
+    return _RANKS.format(WINDOW, scrolled(_TABLE.format(joined(rows)), "what each rank does"))
+
+
+def phase(rows: Sequence[MetricsRow], plan: Plan, *, running: bool) -> tuple[str, int, int]:
+    """Return (what the job is at and for how long still, minibatches done, minibatches in all; 0: not known yet)."""
+    start = next((row for row in reversed(rows) if row["event"] == "start"), None)
+    if start is None:
+        return "setting up: processes start, meet, and read their data", 0, 0
+    total, per_epoch = start["minibatches"], start["epoch_minibatches"]
+    done = max((row["minibatch"] + 1 for row in rows if row["event"] == "step"), default=0)
+    if not done:
+        return "warming up: the first minibatch is on its way", 0, total
+    if not running:
+        return f"{done} of {total} minibatches done", done, total
+    warm = "warming up, " if done <= 2 * len(plan.ranks) else ""
+    epoch, epochs = min(done // per_epoch, (total - 1) // per_epoch) + 1, -(-total // per_epoch)
+    told = f"{warm}epoch {epoch} of {epochs}, minibatch {done} of {total}"
+    return f"{told}{_left(rows, start['seconds'], total)}", done, total
+
+
+def _left(rows: Sequence[MetricsRow], start: float, total: int) -> str:
+    """How long the rest takes, at the pace since the first epoch's end: until then data are read, kernels warm up."""
+    marks = [
+        (row["seconds"], row["minibatch"] + 1 if row["event"] == "step" else row["minibatches"], row["event"])
+        for row in rows
+        if row["event"] in ("step", "epoch") and row["seconds"] >= start
+    ]
+    since = next((k for k, mark in enumerate(marks) if mark[2] == "epoch"), 0)
+    since = since if since < len(marks) - 1 else 0
+    done = marks[-1][1] if marks else 0
+    if not marks or done <= marks[since][1]:
+        return ""
+    pace = (marks[-1][0] - marks[since][0]) / (done - marks[since][1])
+    seconds = pace * (total - done)
+    return f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
+
+
+def learned(rows: Sequence[MetricsRow]) -> str:
+    """The newest loss, accuracy and pace in words."""
+    steps = [row for row in rows if row["event"] == "step"]
+    epochs = [row for row in rows if row["event"] == "epoch"]
+    told = []
+    if steps and steps[-1].get("loss") is not None:
+        recent = [row["loss"] for row in steps[-20:] if row.get("loss") is not None]  # a record may be damaged
+        told.append(f"loss {sum(recent) / len(recent):.3f}")
+    if epochs:
+        told += [validation_text(epochs[-1]), pace_text(epochs[-1])]
+    return ", ".join(filter(None, told))
+
+
+def log_of(folder: Path, rank: int, plan: Plan | None = None) -> Html:
+    """The end of a rank's log as HTML; a sentence where there is none yet. `plan`: of a run of several pipelines."""
+    path = folder / "logs" / f"rank{rank}.log"
+    if plan is not None:
+        for k in (k for k in range(len(plan.members)) if rank in plan.ranks_of(k)):
+            own = plan.ranks_of(k)
+            path = folder / "pipelines" / str(k) / "logs" / f"rank{own.index(rank)}.log"
+    if not path.exists():
+        return Html("<i>rank {} has written no log yet</i>").format(rank)
+    lines = _tail(path).decode(errors="replace").splitlines()[-_LOG_LINES:]
+    if not any(lines):
+        return _NO_LOG.format(rank)
+    looks = f"max-height:220px;overflow:auto;font-size:12px;margin:2px 0;{WHOLE_WORDS}"
+    return Html("<pre style='{}' tabindex='0' aria-label='the end of its log'>{}</pre>").format(looks, "\n".join(lines))
+
+
+def _peer(rank: int) -> str:
+    return f"rank {rank}" if rank >= 0 else "the others"
+
+
+def _last_spans(path: Path) -> list[Span]:
+    """The last spans of a file that another process writes; a torn line, and any that is no span, is left out."""
+    spans = []
+    for line in _tail(path).splitlines()[1:]:  # the first may be cut off
+        try:
+            spans.append(span_of(json.loads(line)))
+        except (ValueError, RecursionError):
+            continue
+    return spans
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        handle = open_regular(path)
+    except OSError:  # not there yet, or a pipe, which would be waited for
+        return b""
+    with handle:
+        handle.seek(0, 2)
+        size = handle.tell()
+        handle.seek(max(0, size - _TAIL))
+        data = handle.read()
+    return data if size > _TAIL else b"\n" + data

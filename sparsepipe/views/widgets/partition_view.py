@@ -1,0 +1,134 @@
+"""The drawing in the partition explorer: updated by one message a change, in milliseconds.
+
+Plain SVG, not plotly: a slider's move redraws layers, stages, memory and the timeline at once, and a browser takes
+plotly a tenth of a second for each. Cuts are handles to drag with the mouse or to move with the arrow keys.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ...errors import InputError
+from ...values.profile import Profile
+from ..plots.layer_graph import layer_name, lines_of
+from ..plots.layout import layout
+from . import looks
+from .page_code import page_code
+from .sentences import sentence
+from .view_model import PALETTE
+
+NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
+
+
+# Of a line of the layer graph: beside the sliders names have room; of many layers the whole is in sight instead.
+_COLUMNS, _COLUMNS_OF_MANY, _FEW = 6, 24, 120
+
+
+class PartitionView(looks.Control, anywidget.AnyWidget):
+    """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
+
+    _esm = page_code("names", "svg_marks", "partition_cuts", "partition_view")
+    scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
+    graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
+    palette = traitlets.Dict(PALETTE).tag(sync=True)
+    moved = traitlets.Dict({}).tag(sync=True)
+    stale = traitlets.Unicode("").tag(sync=True)  # what the picture is of, where it is not of what the controls say
+    pending = traitlets.Bool(False).tag(sync=True)  # whether the picture of what they say is on its way
+    reason = traitlets.Unicode(NO_PLAN).tag(sync=True)  # why nothing can be done with it then
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._open, self._number = False, 0  # whether a page shows it
+        self._waiting: dict[int, Callable[[], Any]] = {}
+        self._code: Callable[[], str] | None = None
+        self.on_msg(self._answer)
+
+    def show(self, scene: Mapping[str, Any]) -> None:
+        """Replace what is drawn. What explains its numbers begins with capitals."""
+        told = {
+            "tiles": [[name, value, sentence(what)] for name, value, what in scene["tiles"]],
+            "notes": [*map(sentence, scene["notes"])],
+            "hint": sentence(scene["hint"]),
+        }
+        self.scene = json.dumps({**scene, **told}, separators=(",", ":"))
+
+    def mark(self, stale: str, reason: str, *, pending: bool) -> None:
+        """Say what an old picture is of, and why nothing can be done with it; without a text that it is new."""
+        with self.hold_sync():
+            self.reason = sentence(reason) or self.reason
+            self.stale, self.pending = sentence(stale), pending
+
+    def on_cut(self, act: Callable[[int, int], None]) -> None:
+        """Call `act(cut, layers before it)` with each cut that is moved."""
+        self.observe(lambda change: act(change["new"]["cut"], change["new"]["at"]), names="moved")
+
+    def on_copy(self, code: Callable[[], str]) -> None:
+        """Call `code` for the text that the copy button takes; the InputError that it raises is shown there."""
+        self._code = code
+
+    def settled(self, act: Callable[[], Any]) -> None:
+        """Call `act` once all that the page was about to send has come; at once where no page shows the view.
+
+        A page sends the last move of a slider when it hears that the kernel is done with the one before, and answers
+        what it is asked here only after that.
+        """
+        if not self._open:
+            act()
+            return
+        self._number += 1
+        self._waiting[self._number] = act
+        self.send({"settled": self._number})
+
+    def _answer(self, _: object, content: object, __: object) -> None:
+        if not isinstance(content, dict):
+            return
+        self._open = self._open or "open" in content
+        if content.get("settled") in self._waiting:  # the first page to answer; others show the same
+            self._waiting.pop(content["settled"])()
+        if "copy" in content:
+            self.settled(self._send_code)
+
+    def _send_code(self) -> None:
+        try:
+            self.send({"code": self._code() if self._code else ""})
+        except InputError as error:
+            self.send({"refused": str(error)})
+
+
+def graph_text(profile: Profile) -> str:
+    """Where the layers of a graph with branches stand; nothing for a chain, which the strip of layers shows."""
+    graph = profile.graph
+    if graph.is_chain or len(graph.layers) - len(graph.input_layers) == 1:
+        return "{}"
+    placed = layout(graph, columns=_COLUMNS if len(graph.layers) <= _FEW else _COLUMNS_OF_MANY)
+    left, _, _, high = placed.bounds
+    document = {
+        "ids": [layer.id for layer in graph.layers],
+        "names": [layer_name(layer) for layer in graph.layers],
+        "lines": [lines_of(layer_name(layer)) for layer in graph.layers],  # of a box
+        "positions": placed.positions,
+        "routes": placed.routes,
+        "half": placed.half,
+        "origin": [left, high],
+        "extent": placed.extent,
+    }
+    return json.dumps(document)
+
+
+class SettledButton(looks.Button):
+    """Acts on a click of the page once all changes made there before it have come.
+
+    A page holds back the moves of a slider while the kernel is at work on an earlier one, and a click would overtake
+    them. `click()` in a cell acts at once.
+    """
+
+    def __init__(self, view: PartitionView, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._view = view
+
+    def _handle_button_msg(self, widget: Any, content: Any, buffers: Any) -> None:
+        if content.get("event") == "click":
+            self._view.settled(self.click)

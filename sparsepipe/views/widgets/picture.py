@@ -1,0 +1,141 @@
+"""What the partition explorer's picture shows of an answer, as JSON-ready values, and its figures."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from ...planning import Problem
+from ...planning.cuts import Cuts
+from ...planning.estimate import stage_memory
+from ...records.provenance import Provenance
+from ...util.io.quantities import SIZE
+from ...values.costs import MemoryNeed
+from ...values.plan import Plan
+from ...values.profile import Profile
+from .. import plots
+from ..plots.table import noted
+from .exporter import Export
+from .planning import Answer
+from .view_model import scene
+
+_UNITS = [MemoryNeed(*(float(k == unit) for k in range(4))) for unit in range(4)]
+
+
+def picture(answer: Answer, pinned: Answer | None, *, batch_size: int | None, note: str) -> dict[str, Any]:
+    """Return a plan, its numbers and what each rank does. `pinned`: what it is compared with."""
+    settings, movable = answer.settings, answer.settings.cuts is not None
+    before = pinned.plan if pinned is not None else None
+    drawn = scene(answer.plan, answer.problem, answer.trace, bound=answer.bound, batch_size=batch_size, before=before)
+    where = blocked(answer.plan, answer.problem, answer.ends) if movable else {"blocked": [], "reasons": []}
+    drawn |= {
+        "cuts": {"at": answer.ends, "movable": movable, **where},
+        "hint": "drag a cut, or focus it and press the arrow keys"
+        if movable
+        else "in order, as high as their time; pin cuts to move them",
+        "code": answer.as_code(),
+    }
+    if drawn["before"] is not None and pinned is not None and pinned.settings != settings:
+        drawn["before"]["name"] += f", with {pinned.told()}"
+    if note:
+        drawn["notes"] = [*drawn["notes"], note]
+    return drawn
+
+
+def blocked(plan: Plan, problem: Problem, ends: list[int]) -> dict[str, Any]:
+    """Return {"reasons": sentences, "blocked": for each cut the ranges [first, last, reason] where it cannot be}.
+
+    The other cuts and all devices stay. A place is the number of layers before the cut.
+    """
+    num_layers = len(problem.layers)
+    bounds, reasons, found = [0, *ends, num_layers], [], []
+    need = _Need(plan, problem)
+
+    def reason(text: str) -> int:
+        if text not in reasons:
+            reasons.append(text)
+        return reasons.index(text)
+
+    for k in range(len(ends)):
+        low, high = bounds[k], bounds[k + 2]
+        why = [-1] * (num_layers + 1)
+        for place in range(1, num_layers):
+            if place <= low:
+                why[place] = reason(f"it must lie behind cut {k - 1} | {k}, with a layer between them")
+            elif place >= high:
+                why[place] = reason(f"it must lie before cut {k + 1} | {k + 2}, with a layer between them")
+            else:
+                for stage, a, b in ((k, low, place), (k + 1, place, high)):
+                    if text := need.too_much(stage, a, b):
+                        why[place] = reason(text)
+        ranges = []
+        for value, run in groupby(range(1, num_layers), key=why.__getitem__):
+            places = list(run)
+            if value >= 0:
+                ranges.append([places[0], places[-1], value])
+        found.append(ranges)
+    return {"reasons": reasons, "blocked": found}
+
+
+def explorer_export(answer: Answer, before: Answer | None, *, profile: Profile, note: str) -> Export:
+    """Return (figure, table) by name of the plan on screen, and of that which it is compared with."""
+    answers, names = ([answer], [""]) if before is None else ([before, answer], ["A: ", "B: "])
+    plans = [one.plan for one in answers]
+    if before is not None:
+        plans[0] = replace(plans[0], planner="A")
+    own = [f"{name}{one.told()}" for name, one in zip(names, answers, strict=True)]
+    whole = in_lines(noted(note, profile.origin), *own)
+    figures = {
+        "explorer_stages": (plots.stages(*plans, note=whole), plots.stages_table(*plans)),
+        "explorer_layers": (plots.compare(*plans, note=whole), plots.compare_table(*plans)),
+        "explorer_timeline": (
+            plots.timeline(answer.trace, note=in_lines(noted(note, profile.origin), answer.told())),
+            plots.timeline_table(answer.trace),
+        ),
+    }
+    return Export(figures, _provenance(answers, profile))
+
+
+def _provenance(answers: Sequence[Answer], profile: Profile) -> Provenance:
+    """What the plans rest on; the last is that on screen, the one before it A."""
+    settings: dict[str, Any] = answers[-1].settings.to_json()
+    if len(answers) > 1:
+        settings["compared_with"] = answers[0].settings.to_json()
+    clusters, plans = [one.cluster for one in answers], [one.plan for one in answers]
+    return Provenance.of(profile=profile, cluster=clusters, plans=plans, settings=settings)
+
+
+def in_lines(*parts: str) -> str:
+    """The note of a figure: each part that is not empty begins a line."""
+    return "\n".join(filter(None, parts))
+
+
+class _Need:
+    """Bytes of a stage from one cut to another, which are linear in the parts of its need."""
+
+    def __init__(self, plan: Plan, problem: Problem) -> None:
+        devices, table = problem.cluster.devices, problem.table
+        self.limits = [min(devices[rank].type.memory_bytes for rank in stage.ranks) for stage in plan.stages]
+        self.kinds = [
+            min((devices[rank].type for rank in stage.ranks), key=lambda kind: kind.memory_bytes).name
+            for stage in plan.stages
+        ]
+        self.bounded = min(self.limits) < float("inf")
+        if not self.bounded:
+            return
+        cuts = Cuts.along(table, problem.layers)
+        self.each = [[stage_memory(plan, k, unit) for unit in _UNITS] for k in range(len(plan.stages))]
+        self.weights = cuts.total(table.parameter_bytes)
+        self.stage_bytes = cuts.stage_bytes(table)
+        self.incoming = np.asarray(cuts.payloads(table, held=True)[0][:, 1])
+
+    def too_much(self, stage: int, first: int, last: int) -> str:
+        if not self.bounded:
+            return ""
+        saved, working, _ = map(float, self.stage_bytes(first, last))
+        parts = self.weights[last] - self.weights[first], saved, self.incoming[first], working
+        if sum(each * part for each, part in zip(self.each[stage], parts, strict=True)) <= self.limits[stage]:
+            return ""
+        return f"stage {stage} would need more than the {SIZE.shown(self.limits[stage])} of a {self.kinds[stage]}"

@@ -1,0 +1,191 @@
+"""Plan and simulate the settings of the partition explorer; answers are cached."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ...errors import InputError
+from ...planning import Problem, bound_of, partition, planners_with
+from ...planning.by_hand import by_hand, with_cuts, with_groups
+from ...planning.device_groups import device_classes
+from ...planning.run_estimate import judged
+from ...planning.scale import Scale, Scaled
+from ...planning.simulator import simulate
+from ...util.derived.remembered import Kept, remembered
+from ...values.cluster import Cluster
+from ...values.plan import Plan
+from ...values.profile import CostSample, Profile
+from ...values.trace import Trace
+from .as_code import as_code
+from .settings import Settings, placed
+
+_KEPT = 64  # plans that are remembered: going back costs nothing
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan beside the settings that it was made for. `bound`: no plan has a smaller period, where that is known."""
+
+    settings: Settings
+    problem: Problem
+    plan: Plan
+    bound: float | None
+    trace: Trace
+    scaled: Scaled | None  # batch size and voxel size, where they are not those profiled
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.problem.cluster
+
+    @property
+    def ends(self) -> list[int]:
+        """Layers before each cut."""
+        sizes = [len(stage.layers) for stage in self.plan.stages]
+        return [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
+
+    def told(self) -> str:
+        """The settings in one line."""
+        return self.settings.told(self.cluster)
+
+    def as_code(self) -> str:
+        """The cell that makes this plan again, given `profile`."""
+        by_planner = self.settings.cuts is None and self.settings.stage_devices is None
+        return as_code(
+            self.plan,
+            self.cluster,
+            planner=self.settings.planner if by_planner else None,
+            scaled=self.scaled,
+            compression=self.settings.compression,
+            recompute=self.settings.recompute,
+        )
+
+
+class Planning:
+    """Answers settings with a plan for `profile` on what they make of `cluster`."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, scale: Scale | None, *, minibatches: int) -> None:
+        self.profile, self.cluster, self.scale, self.minibatches = profile, cluster, scale, minibatches
+        self._asked: tuple[tuple[object, ...], Problem] | None = None
+        self._made: dict[Hashable, Plan | str] = {}
+        self._compressed = {1.0: profile}
+        self._kept: Kept = {}
+
+    def answer(self, settings: Settings) -> Answer:
+        """Plan and simulate. Raises InputError for settings that cannot be planned."""
+        problem = self.problem(settings)
+        plan, bound = self._plan(problem, settings)
+        counts = problem.profile.typical_sizes
+        number = max(self.minibatches, 2 * plan.num_microbatches)
+        trace = simulate(plan, problem.profile, problem.cluster, [counts[k % len(counts)] for k in range(number)])
+        return Answer(settings, problem, plan, bound, trace, self.scaled(settings))
+
+    def scaled(self, settings: Settings) -> Scaled | None:
+        """The batch size and voxel size chosen, with the law of voxels; None where they are those profiled."""
+        scale, chosen = self.scale, (settings.batch_size, settings.voxel_size)
+        if scale is None or None in chosen or chosen == (scale.batch_size, scale.voxel_size):
+            return None
+        assert settings.batch_size is not None and settings.voxel_size is not None
+        return scale, settings.batch_size, settings.voxel_size
+
+    def _profile(self, settings: Settings) -> Profile:
+        """The profile at the batch size, voxel size and compression chosen."""
+        ratio, scaled = settings.compression, self.scaled(settings)
+        if ratio not in self._compressed:
+            self._compressed[ratio] = compressed(self.profile, ratio)
+        profile = self._compressed[ratio]
+        if scaled is None:
+            return profile
+        scale, sizes = scaled[0], scaled[1:]
+        return remembered(self._kept, "sized", (ratio, *sizes), lambda: scale.scaled(profile, *sizes))
+
+    def problem(self, settings: Settings) -> Problem:
+        """What is asked for; the same object while it is the same, as it holds the costs worked out.
+
+        Raises InputError where there is no device.
+        """
+        cluster = placed(self.cluster, settings)
+        sizes = (settings.batch_size, settings.voxel_size, settings.compression)
+        key = (cluster, settings.schedule, settings.num_microbatches, settings.recompute, *sizes)
+        if self._asked is None or self._asked[0] != key:
+            self._asked = key, Problem(self._profile(settings), *key[:4])
+        return self._asked[1]
+
+    def _plan(self, problem: Problem, settings: Settings) -> tuple[Plan, float | None]:
+        """(the plan as the default cost model sees it, a lower bound of every plan's period where one is known)."""
+        several = settings.stages_per_device
+        try:
+            best, refused = self._planned(problem, "optimal"), ""  # which also bounds others
+        except InputError as error:
+            best, refused = None, str(error)
+        plan = _by_hand(problem, settings)
+        if plan is None:
+            if best is None and several == 1:
+                raise InputError("explorer.refused", refused)
+            plan = self._planned(problem, settings.planner, **({"stages_per_device": several} if several > 1 else {}))
+        if plan.weights != settings.weights:
+            plan = replace(plan, weights=settings.weights).check(problem.graph, problem.cluster)
+        plan = judged(plan, problem)
+        bound = bound_of(plan, best.estimate.lower_bound_seconds) if best is not None and best.estimate else None
+        assert plan.estimate is not None
+        return replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound)), bound
+
+    def _planned(self, problem: Problem, planner: str, **options: int) -> Plan:
+        """What a planner answers; remembered. Raises InputError where nothing fits."""
+        assert self._asked is not None
+        key = (*self._asked[0], planner, *options.items())
+        if key not in self._made:
+            if len(self._made) >= _KEPT:
+                self._made.pop(next(iter(self._made)))
+            try:
+                self._made[key] = _partition(problem, planner, options)
+            except InputError as error:
+                self._made[key] = str(error)
+        found = self._made[key]
+        if isinstance(found, str):
+            raise InputError("explorer.refused", found)
+        return found
+
+
+def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
+    """The plan with pinned cuts or devices; None where nothing is pinned."""
+    cuts, devices = settings.cuts, settings.stage_devices
+    if devices is None:
+        return None if cuts is None else with_cuts(problem, cuts)
+    kinds = [one.type.name for one in device_classes(problem.cluster)]
+    groups = [tuple(dict(group).get(kind, 0) for kind in kinds) for group in devices]
+    lost = {name for group in devices for name, number in group if number and name not in kinds}
+    if lost:
+        raise InputError(
+            "explorer.device_lost",
+            f"stages use {min(lost)}, of which there is none: move its slider up, or unpin devices",
+        )
+    return with_groups(problem, groups) if cuts is None else by_hand(problem, cuts, groups)
+
+
+def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Plan:
+    """Plan within a slider's move."""
+    quick = {"quick": True} if planner in planners_with("quick") else {}
+    return partition(
+        problem.profile,
+        problem.cluster,
+        planner=planner,
+        schedule=problem.schedule,
+        num_microbatches=problem.num_microbatches,
+        recompute=problem.recompute,
+        **quick,
+        **options,
+    )
+
+
+def compressed(profile: Profile, ratio: float) -> Profile:
+    """The profile whose features cross a boundary in 1/ratio of the bytes; what a stage keeps stays as it is."""
+
+    def squeeze(sample: CostSample, knows_saved: bool) -> CostSample:
+        saved = sample.saved_bytes if knows_saved else sample.output_bytes
+        return replace(sample.squeezed(ratio), saved_bytes=saved)
+
+    costs = {}
+    for name, layers in profile.costs.items():
+        knows_saved = any(sample.saved_bytes for cost in layers for sample in cost.samples)
+        costs[name] = tuple(cost.changed(partial(squeeze, knows_saved=knows_saved)) for cost in layers)
+    return replace(profile, costs=costs)

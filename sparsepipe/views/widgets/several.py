@@ -1,0 +1,64 @@
+"""Several pipelines as settings: how many, the rule by which they average, and who is slow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import InputError
+from ...values.stragglers import Stragglers
+
+MINIBATCHES = 24  # of each pipeline on average, to simulate
+
+NOBODY, PIPELINE, SLOW = "nobody", "one pipeline is slow", "one rank is slow"
+JITTER, STOP, TYPED = "ranks sleep by chance", "one rank stops once", "as typed below"
+
+
+@dataclass(frozen=True)
+class HeldUp:
+    """What was picked of a straggler, before it is known which ranks a pipeline has. Its `kind` says what else counts.
+
+    `pipeline`: by its number, all of whose ranks are slow. `text`: as the command line takes it.
+    """
+
+    kind: str = NOBODY
+    pipeline: int = 0
+    rank: int = 0
+    factor: float = 1.0
+    chance: float = 0.0
+    seconds: float = 0.0
+    text: str = ""
+
+    def stragglers(self, pipelines: Sequence[Sequence[int]], *, minibatches: int) -> Stragglers:
+        """Return it for pipelines of these ranks, each of which trains so many minibatches.
+
+        Raises InputError for a text that cannot be read, and for a pipeline that is not there.
+        """
+        rank, seconds = f"rank={self.rank}", f"seconds={self.seconds:g}"
+        if self.kind == PIPELINE:
+            ranks = self._pipeline(pipelines)
+            return Stragglers.parse(";".join(f"slow:rank={one},factor={self.factor:g}" for one in ranks))
+        given = {
+            SLOW: f"slow:{rank},factor={self.factor:g}",
+            JITTER: f"jitter:p={self.chance:g},{seconds}",
+            STOP: f"stop:{rank},at={minibatches // 4},{seconds}",
+            TYPED: self.text,
+        }
+        return Stragglers.parse(given.get(self.kind, ""))
+
+    def _pipeline(self, pipelines: Sequence[Sequence[int]]) -> Sequence[int]:
+        """The ranks of the slow pipeline."""
+        if self.pipeline < len(pipelines):
+            return pipelines[self.pipeline]
+        raise InputError(
+            "straggler.pipeline_unknown",
+            f"straggler slow: pipeline {self.pipeline} is not there; expected 0 to {len(pipelines) - 1}: move it down, "
+            "or pipelines up",
+        )
+
+
+@dataclass(frozen=True)
+class Several:
+    """How many pipelines, the rule as the command line takes it, and who is slow."""
+
+    count: int
+    rule: str
+    held_up: HeldUp = HeldUp()

@@ -1,0 +1,260 @@
+"""The view model of the partition explorer: all that is drawn of a plan, as JSON-ready values."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...planning import Problem, estimate
+from ...planning.estimate import port_seconds
+from ...util.io.quantities import SIZE
+from ...util.text.counting import counted, number_of
+from ...util.text.numbers import alike, duration, gap_text, rate_text, scaled_bytes
+from ...values.cluster import Cluster
+from ...values.plan import Plan, PositionEstimate
+from ...values.trace import SPAN_KINDS, Trace
+from ..colors import STAGE_COLORS, edge_of, mixed
+from ..plots.theme import GREY, LIGHT_GREY
+
+CLOSE = 1e-9  # relative: periods that differ by less are the same
+COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
+_EDGES = {color: edge_of(color) for color in [*sum(COLORS, []), LIGHT_GREY, GREY]}  # by which it is seen on any page
+PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "edges": _EDGES, "kinds": list(SPAN_KINDS)}
+
+
+def transfers(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds a minibatch that each position transfers, on the busier of its sides: before its stages or after them."""
+    ports = port_seconds(plan, problem)
+    return [max(sum(ports[k] for k in own), sum(ports[k + 1] for k in own)) for own in plan.positions]
+
+
+def scene(
+    plan: Plan, problem: Problem, trace: Trace, *, bound: float | None, batch_size: int | None, before: Plan | None
+) -> dict[str, Any]:
+    """All that changes with a plan. `bound`: no plan has a smaller period. `before`: a plan to compare with."""
+    graph = problem.graph
+    place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers}
+    seconds = problem.table.seconds[problem.cluster.device_types[0].name][:, 0]
+    return {
+        "tiles": tiles(plan, problem.cluster, bound=bound, batch_size=batch_size),
+        "why": why(plan, problem),
+        "notes": list(plan.warnings),
+        "layers": [[graph.layers[k].id, float(seconds[k]), place[graph.layers[k].id]] for k in problem.layers],
+        "stages": with_words(stages(plan, problem)),
+        "period": _period(plan),
+        "bound": bound,
+        "before": None if before is None else _before(before, plan, problem),
+        **timeline(trace),
+    }
+
+
+def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int | None) -> list[list[str]]:
+    """[what, value, explanation] of each number that a plan promises."""
+    expected = plan.estimate
+    assert expected is not None
+    period = expected.period_seconds
+    found = [["time per minibatch", duration(period), "in steady state, by the default cost model"]]
+    if plan.extrapolation:
+        found.append(["profile", plan.extrapolation, "beyond the measured sizes times are in proportion to them"])
+    if batch_size:
+        speed = rate_text(batch_size / period)
+        found.append(["throughput", speed, f"{number_of(batch_size, 'sample')} per minibatch"])
+    for name, seconds, what in (
+        ("over one device", expected.single_device_seconds, "all layers on the fastest device type"),
+        ("over data parallelism", expected.data_parallel_seconds, "all layers on every device, equal shares"),
+    ):
+        if seconds:
+            found.append([name, f"{seconds / period:.2f} ×", f"{what}: {duration(seconds)} per minibatch"])
+    if bound is not None:
+        found.append(
+            [
+                "lower bound",
+                duration(bound),
+                "proven for this profile: no plan of one pipeline on these devices is faster",
+            ]
+        )
+        found.append(["gap to the bound", gap_text((period - bound) / period), "0%: no plan is better"])
+    elif plan.stages_per_rank > 1:
+        told = "bounds are proven for plans with one stage per device, which interleaved stages can be better than"
+        found.append(["lower bound", "not known", told])
+    return [*found, fullest_device([plan], cluster)]
+
+
+def fullest_device(plans: Iterable[Plan], cluster: Cluster) -> list[str]:
+    """The tile of the device whose memory is fullest."""
+    every = [pair for plan in plans for pair in _memory(plan, cluster)]
+    position, limit = max(every, key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes))
+    of = f" of {SIZE.shown(limit)}" if limit < float("inf") else ""
+    return ["fullest device", scaled_bytes(position.memory_bytes) + of, "weights, optimizer state, activations kept"]
+
+
+def why(plan: Plan, problem: Problem) -> str:
+    """Which stage or boundary sets the pace, what makes it slow, and what moving one of its layers would do."""
+    assert plan.estimate is not None
+    if len(plan.stages) == 1:
+        return (
+            f"One stage holds the whole network: {_spent(plan.position_estimates[0])}. Nothing waits for another stage."
+        )
+    kind, k, seconds = bottleneck(plan, problem)
+    own, period = plan.position_estimates[k], plan.estimate.period_seconds
+    where = f"{own.name} ({devices(plan, k)})"
+    several = len(own.stages) > 1
+    if kind == "transfer":
+        sets = "boundaries of {} set the pace: their" if several else "boundary of {} sets the pace: its"
+        whose = "stages'" if several else "stage's"
+        text = f"The {sets.format(where)} transfers take {duration(seconds)} per minibatch, "
+        text += f"the {whose} own work {duration(own.busy_seconds)}."
+    else:
+        text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
+    waiting = max(0.0, 1 - seconds / period)
+    if plan.flushes:
+        text += (
+            f" Filling and draining take {waiting:.0%} of a step of {number_of(plan.num_microbatches, 'microbatch')}."
+        )
+    elif several and f"{waiting:.0%}" != "0%":
+        text += f" Waiting for other stages takes {waiting:.0%} of the time."
+    return text if several else " ".join([text, *_moves(plan, problem, k)])
+
+
+def bottleneck(plan: Plan, problem: Problem) -> tuple[str, int, float]:
+    """("compute" | "averaging" | "transfer", place in the pipeline, seconds a minibatch) of what takes longest."""
+    causes = []
+    for k, (position, transfer) in enumerate(zip(plan.position_estimates, transfers(plan, problem), strict=True)):
+        own = "averaging" if position.averaging_seconds > position.compute_seconds else "compute"
+        causes += [(position.busy_seconds, k, own), (transfer, k, "transfer")]
+    seconds, place, cause = max(causes)
+    return cause, place, seconds
+
+
+def devices(plan: Plan, k: int) -> str:
+    """The devices of a stage: "2 × RTX + tv"."""
+    stage = plan.stages[k]
+    return counted(stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks))
+
+
+def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
+    """One entry for each position: its stages, what they take together, whether it is the slowest.
+
+    A part is [stage, first layer, last layer, number of layers, seconds computing, bytes].
+    """
+    assert plan.estimate is not None
+    slowest, moved = bottleneck(plan, problem)[1], transfers(plan, problem)
+    rows = []
+    for k, (position, limit) in enumerate(_memory(plan, problem.cluster)):
+        parts = []
+        for s in position.stages:
+            layers, part = plan.stages[s].layers, plan.estimate.stages[s]
+            parts.append([s, layers[0], layers[-1], len(layers), part.compute_seconds, part.memory_bytes])
+        rows.append(
+            {
+                "devices": devices(plan, k),
+                "parts": parts,
+                "compute": position.compute_seconds,
+                "averaging": position.averaging_seconds,
+                "transfer": moved[k],
+                "memory": position.memory_bytes,
+                "limit": limit if limit < float("inf") else None,
+                "slowest": k == slowest,
+            }
+        )
+    return rows
+
+
+def with_words(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of one picture with their numbers as text, the times with as many decimals each."""
+    rows = list(rows)
+    busy = [1e3 * (row["compute"] + row["averaging"]) for row in rows]
+    form = alike(busy, 3)
+    return [
+        {**row, "words": [f"{form(own)} ms", scaled_bytes(row["memory"])]} for row, own in zip(rows, busy, strict=True)
+    ]
+
+
+def timeline(trace: Trace, lanes: Sequence[int | str] = ()) -> dict[str, Any]:
+    """Ranks and spans [row, start, end, kind, stage, minibatch]; seconds rounded to what a screen can show.
+
+    `lanes`: the ranks in the order of their rows, where that is another, with a row for each heading between them; a
+    wait then ends with the rank that is waited for, where it is for one.
+    """
+    rows = {rank: k for k, rank in enumerate(lanes or trace.ranks)}
+    digits = 9
+    spans = [
+        [
+            *(rows[s.rank], round(s.start, digits), round(s.end, digits), SPAN_KINDS.index(s.kind)),
+            *(s.stage, s.minibatch, *([s.peer] if lanes and s.kind == "wait" and s.peer >= 0 else [])),
+        ]
+        for s in trace.spans
+        if s.end > s.start
+    ]
+    return {"ranks": list(rows), "spans": spans, "end": trace.makespan}
+
+
+def changes(before: Plan, after: Plan) -> list[str]:
+    """How `after` differs from `before`, a line for each thing that a reader would ask for."""
+    found = before.diff(after)
+    lines = []
+    if found.speedup is not None:
+        faster = found.speedup
+        lines.append(f"B is {faster:.2f} × as fast as A" if abs(faster - 1) > CLOSE else "B is as fast as A")
+    if len(before.stages) != len(after.stages):
+        lines.append(f"stages: {len(before.stages)} → {len(after.stages)}")
+    if before.stages_per_rank != after.stages_per_rank:
+        lines.append(f"stages per device: {before.stages_per_rank} → {after.stages_per_rank}")
+    if before.schedule != after.schedule or before.weights != after.weights:
+        lines.append(f"schedule: {before.schedule} ({before.weights}) → {after.schedule} ({after.weights})")
+    lines += found.moves()
+    return lines if not found.same else [*lines, "the same layers on the same devices"]
+
+
+def _before(before: Plan, after: Plan, problem: Problem) -> dict[str, Any]:
+    place = {id: k for k, stage in enumerate(before.stages) for id in stage.layers}
+    return {
+        "name": before.summary(),
+        "places": [place[problem.graph.layers[k].id] for k in problem.layers],
+        "stages": [[position.busy_seconds, position.memory_bytes] for position in before.position_estimates],
+        "period": _period(before),
+        "changes": changes(before, after),
+    }
+
+
+def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
+    """What handing the first layer of stage k to the stage before, or its last one to the next, would do."""
+    told = []
+    for step, verb in ((-1, "first"), (1, "last")):
+        to, own = k + step, plan.stages[k].layers
+        if not 0 <= to < len(plan.stages) or len(own) < 2:
+            continue
+        given, kept = (own[0], own[1:]) if step < 0 else (own[-1], own[:-1])
+        changed = list(plan.stages)
+        other = changed[to].layers
+        changed[k] = replace(changed[k], layers=kept)
+        changed[to] = replace(changed[to], layers=(*other, given) if step < 0 else (given, *other))
+        after = estimate(replace(plan, stages=tuple(changed)), problem)
+        slower = after.period_seconds - _period(plan)
+        if slower < -CLOSE * _period(plan):
+            told.append(f"Giving its {verb} layer {given} to stage {to} would save {duration(-slower)}.")
+        else:
+            part = after.stages[to]
+            now = max(part.compute_seconds + part.averaging_seconds, part.transfer_seconds)
+            told.append(f"With its {verb} layer {given}, stage {to} would take {duration(now)}.")
+    return told
+
+
+def _spent(position: PositionEstimate) -> str:
+    its = "their" if len(position.stages) > 1 else "its"
+    text = f"{its} layers take {duration(position.compute_seconds)} per minibatch"
+    if position.averaging_seconds:
+        share = position.averaging_seconds / max(position.busy_seconds, 1e-300)
+        text += f", averaging {its} gradients {duration(position.averaging_seconds)} ({share:.0%})"
+    return text
+
+
+def _memory(plan: Plan, cluster: Cluster) -> list[tuple[PositionEstimate, float]]:
+    """(its estimate, memory of its smallest device) of each position."""
+    found = plan.position_estimates
+    limits = [min(cluster.devices[rank].type.memory_bytes for rank in plan.stages[k].ranks) for k in range(len(found))]
+    return list(zip(found, limits, strict=True))
+
+
+def _period(plan: Plan) -> float:
+    assert plan.estimate is not None
+    return plan.estimate.period_seconds

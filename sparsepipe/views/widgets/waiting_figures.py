@@ -1,0 +1,161 @@
+"""What a rule and a straggler come to: a sentence, a table of who waited for whom, and figures, of every explorer."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ...planning.simulator import PipelinePace, PipelinesForecast
+from ...util.text.counting import number_of
+from ...util.text.numbers import as_measured, rate_text
+from ...values.replication import rule_text
+from .. import plots
+from ..markup import Html, joined
+from . import looks
+from .exporter import Figures
+from .html_view import HtmlView, scrolled
+from .plot_view import PlotView
+from .sentences import sentence
+
+_TABLE = Html("<table style='font-size:13px;line-height:1.6;text-align:left'><tr>{}</tr>{}</table>")
+_STALE = Html("<div role='status' style='padding:6px 8px;border-left:4px solid #D55E00;font-weight:600'>{}</div>")
+_FADED = Html(
+    "<style>.sp-faded{filter:grayscale(1);pointer-events:none;"
+    "background:repeating-linear-gradient(135deg,transparent 0 14px,#8883 14px 17px)}</style>"
+)
+_OWN = "Own pace: what a pipeline trains by itself with the same straggler"
+_SHOWN = Html("{}<div style='opacity:.75;font-size:12px'>{}</div>")
+_HEAD, _CELL = Html("<th style='padding-right:12px'>{}</th>"), Html("<td style='padding-right:12px'>{}</td>")
+_NOTHING = 0.005  # of a pace
+_HEADS = ("pipeline", "minibatches", "{}/s", "of its own pace", "held up itself", "waited", "waited for")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Outcomes of one rule or several, and the simulation of the one that is picked."""
+
+    free: tuple[plots.Outcome, ...]  # of each rule while nobody is slow; none where nobody is slow anyway
+    held: tuple[plots.Outcome, ...]  # of each rule under what holds ranks up
+    rule: str  # that is picked, as the outcomes call it
+    forecast: PipelinesForecast  # of it, under what holds ranks up
+    note: str = ""  # of the figures
+
+    @property
+    def outcomes(self) -> tuple[plots.Outcome, ...]:
+        return (*self.free, *self.held)
+
+    @property
+    def picked(self) -> tuple[plots.Outcome, ...]:
+        """The outcome of the rule that is picked, under what holds ranks up."""
+        return tuple(one for one in self.held if one.rule == self.rule)
+
+    @property
+    def undisturbed(self) -> float:
+        """The pace of that rule while nobody is slow."""
+        return next(one.samples_per_second for one in self.outcomes if one.rule == self.rule)
+
+    def figures(self) -> Figures:
+        """Return (figure, table) by name. Without averages there is none of groups."""
+        pace = plots.waiting(self.outcomes, note=self.note), plots.waiting_table(self.outcomes)
+        lost = plots.lost_seconds(self.held, note=self.note), plots.lost_seconds_table(self.held)
+        found = {"explorer_waiting": pace, "explorer_lost_seconds": lost}
+        if any(one.group_sizes or one.staleness for one in self.picked):
+            groups = plots.groups(self.picked, note=self.note), plots.groups_table(self.picked)
+            found["explorer_groups"] = groups
+        return found
+
+    def told(self) -> Html:
+        """The pace, what the straggler costs, what waiting costs, and the averages, in a few sentences."""
+        pace, own = self.forecast.sum_of_paces, self.forecast.own_pace
+        text = Html("<b>{}</b>: {} together").format(
+            rule_text(self.forecast.rule), rate_text(pace, self.forecast.counted)
+        )
+        if self.free:
+            free = self.undisturbed
+            lost = _as_shown(free) - _as_shown(pace)  # so that a reader who subtracts finds the same
+            share = float(lost) / free
+            cost = f"{lost:,f} of them ({share:.0%})" if share >= _NOTHING else "next to nothing"
+            told = Html("{}, {} while nobody is slow: the straggler costs {}.")
+            text = told.format(text, as_measured(free), cost)
+        else:
+            text = Html("{}; nobody is slow.").format(text)
+        waiting = _share(own - pace, own) if own - pace >= _NOTHING * own else "next to nothing"
+        said = Html("{} Waiting for one another costs {} of the {} that they would train if none waited; {}.")
+        whole = said.format(text, waiting, as_measured(own), _averages(self.forecast))
+        return Html("<div style='line-height:1.45;margin:6px 0'>{}</div>").format(whole)
+
+
+class WaitingFigures:
+    """Shows what was compared; `widget` is what to display, below `stale`, which says of what where that is old."""
+
+    def __init__(self) -> None:
+        self.stale, look = HtmlView(), HtmlView(_FADED, layout={"display": "none"})
+        self.told, self.waits = HtmlView(), HtmlView()
+        self.paces, self.lost, self.groups = PlotView(), PlotView(), PlotView()
+        self.widget = looks.VBox([look, self.told, self.waits, self.paces, self.lost, self.groups])
+
+    def mark(self, stale: str) -> None:
+        """Say above the figures what they are of, and look as old; as new without a text."""
+        self.stale.value = _STALE.format(sentence(stale)) if stale else ""
+        self.fade(bool(stale))
+
+    def fade(self, old: bool) -> None:
+        """Look as the explorer's picture does while that is old (partition_view.js), or as new again."""
+        if old:
+            self.widget.add_class("sp-faded")
+        else:
+            self.widget.remove_class("sp-faded")
+
+    def show(self, compared: Compared) -> None:
+        figures = compared.figures()
+        self.paces.show(figures["explorer_waiting"][0])
+        self.lost.show(figures["explorer_lost_seconds"][0])
+        looks.show(self.groups, on="explorer_groups" in figures)
+        if "explorer_groups" in figures:
+            self.groups.show(figures["explorer_groups"][0])
+        self.told.value, self.waits.value = compared.told(), waits_table(compared.forecast)
+
+
+def _as_shown(pace: float) -> Decimal:
+    """The number that `as_measured` shows, with its places: a difference of two has as many."""
+    return Decimal(f"{pace:.0f}" if abs(pace) >= 1e3 else f"{pace:.2e}")
+
+
+def part_text(value: float) -> str:
+    """The pace of one of several pipelines, in a digit more than that of all: rounded, they still add up to it."""
+    return f"{value:,.1f}" if value >= 10 else as_measured(value)
+
+
+def waits_table(forecast: PipelinesForecast) -> Html:
+    """A row for each pipeline: its pace, what held it up, how long it waited, and for whom."""
+    rows = [_row(k, one) for k, one in enumerate(forecast.pipelines)]
+    heads = [head.format(forecast.counted) for head in _HEADS]
+    columns = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]  # nobody waited: for nobody
+    head, *told = zip(*columns, strict=True)
+    body = joined(Html("<tr>{}</tr>").format(joined(map(_CELL.format, row))) for row in told)
+    table = _TABLE.format(joined(map(_HEAD.format, head)), body)
+    return _SHOWN.format(scrolled(table, "who waited for whom"), _OWN)
+
+
+def _row(k: int, one: PipelinePace) -> tuple[str, ...]:
+    waited = sum(seconds for _, seconds in one.waits)
+    named = sorted(one.waits, key=lambda pair: -pair[1])
+    told = ", ".join(f"{name} ({_seconds(seconds)})" for name, seconds in named if seconds >= 0.01 * waited)
+    paces = part_text(one.samples_per_second), _share(one.samples_per_second, one.own_pace)
+    return (str(k), str(one.minibatches), *paces, _seconds(one.lost_seconds["straggler"]), _seconds(waited), told)
+
+
+def _averages(forecast: PipelinesForecast) -> str:
+    count = sum(forecast.group_sizes.values())
+    if not count:
+        return "no average yet"
+    forced = f", {forecast.forced_merges} of them forced" if forecast.forced_merges else ""
+    late = f"taken {forecast.mean_staleness:.1f} updates later" if forecast.staleness else "none taken yet"
+    averages = number_of(count, "average")
+    return f"{averages}, of {forecast.mean_group_size:.1f} pipelines on average{forced}, {late}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "none"
+
+
+def _seconds(value: float) -> str:
+    return f"{as_measured(value)} s" if value else "–"
