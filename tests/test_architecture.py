@@ -11,45 +11,29 @@ from scripts.house import House, imported_names, is_code
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
-    {"display", "schedule_rules", "derived", "errors"},
-    {"host"},
-    {"io", "graph", "lazy_names"},
-    {"lab_server"},
-    {"cluster", "trace", "graph_text", "plan_parts", "data", "models", "replication"},
-    {"profile", "plan", "engines", "losses", "stragglers", "sinks"},
-    {"schedule", "record", "formats"},
-    {"costs", "provenance", "replaying"},
-    {"simulator", "runtime"},
-    {"forecast", "profiler", "measured_plans"},
-    {"planners"},
-    {"launchers"},
-    {"dynamics", "sweeps"},
-    {"widgets", "reproduce"},
+    {"errors"},
+    {"util"},
+    {"values", "data", "lab_server"},
+    {"networks"},
+    {"engines", "records"},
+    {"runtime", "planning"},
+    {"profiling", "launching"},
+    {"monitoring"},
+    {"views"},
+    {"study"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-VALUES = {
-    *("display", "schedule_rules", "derived", "lazy_names", "errors", "host", "io", "graph"),
-    *("cluster", "trace", "graph_text", "profile", "plan", "schedule", "record", "costs", "provenance"),
-    *("replication", "stragglers", "plan_parts"),
-}
-DECISIONS = {  # made of values alone
-    *("planners", "simulator", "forecast", "formats", "models", "replaying", "measured_plans"),
-}
-# Rooms that show values, and what each may import: tables and text of values, and figures. Widgets are above all.
-VIEWS = {"views": VALUES | {"replaying"}, "plots": VALUES | {"costs", "views"}}
-MAY_SHOW = {*VIEWS, "widgets", "reproduce", "cli"}
+VALUES = {"errors", "util", "values", "records"}
+DECISIONS = {"planning", "networks"}  # made of values alone
+SHOWN = VALUES | {"planning"}  # what tables and figures know; widgets launch and watch, too
 ORDER = "sparsepipe.data.order"  # functions of numbers alone: which samples make a minibatch, and in what order
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
-TORCH_FREE = {*VALUES, *DECISIONS, *VIEWS, "dynamics", "widgets"}
-RAY = ("connected", "placed_ranks")  # in launchers/ray/
-OF_TORCH = {
-    ("models", "traced"),
-    ("models", "images"),
-    ("models", "texts"),
-    ("models", "batch_norm"),
-}  # networks that are torch modules
+TORCH_FREE = {*VALUES, *DECISIONS, "monitoring", "views"}
+RAY = ("connected", "placed_ranks")  # in launching/ray/
+OF_TORCH = {("networks", name) for name in ("traced", "images", "texts", "batch_norm", "losses")}
+OF_TORCH |= {("records", "sinks")}
 
 
 def sources():
@@ -100,24 +84,12 @@ def names_of(path, parts):
 
 
 def test_imports_point_down():
-    upward = []
-    for path, parts in sources():
-        own = parts[0]
-        for name in imports(path, parts):
-            words = name.split(".")
-            if words[0] != "sparsepipe" or len(words) < 2 or words[1] == own:
-                continue
-            other = words[1]
-            if other.startswith("__"):
-                continue
-            if own in VIEWS:
-                allowed = other in VIEWS[own]
-            elif other in VIEWS:
-                allowed = own in MAY_SHOW
-            else:
-                allowed = LEVEL[other] < LEVEL[own]
-            if not allowed:
-                upward.append(f"{'.'.join(parts)} imports {name}")
+    upward = [
+        f"{'.'.join(parts)} imports {name}"
+        for path, parts in sources()
+        for name in imports(path, parts)
+        if (other := room(name)) and other != parts[0] and not LEVEL[other] < LEVEL[parts[0]]
+    ]
     assert not upward
 
 
@@ -126,24 +98,23 @@ def test_values_and_decisions_stand_on_each_other_alone():
     found = [
         f"{'.'.join(parts)} imports {name}"
         for path, parts in sources()
-        if parts[0] in VALUES | DECISIONS
+        if parts[0] in VALUES | DECISIONS and parts[:2] != ("networks", "losses")
         for name in imports(path, parts)
-        if name.startswith("sparsepipe.") and name.split(".")[1] not in VALUES | DECISIONS | {parts[0]}
-        if name != ORDER
+        if (other := room(name)) and other not in VALUES | DECISIONS and name != ORDER
     ]
     assert not found
 
 
 def test_views_stand_on_top():
     """Values and runtime know no view: `print` and notebooks find theirs when they show something."""
-    found = [
+    above = [
         f"{'.'.join(parts)} imports {name}"
         for path, parts in sources()
-        if parts[0] not in MAY_SHOW
         for name in names_of(path, parts)
-        if name.split(".")[:2] in [["sparsepipe", view] for view in (*VIEWS, "widgets")]
+        if (room(name) == "views" and parts[0] not in {"views", "study", "cli"})
+        or (parts[0] == "views" and parts[1] != "widgets" and room(name) not in {"", "views", *SHOWN})
     ]
-    assert not found
+    assert not above
     assert not [name for name in imports(PACKAGE / "errors.py", ("errors",)) if name.startswith("sparsepipe")]
 
 
@@ -168,7 +139,7 @@ def test_averages_between_pipelines_need_no_process_group():
 
 def test_the_root_has_nouns_alone():
     """What serves all of them has folders: a reader meets at the root what a user names."""
-    assert len([path for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]) <= 20
+    assert len([path for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]) <= 4
 
 
 def test_nothing_imports_in_circles():
@@ -230,7 +201,7 @@ def reachable(node, graph):
 
 
 def test_every_module_has_its_level():
-    assert {parts[0] for _, parts in sources()} <= LEVEL.keys() | VIEWS.keys()
+    assert {parts[0] for _, parts in sources()} <= LEVEL.keys()
 
 
 def test_private_members_are_used_by_their_class_alone():
@@ -275,25 +246,10 @@ def passed_on(code):
     return not isinstance(code, ast.Constant | ast.JoinedStr) and "code" in ast.unparse(code)
 
 
-def test_views_are_imported_by_views_and_entry_points_alone():
-    allowed = {*VIEWS, "widgets", "reproduce", "cli", "__main__"}
-    above = {
-        f"{importer} imports {module}"
-        for module, importers in House().importers.items()
-        for importer in importers
-        if room(module) in {*VIEWS, "widgets"} and room(importer) not in allowed
-    }
-    assert above <= {"sparsepipe imports sparsepipe.views.widgets", "sparsepipe imports sparsepipe.views.plots"}
-
-
-def room(module):
-    """The module or folder at the root that a module is, or is in."""
-    return (module.split(".") + [""])[1]
-
-
-def test_errors_stand_below_all():
-    (names,) = [imports(path, parts) for path, parts in sources() if parts == ("errors",)]
-    assert {name for name in names if name.startswith("sparsepipe")} <= {"sparsepipe.views.markup"}
+def room(name):
+    """The module or folder at the root that a name of the package is in; "" of other packages, and of the root."""
+    first, _, rest = name.partition(".")
+    return rest.split(".")[0] if first == "sparsepipe" and not rest.startswith("__") else ""
 
 
 def test_types_are_strict_for_whoever_installs_the_package():
@@ -317,7 +273,7 @@ def test_values_planners_and_views_never_import_torch():
 
 
 def test_heavy_libraries_stay_in_their_files():
-    homes = {"MinkowskiEngine": {("engines", "minkowski")}, "ray": {("launchers", "ray", name) for name in RAY}}
+    homes = {"MinkowskiEngine": {("engines", "minkowski")}, "ray": {("launching", "ray", name) for name in RAY}}
     for path, parts in sources():
         for name in imports(path, parts):
             library = name.split(".")[0]

@@ -179,7 +179,7 @@ def test_the_installed_versions_are_within_the_stated_bounds():
 
 def test_every_import_is_declared():
     modules = {"pyyaml": "yaml", "scikit-learn": "sklearn", "mapbox-earcut": "mapbox_earcut", "python-neo-lzf": "lzf"}
-    modules |= {"pillow": "pil", "jupyter-client": "jupyter_client"}
+    modules |= {"pillow": "pil", "jupyter-client": "jupyter_client", "jupyter-core": "jupyter_core"}
     stated = PROJECT["project"]["dependencies"] + [
         line for name in extras() if name != "dev" for line in extras()[name]
     ]

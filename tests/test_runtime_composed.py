@@ -19,6 +19,7 @@ from sparsepipe.planning.run_estimate import stage_costs
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.targets import TargetReader
 from sparsepipe.runtime.workloads.learning import Learning
+from sparsepipe.runtime.workloads.resolved import resolve
 from sparsepipe.values.cluster import Cluster
 from sparsepipe.values.plan import Plan, Stage
 from sparsepipe.values.profile import Profile
@@ -123,7 +124,7 @@ def test_every_process_composes_the_same_epoch_from_sizes_in_the_cache(tmp_path)
 def test_a_launch_decides_what_minibatches_are_composed_for_and_a_resumed_run_keeps_it(tmp_path) -> None:
     config = settings(shapes(tmp_path), batch_voxels=250, order="planned", model=PLAIN)
     plan = plan_of(PLAIN, [[0], [1]], schedule="1f1b")
-    record, locks = prepare(plan, config, run_dir=tmp_path / "run")
+    record, locks = prepare(plan, resolve(config), run_dir=tmp_path / "run")
     _closed(locks)
     kept = RunConfig.from_json(record.config)
     composition = json.loads(kept.composition)
@@ -131,7 +132,7 @@ def test_a_launch_decides_what_minibatches_are_composed_for_and_a_resumed_run_ke
     order = Learning.open(kept).order(0)
     assert kept.batch_size == round(18 / len(order))
     other = plan_of(PLAIN, [[0], [1], [2]], schedule="1f1b")
-    record, locks = prepare(other, kept, run_dir=tmp_path / "run", resume=True)
+    record, locks = prepare(other, resolve(kept), run_dir=tmp_path / "run", resume=True)
     _closed(locks)
     assert Learning.open(RunConfig.from_json(record.config)).order(0) == order
 
@@ -143,7 +144,7 @@ def test_budgets_by_a_profile_hold_on_every_stage(budget: dict, tmp_path) -> Non
     stages = (Stage(tuple(layer.id for layer in own), (k,)) for k, own in enumerate((layers[:9], layers[9:])))
     plan, cluster = Plan(tuple(stages), schedule="1f1b"), Cluster.uniform(2, device_type=profile.device_types[0])
     config = settings(shapes(tmp_path), model="minkvgg11bn-narrow", order="planned", **budget)
-    record, locks = prepare(plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
+    record, locks = prepare(plan, resolve(config), run_dir=tmp_path / "run", profile=profile, cluster=cluster)
     _closed(locks)
     workload = Learning.open(RunConfig.from_json(record.config))
     composition = json.loads(record.config["composition"])
@@ -170,7 +171,7 @@ def _closed(locks) -> None:
 def test_budgets_that_cannot_be_are_refused_before_anything_starts(tmp_path, changes: dict, code: str) -> None:
     config = settings(shapes(tmp_path), **changes)
     with raises(code):
-        prepare(plan_of(PLAIN, [[0]], schedule="1f1b"), config, run_dir=tmp_path / "run")
+        prepare(plan_of(PLAIN, [[0]], schedule="1f1b"), resolve(config), run_dir=tmp_path / "run")
     assert not (tmp_path / "run" / "plan.json").exists()
 
 
