@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .errors import InputError, RunFailed
 from .records import RunRecord, load_trace
 from .util.lazy_names import lazy_names
+from .util.moved_modules import find_old_names
 from .values.cluster import Cluster, DeviceType, Link, Node
 from .values.graph import Layer, LayerGraph
 from .values.graph_text import GraphText
@@ -36,40 +37,21 @@ __version__ = "0.2.0"
 _HOME = {
     "RunConfig": "runtime",
     "attach": "launching",
-    "dynamics": "monitoring",
-    "forecast": "planning.forecast",
-    "formats": "records.formats",
-    "functions": "util.functions",
     "launch": "monitoring.launching",
-    "losses": "networks.losses",
     "lower_bound": "planning.simulator",
-    "measured_plans": "planning.measured_plans",
-    "models": "networks",
     "partition": "planning",
     "partition_pipelines": "planning",
-    "planners": "planning",
-    "plots": "views.plots",
     "profile_model": "profiling",
-    "profiler": "profiling",
-    "provenance": "records.provenance",
-    "record": "records",
     "replay": "planning.replaying",
-    "replaying": "planning.replaying",
-    "replication": "values.replication",
-    "schedule": "values.schedule",
     "simulate": "planning.simulator",
     "simulate_pipelines": "planning.simulator",
-    "simulator": "planning.simulator",
-    "sinks": "records.sinks",
-    "stragglers": "values.stragglers",
-    "sweeps": "planning.sweeps",
     "what_if": "planning.replaying",
-    "widgets": "views.widgets",
 }
 _MODULES = (
-    *("data", "dynamics", "engines", "forecast", "formats", "functions", "losses", "measured_plans", "models"),
+    *("data", "engines", "monitoring", "networks", "planning", "profiling", "records", "runtime", "values", "views"),
+    *("dynamics", "forecast", "formats", "functions", "losses", "measured_plans", "models"),  # by older names, too
     *("planners", "plots", "profiler", "provenance", "record", "replaying", "replication"),
-    *("runtime", "schedule", "simulator", "sinks", "stragglers", "sweeps", "views", "widgets"),
+    *("schedule", "simulator", "sinks", "stragglers", "sweeps", "widgets"),
 )
 
 __all__ = [
@@ -110,6 +92,7 @@ __all__ = [
     "profile_model",
 ]
 
+find_old_names()
 __getattr__, __dir__ = lazy_names(globals(), _HOME, folders=_MODULES)
 
 if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()):  # else nothing shows HTML

@@ -95,3 +95,22 @@ def test_the_remedy_for_a_neighbour_helps(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     function = written(tmp_path / "net.py", "from neighbour_of_net import answer\ndef build(): return answer\n").load()
     assert function() == 3
+
+
+def test_a_module_is_found_by_its_old_name():
+    function = UserFunction.parse("sparsepipe.reproduce.digit_images:digits")
+    assert str(function) == "sparsepipe.study.digit_images:digits" and function.file().is_file()
+    lines = """
+import sparsepipe as sp
+from sparsepipe.formats.sdpipe import load_layouts
+from sparsepipe.records.formats import sdpipe
+from sparsepipe.display.markup import Html
+import sparsepipe.dynamics.interference
+assert load_layouts is sdpipe.load_layouts and Html is sp.views.markup.Html
+assert sp.dynamics is sp.monitoring and sp.models is sp.networks
+assert sdpipe.__spec__.name == sdpipe.__name__ == "sparsepipe.records.formats.sdpipe"
+assert all(getattr(sp, name) is not None for name in dir(sp))
+"""
+    subprocess.run([sys.executable, "-c", lines], check=True)
+    with pytest.raises(InputError, match="there is no module"):
+        UserFunction.parse("sparsepipe.reproduced:digits").load()

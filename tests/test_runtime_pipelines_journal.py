@@ -96,6 +96,9 @@ def test_a_journal_is_bounded_and_makes_the_same_state_at_any_moment(tmp_path, m
 def test_a_state_is_of_its_own_classes_alone():
     state = RunState(RunOfPipelines(2))
     assert to_json(from_json(json.loads(json.dumps(to_json(state))))) == to_json(state)
+    rule = parse_rule("partial-reduce")
+    before = json.dumps(to_json(rule)).replace("sparsepipe.values.replication.", "sparsepipe.replication.")
+    assert "sparsepipe.replication." in before and from_json(json.loads(before)) == rule  # of a version before
     with pytest.raises(ValueError, match="subprocess:Popen"):
         from_json({"": "object", "class": "subprocess:Popen", "fields": {}})
     state.members.append(object())

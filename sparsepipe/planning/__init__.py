@@ -10,6 +10,7 @@ from ..records.provenance import Provenance
 from ..util.io.fields import MOST_LIKE_DEVICES, given_integer
 from ..util.io.keywords import keywords_of, meant
 from ..util.io.settings import Choice, Flag, Settings, WholeNumber, listed, setting
+from ..util.lazy_names import lazy_names
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
@@ -274,3 +275,7 @@ _OF_PLANNERS = (
     for name, kind in PLANNERS.items()
 )
 partition.__doc__ = "\n".join([f"{partition.__doc__}\n{listed(PlanSettings)}\n", *_OF_PLANNERS])
+
+
+_MODULES = ("forecast", "measured_plans", "orders", "replaying", "simulator", "sweeps")
+__getattr__, __dir__ = lazy_names(globals(), {}, folders=_MODULES)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..util.io.paths import expanded
+from ..util.lazy_names import lazy_names
 from ..values.trace import Trace
 from .plans import FollowedPlan
 from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
@@ -14,3 +15,6 @@ def load_trace(path: Path | str) -> Trace:
     """Read the trace of a run by its folder, or of a file as `Trace.load` does. Raises InputError for others."""
     path = expanded(path)
     return RunRecord.load(path).trace() if path.is_dir() else Trace.load(path)
+
+
+__getattr__, __dir__ = lazy_names(globals(), {}, folders=("formats", "provenance", "sinks"))

@@ -19,6 +19,7 @@ from typing import Any
 from ...errors import CODE_FAILURES, InputError
 from ..derived.digests import digest
 from ..host.removed_names import restore_removed_names
+from ..moved_modules import module_now
 from .files import sha256
 from .paths import expanded
 
@@ -59,7 +60,7 @@ class UserFunction:
         home, _, name = reference.rpartition(":")
         if not is_function(reference):
             raise InputError("function.malformed", f"{reference!r} names no function, expected {_EXAMPLE}")
-        home = str(expanded(home)) if home.endswith(".py") else home
+        home = str(expanded(home)) if home.endswith(".py") else module_now(home)
         if home.endswith(".py") and not Path(home).is_file():
             raise InputError(
                 "function.no_file", f"{reference}: there is no file {home}; give the path of the file that has {name}()"
