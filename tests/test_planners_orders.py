@@ -17,6 +17,7 @@ from sparsepipe.planning.orders import (
     simulate_orders,
     sizes_of_profile,
     synchronous_step,
+    waiting_pipeline,
 )
 from sparsepipe.values.replication import parse_rule
 
@@ -57,6 +58,16 @@ def test_a_synchronous_step_is_what_waits_together():
     assert synchronous_step(plan) == 6
     several = Plan.alike(replace(plan, num_microbatches=2), 2, parse_rule("all-reduce"), samples=1)
     assert synchronous_step(several) == 4
+    pairs = Plan.alike(pipeline([1.0], [1.0], replicas=(2,))[0], 2, parse_rule("all-reduce"), samples=1)
+    assert synchronous_step(pairs) == 4
+
+
+def test_a_pipeline_that_is_empty_after_each_minibatch_keeps_the_random_order():
+    machine = pipeline([1.0] * 4, [2.0] * 4, schedule="gpipe", num_microbatches=1)
+    (found,) = simulate_orders(*machine, lognormal_sizes(0.5, 768), batch_size=1, orders=["planned"])
+    assert waiting_pipeline(machine[0]) is None and abs(found.distance) < 0.1
+    deep = pipeline([1.0] * 4, [2.0] * 4)[0]
+    assert waiting_pipeline(deep) == deep and waiting_pipeline(pipeline([1.0], [1.0], replicas=(3,))[0]) is None
 
 
 def test_sizes_are_drawn_as_the_profile_counted_them():

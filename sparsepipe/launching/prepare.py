@@ -158,13 +158,13 @@ def _composition(
         return run
     if profile is None and resumes is not None:
         profile, cluster = kept_devices(resumes)
-    flushes = plan.pipelines[0].flushes
-    step = plan.num_microbatches if flushes else plan.stages[0].round if len(plan.stages) == 1 else 1
-    deepest = max(plan.pipelines, key=lambda pipeline: len(pipeline.stages))
+    from ..planning.orders import synchronous_step, waiting_pipeline  # here: most launches compose nothing
+
+    waiting = waiting_pipeline(plan)
     found = Composition(
         config.batch_voxels,
-        1 if flushes and step == 1 else len(deepest.stages),  # an empty pipeline waits for no neighbour
-        step * len(plan.pipelines),
+        1 if waiting is None else len(waiting.stages),
+        synchronous_step(plan),
         asked=config.composition_asked,
     )
     by_profile = config.batch_seconds is not None or config.batch_bytes is not None
@@ -175,9 +175,9 @@ def _composition(
         if by_profile:
             most = largest_size(plan, profile, devices, seconds=config.batch_seconds, kept_bytes=config.batch_bytes)
             found = replace(found, budget=most)
-        if found.stages > 1:
+        if waiting is not None:
             sizes = np.geomspace(1, 4 * max(profile.range_of_laws(profile.device_types[0])), 33)
-            seconds = stage_costs(deepest, profile, devices, sizes)[0]
+            seconds = stage_costs(waiting, profile, devices, sizes)[0]
             found = replace(found, sizes=tuple(sizes.tolist()), seconds=tuple(map(tuple, seconds.tolist())))
     elif by_profile:
         raise without_profile(config)

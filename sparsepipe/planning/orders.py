@@ -52,7 +52,7 @@ def simulate_orders(
     Minibatches are composed as a run composes them, of `batch_size` samples or by a `budget` of size: see
     `data.compose`. Raises InputError as that and `simulate` do.
     """
-    found = []
+    found, waiting = [], waiting_pipeline(plan)
     for order in orders:
         dealt = compose(
             sample_sizes,
@@ -60,7 +60,7 @@ def simulate_orders(
             budget=budget,
             order=order,
             seed=seed,
-            stages=lambda totals: stage_costs(plan, profile, cluster, totals)[0].T,
+            stages=1 if waiting is None else lambda totals: stage_costs(waiting, profile, cluster, totals)[0].T,
             step=synchronous_step(plan),
         )
         sizes = [float(sum(sample_sizes[sample] for sample in samples)) for samples in dealt]
@@ -103,7 +103,17 @@ def synchronous_step(plan: Plan) -> int:
     """Return how many minibatches end together: those of a step of all pipelines, 1 where no stage waits for others."""
     first = plan.pipelines[0]
     alone = first.stages[0].round if len(first.stages) == 1 else 1
-    return len(plan.pipelines) * (first.num_microbatches if first.flushes else alone)
+    return len(plan.pipelines) * (plan.num_microbatches if first.flushes else alone)
+
+
+def waiting_pipeline(plan: Plan) -> Plan | None:
+    """Return the pipeline of most stages, if its stages wait for each other where neighbours differ in size; else None.
+
+    A single stage has no other, and a pipeline that is empty after each minibatch has no neighbours.
+    """
+    deepest = max(plan.pipelines, key=lambda pipeline: len(pipeline.stages))
+    is_empty_between = deepest.flushes and deepest.num_microbatches == 1
+    return None if is_empty_between or len(deepest.stages) == 1 else deepest
 
 
 def lognormal_sizes(cv: float, count: int, *, mean: float = 1.0, seed: int = 0) -> list[float]:

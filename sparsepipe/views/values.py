@@ -29,7 +29,6 @@ from .colors import edge_of, stage_color, type_colors, work_color
 from .markup import Html, joined
 from .tables import MOST_ROWS, Cell, Table, Unit, table_html, table_text
 
-ALL_IN_PYTHON = "to_json() has all"
 _GREY = "#8C8C8C"
 _WIDTH, _LANE, _EDGE = 460, 16, 1  # pixels of drawings
 _MOST_SPANS = 600

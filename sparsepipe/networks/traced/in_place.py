@@ -30,10 +30,6 @@ _OPERATORS = {
 _OF_MEMORY = frozenset("resize_ resize_as_ set_ apply_ map_ map2_".split())  # no operations on values
 
 
-def is_operator_in_place(target: Any) -> bool:
-    return target in _OPERATORS if callable(target) else False
-
-
 def out_of_place(
     kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], bool]:
