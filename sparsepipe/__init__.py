@@ -2,7 +2,7 @@
 
 Importing this package brings the values. Planners, simulators, replays of traces, `RunConfig`, and what needs torch or
 plotly (`profile_model`, `launch`, `attach`, the folders `data`, `plots` and `widgets`) are imported when they are first
-asked for, as are all other folders and modules (`sweeps`, `dynamics`, `formats`, …): an agent on a host, or a
+asked for, as are all other folders and modules (`sweeps`, `monitoring`, `formats`, …): an agent on a host, or a
 launcher, waits for none of them.
 """
 

@@ -1,6 +1,7 @@
 """Jobs that change their plan by themselves: a replay whose rank becomes slow, and what is refused before a launch."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,13 @@ from processes import ENOUGH, until
 import sparsepipe as sp
 from sparsepipe import Plan, RunConfig, partition
 from sparsepipe.data.shapes import make_shapes
+from sparsepipe.monitoring.alarms import Alarm
+from sparsepipe.monitoring.drift_file import DriftFile
 from sparsepipe.monitoring.following import DECISIONS, Following
 from sparsepipe.monitoring.launching import launch
 from sparsepipe.monitoring.of_runs import drift_of
+from sparsepipe.records import Origin, RunRecord
+from sparsepipe.records.record_files import HOSTS
 from sparsepipe.values.replication import parse_rule
 
 CONFIG = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=75, timeout_seconds=120)
@@ -140,6 +145,20 @@ def test_several_pipelines_over_hosts_are_refused(tmp_path):
     given = {"replan": "live", "profile": network(12), "cluster": cpus(2), "launcher": "ssh"}
     with raises("replan.pipelines_over_hosts", "live"):
         launch(several, CONFIG, run_dir=tmp_path / "run", **given)
+    record = RunRecord.create(tmp_path / "on-hosts", several, CONFIG.to_json(), Origin.here())
+    (record.folder / HOSTS).write_text(cpus(2).to_toml())
+    with raises("replan.pipelines_over_hosts"):
+        Following(sp.attach(record.folder), "live", profile=network(12), cluster=cpus(2))
+
+
+def test_pipelines_that_find_drifts_at_once_write_each_to_the_record(tmp_path):
+    record = RunRecord.create(tmp_path / "run", partition(network(12), cpus(2)), CONFIG.to_json(), Origin.here())
+    drift, rows = DriftFile(record.folder), range(60)
+    alarms = [Alarm(minibatch=m, began=m, factor=2.0, before=1.0, seconds=0.1, rank=m % 3) for m in rows]
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(lambda alarm: drift.add([alarm]), alarms))
+    drift.close()
+    assert sorted(row["minibatch"] for row in record.drift()) == list(rows)
 
 
 def test_run_wants_the_profile(tmp_path):

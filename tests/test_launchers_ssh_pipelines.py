@@ -71,7 +71,7 @@ def test_a_pipeline_whose_agent_is_killed_joins_again_and_the_run_stops_and_is_r
         for host in hosts:
             found = host.listening() - {(host.address, 22)}
             assert found and {address for address, _ in found} == {host.address}
-        for host, module in ((hosts[0], "runtime.pipelines.service"), (hosts[2], "launchers.ssh.agent")):
+        for host, module in ((hosts[0], "runtime.pipelines.service"), (hosts[2], "launching.ssh.agent")):
             (pid,) = (pid for pid, words in host.commands().items() if f"sparsepipe.{module}" in words)
             os.kill(pid, signal.SIGKILL)
         until(lambda: process.poll() is not None or (1, 1) in joined(desk, "again"), "it joins again")

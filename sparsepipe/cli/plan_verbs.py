@@ -447,7 +447,7 @@ def throughput(rate: float, profile: Profile) -> str:
 
 
 def side_by_side(plans: Sequence[Plan], profile: Profile) -> str:
-    """Compare plans that have estimates of one cost model, as `planners.comparable` gives them."""
+    """Compare plans that have estimates of one cost model, as `planning.comparable` gives them."""
 
     def pace(plan: Plan, estimate: Estimate) -> str:
         return throughput(1 / estimate.period_seconds, profile) if estimate.period_seconds else "–"

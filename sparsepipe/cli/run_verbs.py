@@ -268,8 +268,6 @@ def runs_attach(options: argparse.Namespace) -> Answer:
 
 def runs_stop(options: argparse.Namespace) -> Answer:
     """Ask a run to end with a checkpoint, and follow it to its end. Interrupting that takes nothing back."""
-    from ..launching import attach
-
     record = _record(options.run)
     if not is_alive(record):
         raise InputError("run.not_running", f"{record.folder}: is not running, it is {state_of(record)}")

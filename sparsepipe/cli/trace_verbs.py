@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from ..errors import InputError, one_line
 from ..planning.replaying import replay, what_if
 from ..records import RunRecord, load_trace
-from ..util.io.files import write_json
+from ..util.io.files import write_atomic, write_json
 from ..util.text.counting import number_of
 from ..values.trace import Trace
 from ..views import Table, table_text, text
@@ -69,7 +69,6 @@ def export(options: argparse.Namespace) -> Answer:
         )
     trace = _opened(options)
     if path.suffix.lower() == ".html":
-        from ..util.io.files import write_atomic
         from ..views.plots.trace_page import trace_page
 
         write_atomic(path, trace_page(trace, title=one_line(options.file.name)))

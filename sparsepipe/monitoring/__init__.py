@@ -4,8 +4,7 @@ factors.py        devices and links as they are now, beside what their profile a
 drift.py          Watch: spans and sizes of a run in, alarms and factors out
 expected.py       what ranks and links should take for a minibatch of a size
 observations.py   what spans tell: a rank's work on a minibatch, a transfer without its queue
-series.py         one rank's or link's ratios, and the alarms that they raise
-series.py         by how much a rank's pace goes up and down by itself
+series.py         one rank's or link's ratios, how much they vary by themselves, and the alarms that they raise
 change_point.py   the test for lasting changes, with its sources
 alarms.py         what is told of them
 of_runs.py        the drift of a run, by its record: a watch for each pipeline, drift_of, and Follower while it goes on
@@ -17,7 +16,7 @@ outcomes.py       how long minibatches really take; what changes gave beside wha
                   the next is to be believed
 words.py          "7.3% faster": the same words wherever shares are told
 moves.py          what changes hands from one plan to another, and what that takes
-variants/         never, epoch, measured, predicted, live: ways to answer, a row each
+variants.py       never, epoch, measured, predicted, live: ways to answer, a row each
 replanner.py      the loop without a job: spans in, decisions out
 following.py      the loop of a running job; launching.py starts a job with it
 predictions.py    what a predictor expects of a running job's ranks, by what the machine says of them

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Lock
 
 from ..errors import InputError
 from ..records import RunRecord
@@ -22,18 +23,20 @@ class DriftFile:
 
     def __init__(self, folder: Path) -> None:
         self._path, self._file, self._known = folder / NAME, -1, set[str]()
+        self._lock = Lock()  # a thread for each pipeline adds alarms
 
     def add(self, alarms: Iterable[Alarm]) -> None:
         """Write alarms that are new."""
         rows = {_key(alarm.to_json()): alarm.to_json() for alarm in alarms}
-        if not rows or not self._is_ours():
-            return
-        lines = [json.dumps(row) + "\n" for key, row in rows.items() if key not in self._known]
-        self._known |= rows.keys()
-        try:
-            os.write(self._file, "".join(lines).encode())
-        except OSError:
-            self.close()
+        with self._lock:
+            if not rows or not self._is_ours():
+                return
+            lines = [json.dumps(row) + "\n" for key, row in rows.items() if key not in self._known]
+            self._known |= rows.keys()
+            try:
+                os.write(self._file, "".join(lines).encode())
+            except OSError:
+                self.close()
 
     def close(self) -> None:
         """Let others write."""

@@ -16,7 +16,7 @@ from typing import Any, Self
 from ..errors import InputError, RunFailed
 from ..launching.base import Job
 from ..launching.metrics_tail import Tail
-from ..launching.replan import replanned, request_of_pipeline
+from ..launching.replan import check_keeps_pipelines, replanned, request_of_pipeline
 from ..records import RunRecord
 from ..records.processes import num_processes
 from ..runtime import RunConfig
@@ -95,6 +95,8 @@ class Following:
         plan: Plan = job.record.plan
         profile, cluster = devices_of(job.record, profile, cluster)
         check_replan(name, plan, profile, cluster)
+        if plan.members:
+            check_keeps_pipelines(job.record.folder)
         drift, self._over = DriftFile(job.record.folder), threading.Event()
         self._pipelines = [
             FollowedPipeline(

@@ -1,4 +1,4 @@
-"""Launch a run that changes its plan by itself: `launchers.launch`, and a thread that follows the job."""
+"""Launch a run that changes its plan by itself: `launching.launch`, and a thread that follows the job."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +53,7 @@ def launch(
       plan is followed no longer
     - `predict`: in its place, a function: rank → for each layer, how many times as long as alone; None: not known yet
 
-    All else is `given` to `launchers.launch`:
+    All else is `given` to `launching.launch`:
 
     - `launcher`: "local" (the default, on this machine), "ssh" (the cluster's hosts) or "ray" (nodes of Ray)
     - `resume=True`: go on from the newest checkpoint in `run_dir`, under the same plan or another

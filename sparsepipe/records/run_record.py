@@ -328,8 +328,8 @@ class RunRecord:
     def drift(self, event: str | None = None) -> list[dict[str, Any]]:
         """Rows of drift.jsonl: an "alarm" for each lasting change of a rank or a link that was found while it ran.
 
-        None where nobody followed it with its profile; `dynamics.drift_of` tells it of the trace. Raises DamagedRecord
-        that names file and row where one of them is damaged.
+        None where nobody followed it with its profile; `monitoring.drift_of` tells it of the trace. Raises
+        DamagedRecord that names file and row where one of them is damaged.
         """
         path = self.folder / "drift.jsonl"
         return [*read_drifts(path, event)] if path.exists() else []

@@ -200,7 +200,7 @@ class LaunchBoard(Shown):
 
         No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is told in
         the board's messages, and the old plan goes on. So is, besides being raised, the InputError of a job that does
-        not run, or of a plan that cannot be its (`launchers.replan`).
+        not run, or of a plan that cannot be its (`launching.replan`).
         """
         try:
             with self.watch.lock:
