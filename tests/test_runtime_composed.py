@@ -132,9 +132,11 @@ def test_a_launch_decides_what_minibatches_are_composed_for_and_a_resumed_run_ke
     order = Learning.open(kept).order(0)
     assert kept.batch_size == round(18 / len(order))
     other = plan_of(PLAIN, [[0], [1], [2]], schedule="1f1b")
-    record, locks = prepare(other, resolve(kept), run_dir=tmp_path / "run", resume=True)
-    _closed(locks)
-    assert Learning.open(RunConfig.from_json(record.config)).order(0) == order
+    for given in (kept, config):  # as the record has it, and as the first launch was given it
+        record, locks = prepare(other, resolve(given), run_dir=tmp_path / "run", resume=True)
+        _closed(locks)
+        assert RunConfig.from_json(record.config).sampling == kept.sampling
+        assert Learning.open(RunConfig.from_json(record.config)).order(0) == order
 
 
 @pytest.mark.parametrize("budget", [{"batch_seconds": 0.05}, {"batch_bytes": 4e6}])

@@ -156,6 +156,11 @@ def _composition(
     config = run.config
     if Composition.decided(config) is not None:
         return run
+    if resumes is not None and (resumes / "plan.json").exists():
+        before = RunConfig.from_json(RunRecord.load(resumes).config)
+        kept = config.replace(composition=before.composition)
+        if (decided := Composition.decided(kept)) is not None:
+            return replace(run, config=kept.replace(batch_size=before.batch_size) if decided.budget else kept)
     if profile is None and resumes is not None:
         profile, cluster = kept_devices(resumes)
     from ..planning.orders import synchronous_step, waiting_pipeline  # here: most launches compose nothing
