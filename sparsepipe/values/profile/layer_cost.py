@@ -110,7 +110,7 @@ class LayerCost:
 
     @cached_property
     def _laws(self) -> "LayerLaws":
-        return LayerLaws.of((self,)).stretched((self,))
+        return LayerLaws.of((self,)).stretched([self.stretch])
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +120,7 @@ class LayerLaws:
     num_layers: int
     groups: tuple["_Group", ...]
     stretches: Array | None = None  # [layers]: of each layer's sizes; None: 1
+    seconds_stretches: Array | None = None  # likewise of the sizes that laws of seconds are evaluated at
 
     @classmethod
     def of(
@@ -144,10 +145,15 @@ class LayerLaws:
         )
         return cls(len(costs), tuple(groups))
 
-    def stretched(self, costs: Sequence[LayerCost]) -> "LayerLaws":
-        """The same laws for layers whose sizes are stretched: evaluated elsewhere, not fitted again."""
-        stretches = np.array([cost.stretch for cost in costs])
-        return self if (stretches == 1).all() else replace(self, stretches=stretches)
+    def stretched(self, stretches: Sequence[float], densities: Sequence[float] = (1.0,)) -> "LayerLaws":
+        """The same laws for layers whose sizes are stretched, [layers]: evaluated elsewhere, not fitted again.
+
+        `densities`: seconds are those of sizes so many times as large, [layers] or one for all.
+        """
+        factors = np.array(stretches)
+        seconds = factors / np.array(densities)
+        of_all, of_seconds = (None if (one == 1).all() else one for one in (factors, seconds))
+        return replace(self, stretches=of_all, seconds_stretches=of_seconds)
 
     def measured(self, layers: slice) -> tuple[float, float]:
         """The range of sizes in which all these layers were measured: (0, inf) for costs that hold at every size."""
@@ -164,7 +170,8 @@ class LayerLaws:
         found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, *KEPT_FIELDS, *_COUNTS)}
         for group in self.groups:
             for part in group.parts:
-                values = part.laws.at(part.own(sizes, self.stretches))
+                stretches = self.seconds_stretches if part is group.parts[0] else self.stretches
+                values = part.laws.at(part.own(sizes, stretches))
                 for name, (layers, rows) in part.rows.items():
                     found[name][layers] = values[rows]
         found["kernel_map_seconds"] = np.minimum(found["kernel_map_seconds"], found["forward"])
@@ -184,7 +191,7 @@ class LayerLaws:
         found = {name: np.zeros((self.num_layers, len(sizes))) for name in _SPREADS}
         for group in self.groups:
             seconds = group.parts[0]
-            shares = seconds.laws.uncertainty(seconds.own(sizes, self.stretches))
+            shares = seconds.laws.uncertainty(seconds.own(sizes, self.seconds_stretches))
             for name in _SPREADS:
                 layers, rows = seconds.rows[name]
                 found[name][layers] = shares[rows]
