@@ -373,6 +373,8 @@ def test_density_neither_moves_what_was_measured_nor_contradicts_it():
         np.testing.assert_array_equal(dense.costs_at("cpu", [3000])[name], same.costs_at("cpu", [3000])[name])
     assert dense.to_json()["costs"] == same.to_json()["costs"]
     assert time_by_size_table(dense).equals(time_by_size_table(same))  # the law that is drawn meets its points
+    assert dense.cost(2, "cpu", 6000).forward == pytest.approx(8e-3)  # the largest measured, not one beyond
+    assert dense.cost(2, "cpu", 16_000) == same.cost(2, "cpu", 16_000)
     finer = two_strides(PROPORTIONAL, stretch=0.5, typical=typical)  # twice as many coarse voxels again
     assert finer.cost(2, "cpu", 1000).forward == pytest.approx(4e-3)
 
