@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile
 from sparsepipe.values.costs import LayerTable
 from sparsepipe.values.profile.size_laws import ATTENTION, BYTES, SECONDS, SizeLaws
+from sparsepipe.views.plots.time_by_size import time_by_size_table
 
 KEPT = sorted((Path(__file__).parent.parent / "data_manifests" / "profiles").glob("*.json"))
 SPANS = np.geomspace(1 / 8, 8, 25)
@@ -330,6 +331,65 @@ def test_where_each_stride_has_other_voxels_the_coarse_layers_keep_theirs():
     plain = two_strides(SHAPES, typical=typical).costs_of_large("cpu", [6000])["saved_bytes"]
     finer = two_strides(SHAPES, stretch=0.5, typical=typical).costs_of_large("cpu", [3000])["saved_bytes"]
     assert finer[2] == pytest.approx(plain[2])
+
+
+PROPORTIONAL = tuple((a, 0.31 * a) for a in (1000, 2000, 4000, 8000))  # coarse voxels, as the samples measured have
+
+
+@pytest.mark.parametrize(
+    ("ratios", "density"),
+    [
+        ((), 1.0),
+        ((1.4,), 1.0),  # a single minibatch has no standard error
+        ((1.4, 1.4, 1.4), 1.4),
+        ((0.7, 0.7), 0.7),
+        ((1.1, 1.3), 1.2 - 0.01 / 0.2),  # mean 1.2, standard error .1: a quarter of the difference is chance
+        ((0.8, 0.9, 1.3), 1.0),  # no further from 1 than chance explains
+    ],
+)
+def test_seconds_go_with_how_dense_typical_minibatches_are_at_the_stride(ratios, density):
+    """Coarse layers take the seconds of the measured minibatch that has as many voxels there; fine layers theirs."""
+    typical = [(a, 0.31 * a * ratio) for a, ratio in zip((2000, 3000, 5000), ratios, strict=False)]
+    found = two_strides(PROPORTIONAL, typical=typical)
+    sizes = np.array([1500.0, 3000, 5000])
+    costs = found.costs_at("cpu", sizes)
+    np.testing.assert_allclose(costs["forward"], 1e-6 * np.outer([1, density, density], sizes), rtol=1e-6)
+    np.testing.assert_allclose(costs["backward"], 2 * costs["forward"], rtol=1e-6)
+    assert [found.cost(k, "cpu", 3000).forward for k in range(3)] == pytest.approx(costs["forward"][:, 1])
+    if density == 1:
+        plain = replace(found, voxels_by_stride=()).costs_at("cpu", sizes)
+        for name, values in costs.items():
+            np.testing.assert_array_equal(values, plain[name])
+
+
+def test_density_neither_moves_what_was_measured_nor_contradicts_it():
+    typical = [(3000, 1860), (4000, 2480)]
+    measured = {"source": "measured", "device_types": ["cpu"]}
+    dense, same = (replace(two_strides(PROPORTIONAL, typical=own), origin=measured) for own in (typical, ()))
+    assert dense.warnings == same.warnings
+    assert dense.measured_sizes("cpu") == same.measured_sizes("cpu") == (1000, 8000)
+    assert dense.range_of_laws("cpu") == same.range_of_laws("cpu") == (1000, 8000)
+    for name in ("output_bytes", "coordinate_bytes", "kernel_map_pairs"):
+        np.testing.assert_array_equal(dense.costs_at("cpu", [3000])[name], same.costs_at("cpu", [3000])[name])
+    assert dense.to_json()["costs"] == same.to_json()["costs"]
+    assert time_by_size_table(dense).equals(time_by_size_table(same))  # the law that is drawn meets its points
+    assert dense.cost(2, "cpu", 6000).forward == pytest.approx(8e-3)  # the largest measured, not one beyond
+    assert dense.cost(2, "cpu", 16_000) == same.cost(2, "cpu", 16_000)
+    finer = two_strides(PROPORTIONAL, stretch=0.5, typical=typical)  # twice as many coarse voxels again
+    assert finer.cost(2, "cpu", 1000).forward == pytest.approx(4e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(10, 10**6), st.integers(1, 10**6)), min_size=1, max_size=6),
+    st.lists(st.integers(1, 9000), min_size=4, max_size=4, unique=True),
+)
+def test_seconds_of_dense_and_flat_minibatches_grow_as_they_may(typical, coarse):
+    found = two_strides([(a, b) for (a, _), b in zip(SHAPES, coarse, strict=True)], typical=typical)
+    sizes = found.size() * SPANS
+    for name in ("forward", "backward"):
+        values = found.costs_at("cpu", sizes)[name]
+        assert np.isfinite(values).all() and grows_as_it_may(values, sizes, SECONDS)
 
 
 @settings(max_examples=40, deadline=None)

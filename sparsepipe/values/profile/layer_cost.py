@@ -110,7 +110,7 @@ class LayerCost:
 
     @cached_property
     def _laws(self) -> "LayerLaws":
-        return LayerLaws.of((self,)).stretched((self,))
+        return LayerLaws.of((self,)).stretched([self.stretch])
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +120,7 @@ class LayerLaws:
     num_layers: int
     groups: tuple["_Group", ...]
     stretches: Array | None = None  # [layers]: of each layer's sizes; None: 1
+    densities: Array | None = None  # [layers]: seconds are those of sizes so many times as large; None: 1
 
     @classmethod
     def of(
@@ -144,10 +145,15 @@ class LayerLaws:
         )
         return cls(len(costs), tuple(groups))
 
-    def stretched(self, costs: Sequence[LayerCost]) -> "LayerLaws":
-        """The same laws for layers whose sizes are stretched: evaluated elsewhere, not fitted again."""
-        stretches = np.array([cost.stretch for cost in costs])
-        return self if (stretches == 1).all() else replace(self, stretches=stretches)
+    def stretched(self, stretches: Sequence[float], densities: Sequence[float] = ()) -> "LayerLaws":
+        """The same laws for layers whose sizes are stretched, [layers]: evaluated elsewhere, not fitted again.
+
+        `densities`: seconds are those of sizes so many times as large, as far as these were measured: [layers].
+        """
+        factors, denser = (
+            None if all(factor == 1 for factor in one) else np.array(one) for one in (stretches, densities)
+        )
+        return replace(self, stretches=factors, densities=denser)
 
     def measured(self, layers: slice) -> tuple[float, float]:
         """The range of sizes in which all these layers were measured: (0, inf) for costs that hold at every size."""
@@ -164,7 +170,8 @@ class LayerLaws:
         found = {name: np.zeros((self.num_layers, len(sizes))) for name in (*_TIMES, *KEPT_FIELDS, *_COUNTS)}
         for group in self.groups:
             for part in group.parts:
-                values = part.laws.at(part.own(sizes, self.stretches))
+                densities = self.densities if part is group.parts[0] else None
+                values = part.laws.at(part.own(sizes, self.stretches, densities))
                 for name, (layers, rows) in part.rows.items():
                     found[name][layers] = values[rows]
         found["kernel_map_seconds"] = np.minimum(found["kernel_map_seconds"], found["forward"])
@@ -184,7 +191,7 @@ class LayerLaws:
         found = {name: np.zeros((self.num_layers, len(sizes))) for name in _SPREADS}
         for group in self.groups:
             seconds = group.parts[0]
-            shares = seconds.laws.uncertainty(seconds.own(sizes, self.stretches))
+            shares = seconds.laws.uncertainty(seconds.own(sizes, self.stretches, self.densities))
             for name in _SPREADS:
                 layers, rows = seconds.rows[name]
                 found[name][layers] = shares[rows]
@@ -217,12 +224,19 @@ class _Part:
             ]
         return cls(SizeLaws.fit(sizes, np.concatenate(own), np.concatenate(spreads), **options), rows)
 
-    def own(self, sizes: Array, stretches: Array | None) -> Array:
-        """The sizes at which the laws say what minibatches of `sizes` cost: [sizes], or of each row [rows, sizes]."""
-        if stretches is None:
+    def own(self, sizes: Array, stretches: Array | None, densities: Array | None) -> Array:
+        """The sizes at which the laws say what minibatches of `sizes` cost: [sizes], or of each row [rows, sizes].
+
+        Densities take no size out of the measured range: they were counted of minibatches that lie within it.
+        """
+        if stretches is None and densities is None:
             return sizes
         layers = np.concatenate([layers for layers, _ in self.rows.values()])
-        return sizes / stretches[layers, None]
+        found = sizes if stretches is None else sizes / stretches[layers, None]
+        if densities is None:
+            return found
+        low, high = self.laws.measured
+        return np.clip(found * densities[layers, None], np.minimum(found, low), np.maximum(found, high))
 
     def lines(self, name: str, layers: NDArray[np.intp]) -> tuple[Array, Array]:
         """Constants and slopes of one field's laws, for `layers`; 0 of those that are not fitted."""

@@ -75,7 +75,7 @@ class Profile(Printed):
     is known, and none counted, for a type that is not there. `sample_readers` are layers whose stage reads minibatches
     itself, though it may not be the first: masks, word ids, or in the last layer the targets. `voxels_by_stride`: of
     typical minibatches, at the input and at each coarser stride of the network; with it memory is that of minibatches
-    which are large at each stride.
+    which are large at each stride, and layers take the seconds of as many voxels there as typical minibatches have.
     """
 
     graph: LayerGraph
@@ -221,8 +221,8 @@ class Profile(Printed):
         if len({(cost.stretch, *(sample.size for sample in cost.samples)) for cost in costs}) > 1:
             return 1.0
         took = np.array([[sample.forward + sample.backward for sample in cost.samples] for cost in costs]).sum(axis=0)
-        by_law = self.costs_at(device_type, [sample.size for sample in costs[0].stretched])
-        expected = (by_law["forward"] + by_law["backward"]).sum(axis=0)
+        by_law = self._laws_of_samples.at(np.array([sample.size for sample in costs[0].samples], dtype=float))
+        expected = (by_law["forward"] + by_law["backward"])[self._layers(device_type)].sum(axis=0)
         samples = self.samples_measured(device_type)  # fewer or more than a batch's take another time
         whole = np.array([samples.get(sample.size, 1.0) == 1 for sample in costs[0].samples])
         known = (took > 0) & (expected > 0) & whole
@@ -308,6 +308,22 @@ class Profile(Printed):
     def _laws(self) -> LayerLaws:
         """The laws of size that the layers' costs follow, those of each device type behind one another.
 
+        A layer's seconds are taken at the size where the measured samples have as many voxels at its stride as typical
+        minibatches have.
+        """
+        stretches = [cost.stretch for costs in self.costs.values() for cost in costs]
+        if not self.voxels_by_stride:
+            return self._laws_of_samples.stretched(stretches)
+        densities = list[float]()
+        for name, costs in self.costs.items():
+            laws = self._strides(name)
+            densities += [1.0] * len(costs) if laws is None else laws.densities
+        return self._laws_of_samples.stretched(stretches, densities)
+
+    @property
+    def _laws_of_samples(self) -> LayerLaws:
+        """The laws of what was measured, whatever typical minibatches are.
+
         They are kept with the graph, as profiles of other minibatches and voxels have the same measured costs.
         """
         every, attention = [cost for costs in self.costs.values() for cost in costs], self.size_unit == "tokens"
@@ -317,7 +333,7 @@ class Profile(Printed):
         def fitted() -> tuple[list[LayerCost], LayerLaws]:  # with the costs, so that no others have their ids
             return every, LayerLaws.of(every, attention=attention, samples=samples if any(samples) else ())
 
-        return remembered(self.graph.kept, "laws", key, fitted)[1].stretched(every)
+        return remembered(self.graph.kept, "laws", key, fitted)[1]
 
     def samples_measured(self, device_type: str) -> dict[float, float]:
         """Size of a measured minibatch → samples that it had, as a share of a batch's; empty where nobody wrote that.

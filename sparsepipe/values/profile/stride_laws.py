@@ -1,4 +1,4 @@
-"""Bytes that sparse layers keep, by the voxels at their own stride.
+"""Costs of sparse layers by the voxels at their own stride: bytes kept, and how dense typical minibatches are.
 
 A number of voxels at the input does not tell how many are at coarser strides, nor how many neighbours they have: two
 flat clouds have more coarse voxels than a dense one of as many. So there are two laws, one after the other:
@@ -9,6 +9,9 @@ flat clouds have more coarse voxels than a dense one of as many. So there are tw
                              in one coarse voxel
 
 Layers without a kernel map have v log(v / w) for their pairs: what other layers' maps leave to them.
+
+Seconds keep their law by the voxels at the input. A layer takes the seconds of an input `density` times as large, as
+typical minibatches have so many times the voxels at its stride that the measured ones have.
 """
 
 from collections.abc import Sequence
@@ -61,6 +64,7 @@ class StrideLaws:
     paired: Array  # and for each at the stride whose voxels its kernel map pairs
     constant: Array  # and for each minibatch
     pairs: "_PairLaws"  # of each row
+    densities: list[float]  # of each layer: see `_densities`
 
     @classmethod
     def fit(cls, costs: Sequence[LayerCost], typical: Array) -> "StrideLaws | None":
@@ -105,9 +109,10 @@ class StrideLaws:
         more = large[1:, None] / by_input.at(large[:1])
         fine = a + np.where(has_map, 0.0, c) * crowding[own]
         paired = np.where(has_map, c * np.tile(of_pairs.each(crowding), len(LARGE_FIELDS)), 0.0)
-        return cls(
-            by_input, more, levels, rows, own, fine[:, None], b[:, None], paired[:, None], constant[:, None], of_pairs
-        )
+        per_minibatch = (fine[:, None], b[:, None], paired[:, None], constant[:, None])
+        by_stride = _densities(by_input, typical)
+        densities = [1.0 if level is None else by_stride[level] for level in levels]
+        return cls(by_input, more, levels, rows, own, *per_minibatch, of_pairs, densities)
 
     def at(self, sizes: Array, costs: Sequence[LayerCost]) -> dict[str, Array]:
         """Evaluate the bytes kept of large minibatches of `sizes` [V]: field → [rows, V]; `costs` as stretched."""
@@ -117,6 +122,22 @@ class StrideLaws:
         found = self.fine * voxels[self.own] + self.coarse * voxels[self.own + 1] + self.constant
         found += self.paired * np.tile(voxels[self.pairs.levels], (len(LARGE_FIELDS), 1))
         return dict(zip(LARGE_FIELDS, found.reshape(len(LARGE_FIELDS), len(self.rows), -1), strict=True))
+
+
+def _densities(by_input: SizeLaws, typical: Array) -> list[float]:
+    """Mean over typical minibatches of (voxels at a stride / voxels there by the measured law), [strides].
+
+    They are shrunk towards 1 by their standard error, and are 1 if that explains the difference or a single minibatch
+    has none. The law's own error does not count: laws of seconds, fitted to the same samples, have it too.
+    """
+    ratios = typical[:, 1:].T / by_input.at(typical[:, 0])
+    found = np.ones(typical.shape[1])
+    if len(typical) > 1:
+        more = ratios.mean(axis=1) - 1
+        squared_error = ratios.var(axis=1, ddof=1) / len(typical)
+        found[1:] += more * np.maximum(1 - squared_error / np.maximum(more**2, 1e-300), 0.0)
+    by_stride: list[float] = found.tolist()
+    return by_stride
 
 
 @dataclass(frozen=True, eq=False)

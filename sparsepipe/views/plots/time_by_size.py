@@ -1,6 +1,7 @@
 """Time of a few layers against the size of a minibatch: what was measured, the law through it, and its range."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ def time_by_size_table(profile: Profile, *, layers: Sequence[str] = ()) -> pd.Da
             "profile.layer_unknown",
             f"layer {unknown[0]!r} is unknown: expected one of the profile's, such as {min(index)!r}",
         )
+    profile = replace(profile, voxels_by_stride=())  # the law of the points drawn, not of typical minibatches
     costliest = sorted(index, key=lambda id: -sum(profile.time([index[id]], profile.device_types[0])))
     rows = []
     for kind in profile.device_types:
