@@ -103,6 +103,7 @@ def test_the_command_compares_orders(tmp_path, capsys):
     assert "planned" in capsys.readouterr().out
     for wrong, code in (
         (["--sizes", "normal:cv=1"], "simulation.distribution_unknown"),
+        (["--order", "planned", "--sizes", "lognormal:cv=1e30"], "simulation.distribution_unknown"),
         (["--sizes", "lognormal:cv=0.5", "--data", "x"], "option.two_sources"),
         (["--data", "x"], "simulation.no_voxel_size"),
         ([], "simulation.sizes_unknown"),

@@ -23,6 +23,7 @@ from .options import Parser, whole
 from .output import Answer
 
 EPOCH = 256  # minibatches that are drawn where nobody says how many
+_MOST_VARIATION = 10  # beyond it, the mean of drawn sizes is far below the distribution's, as few are huge
 _HEAD = ("order", "minibatches", "time", "over balanced", "lost to sizes", "any order at least", "distance from random")
 
 
@@ -86,9 +87,9 @@ def _row(found: OrderForecast) -> Sequence[str]:
         str(found.minibatches),
         duration(found.seconds),
         f"{found.seconds / found.balanced_seconds:.2f} ×" if found.balanced_seconds else "–",
-        f"{found.lost_seconds / found.seconds:.1%}" if found.seconds else "–",
+        f"{found.lost_seconds / found.seconds:z.1%}" if found.seconds else "–",
         duration(found.lower_bound_seconds),
-        f"{found.distance:.2f}",
+        f"{found.distance:z.2f}",
     )
 
 
@@ -122,4 +123,9 @@ def _lognormal(given: str) -> float:
         raise InputError(
             "simulation.distribution_unknown", f"--sizes {given}: expected lognormal:cv=C, such as lognormal:cv=0.5"
         )
-    return number(typed(settings["cv"]), "--sizes lognormal:cv")
+    variation = number(typed(settings["cv"]), "--sizes lognormal:cv")
+    if variation > _MOST_VARIATION:
+        raise InputError(
+            "simulation.distribution_unknown", f"--sizes {given}: expected a cv of 0 to {_MOST_VARIATION}, such as 0.5"
+        )
+    return variation

@@ -280,7 +280,7 @@ def simulate(options: argparse.Namespace) -> Answer:
     if note := stragglers.note():
         document["stragglers"] = str(stragglers)
     shown = {"restart": bool(told.restart), "sizes": len(set(sizes)) > 1}
-    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items() if shown.get(cause, True))
+    causes = ", ".join(f"{cause} {share:z.1%}" for cause, share in document["bubble"].items() if shown.get(cause, True))
     text = (
         f"{number_of(options.minibatches, 'minibatch')} in {makespan:.3f} s simulated, "
         f"{throughput(told.minibatches_per_second, found)} when steady, bubble {told.trace.bubble_fraction:.1%} "
