@@ -63,7 +63,10 @@ class Oracle:
                     for rank in stage.ranks:
                         self.buffers[rank][name] = deepcopy(buffer)
         self.losses: list[float] = []
-        self.composition: dict = json.loads(config.composition or "{}")
+
+    @property
+    def composition(self) -> dict:
+        return json.loads(self.config.composition or "{}")
 
     def _order(self, epoch: int):
         config, given = self.config, {"seed": self.config.seed, "epoch": epoch}
