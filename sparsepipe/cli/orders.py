@@ -75,8 +75,8 @@ def compare_orders(options: argparse.Namespace, plan: Plan, profile: Profile, cl
         "warnings": list(profile.warnings),
     }
     head = (
-        f"{number_of(len(sizes), 'sample')} of {np.mean(sizes):,.0f} {profile.size_unit} on average, coefficient of "
-        f"variation {variation:.2f}; minibatches of {batch_size}; simulated"
+        f"{number_of(len(sizes), 'sample', ',')} of {np.mean(sizes):,.0f} {profile.size_unit} on average, coefficient "
+        f"of variation {variation:.2f}; minibatches of {batch_size}; simulated"
     )
     return Answer(document, f"{head}\n{table_text(Table(_HEAD, list(map(_row, found))))}")
 

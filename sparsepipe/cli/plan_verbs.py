@@ -114,7 +114,8 @@ def profile(options: argparse.Namespace) -> Answer:
         f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step\n"
         f"measured {number_of(len(measured), 'size')} from {measured[0]:,.0f} to {measured[-1]:,.0f} {found.size_unit} "
         f"in {found.origin['measuring_seconds']:.0f} s; times there {found.certainty(measured)}\n"
-        + spread_text(found.origin["sample_sizes"], found.size_unit),
+        # Of pictures and own samples there is nothing to say: each counts as one.
+        + (spread_text(found.origin["sample_sizes"], found.size_unit) if found.size_unit != "samples" else ""),
     )
 
 
