@@ -288,15 +288,27 @@ class Profile(Printed):
 
     def size(self, quantile: float | None = None) -> float:
         """Mean size of a minibatch, or its `quantile` in [0, 1] (linear between sizes)."""
-        counts = sorted(self.sizes)
-        if not counts:
-            counts = [sample.size for sample in next(iter(self.costs.values()))[0].stretched]
+        counts = self._sorted_sizes
         if quantile is None:
-            return sum(counts) / len(counts)
+            return self._mean_size
         place = quantile * (len(counts) - 1)
         low = min(int(place), len(counts) - 1)
         high = min(low + 1, len(counts) - 1)
         return counts[low] + (place - low) * (counts[high] - counts[low])
+
+    @cached_property
+    def _sorted_sizes(self) -> list[float]:
+        measured = next(iter(self.costs.values()))[0]
+        return sorted(self.sizes) or [sample.size for sample in measured.stretched]
+
+    @cached_property
+    def _mean_size(self) -> float:
+        return sum(self._sorted_sizes) / len(self._sorted_sizes)
+
+    @cached_property
+    def _rows(self) -> dict[str, slice]:
+        count = len(self.graph.layers)
+        return {name: slice(k * count, (k + 1) * count) for k, name in enumerate(self.costs)}
 
     def cost(self, layer: int, device_type: str, size: float | None = None) -> CostSample:
         """Cost of one layer on one device type for a minibatch of this size (the mean one when not given)."""
@@ -351,8 +363,7 @@ class Profile(Printed):
     def _layers(self, device_type: str) -> slice:
         """The rows of one device type's layers among all laws."""
         self._of(device_type)
-        place, count = list(self.costs).index(device_type), len(self.graph.layers)
-        return slice(place * count, (place + 1) * count)
+        return self._rows[device_type]
 
     def range_of_laws(self, device_type: str) -> tuple[float, float]:
         """The sizes between which all layers were measured on one device type; (0, inf) for costs without a size."""
