@@ -271,7 +271,7 @@ def test_several_pipelines_are_launched_and_followed(tmp_path):
     line.start.click()
     assert board.messages.value == ""
     until(lambda: "minibatch" in line.state.value, "how far it is")
-    with raises("plan.several_pipelines", "2 pipelines"):
+    with raises("replan.pipelines_differ", "(0, 1)"):
         board.replan("two", plan.local(0))
     board.watch.thread.join(timeout=ENOUGH)
     assert board.jobs["two"].state == "finished" and line.state.value.startswith("finished: predicted ")
