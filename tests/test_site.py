@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.docs.build import broken, plain, public_names
+from scripts.docs.build import broken, links_of_site, plain, public_names
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -53,3 +53,10 @@ def test_the_site_is_built_and_works_from_disk(tmp_path):
         assert (site / page).read_text().strip() and (site / page).with_suffix(".html").is_file()
     text = "".join(path.read_text() for path in site.rglob("*.html"))
     assert 'src="http' not in text and '<link rel="stylesheet" type="text/css" href="http' not in text
+
+
+def test_what_notebooks_have_shown_leads_to_the_pages_of_the_site():
+    shown = "<a href='figures/1_devices.ipynb'>[01](01_data.ipynb) <a href=\"../figures/index.html\"> https://x/y.ipynb"
+    assert links_of_site(shown, "../") == (
+        "<a href='figures/1_devices.html'>[01](01_data.html) <a href=\"../../index.html\"> https://x/y.ipynb"
+    )

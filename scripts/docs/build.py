@@ -134,6 +134,8 @@ def write_notebook(source: Path, name: str, executed: Path) -> None:
         for output in cell.get("outputs", ()):
             if "data" in output:
                 output.data = {kind: value for kind, value in output.data.items() if kind in SHOWN}
+                for kind in output.data.keys() & {"text/html", "text/markdown"}:
+                    output.data[kind] = links_of_site(output.data[kind], "../" * (1 + name.count("/")))
     if not executed.exists():
         up = "../" * (1 + name.count("/"))
         exported = catalogue.exported(path)
@@ -148,6 +150,12 @@ def write_notebook(source: Path, name: str, executed: Path) -> None:
     target = source / "notebooks" / f"{name}.ipynb"
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)
+
+
+def links_of_site(shown: str, up: str) -> str:
+    """Let what a notebook has shown lead to the pages of the site, and to the page of figures above it."""
+    shown = re.sub(rf"""(href=["']|\]\()(?:\.\./)+figures/{PAGE}""", rf"\1{up}../{PAGE}", shown)
+    return re.sub(r"""((?:href=["']|\]\()(?!\w+:)[^"'#()]+)\.ipynb\b""", r"\1.html", shown)
 
 
 def command_line() -> str:
