@@ -220,8 +220,7 @@ class FollowedPipeline:
             self.fault = self.whole.prefix(self._k) + str(error)
             self._say(f"the plan is followed no longer: {error}")
         finally:
-            if not self.whole.members:
-                self._drift.close()
+            del self._drift  # it closes when the last pipeline lets it go
             if self._predictions:
                 self._predictions.close()
 

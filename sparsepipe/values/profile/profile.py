@@ -288,9 +288,9 @@ class Profile(Printed):
 
     def size(self, quantile: float | None = None) -> float:
         """Mean size of a minibatch, or its `quantile` in [0, 1] (linear between sizes)."""
-        counts = self._sorted_sizes
         if quantile is None:
             return self._mean_size
+        counts = self._sorted_sizes
         place = quantile * (len(counts) - 1)
         low = min(int(place), len(counts) - 1)
         high = min(low + 1, len(counts) - 1)
