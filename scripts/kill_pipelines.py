@@ -1,11 +1,15 @@
-"""Kill ranks of runs of several pipelines at random moments: `scripts/kill_pipelines.py [--runs 30] [--real]`.
+"""Kill parts of runs of several pipelines at random moments: `scripts/kill_pipelines.py [--runs 30] [--real]`.
 
 Each run is a replay of a few seconds, of two or three pipelines under one of the rules that let the others go on, or
 with --real a training. Any rank of any pipeline gets SIGKILL at a random moment, or the coordinator does. The run must
 finish by itself; every minibatch must be done once an epoch; only what the killed pipeline had in flight may have been
 taken twice; it must be back within seconds, and in a replay the others' pace must not fall below 0.9 of what it was
 (but under wsp, whose bound lets nobody run far ahead of one that is gone until it is given up).
-Prints a line for each run; exits with 1 where one is not so.
+
+With --replan one of the pipelines is asked for another plan first, and a rank of any, a launcher, the coordinator or
+the guard is killed while it changes; a run whose guard is killed is resumed. It must end on the old plan or the new.
+After each run no process of it may be left, and every file be whole. Prints a line for each run, and what was killed,
+resumed, left and unreadable in all; exits with 1 where one is not so.
 """
 
 import argparse
@@ -18,8 +22,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +36,12 @@ from processes import processes_of  # noqa: E402
 from runtime_jobs import NORMED, settings, shapes  # noqa: E402
 
 from scripts.bench.scratch import scratch  # noqa: E402
-from sparsepipe.launching import launch  # noqa: E402
+from scripts.kill_runs import torn  # noqa: E402
+from sparsepipe.launching import Job, launch  # noqa: E402
+from sparsepipe.launching.replan import request_replan  # noqa: E402
 from sparsepipe.records import RunRecord  # noqa: E402
 from sparsepipe.util.io.files import read_rows  # noqa: E402
+from sparsepipe.values.plan import Plan  # noqa: E402
 
 BOUNDED = "wsp"
 RULES = ("partial-reduce", "local-sgd:every=4", "ad-psgd", "quorum", "diloco:every=8", BOUNDED)
@@ -42,6 +50,8 @@ MINIBATCH_SECONDS = 0.04  # of a replayed pipeline's
 WINDOW = 4.0  # seconds after the kill in which the others' pace is looked at
 LEAST_PACE = 0.9  # of what it was before
 LONGEST_WAIT = 120.0
+MOVE_SECONDS = 1.5  # from when a pipeline is asked for another plan until it most often follows it
+TO_END = 60.0  # seconds for the processes of a run that is over
 
 
 @dataclass
@@ -54,17 +64,21 @@ class Killed:
 
 
 def minibatches(record: RunRecord, event: str) -> list[dict[str, Any]]:
+    """Return what happened to minibatches since the run began, or was last resumed."""
     path = record.folder / "minibatches.jsonl"
-    return [row for row in read_rows(path) if row["event"] == event] if path.exists() else []
+    rows = read_rows(path) if path.exists() else []
+    begun = max((k for k, row in enumerate(rows) if row["event"] == "resume"), default=-1)
+    return [row for row in rows[begun + 1 :] if row["event"] == event]
 
 
-def kill_one(record: RunRecord, draw: random.Random, *, coordinator: bool) -> Killed:
-    """Kill a rank of a pipeline that has joined, or the coordinator."""
+def kill_one(record: RunRecord, draw: random.Random, kind: str) -> Killed:
+    """Kill a rank of a pipeline that has joined, the launcher of one, the coordinator, or the guard."""
     started = json.loads((record.folder / "logs" / "clock.json").read_text())["started"]
-    if coordinator:
-        pid = _coordinator(record.folder)
-        os.kill(pid, signal.SIGKILL)
-        return Killed("coordinator", None, time.time() - started)
+    if kind != "rank":
+        pipeline = draw.randrange(len(record.pipelines)) if kind == "launcher" else None
+        killed = record if pipeline is None else record.pipelines[pipeline]
+        os.kill(_coordinator(record.folder) if kind == "coordinator" else killed.status[kind], signal.SIGKILL)
+        return Killed(kind if pipeline is None else f"pipeline {pipeline} launcher", pipeline, time.time() - started)
     paths = sorted(record.folder.glob("pipelines/*/logs/rank*.pid"))
     draw.shuffle(paths)
     for path in paths:
@@ -123,14 +137,52 @@ def _pace(steps: list[dict[str, Any]], pipeline: int, when: float) -> float | No
     return ((len(after) - 1) / (after[-1] - after[0])) / ((len(before) - 1) / (before[-1] - before[0]))
 
 
-def one_run(folder: Path, draw: random.Random, *, data: Path | None, coordinator: bool) -> bool:
+def moved(plan: Plan, k: int) -> Plan:
+    """Return a plan under which half of the layers of pipeline `k`'s first stage are its second stage's."""
+    own = plan.local(k)
+    first, second, *others = own.stages
+    kept = len(first.layers) // 2
+    stages = (
+        replace(first, layers=first.layers[:kept]),
+        replace(second, layers=first.layers[kept:] + second.layers),
+        *others,
+    )
+    return plan.with_local(k, replace(own, stages=stages, estimate=None))
+
+
+def resumed(job: Job, again: Callable[[], Job], totals: Counter[str]) -> Job:
+    """Wait for a job, and resume the run if it does not finish by itself; return the job that did."""
+    with suppress(Exception):
+        job.wait(timeout=LONGEST_WAIT)
+    if job.state == "finished":
+        return job
+    totals["resumes"] += 1
+    job = again()
+    job.wait(timeout=LONGEST_WAIT)
+    return job
+
+
+def left_and_torn(record: RunRecord, totals: Counter[str]) -> list[str]:
+    """Return what a run that is over has left behind, and which of its files are not whole."""
+    deadline = time.monotonic() + TO_END
+    while (left := processes_of(record.folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    unreadable = [path for one in (record, *record.pipelines) for path in torn(one.folder)]
+    totals["orphans"] += len(left)
+    totals["unreadable files"] += len(unreadable)
+    return [*(f"left: {words[:80]}" for words in left.values()), *(f"torn: {path}" for path in unreadable)]
+
+
+def one_run(
+    folder: Path, draw: random.Random, *, data: Path | None, coordinator: bool, replan: bool, totals: Counter[str]
+) -> bool:
     """Run once; return whether all is as it must be."""
-    rule, own = draw.choice(RULES), draw.choice(SHAPES)
+    rule, own = draw.choice(RULES), draw.choice([own for own in SHAPES if 2 in own] if replan else SHAPES)
     if data is None:
         minibatches_in_all = 400 * len(own)
         plan, config, profile, cluster = replayed_pipelines(own, rule=rule, seconds=MINIBATCH_SECONDS)
         config = config.replace(minibatches=minibatches_in_all, max_restarts=2, timeout_seconds=60.0)
-        job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)
+        options: dict[str, Any] = {"profile": profile, "cluster": cluster, "run_dir": folder}
         epoch, epochs = minibatches_in_all, 1
     else:
         ranks, groups = iter(range(9)), []
@@ -139,21 +191,38 @@ def one_run(folder: Path, draw: random.Random, *, data: Path | None, coordinator
         plan = pipelines_of(NORMED, *groups, rule=rule)
         epoch, epochs = 5, 30
         config = settings(data, model=NORMED, epochs=epochs, momentum=0.0, max_restarts=2, checkpoint_every=5)
-        job = launch(plan, config, run_dir=folder)
-    record = job.record
+        options = {"run_dir": folder}
+    job = launch(plan, config, **options)
+    record, known = job.record, [plan]
     try:
         deadline = time.monotonic() + LONGEST_WAIT
         while len(record.metrics("step")) < 10 and job.running and time.monotonic() < deadline:
             time.sleep(0.05)
-        time.sleep(draw.uniform(0.0, 3.0))
-        killed = kill_one(record, draw, coordinator=coordinator)
-        job.wait(timeout=LONGEST_WAIT)
+        kind = "coordinator" if coordinator else "rank"
+        if replan:
+            moving = draw.choice([k for k, count in enumerate(own) if count == 2])
+            known.append(moved(plan, moving))
+            request_replan(folder, known[1])
+            kind = draw.choice(("rank", "rank", "rank", "launcher", "coordinator", "guard"))
+        time.sleep(draw.uniform(0.0, MOVE_SECONDS if replan else 3.0))
+        killed = kill_one(record, draw, kind)
+        totals[f"kills of {kind}"] += 1
+        if kind == "guard":
+            job = resumed(job, lambda: launch(record.plan, config, resume=True, **options), totals)
+        else:
+            job.wait(timeout=LONGEST_WAIT)
     except Exception as error:
         job.cancel()
         print(f"FAULT {rule} {own}: {type(error).__name__}: {error}", flush=True)
         return False
     bounded = rule == BOUNDED
-    found, told = faults(record, killed, epoch=epoch, epochs=epochs, replay=data is None, bounded=bounded)
+    steady = data is None and not replan  # a pipeline that has moved has another pace
+    found, told = faults(record, killed, epoch=epoch, epochs=epochs, replay=steady, bounded=bounded)
+    found += left_and_torn(record, totals)
+    if replan:
+        told += f", on the {'new' if record.plan == known[1] else 'old'} plan"
+        if record.plan not in known or any(record.plan.local(k) != one.plan for k, one in enumerate(record.pipelines)):
+            found.append("another plan")
     state = "fault" if found else "ok"
     print(f"{state}: {rule} {own}, {killed.what} at {killed.seconds:.1f} s: {told}; {'; '.join(found)}", flush=True)
     return not found
@@ -165,18 +234,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", action="store_true", help="train instead of sleeping")
     parser.add_argument("--coordinator", action="store_true", help="kill the coordinator instead of a rank")
+    parser.add_argument("--replan", action="store_true", help="kill while a pipeline changes its plan")
     arguments = parser.parse_args()
-    draw, good = random.Random(arguments.seed), 0
+    draw, good, totals = random.Random(arguments.seed), 0, Counter[str]()
     with scratch("kill-pipelines") as place:
         data = shapes(place) if arguments.real else None
         for number in range(arguments.runs):
             folder = place / f"run{number}"
-            ok = one_run(folder, draw, data=data, coordinator=arguments.coordinator)
+            how: dict[str, bool] = {"coordinator": arguments.coordinator, "replan": arguments.replan}
+            ok = one_run(folder, draw, data=data, totals=totals, **how)
             good += ok
             if ok:
                 shutil.rmtree(folder)
             else:
                 shutil.copytree(folder, Path(tempfile.gettempdir()) / f"fault-{os.getpid()}-{number}")
+    print(", ".join(f"{what}: {count}" for what, count in sorted(totals.items())))
     print(f"{good} of {arguments.runs} runs as they must be")
     return 0 if good == arguments.runs else 1
 

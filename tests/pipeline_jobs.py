@@ -43,6 +43,13 @@ class PipelinesResult(Result):
         return read_rows(self.folder / name)
 
 
+class OfFirstStage(PipelinesResult):
+    """What the first stage of each pipeline took of merges: the others took the same, however many there are."""
+
+    def lines(self, name: str) -> list[dict]:
+        return [row for row in super().lines(name) if row["event"] != "applied" or row["stage"] == 0]
+
+
 def run_pipelines(
     folder: Path, plan: Plan, config: RunConfig, *, resume: bool = False, limit: float = 240
 ) -> PipelinesResult:

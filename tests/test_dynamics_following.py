@@ -19,7 +19,6 @@ from sparsepipe.monitoring.following import DECISIONS, Following
 from sparsepipe.monitoring.launching import launch
 from sparsepipe.monitoring.of_runs import drift_of
 from sparsepipe.records import Origin, RunRecord
-from sparsepipe.records.record_files import HOSTS
 from sparsepipe.values.replication import parse_rule
 
 CONFIG = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=75, timeout_seconds=120)
@@ -138,17 +137,6 @@ def test_the_pipeline_whose_rank_becomes_slow_moves_alone(tmp_path, rule):
     assert code == 0 and f"pipeline 1: plan from minibatch {changed[0]}" in out
     drift = drift_of(job.record)
     assert {alarm.rank for alarm in drift.alarms if alarm.slower} == {3}
-
-
-def test_several_pipelines_over_hosts_are_refused(tmp_path):
-    several = sp.partition_pipelines(network(12), cpus(2), 2)
-    given = {"replan": "live", "profile": network(12), "cluster": cpus(2), "launcher": "ssh"}
-    with raises("replan.pipelines_over_hosts", "live"):
-        launch(several, CONFIG, run_dir=tmp_path / "run", **given)
-    record = RunRecord.create(tmp_path / "on-hosts", several, CONFIG.to_json(), Origin.here())
-    (record.folder / HOSTS).write_text(cpus(2).to_toml())
-    with raises("replan.pipelines_over_hosts"):
-        Following(sp.attach(record.folder), "live", profile=network(12), cluster=cpus(2))
 
 
 def test_pipelines_that_find_drifts_at_once_write_each_to_the_record(tmp_path):

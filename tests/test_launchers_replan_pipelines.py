@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_jobs import PipelinesResult, pipelines_of
+from pipeline_jobs import OfFirstStage, PipelinesResult, pipelines_of
 from processes import ENOUGH, until
 from replayed_pipelines import Replay, same_ends
 from runtime_jobs import NORMED, settings, shapes
@@ -25,13 +25,6 @@ NOTE = "ignore:whether there is memory for the plan could not be told beforehand
 @pytest.fixture(scope="module")
 def clouds(tmp_path_factory) -> Path:
     return shapes(tmp_path_factory.mktemp("clouds"))
-
-
-class OfFirstStage(PipelinesResult):
-    """What the first stage of each pipeline took of merges: the others took the same, however many there are."""
-
-    def lines(self, name: str) -> list[dict]:
-        return [row for row in super().lines(name) if row["event"] != "applied" or row["stage"] == 0]
 
 
 def _cut(rule: str, *cuts: int) -> Plan:

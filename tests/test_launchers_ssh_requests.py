@@ -60,6 +60,24 @@ def test_a_plan_is_handed_on_once_and_is_the_runs_when_a_host_says_so(asked):
     assert json.loads(heard.read().payload)["command"] == "stop", "it was handed on once, and this comes next"
 
 
+def test_one_of_several_pipelines_is_asked_in_its_folder_on_the_host_and_for_plans_alone(asked):
+    whole, folder, host, heard = asked
+    requests = Requests(whole.record, 3, "pipelines/1/")
+    commands.ask(folder, commands.STOP)
+    requests.forward(host)
+    commands.clear(folder)
+    token = replan_request.leave(folder, OTHER)
+    requests.forward(host)
+    names = [heard.read().head["name"] for _ in range(2)]
+    assert names == [f"pipelines/1/control/plan-{token}.json", "pipelines/1/control/request.json"]
+    for name in (ANSWERS[0], "pipelines/0/control/taken.json", "pipelines/1/plan.json"):
+        assert not requests.is_answer(name)
+    name = "pipelines/1/control/taken.json"
+    assert requests.is_answer(name)
+    answer = json.dumps({"command": "replan", "minibatch": 12, "plan": token}).encode()
+    assert requests.take(name, answer) == OTHER and commands.taken_plan(folder, token) == 12
+
+
 def test_what_is_refused_and_what_is_no_plan_is_told_and_the_next_is_heard(asked):
     requests, folder, host, heard = asked
     token = replan_request.leave(folder, OTHER)

@@ -9,7 +9,6 @@ from ..errors import InputError
 from ..records import RunRecord
 from ..records.plans import newest_plan
 from ..records.processes import num_processes
-from ..records.record_files import HOSTS
 from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits, check_next_of_several
 from ..runtime.plan_memory import check_memory, held_bytes, needed_bytes
@@ -85,7 +84,6 @@ def _request_of_several(
     record: RunRecord, plan: Plan, *, reason: str, predicted_gain_seconds: float | None
 ) -> Requested:
     before = record.plan
-    check_keeps_pipelines(record.folder)
     ranks, now = ([each.ranks_of(k) for k in range(len(each.pipelines))] for each in (before, plan))
     if ranks != now or plan.replication != before.replication:
         raise InputError(
@@ -102,16 +100,6 @@ def _request_of_several(
     asked = [request_of_pipeline(record, k, plan.local(k), reason=reason, predicted_gain_seconds=gain) for k in changed]
     doubts = dict.fromkeys(one.doubt for one in asked if one.doubt)
     return Requested(",".join(one.token for one in asked), "; ".join(doubts))
-
-
-def check_keeps_pipelines(folder: Path) -> None:
-    """Raise InputError for a job of several pipelines over hosts, whose plans stay as they are."""
-    if (folder / HOSTS).exists():
-        raise InputError(
-            "replan.pipelines_over_hosts",
-            f"{folder}: its pipelines are on several hosts, where each keeps its plan; stop the run, and resume it "
-            "under the plan",
-        )
 
 
 def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -> int:

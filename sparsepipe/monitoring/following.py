@@ -9,6 +9,7 @@ RUN/pipelines/K/decisions.jsonl    of each of several
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -16,7 +17,7 @@ from typing import Any, Self
 from ..errors import InputError, RunFailed
 from ..launching.base import Job
 from ..launching.metrics_tail import Tail
-from ..launching.replan import check_keeps_pipelines, replanned, request_of_pipeline
+from ..launching.replan import replanned, request_of_pipeline
 from ..records import RunRecord
 from ..records.processes import num_processes
 from ..runtime import RunConfig
@@ -38,7 +39,7 @@ from .variants import LayerFactors, Variant, variant
 
 DECISIONS = "decisions.jsonl"  # in a run's folder: what was decided and why, whether it changed anything or not
 _SECONDS = 0.1  # between two looks
-_TO_BE_WRITTEN = 0.5  # seconds, after which the coordinator has written who took which minibatch
+_TO_BE_WRITTEN = 5.0  # seconds, within which rows of who took which minibatch have come, from hosts too
 _STEPS = 20  # the newest so many tell how long a minibatch takes now
 
 
@@ -95,8 +96,6 @@ class Following:
         plan: Plan = job.record.plan
         profile, cluster = devices_of(job.record, profile, cluster)
         check_replan(name, plan, profile, cluster)
-        if plan.members:
-            check_keeps_pipelines(job.record.folder)
         drift, self._over = DriftFile(job.record.folder), threading.Event()
         self._pipelines = [
             FollowedPipeline(
@@ -316,7 +315,11 @@ class FollowedPipeline:
         """Return how this pipeline counts the first minibatch of a plan, which the run has as `first`."""
         if self._taken is None:
             return first
-        self._over.wait(_TO_BE_WRITTEN)
+        deadline = time.monotonic() + _TO_BE_WRITTEN
+        while self._taken.own(first - 1) is None and time.monotonic() < deadline:  # its last under the plan before
+            if self._over.wait(_SECONDS):
+                break
+            self._taken.read()
         return self._taken.first_from(first)
 
     def _among_all(self, alarm: Alarm) -> Alarm:

@@ -41,10 +41,10 @@ def launch(
 
     - `run_dir`: the folder of the record; `config`: the training's settings, in a `RunConfig`
     - `replan`: this process follows the run and changes its plan where devices change, for which it needs `profile` and
-      `cluster`. Each of several pipelines changes by its own devices while the others train on, keeps its ranks, and
-      is on this machine. "never" goes on as before; "epoch", "measured" and "predicted" cut anew with DynPipe's
-      planner, at ends of epochs, by the ratio measured of a disturbed stage, or by what a predictor says of each layer;
-      "live" takes the best plan for the devices as they are now. None: nobody follows the run
+      `cluster`. Each of several pipelines changes by its own devices while the others train on, and keeps its ranks.
+      "never" goes on as before; "epoch", "measured" and "predicted" cut anew with DynPipe's planner, at ends of epochs,
+      by the ratio measured of a disturbed stage, or by what a predictor says of each layer; "live" takes the best plan
+      for the devices as they are now. None: nobody follows the run
     - `profile`, `cluster`: what the plan was made for; a resumed run's record has them. With a profile the run says
       which rank or link takes longer than that; a cluster names the hosts, in the order of the ranks
     - `tell`: called with a line of text for each decision
@@ -91,11 +91,6 @@ def launch(
         if given.get("resume") and (profile is None or cluster is None):
             known_profile, known_cluster = devices_of(RunRecord.load(run_dir), profile, cluster)
         check_replan(replan, plan, known_profile, known_cluster)
-        if plan.members and given.get("launcher", LOCAL) != LOCAL:
-            raise InputError(
-                "replan.pipelines_over_hosts",
-                f"replan {replan}: pipelines over several hosts keep their plans; leave replan out",
-            )
     computes = predict is None and run.workload.trains
     here = given.get("launcher", LOCAL) == LOCAL
     check_predictor(replan, predictor, needed=computes, device=run.config.device, here=here)

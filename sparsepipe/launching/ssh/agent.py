@@ -120,7 +120,7 @@ class Agent:
         if certificate := str(told.get("certificate", "")):
             self._encryption = Encryption.write(self._run.run_dir, certificate)
         self._arrivals = Arrivals(self._run.folder)
-        has_data = "data" not in told or is_there(str(told["data"]))
+        has_data = told.get("data") is None or is_there(str(told["data"]))
         self._writer.send(
             "hello",
             facts=facts_here(),

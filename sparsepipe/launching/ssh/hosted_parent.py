@@ -157,7 +157,9 @@ class HostedParent:
         self.resume = True
         go_on_from_checkpoint(folder)
         for k in range(len(self.plan.pipelines)):
-            commands.clear(folder / "pipelines" / str(k))
+            own = folder / "pipelines" / str(k)
+            if commands.requested(own) == commands.STOP:  # its parent's, as none was at work
+                commands.drop_request(own)
         return chosen
 
     def _await_back(self, lost: HostedRanks, reason: str) -> None:
@@ -284,7 +286,7 @@ class HostedCoordination:
             raise HostLost(f"{self.hosted.named}: {frame.head['reason']}")
 
     def _forward_request(self) -> None:
-        """Hand on what the run is asked for; what pipelines cannot do is refused."""
+        """Hand on what the run is asked for. A plan is asked of each pipeline (session.py), not of the run."""
         request = None if self._asked else commands.request(self.record.folder)
         if request is None:
             return
@@ -292,5 +294,5 @@ class HostedCoordination:
             self._asked = True
             self._connection.send("ask", command=request.command)
         else:
-            told = "several pipelines keep their plans; stop the run, and resume it under others"
+            told = "each pipeline is asked for a plan in its own folder; use `sparsepipe runs replan`, which does that"
             commands.refuse(self.record.folder, told, plan=request.plan)

@@ -35,8 +35,8 @@ from .rows import METRICS, OwnRows
 _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
 _STALE_SECONDS = 60.0
 _OF_EACH = ("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log", rank_readings.PATTERN)
-_OF_ONE = ANSWERS  # of the lowest rank of the plan, which may change with it; several pipelines are asked as one
-_OF_RANK_0 = ("logs/clock.json",)
+_OF_ONE = ANSWERS  # of the lowest rank of the plan, which may change with it
+_OF_RANK_0 = ("logs/clock.json",)  # of several pipelines it was brought
 _NONE = (-1, -1)
 _MOMENT = 0.05  # seconds: whoever removes a tree removes the next entry within
 _OF_WRITER = (PREDICTIONS,)  # where the last stage's first rank is
@@ -195,8 +195,8 @@ class HostedRun:
         }
         options = ["--run-dir", str(self.run_dir), "--ranks", ",".join(map(str, ranks))]
         options += ["--resume"] if job["resume"] else []
-        of_one = () if others else _OF_ONE + (_OF_RANK_0 if 0 in ranks else ())
-        patterns = _OF_EACH + of_one + (_OF_WRITER if job["writer"] in ranks else ())
+        of_rank_0 = _OF_RANK_0 if 0 in ranks and not others else ()
+        patterns = _OF_EACH + _OF_ONE + of_rank_0 + (_OF_WRITER if job["writer"] in ranks else ())
         if others and (self.run_dir / METRICS).exists():
             cut_torn_row(self.run_dir / METRICS)  # of workers that were killed: its ranks do no minibatch again
         self.shards, self._rows = Shards(self.folder, leads=0 in ranks), OwnRows(self.run_dir)

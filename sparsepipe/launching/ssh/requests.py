@@ -4,7 +4,8 @@
              plans/, plan.json, then control/taken.json        ◄──                   control/taken.json
              control/refused.json                              ◄──                   control/refused.json
 
-Where the plan leaves rank 0 out, it is the host of the lowest of its ranks.
+Where the plan leaves rank 0 out, it is the host of the lowest of its ranks. Each of several pipelines is asked for
+plans by itself, in its own folder (`pipelines/K/`); they stop together, for which their coordinator is asked.
 
 A plan is the run's once the record has it: where hosts are lost before, the run goes on under the one that is there.
 """
@@ -30,6 +31,7 @@ class Requests:
 
     record: RunRecord
     num_processes: int
+    prefix: str = ""  # of names in a host's folder, where the record is of one of several pipelines
     _sent: commands.Request | None = None
     _plan: Plan | None = field(default=None, repr=False)  # that it names
 
@@ -37,7 +39,7 @@ class Requests:
         """Hand on to the host whose rank takes it up what the run is asked for, if that is new. Raises OSError."""
         folder = self.record.folder
         request = commands.request(folder)
-        if request is None or request == self._sent:
+        if request is None or request == self._sent or (self.prefix and request.plan is None):
             return
         if request.plan is not None:
             try:
@@ -46,23 +48,28 @@ class Requests:
                 commands.refuse(folder, str(error), plan=request.plan)
                 replan_request.forget(folder, request.plan)
                 return
-            name = replan_request.name_of(request.plan)
+            name = f"{self.prefix}{replan_request.name_of(request.plan)}"
             send_content(connection.writer, json.dumps(self._plan.to_json()).encode(), name)
         told = {key: value for key, value in request._asdict().items() if value is not None}
-        send_content(connection.writer, json.dumps(told).encode(), f"{commands.FOLDER}/{commands.REQUEST}")
+        send_content(connection.writer, json.dumps(told).encode(), f"{self.prefix}{commands.FOLDER}/{commands.REQUEST}")
         self._sent = request
 
     def forget(self) -> None:
         """Ask again for what was not answered: of workers that start anew."""
         self._sent = None
 
+    def is_answer(self, name: str) -> bool:
+        """Return whether a file of a host, by its name there, says what became of a request."""
+        return name.startswith(self.prefix) and name.removeprefix(self.prefix) in ANSWERS
+
     def take(self, name: str, content: bytes) -> Plan | None:
         """Take up what a host says of a request, in one of `ANSWERS`; return the plan that the run is under now, where
         it is another. Raises InputError for what is no answer.
         """
+        refused = name.removeprefix(self.prefix) == ANSWERS[1]
         folder, told = self.record.folder, commands.parsed(content, name)
         token = told.get("plan")
-        if name == ANSWERS[1]:
+        if refused:
             commands.refuse(folder, told.get("reason", ""), plan=token)
         else:
             command, minibatch = told.get("command"), told.get("minibatch")
@@ -74,7 +81,7 @@ class Requests:
         if token is None:
             return None
         replan_request.forget(folder, token)
-        return self._plan if name == ANSWERS[0] else None
+        return None if refused else self._plan
 
     def _begin(self, token: str, minibatch: int) -> None:
         if self._plan is None or self._sent is None or self._sent.plan != token:

@@ -45,6 +45,7 @@ _OF_HOSTS = (  # what hosts may write in the record
     *("logs/clock.json", PREDICTIONS, PATTERN),
 )
 CLOCK = "logs/clock.json"
+_PLAN = "plan.json"
 SLEPT_BY = ("profile.json", "cluster.toml")  # what a replay takes the place of a network and of data with
 _OF_CHECKPOINTS = tuple(f"{FOLDER}/{PARTIAL}/*{suffix}" for suffix in (".safetensors", ".json"))
 
@@ -63,13 +64,17 @@ class RunFiles:
     allowed: tuple[str, ...] = _OF_HOSTS  # what hosts may write
     _copies: dict[int, Copy] = field(default_factory=dict)
     _sent: set[tuple[int, str, str]] = field(default_factory=set)  # host, name, SHA-256
+    _plan_written: int = 0  # when the plan of all pipelines was that hosts have
     _arrived: dict[Path, str] = field(default_factory=dict)  # shards of checkpoints that are not whole yet → SHA-256
     _finishing: list[tuple[Path, str]] = field(default_factory=list)  # checkpoints that wait for rows
 
     def __post_init__(self) -> None:
-        self._own = own_prefix(self.pipeline)
-        self._root = self.record.folder.parents[1] if self._own else self.record.folder
+        self._root = self.record.folder if self.pipeline is None else self.record.folder.parents[1]
         self._arrivals = Arrivals(self._root)
+
+    @property
+    def _own(self) -> str:
+        return own_prefix(self.pipeline)
 
     @property
     def needs_data(self) -> bool:
@@ -89,7 +94,7 @@ class RunFiles:
         `first`: they begin there for the first time in this session.
         """
         folder, ranks, own = self.record.folder, connection.hosted.ranks, self._own
-        for name in ("plan.json", PROCESSES):
+        for name in (_PLAN, PROCESSES):
             if (folder / name).exists():
                 self._send_content(connection, (folder / name).read_bytes(), f"{own}{name}")
         if first:
@@ -100,7 +105,9 @@ class RunFiles:
             if forwards := ForwardOnly.of_run(folder):
                 self._bring_weights(connection, plan, forwards)
             if own:
-                self._bring_of_all(connection, plan)
+                self._bring_of_all(connection)
+        if own:
+            self._bring_start(connection, plan, first=first)
         if not resume:
             return
         clock = () if own else (CLOCK,)  # of several it was brought
@@ -118,21 +125,38 @@ class RunFiles:
             needed = set(found.manifest["files"]) if connection.number == 0 else _needed(found, connection, plan)
             self._send_checkpoint(connection, found, needed, f"checkpoints/{checkpoint_name(found.folder)}")
 
-    def _bring_of_all(self, connection: Connection, plan: Plan) -> None:
-        """Send a host what its pipeline shares with others: all plans, the coordinator's address, where they go on."""
+    def _bring_of_all(self, connection: Connection) -> None:
+        """Send a host what its pipeline shares with others: all plans and the coordinator's address."""
         root, clock = self._root, f"{self._own}{CLOCK}"
-        for name in ("plan.json", str(COORDINATOR)):
+        for name in (_PLAN, str(COORDINATOR)):
             self._send_content(connection, (root / name).read_bytes(), name)
         self._send_content(connection, connection.clock_there(root / clock), clock)
+
+    def bring_plan_of_all(self) -> None:
+        """Send the hosts of a pipeline the plan of all where another pipeline has changed its own. Raises OSError."""
+        if not self._own or self._plan_written == (written := (self._root / _PLAN).stat().st_mtime_ns):
+            return
+        for connection in self.connections:
+            self._send_content(connection, (self._root / _PLAN).read_bytes(), _PLAN)
+        self._plan_written = written
+
+    def _bring_start(self, connection: Connection, plan: Plan, *, first: bool) -> None:
+        """Send a host the checkpoint that all pipelines go on from, as far as its ranks need it under their plan now.
+
+        Newer ones may have taken its place: then a pipeline has its weights from others.
+        """
+        root = self._root
         if not (root / RESUME).exists():
             return
         from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
 
-        self._send_content(connection, (root / RESUME).read_bytes(), str(RESUME))
-        name = f"checkpoints/{read_json(root / RESUME)['checkpoint']}"
-        if (root / name).exists():  # newer ones may have taken its place
+        self._send_file(connection, root / RESUME, str(RESUME))
+        name = f"{FOLDER}/{read_json(root / RESUME)['checkpoint']}"
+        if (root / name).exists():
             found = checkpoint.load(root / name)
             self._send_checkpoint(connection, found, _needed(found, connection, plan), name)
+        elif not first:
+            connection.send("forget", checkpoint=name)
 
     def _bring_weights(self, connection: Connection, plan: Plan, forwards: ForwardOnly) -> None:
         """Send a host the weights that its ranks compute outputs with, and where they are there."""

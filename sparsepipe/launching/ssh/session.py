@@ -16,8 +16,8 @@ from ...values.plan import Plan
 from ..failure_cause import KILLED, FailureCause
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
-from .placement import HostedPipeline, HostedRanks
-from .requests import ANSWERS, Requests
+from .placement import HostedPipeline, HostedRanks, own_prefix
+from .requests import Requests
 from .rows import RowsOfHosts
 from .run_files import RunFiles
 
@@ -66,11 +66,12 @@ class Session:
         self._store: dict[str, Any] = {}
         self._addresses: dict[str, str] = {}  # in numbers, by the hosts' names
         self._ended: dict[int, Mapping[str, Any]] = {}
-        self._requests = Requests(record, sum(len(hosted.ranks) for hosted in hosts))
+        number = pipeline.number if pipeline else None
+        self._requests = Requests(record, sum(len(hosted.ranks) for hosted in hosts), own_prefix(number))
         self._silence, self._reads = silence(record.config), False
         self.connections: list[Connection] = []
         rows = RowsOfHosts(record.folder, several=len(hosts) > 1 and pipeline is None)
-        self.files = RunFiles(record, self.connections, rows, pipeline.number if pipeline else None)
+        self.files = RunFiles(record, self.connections, rows, number)
 
     def __enter__(self) -> Self:
         return self
@@ -89,10 +90,15 @@ class Session:
         for number, hosted in enumerate(self.hosts):
             self.connections.append(Connection(number, hosted, self._events, self._reach))
         for connection in self.connections:
-            told = {"silence": self._silence, "alone": self._alone, "certificate": self._certificate}
-            told |= {"pipeline": self._pipeline.number} if self._pipeline else {}
-            told |= {"data": self.record.config["data"]} if self.files.needs_data else {}
-            connection.send("open", address=connection.hosted.node.address, **told)
+            connection.send(
+                "open",
+                address=connection.hosted.node.address,
+                silence=self._silence,
+                alone=self._alone,
+                certificate=self._certificate,
+                pipeline=self.files.pipeline,
+                data=self.record.config["data"] if self.files.needs_data else None,
+            )
         here, hellos = facts_here(), self._await("hello", range(len(self.connections)), seconds=TO_CONNECT)
         names: dict[str, str] = {}
         for number, hello in sorted(hellos.items()):
@@ -145,7 +151,7 @@ class Session:
         self._ended.clear()
         self.files.begin()
         self._requests.forget()
-        if resume and not self._pipeline:  # those keep their plans
+        if resume and not self._pipeline:  # of which nothing is done again while others are at work
             self._go_back()
         for connection in self.connections:
             with suppress(OSError):
@@ -180,14 +186,14 @@ class Session:
         went_back(self.record.folder, found.minibatches if found else 0)
 
     def _forward_request(self) -> None:
-        """Hand on what the run is asked for; several pipelines are asked as one, through their coordinator."""
+        """Hand on what the run is asked for, and to one of several pipelines how all are cut now."""
         if not self._reads and rank_readings.are_asked_for(self.record.folder):
             self._reads = True
             for connection in self.connections:
                 connection.send("read")
-        if not self._pipeline:
-            with suppress(OSError):  # the end of a connection is an event of its own
-                self._requests.forward(self.connections[self._host_of(min(self.plan.ranks))])
+        with suppress(OSError):  # the end of a connection is an event of its own
+            self._requests.forward(self.connections[self._host_of(min(self.plan.ranks))])
+            self.files.bring_plan_of_all()
 
     def _host_of(self, rank: int) -> int:
         return next(number for number, hosted in enumerate(self.hosts) if rank in hosted.ranks)
@@ -250,7 +256,7 @@ class Session:
             if connection.alive:
                 connection.alive = False
                 self._ended_early(event.host, connection)
-        elif frame.kind == "grown" and frame.head.get("name") in ANSWERS:
+        elif frame.kind == "grown" and self._requests.is_answer(str(frame.head.get("name"))):
             self.plan = self._requests.take(str(frame.head["name"]), frame.payload) or self.plan
         elif frame.kind in ("grown", "rows", "shard", "gone"):
             self.files.take(event.host, frame)

@@ -176,10 +176,7 @@ class Control:
 
     def _prepared(self, request: commands.Request) -> bool:
         """Whether every rank is ready for a change of the plan; one that cannot be made is refused."""
-        if self.replanning is None:
-            told = "several pipelines over hosts keep their plans; stop the run, and resume it under another"
-            commands.refuse(self._run_dir, told, plan=request.plan)
-            return False
+        assert self.replanning is not None, "every worker that trains has it"
         state, reason = self.replanning.advance(request, self._announcement)
         if state is State.REFUSED:
             commands.refuse(self._run_dir, reason, plan=request.plan)

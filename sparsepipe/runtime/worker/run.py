@@ -123,8 +123,7 @@ def train(
             worker: Worker = PipelineWorker(run_dir, plan, config, **parts, member=member)
         else:
             worker = Worker(run_dir, plan, config, **parts)
-        if member is None or not process.record:  # over hosts, several keep their plans
-            worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
+        worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
         _leave_out_of_searches()
         connections = worker.run(found)
     finally:

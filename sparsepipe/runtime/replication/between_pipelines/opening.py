@@ -223,8 +223,14 @@ class _Opening:
         if self._rule.arithmetic is Arithmetic.MEAN_GRADIENTS:
             return self._of_gradients()
         exchanging = self._exchanging() if self._replica.writes else None
-        parts = (self._coordinator, self._held, self._contributions, exchanging)
-        return StageAverager(*parts, overlap=self._rule.overlap, timeout=self._timeout)
+        return StageAverager(
+            self._coordinator,
+            self._held,
+            self._contributions,
+            exchanging,
+            overlap=self._rule.overlap,
+            timeout=self._timeout,
+        )
 
     def _of_gradients(self) -> GradientAverager:
         exchanging: ExchangingGradients | None = None
