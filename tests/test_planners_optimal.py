@@ -235,8 +235,9 @@ class BruteForce:
         longest = max(limits)
         return (sum(x for _, _, x in stages) + sum(both for _, both in boundaries) + longest) / count
 
-    def best(self):
-        periods = (self.period(plan) for plan in self.plans(frozenset(), tuple(range(len(self.cluster.devices)))))
+    def best(self, most_stages=inf):
+        plans = self.plans(frozenset(), tuple(range(len(self.cluster.devices))))
+        periods = (self.period(plan) for plan in plans if len(plan) <= most_stages)
         return min((p for p in periods if p is not None), default=inf)
 
 
@@ -315,13 +316,14 @@ def problems(draw, *, max_layers=5, max_devices=4, memory=False, schedule="1f1b"
     return Problem(profile, cluster, schedule, num_microbatches)
 
 
-def check_against_brute_force(problem):
-    best = BruteForce(problem).best()
+def check_against_brute_force(problem, most_stages=None):
+    best = BruteForce(problem).best(most_stages or inf)
     if best == inf:
         with pytest.raises(InputError, match="memory"):
-            Optimal().plan(problem)
+            Optimal(most_stages=most_stages).plan(problem)
         return
-    plan = Optimal().plan(problem)
+    plan = Optimal(most_stages=most_stages).plan(problem)
+    assert len(plan.stages) <= (most_stages or inf)
     plan.check(problem.graph, problem.cluster)
     assert plan.estimate.period_seconds == pytest.approx(best, rel=1e-9)
     assert plan.estimate.lower_bound_seconds == pytest.approx(best, rel=1e-9)
@@ -334,6 +336,18 @@ def check_against_brute_force(problem):
 @given(problems())
 def test_equals_brute_force(problem):
     check_against_brute_force(problem)
+
+
+@settings(max_examples=32)
+@given(problems(memory=True), st.integers(1, 4))
+def test_plans_of_few_stages_equal_brute_force(problem, most_stages):
+    check_against_brute_force(problem, most_stages)
+
+
+@settings(max_examples=12)
+@given(problems(max_layers=4, schedule="1f1b-flush", num_microbatches=3), st.integers(1, 3))
+def test_steps_of_few_stages_equal_brute_force(problem, most_stages):
+    check_against_brute_force(problem, most_stages)
 
 
 @settings(max_examples=32)

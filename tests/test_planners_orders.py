@@ -2,18 +2,22 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from coded import raises
 from test_simulator import pipeline
 
-from sparsepipe import Cluster, Link, Plan
+from sparsepipe import Cluster, Link, Plan, Stage, partition
 from sparsepipe.cli.command import main
 from sparsepipe.data import ORDERS, compose
+from sparsepipe.planning import Problem, estimate
+from sparsepipe.planning.exact.deeper_warmup import deepened
 from sparsepipe.planning.orders import (
     distance_from_random,
     lognormal_sizes,
+    partition_with_sizes,
     simulate_orders,
     sizes_of_profile,
     synchronous_step,
@@ -111,8 +115,114 @@ def test_the_command_compares_orders(tmp_path, capsys):
     ):
         assert main([*map(str, ["simulate", *files, *orders, *wrong])]) == 2
         assert f"[{code}]" in capsys.readouterr().err
-    assert main([*map(str, ["simulate", *files, "--sizes", "lognormal:cv=1"])]) == 2
-    assert "[option.of_orders]" in capsys.readouterr().err
+    for wrong in (["--sizes", "lognormal:cv=1"], ["--batch-voxels", "9"]):
+        assert main([*map(str, ["simulate", *files, *wrong])]) == 2
+        assert "[option.of_orders]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("budget", "most"), [(["--batch-voxels", "4"], 4), (["--batch-seconds", "15"], 5), (["--batch-bytes", "12"], 6)]
+)
+def test_the_command_composes_by_a_budget(tmp_path, capsys, budget, most):
+    """A minibatch of size 1 takes 3 s on a stage, and keeps 2 bytes."""
+    plan, profile, cluster = pipeline([1.0, 1.0], [2.0, 2.0])
+    costs = tuple(
+        replace(cost, samples=tuple(replace(sample, saved_bytes=2.0) for sample in cost.samples))
+        for cost in profile.costs["d"]
+    )
+    profile = replace(profile, costs={"d": costs}, origin={"sample_sizes": {"least": 0.5, "most": 2, "histogram": [1]}})
+    files = [plan.save(tmp_path / "plan.json"), "--profile", profile.save(tmp_path / "profile.json"), "--devices", 2]
+    words = list(map(str, ["simulate", *files, "--order", "planned", "--minibatches", 32, "--json"]))
+    assert main([*words, *budget]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["budget"] == pytest.approx(most, rel=1e-3) and found["batch_size"] is None
+    drawn = sizes_of_profile(profile, found["samples"])
+    (expected,) = simulate_orders(plan, profile, cluster, drawn, budget=found["budget"], orders=["planned"])
+    assert found["orders"][0]["seconds"] == pytest.approx(expected.seconds)
+    for wrong, code in (
+        ([*budget, "--batch-size", "2"], "setting.two_budgets"),
+        ([budget[0], "1e14"], "simulation.too_many_samples"),
+    ):
+        assert main([*words, *wrong]) == 2
+        assert f"[{code}]" in capsys.readouterr().err
+    assert main([*words, "--batch-size", "1e8"]) == 2
+    assert "[simulation.too_many_samples]" in capsys.readouterr().err
+
+
+def plans_of(profile, count):
+    """Every plan of a chain on identical devices: runs of layers, replicas of each."""
+    names = [layer.id for layer in profile.graph.layers]
+    for stages in range(1, count + 1):
+        for cuts in combinations(range(1, len(names)), stages - 1):
+            bounds = [0, *cuts, len(names)]
+            for replicas in product(range(1, count + 1), repeat=stages):
+                if (used := sum(replicas)) <= count:
+                    ranks = np.split(np.arange(used), np.cumsum(replicas)[:-1])
+                    runs = zip(bounds, bounds[1:], ranks, strict=False)
+                    yield Plan(tuple(Stage(tuple(names[a:b]), tuple(own.tolist())) for a, b, own in runs))
+
+
+@pytest.mark.parametrize(("cv", "order"), [(0.05, "shuffle"), (1.0, "shuffle"), (1.0, "planned")])
+def test_plans_that_count_sizes_are_the_fastest_of_each_number_of_stages_by_brute_force(cv, order):
+    random = np.random.default_rng(7)
+    costs = random.uniform(1, 2, 5)
+    _, profile, _ = pipeline(costs.tolist(), (2 * costs).tolist(), [0.3] * 4, parameter_bytes=1.5)
+    cluster = Cluster.uniform(4, device_type="d", link=Link(1.0))
+    sizes = lognormal_sizes(cv, 192)
+    problem, best = Problem(profile, cluster), {}
+    for plan in plans_of(profile, 4):
+        period = estimate(plan, problem).period_seconds
+        for most in range(len(plan.stages), 5):
+            known = best.get(most, (np.inf, None))
+            best[most] = min(known, (period, deepened(plan, problem)), key=lambda pair: pair[0])
+    expected = {
+        period: simulate_orders(plan, profile, cluster, sizes, batch_size=1, orders=[order])[0].seconds
+        for period, plan in best.values()
+    }
+    found = partition_with_sizes(profile, cluster, sizes, batch_size=1, order=order)
+    periods = [pair.plan.estimate.period_seconds for pair in found]
+    assert sorted(periods) == pytest.approx(sorted(expected)) and len(expected) > 1
+    seconds = [pair.forecast.seconds for pair in found]
+    assert seconds == sorted(seconds)
+    assert seconds[0] == pytest.approx(min(expected.values()), rel=1e-9)
+    whole = partition(profile, cluster)
+    assert max(len(pair.plan.stages) for pair in found) == len(whole.stages)
+
+
+def test_the_command_plans_with_sizes(tmp_path, capsys):
+    _, profile, _ = pipeline([1.0, 1.1, 1.2], [2.0, 2.2, 2.4], parameter_bytes=9.0)
+    words = [
+        "plan",
+        "--profile",
+        str(profile.save(tmp_path / "profile.json")),
+        "--devices",
+        "3",
+        "--bandwidth",
+        "1 B/s",
+    ]
+    asked = ["--sample-sizes", "lognormal:cv=0.8", "--order", "shuffle", "--batch-size", "1"]
+    assert main([*words, *asked, "--out", str(tmp_path / "plan.json"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    compared = document["with_sizes"]["plans"]
+    assert [one["seconds"] for one in compared] == sorted(one["seconds"] for one in compared) and len(compared) > 1
+    assert compared[0]["plan"]["stages"] == document["stages"]
+    assert Plan.load(tmp_path / "plan.json").to_json()["stages"] == document["stages"]
+    sizes = lognormal_sizes(0.8, 256, mean=profile.size())
+    (first, *_) = partition_with_sizes(
+        profile, Cluster.uniform(3, device_type="d", link=Link(1.0)), sizes, batch_size=1
+    )
+    assert compared[0]["seconds"] == pytest.approx(first.forecast.seconds)
+    assert main([*words, *asked]) == 0
+    assert "lost to sizes" in capsys.readouterr().out
+    for wrong, code in (
+        (["--batch-size", "1"], "option.of_orders"),
+        (["--order", "snake"], "simulation.sizes_unknown"),
+        ([*asked, "--pipelines", "2"], "option.of_one_pipeline"),
+        ([*asked, "--objective", "latency"], "option.of_planner"),
+        ([*asked, "--batch-voxels", "3"], "setting.two_budgets"),
+    ):
+        assert main([*words, *wrong]) == 2
+        assert f"[{code}]" in capsys.readouterr().err
 
 
 def test_pipelines_share_what_is_composed():

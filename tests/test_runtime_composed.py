@@ -17,6 +17,7 @@ from test_runtime_targets import gradients
 from sparsepipe.launching.prepare import prepare
 from sparsepipe.planning.run_estimate import stage_costs
 from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.training_state.checkpoint import Checkpoint
 from sparsepipe.runtime.worker.targets import TargetReader
 from sparsepipe.runtime.workloads.learning import Learning
 from sparsepipe.runtime.workloads.resolved import resolve
@@ -155,6 +156,21 @@ def test_budgets_by_a_profile_hold_on_every_stage(budget: dict, tmp_path) -> Non
     costs = [stage_costs(plan, profile, cluster, some) for some in (sizes, [1.01 * composition["budget"]])]
     (most, above) = (found[0 if "batch_seconds" in budget else 1].max() for found in costs)
     assert most <= next(iter(budget.values())) < above, "as large as the budget allows, no larger"
+
+
+def test_a_resume_names_what_differs_between_compositions(tmp_path) -> None:
+    asked = {"order": "planned", "batch_voxels": None, "batch_bytes": None}
+    drawn = {"budget": 5120.0, "unit": "voxels", "stages": 2, "seconds": [[0.1, 0.2]] * 33}
+    before = {**drawn, "asked": asked | {"batch_seconds": 0.1}}
+    kept = Checkpoint(tmp_path, {"minibatches": 3, "order": "planned", "composition": json.dumps(before)})
+    kept.check_minibatches({"order": "planned", "composition": json.dumps(before)}, epoch_minibatches=4)
+    longer = {**before, "budget": 10240.0, "asked": asked | {"batch_seconds": 0.2}}
+    with raises("checkpoint.budget_differs", "10,240 voxels by batch_seconds 200 ms", "5,120 voxels by", "100 ms"):
+        kept.check_minibatches({"composition": json.dumps(longer)})
+    deeper = {**before, "stages": 3, "seconds": [[0.1, 0.4]] * 33}
+    with raises("checkpoint.order_differs", "stages 3, seconds up to 0.4", "stages 2, seconds up to 0.2") as refused:
+        kept.check_minibatches({"order": "planned", "composition": json.dumps(deeper)}, epoch_minibatches=4)
+    assert "unit" not in str(refused.value) and "[[" not in str(refused.value)
 
 
 def _closed(locks) -> None:

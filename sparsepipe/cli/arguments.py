@@ -99,6 +99,7 @@ def _plan(verb: Parser) -> None:
         "--pipelines", type=count, metavar="P", help="split the devices into P pipelines that train most together"
     )
     replication_option(verb)
+    order_options(verb.add_argument_group("the time lost to sizes of minibatches"), plans=True)
     setting_options(verb.add_argument_group("settings of planners"), of_planners())
     verb.add_argument("--out", type=expanded, metavar="PLAN.json", help="where to write the (first) plan")
 

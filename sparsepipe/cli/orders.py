@@ -1,47 +1,64 @@
-"""What `simulate --order` does: an epoch in each order of its minibatches, compared in one table."""
+"""What `simulate --order` and `plan --order` do: an epoch of minibatches of several sizes, compared in a table."""
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from .. import data
-from ..data.order import ORDERS
+from ..data.order import ORDERS, SHUFFLE
 from ..errors import InputError
-from ..planning.orders import OrderForecast, lognormal_sizes, simulate_orders, sizes_of_profile
+from ..planning.orders import (
+    OrderForecast,
+    PlanWithSizes,
+    lognormal_sizes,
+    partition_with_sizes,
+    plan_budget,
+    simulate_orders,
+    sizes_of_profile,
+)
+from ..runtime.config import BUDGETS
 from ..util.io.fields import number
 from ..util.io.options import split_options, typed
 from ..util.text.counting import number_of
-from ..util.text.numbers import duration
+from ..util.text.numbers import duration, duration_or_none
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..values.replication import parse_rule
 from ..views.tables import Table, table_text
-from .options import Parser, whole
+from .options import Parser, given, of_run, setting_options, whole
 from .output import Answer
 
 EPOCH = 256  # minibatches that are drawn where nobody says how many
+_MOST_SAMPLES = 4_000_000  # that are drawn
 _MOST_VARIATION = 10  # beyond it, the mean of drawn sizes is far below the distribution's, as few are huge
-_HEAD = ("order", "minibatches", "time", "over balanced", "lost to sizes", "any order at least", "distance from random")
+_EPOCH_HEAD = ("over balanced", "lost to sizes", "any order at least", "distance from random")
+_HEAD = ("order", "minibatches", "time", *_EPOCH_HEAD)
+_PLANS_HEAD = ("stages", "time per minibatch", "epoch", *_EPOCH_HEAD)
+_OF_SAMPLES = ("data", "sample_sizes", "batch_size", *BUDGETS)
 
 
-def order_options(verb: Parser) -> None:
-    """Add the options of `simulate --order`."""
+def order_options(verb: Parser, *, plans: bool = False) -> None:
+    """Add the options of `simulate --order`; `plans`: of `plan --order`."""
+    if plans:
+        told = f"count the time lost to sizes in this order (default: {SHUFFLE}, with --data or --sample-sizes)"
+        verb.add_argument("--order", choices=ORDERS, help=told)
+    else:
+        told = "compare an epoch in this order of its minibatches with others, in one table; repeatable"
+        verb.add_argument("--order", action="append", choices=ORDERS, help=told)
+    goes_with = "" if plans else "with --order: "
+    verb.add_argument("--data", metavar="DIR|NAME", help=f"{goes_with}count the voxels of all its training samples")
     verb.add_argument(
-        "--order",
-        action="append",
-        choices=ORDERS,
-        help="compare an epoch in this order of its minibatches with others, in one table; repeatable",
-    )
-    verb.add_argument("--data", metavar="DIR|NAME", help="with --order: count the voxels of all its training samples")
-    verb.add_argument(
-        "--sizes",
+        "--sample-sizes" if plans else "--sizes",  # `plan --sizes` is DynPipe's
+        dest="sample_sizes",
         metavar="lognormal:cv=C",
-        help="with --order: draw samples of this coefficient of variation (default: as the profile's data)",
+        help=f"{goes_with}draw samples of this coefficient of variation (default: as the profile's data)",
     )
     verb.add_argument("--batch-size", type=whole(1), metavar="N", help="with --order (default: the profile's)")
+    setting_options(verb, (replace(row, help=f"with --order: {row.help}") for row in of_run(*BUDGETS)))
 
 
 def orders_asked(options: argparse.Namespace) -> bool:
@@ -50,42 +67,87 @@ def orders_asked(options: argparse.Namespace) -> bool:
         raise InputError(
             "option.of_one_order", "--order compares epochs in calm: leave out --replan, --straggler and --trace"
         )
-    if not options.order and (options.data or options.sizes or options.batch_size):
+    if not options.order and given(options, _OF_SAMPLES):
         raise InputError(
-            "option.of_orders", "--data, --sizes and --batch-size go with --order: give that, or leave them out"
+            "option.of_orders",
+            "--data, --sizes, --batch-size and budgets go with --order: give that, or leave them out",
         )
     return bool(options.order)
+
+
+def sizes_asked(options: argparse.Namespace) -> bool:
+    """Whether a plan counts the time lost to sizes. Raises InputError for a minibatch of samples of unknown sizes."""
+    if options.order or options.data or options.sample_sizes:
+        return True
+    if given(options, _OF_SAMPLES):
+        raise InputError(
+            "option.of_orders",
+            "--batch-size and budgets go with --order, --data or --sample-sizes: give those, or leave them out",
+        )
+    return False
 
 
 def compare_orders(options: argparse.Namespace, plan: Plan, profile: Profile, cluster: Cluster) -> Answer:
     """Simulate an epoch in each order that is asked for; all samples of --data, else drawn ones."""
     if options.replication:
         plan = replace(plan, replication=parse_rule(options.replication))
-    batch_size = options.batch_size or profile.batch_size or 1
-    sizes = _sample_sizes(options, profile, batch_size)
+    batch = _batch(options)
+    budget = plan_budget(plan, profile, cluster, **{key: batch[key] for key in batch.keys() - {"batch_size"}})
+    sizes = _sample_sizes(options, profile, budget)
+    batch_size = None if budget else _batch_size(options, profile)
     seed = options.seed or 0
     orders = list(dict.fromkeys(options.order))
-    found = simulate_orders(plan, profile, cluster, sizes, batch_size=batch_size, orders=orders, seed=seed)
-    variation = float(np.std(sizes) / np.mean(sizes))
+    forecasts = simulate_orders(
+        plan, profile, cluster, sizes, batch_size=batch_size, budget=budget, orders=orders, seed=seed
+    )
     document = {
-        "samples": len(sizes),
+        **_facts(sizes),
         "batch_size": batch_size,
-        "coefficient_of_variation": variation,
-        "orders": [one.to_json() for one in found],
+        **({"budget": budget} if budget else {}),
+        "orders": [forecast.to_json() for forecast in forecasts],
         "warnings": list(profile.warnings),
     }
-    head = (
-        f"{number_of(len(sizes), 'sample', ',')} of {np.mean(sizes):,.0f} {profile.size_unit} on average, coefficient "
-        f"of variation {variation:.2f}; minibatches of {batch_size}; simulated"
-    )
-    return Answer(document, f"{head}\n{table_text(Table(_HEAD, list(map(_row, found))))}")
+    unit = profile.size_unit
+    composed = f"by a budget of {budget:,.0f} {unit}" if budget else f"of {batch_size}"
+    head = f"{_text(sizes, unit)}; minibatches {composed}; simulated"
+    return Answer(document, f"{head}\n{table_text(Table(_HEAD, list(map(_row, forecasts))))}")
+
+
+def plans_with_sizes(
+    options: argparse.Namespace, profile: Profile, cluster: Cluster, **settings: Any
+) -> tuple[Plan, dict[str, Any], str]:
+    """Return the plan of the shortest epoch, with the plans that it was compared with: as a document, and as text."""
+    batch = _batch(options)
+    if not any(key in batch for key in ("seconds", "kept_bytes")):
+        sizes = _sample_sizes(options, profile, batch.get("voxels"))
+    else:  # of about as many samples as are profiled together: each plan has another budget
+        sizes = _sample_sizes(options, profile, profile.size())
+    if not batch:
+        batch["batch_size"] = _batch_size(options, profile)
+    order = options.order or SHUFFLE
+    pairs = partition_with_sizes(profile, cluster, sizes, **batch, order=order, **settings)
+    document = {
+        **_facts(sizes),
+        **batch,
+        "order": order,
+        "plans": [{"plan": pair.plan.to_json(), **pair.forecast.to_json()} for pair in pairs],
+    }
+    head = f"counted: {_text(sizes, profile.size_unit)}; order {order}; simulated, the shortest epoch first"
+    return pairs[0].plan, document, f"{head}\n{table_text(Table(_PLANS_HEAD, list(map(_plan_row, pairs))))}"
+
+
+def _plan_row(pair: PlanWithSizes) -> Sequence[str]:
+    stages = "-".join(str(len(stage.ranks)) for stage in pair.plan.stages)
+    period = duration_or_none(pair.plan.estimate.period_seconds if pair.plan.estimate else None)
+    return (f"{len(pair.plan.stages)}: {stages}", period, duration(pair.forecast.seconds), *_epoch(pair.forecast))
 
 
 def _row(found: OrderForecast) -> Sequence[str]:
+    return (found.order, str(found.minibatches), duration(found.seconds), *_epoch(found))
+
+
+def _epoch(found: OrderForecast) -> Sequence[str]:
     return (
-        found.order,
-        str(found.minibatches),
-        duration(found.seconds),
         f"{found.seconds / found.balanced_seconds:.2f} ×" if found.balanced_seconds else "–",
         f"{found.lost_seconds / found.seconds:z.1%}" if found.seconds else "–",
         duration(found.lower_bound_seconds),
@@ -93,15 +155,50 @@ def _row(found: OrderForecast) -> Sequence[str]:
     )
 
 
-def _sample_sizes(options: argparse.Namespace, profile: Profile, batch_size: int) -> list[float]:
-    count, seed = (options.minibatches or EPOCH) * batch_size, options.seed or 0
-    if options.data and options.sizes:
+def _facts(sizes: Sequence[float]) -> dict[str, Any]:
+    return {"samples": len(sizes), "coefficient_of_variation": float(np.std(sizes) / np.mean(sizes))}
+
+
+def _text(sizes: Sequence[float], unit: str) -> str:
+    variation = _facts(sizes)["coefficient_of_variation"]
+    count = number_of(len(sizes), "sample", ",")
+    return f"{count} of {np.mean(sizes):,.0f} {unit} on average, coefficient of variation {variation:.2f}"
+
+
+def _batch(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what minibatches are composed by, as `partition_with_sizes` takes it; empty where nobody says."""
+    names = {"batch_size": "batch_size", **dict(zip(BUDGETS, ("voxels", "seconds", "kept_bytes"), strict=True))}
+    chosen = given(options, names)
+    if len(chosen) > 1:
+        first, second = list(chosen)[:2]
+        text = f"{{{first}}} and {{{second}}} both limit a minibatch: give one of them"
+        raise InputError("setting.two_budgets", text, setting=dict.fromkeys((first, second)))
+    return {names[name]: value for name, value in chosen.items()}
+
+
+def _batch_size(options: argparse.Namespace, profile: Profile) -> int:
+    return int(options.batch_size or profile.batch_size or 1)
+
+
+def _sample_sizes(options: argparse.Namespace, profile: Profile, budget: float | None) -> list[float]:
+    """Return the size of each sample of an epoch. `budget`: of a minibatch, where it has no number of samples."""
+    batch_size, seed = _batch_size(options, profile), getattr(options, "seed", None) or 0
+    mean = profile.size() / (profile.batch_size or (1 if budget else batch_size))
+    samples = max(1, round(budget / mean)) if budget else batch_size
+    count = (getattr(options, "minibatches", None) or EPOCH) * samples
+    if options.data and options.sample_sizes:
         raise InputError(
-            "option.two_sources", "--data and --sizes both say how large samples are: leave one of them out"
+            "option.two_sources",
+            f"--data and {options.sample_sizes} both say how large samples are: leave one of them out",
         )
-    if options.sizes:
-        cv = _lognormal(options.sizes)
-        return lognormal_sizes(cv, count, mean=profile.size() / (profile.batch_size or batch_size), seed=seed)
+    if not options.data and count > _MOST_SAMPLES:
+        raise InputError(
+            "simulation.too_many_samples",
+            f"{count:,} samples to draw, expected {_MOST_SAMPLES:,} at most; give a smaller batch size or budget, or "
+            "fewer minibatches",
+        )
+    if options.sample_sizes:
+        return lognormal_sizes(_lognormal(options.sample_sizes), count, mean=mean, seed=seed)
     if not options.data:
         return sizes_of_profile(profile, count, seed=seed)
     told = profile.origin.get("data")
@@ -109,7 +206,7 @@ def _sample_sizes(options: argparse.Namespace, profile: Profile, batch_size: int
     if not facts.get("voxel_size"):
         raise InputError(
             "simulation.no_voxel_size",
-            f"--data {options.data}: the profile names no voxel size, so samples cannot be counted; give --sizes, such "
+            f"--data {options.data}: the profile names no voxel size, so samples cannot be counted; give sizes, such "
             "as lognormal:cv=0.5",
         )
     samples = data.load(options.data, split="train", voxel_size=facts["voxel_size"], num_points=facts.get("num_points"))
@@ -118,14 +215,14 @@ def _sample_sizes(options: argparse.Namespace, profile: Profile, batch_size: int
 
 def _lognormal(given: str) -> float:
     """Return the coefficient of variation that "lognormal:cv=0.5" names."""
-    name, settings = split_options(given, "--sizes", first={"lognormal": "cv"})
+    name, settings = split_options(given, "sizes", first={"lognormal": "cv"})
     if name != "lognormal" or set(settings) != {"cv"}:
         raise InputError(
-            "simulation.distribution_unknown", f"--sizes {given}: expected lognormal:cv=C, such as lognormal:cv=0.5"
+            "simulation.distribution_unknown", f"sizes {given}: expected lognormal:cv=C, such as lognormal:cv=0.5"
         )
-    variation = number(typed(settings["cv"]), "--sizes lognormal:cv")
+    variation = number(typed(settings["cv"]), "sizes lognormal:cv")
     if variation > _MOST_VARIATION:
         raise InputError(
-            "simulation.distribution_unknown", f"--sizes {given}: expected a cv of 0 to {_MOST_VARIATION}, such as 0.5"
+            "simulation.distribution_unknown", f"sizes {given}: expected a cv of 0 to {_MOST_VARIATION}, such as 0.5"
         )
     return variation

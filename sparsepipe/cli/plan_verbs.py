@@ -52,7 +52,7 @@ from ..values.stragglers import Stragglers
 from ..values.trace import Trace
 from .arguments import of_planners
 from .options import given
-from .orders import compare_orders, orders_asked
+from .orders import compare_orders, orders_asked, plans_with_sizes, sizes_asked
 from .output import Answer, progress_line, warn
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
@@ -131,6 +131,13 @@ def plan(options: argparse.Namespace) -> Answer:
             f"or give --schedule {known}",
         )
     several = options.pipelines is not None and options.pipelines > 1
+    counts_sizes = sizes_asked(options)
+    if counts_sizes and several:
+        text = "--order, --data and --sample-sizes go with a plan of one pipeline: leave them out, or --pipelines"
+        raise InputError("option.of_one_pipeline", text)
+    if counts_sizes and options.objective == LATENCY:
+        text = f"--order, --data and --sample-sizes go with training: leave them out, or --objective {LATENCY}"
+        raise InputError("option.of_planner", text)
     if options.replication and not several:
         raise InputError(
             "option.of_several_pipelines",
@@ -145,17 +152,26 @@ def plan(options: argparse.Namespace) -> Answer:
             "option.of_planner",
             f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal",
         )
-    plans = [
-        partition(found, cluster, planner=name, **settings, **own)
-        for name, own in _planner_options(options, _planners(options, schedule))
-    ]
+    asked = [(name, settings | own) for name, own in _planner_options(options, _planners(options, schedule))]
+    compared: list[dict[str, Any]] = []
+    tables: list[str] = []
+    if counts_sizes:
+        plans = []
+        for name, own in asked:
+            chosen, document, table = plans_with_sizes(options, found, cluster, planner=name, **own)
+            plans.append(chosen)
+            compared.append(document)
+            tables += ["", table if len(asked) == 1 else f"{name}: {table}"]
+    else:
+        plans = [partition(found, cluster, planner=name, **own) for name, own in asked]
     if options.out:
         plans[0].save(options.out)
     if options.json:  # else their texts do
         for one in plans:
             warn(f"{one.planner}: {text}" for text in beyond_profile(one, found))
     if len(plans) == 1:
-        return Answer(plans[0].to_json(), str(plans[0]))
+        with_sizes = {"with_sizes": compared[0]} if counts_sizes else {}
+        return Answer(plans[0].to_json() | with_sizes, "\n".join([str(plans[0]), *tables]))
     judged = comparable(plans, found, cluster)
     told = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
     told += [f"warning: {plan.planner}: {text}" for plan in plans[1:] for text in beyond_profile(plan, found)]
@@ -163,8 +179,9 @@ def plan(options: argparse.Namespace) -> Answer:
         "plans": [plan.to_json() for plan in judged],
         "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
         "differences": [judged[0].diff(other).to_json() for other in judged[1:]],
+        **({"with_sizes": compared} if counts_sizes else {}),
     }
-    text = "\n".join([side_by_side(judged, found), "", *told])
+    text = "\n".join([side_by_side(judged, found), "", *told, *tables])
     return Answer(document, text)
 
 

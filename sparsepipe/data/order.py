@@ -21,6 +21,7 @@ _SNAKE_WINDOW = 32
 _PACKED_WINDOW = 16  # minibatches whose samples are packed together
 _REACH = 80  # positions by which a move of `_near_random` goes
 _SWEEPS = 16
+_FARTHEST = 3  # windows by which a minibatch leaves its random position, at most
 _UNIT = 1024  # that costs are rounded to: a mean minibatch
 _PRICE = 0.004  # of a move by one position, in costs of a mean minibatch, times the root of (stages - 1)
 
@@ -331,20 +332,20 @@ def _near_random(costs: Sizes, window: int, depth: float) -> NDArray[np.intp]:
         sum of |c[i+1] - c[i]|  +  price * sum of |position - random position|,    c: costs, 0 outside of the epoch
 
     from windows sorted up and down on: move runs of 1, 2 or 4 minibatches to where the sum falls most, as long as it
-    falls.
+    falls. None goes farther than `_FARTHEST` windows from its random position.
     """
     if depth <= 1 or costs.min() == costs.max():
         return np.arange(len(costs))
     places = _snake(costs, window)
     price = float(np.rint(_UNIT * _UNIT * _PRICE / np.sqrt(depth - 1))) / _UNIT
-    count = len(places)
+    count, farthest = len(places), _FARTHEST * window
     for _ in range(_SWEEPS):
         moves = []
         for back in (False, True):
             at = count - 1 - places[::-1] if back else places
             values = costs[places[::-1] if back else places]
             for length in (1, 2, 4):
-                change = _changes(values, at, price, length)
+                change = _changes(values, at, price, length, farthest)
                 reach = change.argmin(axis=1)
                 best = change[np.arange(len(change)), reach]
                 for first in np.flatnonzero(best < 0).tolist():
@@ -355,16 +356,18 @@ def _near_random(costs: Sizes, window: int, depth: float) -> NDArray[np.intp]:
             break
         busy = np.zeros(count + 2, dtype=bool)
         for _, first, end, shift in sorted(moves):
-            if not busy[first : end + 2].any():  # a move changes what those beside it are worth
+            moved = np.roll(places[first:end], shift)
+            near = np.abs(moved - np.arange(first, end)).max() <= farthest
+            if near and not busy[first : end + 2].any():  # a move changes what those beside it are worth
                 busy[first : end + 2] = True
-                places[first:end] = np.roll(places[first:end], shift)
+                places[first:end] = moved
     return places
 
 
-def _changes(costs: Sizes, at: NDArray[np.intp], price: float, length: int) -> NDArray[np.float64]:
+def _changes(costs: Sizes, at: NDArray[np.intp], price: float, length: int, farthest: int) -> NDArray[np.float64]:
     """Return by how much the sum of `_near_random` changes when a run moves right: [first of the run, positions - 1].
 
-    `at`: random positions of the minibatches at each position.
+    `at`: random positions of the minibatches at each position, from which a run goes `farthest` positions at most.
     """
     count = len(costs)
     runs = count - length
@@ -386,7 +389,9 @@ def _changes(costs: Sizes, at: NDArray[np.intp], price: float, length: int) -> N
     moved = total[inside + 1] - total[last + 1]
     for offset in range(length):
         row = first + offset
-        moved = moved + np.abs(row + positions - at[row]) - np.abs(row - at[row])
+        away = np.abs(row + positions - at[row])
+        moved = moved + away - np.abs(row - at[row])
+        change[away > farthest] = np.inf
     change[target >= count] = np.inf
     changes: NDArray[np.float64] = change + price * moved
     return changes

@@ -171,6 +171,7 @@ def _composition(
         1 if waiting is None else len(waiting.stages),
         synchronous_step(plan),
         asked=config.composition_asked,
+        unit="voxels" if config.batch_voxels is not None else "",
     )
     by_profile = config.batch_seconds is not None or config.batch_bytes is not None
     if profile is not None:
@@ -179,7 +180,7 @@ def _composition(
         devices = cluster or Cluster.uniform(1 + max(plan.ranks), device_type=profile.device_types[0])
         if by_profile:
             most = largest_size(plan, profile, devices, seconds=config.batch_seconds, kept_bytes=config.batch_bytes)
-            found = replace(found, budget=most)
+            found = replace(found, budget=most, unit=profile.size_unit)
         if waiting is not None:
             sizes = np.geomspace(1, 4 * max(profile.range_of_laws(profile.device_types[0])), 33)
             seconds = stage_costs(waiting, profile, devices, sizes)[0]

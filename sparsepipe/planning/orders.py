@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-from ..data.order import ORDERS, compose
+from ..data.order import ORDERS, SHUFFLE, compose
 from ..errors import InputError
 from ..util.io.fields import number
 from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
-from .run_estimate import stage_costs
+from . import PlanSettings, partition, planners_with
+from .run_estimate import largest_size, stage_costs
 from .simulator import simulate
 from .simulator.bound import lower_bound
 
@@ -34,6 +36,74 @@ class OrderForecast:
 
     def to_json(self) -> dict[str, object]:
         return {**asdict(self), "lost_seconds": self.lost_seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWithSizes:
+    """A plan, and what an epoch of samples of several sizes takes under it."""
+
+    plan: Plan
+    forecast: OrderForecast
+
+
+def partition_with_sizes(
+    profile: Profile,
+    cluster: Cluster,
+    sample_sizes: Sequence[float],
+    *,
+    batch_size: int | None = None,
+    voxels: float | None = None,
+    seconds: float | None = None,
+    kept_bytes: float | None = None,
+    order: str = SHUFFLE,
+    seed: int = 0,
+    **settings: Any,
+) -> list[PlanWithSizes]:
+    """Plan as `partition` with these `settings`, but count the time lost to sizes: the best plan comes first.
+
+    More stages, and more replicas, wait more for large minibatches. The best plan is compared with the best plans of
+    fewer and fewer stages: each is simulated on an epoch of `sample_sizes` (in the profile's unit) in this `order`,
+    with minibatches as `simulate_orders` composes them, of `batch_size` samples or by a `plan_budget`. Planners that
+    cannot limit the number of stages have one plan.
+
+    Returns every plan with its forecast, the shortest epoch first.
+
+    Raises InputError as `partition` and `simulate_orders` do.
+    """
+    plans = [partition(profile, cluster, **settings)]
+    if settings.get("planner", PlanSettings.planner) in planners_with("most_stages"):
+        while (stages := len(plans[-1].stages)) > 1:
+            try:
+                plans.append(partition(profile, cluster, **settings | {"most_stages": stages - 1}))
+            except InputError as error:
+                if error.code != "planner.no_plan":  # fewer stages need more memory than there is
+                    raise
+                break
+    forecasts = []
+    for plan in plans:
+        budget = plan_budget(plan, profile, cluster, voxels=voxels, seconds=seconds, kept_bytes=kept_bytes)
+        forecasts += simulate_orders(
+            plan, profile, cluster, sample_sizes, batch_size=batch_size, budget=budget, orders=[order], seed=seed
+        )
+    pairs = map(PlanWithSizes, plans, forecasts)
+    return sorted(pairs, key=lambda pair: pair.forecast.seconds)
+
+
+def plan_budget(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    voxels: float | None = None,
+    seconds: float | None = None,
+    kept_bytes: float | None = None,
+) -> float | None:
+    """Return a minibatch's budget of size under a plan: `voxels`, or the most within `seconds` or `kept_bytes` on every
+    stage by the profile. None without any of them. Raises InputError where no minibatch is.
+    """
+    if seconds is None and kept_bytes is None:
+        return voxels
+    return largest_size(plan, profile, cluster, seconds=seconds, kept_bytes=kept_bytes)
 
 
 def simulate_orders(

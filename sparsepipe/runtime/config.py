@@ -387,7 +387,7 @@ class Composition:
     """What minibatches are composed and ordered for, as `RunConfig.composition` has it; see `data.compose`.
 
     `sizes` and `seconds`: of minibatches, and what each stage takes for them by the profile of the launch. `asked`: the
-    settings that this was decided by.
+    settings that this was decided by. `unit`: of sizes and of the budget, such as "voxels".
     """
 
     budget: float | None = None
@@ -396,6 +396,7 @@ class Composition:
     sizes: tuple[float, ...] = ()
     seconds: tuple[tuple[float, ...], ...] = ()
     asked: Mapping[str, object] | None = None
+    unit: str = ""
 
     @classmethod
     def of(cls, config: RunConfig) -> "Composition":

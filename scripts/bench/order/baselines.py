@@ -1,9 +1,13 @@
-"""How others make minibatches of samples of several sizes: their rules, written anew from their description.
+"""How others make minibatches of samples of several sizes: their rules, checked with their sources, in our code.
 
-transformers   LengthGroupedSampler: a shuffled epoch is cut into 50 minibatches each, sorted by size within, the
-               largest sample of all first
-TRELLIS.2      its balanced sampler: the minibatches of one step of all replicas are drawn together, then dealt by
-               size, the largest first, each to the replica with the least so far that has room
+transformers   `group_by_length` (LengthGroupedSampler of trainer_pt_utils.py). A shuffled epoch is cut into groups of
+               50 minibatches, or so few that there are four groups; each is sorted by size, the largest first. The
+               largest sample of all comes first, in exchange for the first one, so that too little memory shows at
+               once. Replicas take whole minibatches in turn.
+TRELLIS.2      BalancedResumableSampler (trellis2/utils/data_utils.py). A shuffled epoch is filled up to a multiple of
+               the replicas by its first samples. The samples of one step of all replicas go by size, the largest
+               first, to the replica with the least load so far; a replica with a whole minibatch takes no more. What
+               is left of the epoch, less than a step, is not trained. A single replica keeps the random order.
 """
 
 import heapq
@@ -31,15 +35,15 @@ def length_grouped(sizes: Sequence[float], batch_size: int, random: Generator) -
 def load_balanced(sizes: Sequence[float], batch_size: int, replicas: int, random: Generator) -> Minibatches:
     """Deal each step's samples to replicas as TRELLIS.2 does: a step's minibatches come one after the other."""
     order, step = random.permutation(len(sizes)).tolist(), batch_size * replicas
-    found: Minibatches = []
-    for start in range(0, len(order), step):
-        samples = sorted(order[start : start + step], key=lambda sample: -sizes[sample])
-        groups: Minibatches = [[] for _ in range(-(-len(samples) // batch_size))]
-        loads = [(0.0, k) for k in range(len(groups))]
-        for sample in samples:
+    order += order[: -len(order) % replicas]
+    dealt: Minibatches = []
+    for start in range(0, len(order) - step + 1, step):
+        groups: Minibatches = [[] for _ in range(replicas)]
+        loads = [(0.0, k) for k in range(replicas)]
+        for sample in sorted(order[start : start + step], key=lambda sample: -sizes[sample]):
             load, k = heapq.heappop(loads)
             groups[k].append(sample)
             if len(groups[k]) < batch_size:
                 heapq.heappush(loads, (load + sizes[sample], k))
-        found += groups
-    return found
+        dealt += groups
+    return dealt

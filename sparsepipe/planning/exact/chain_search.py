@@ -37,6 +37,7 @@ class Moves:
     rest: Index  # [U]: the multiset of the devices not used yet
     whole: "Moves | None" = None  # where some were left out: all of them
     swaps: "Swaps | None" = None  # where one state stands for all that differ by like nodes
+    counts_stages: bool = False  # whether a state also says how many stages it has
 
     @property
     def receiver(self) -> Index:
@@ -55,6 +56,22 @@ class Moves:
         swaps = self.swaps and self.swaps.only(chosen)
         source, group, target = self.source[chosen], self.group[chosen], self.target[chosen]
         return replace(self, source=source, group=group, target=target, whole=whole, swaps=swaps)
+
+    def at_most(self, stages: int) -> "Moves":
+        """These moves in paths of at most so many stages: each state once for every number of stages behind it."""
+        states, every = stages + 1, np.arange(len(self.source))
+        repeated = self.only(np.tile(every, stages))
+        behind = np.repeat(np.arange(stages), len(every))
+        return replace(
+            repeated,
+            used=np.repeat(self.used, states),
+            source=repeated.source * states + behind,
+            target=repeated.target * states + behind + 1,
+            spare=np.repeat(self.spare, states),
+            rest=np.repeat(self.rest * states + stages, states),
+            whole=None,
+            counts_stages=True,
+        )
 
     def doubled(self, like: Index, num_groups: int) -> "Moves":
         """The moves of the groups `like` once more, by groups `num_groups`, `num_groups` + 1 and so on."""

@@ -105,7 +105,7 @@ def over_sets(
                 low = ahead[:, first] if begin is first else np.take_along_axis(ahead, begin[case], axis=1)
                 high = np.maximum(np.minimum(last, end[case]) + 1, first if begin is first else begin[case])
                 found |= np.take_along_axis(ahead, high, axis=1) > low
-        finished = found[:, 0] & ((targets == whole) if all_devices else True)
+        finished = found[:, 0] & ((moves.used[targets] == moves.used[-1]) if all_devices else True)
         if finished.any():
             return _walk_sets(limit, moves, reached, memory, int(own[finished.argmax()]))
         starts = np.flatnonzero(np.diff(targets, prepend=-1))  # groups of like nodes may lead to one state

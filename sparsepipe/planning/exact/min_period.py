@@ -68,7 +68,8 @@ def _along(model: StageModel, moves: Moves, *, until: float = 0.0, least: float 
         doubtful = along_chain(model, moves, seconds, relaxed=True)
         return over_sets(StageEnds(model), moves, seconds) if doubtful else None
 
-    return bisect(model, moves, quick, _alone(model), certain, useful_moves, until=until, least=least)
+    prune = None if moves.counts_stages else useful_moves  # which knows devices alone
+    return bisect(model, moves, quick, _alone(model), certain, prune, until=until, least=least)
 
 
 def _alone(model: StageModel) -> Path:

@@ -194,7 +194,7 @@ class LeastSum:
                 group, receiver = int(moves.group[move]), kind[moves.receiver[move]]
                 reached = (least[state, kind[group]] + self._stage(move, seconds, kept)).min(axis=1)
                 whole = float(reached[0] * self.model.first_weight(group))
-                if self.all_devices and moves.target[move] != len(moves.used) - 1:
+                if self.all_devices and moves.used[moves.target[move]] != moves.used[-1]:
                     whole = inf
                 if whole < best * (1 - _ROUNDING):  # the fewest devices among equals
                     best, last_move = whole, move

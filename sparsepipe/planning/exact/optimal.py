@@ -43,6 +43,7 @@ from .search_space import (
     Rules,
     Space,
     branching_space,
+    fits,
     frontier_space,
     merged,
     order_space,
@@ -92,6 +93,7 @@ class Optimal(Settings):
         default=None, metadata=COMPRESSION_RATIO
     )  # of the published cost model; None: transfers are free
     rescore: int = setting(1, WholeNumber(1), "simulate the K best plans and take the fastest", unit="K")
+    most_stages: int | None = setting(None, WholeNumber(1), "most stages of the plan", words="no limit")
     quick: bool = setting(False, Flag(), "plan any network in a tenth of a second, with a wider optimality gap")
     objective: str = setting(
         PERIOD, Choice(OBJECTIVES), "what is minimised: period, the time per minibatch, or latency of inference"
@@ -117,7 +119,7 @@ class Optimal(Settings):
                 "{activation_compression_ratio} is of the published cost model: give {cost_model}",
                 setting={"activation_compression_ratio": None, "cost_model": "published"},
             )
-        for name in ("all_devices", "rescore", "quick"):
+        for name in ("all_devices", "rescore", "most_stages", "quick"):
             if self.cost_model == CONTIGUOUS and getattr(self, name) != getattr(type(self), name):
                 raise InputError(
                     "planner.option_of_default",
@@ -132,7 +134,7 @@ class Optimal(Settings):
                 text = "{period_at_most} goes with {objective}: the period is as short as can be"
                 raise InputError("objective.of_latency", text, setting={"period_at_most": None, "objective": LATENCY})
             return
-        for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore"):
+        for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore", "most_stages"):
             if getattr(self, name) != getattr(type(self), name):
                 raise InputError(
                     "objective.not_of_latency",
@@ -170,6 +172,8 @@ class Optimal(Settings):
 
     def _search(self, problem: Problem) -> tuple[list["Found"], float]:
         """(paths found, a proven lower bound of the period)."""
+        if self.most_stages is not None:
+            return self._search_few_stages(problem, self.most_stages)
         if self.cost_model != "default" or not problem.cluster.sending_costs:
             return self._search_stages(problem)
         if space := whole_space(problem, self._rules):
@@ -178,6 +182,35 @@ class Optimal(Settings):
             return self._minimise(problem, space)
         found, low = self._search_stages(problem)
         return self._with_network_time(problem, found, low), low
+
+    def _search_few_stages(self, problem: Problem, stages: int) -> tuple[list["Found"], float]:
+        """`_search` for plans of at most so many stages; the time that devices take for sending counts at the end."""
+        found: list[Found] = []
+        refused, bound = "", 0.0
+        for space in spaces(problem, self._rules):
+            limited = space.at_most(problem, min(stages, len(problem.cluster.devices)))
+            if not fits(problem, self._rules, limited.model.cuts, len(limited.moves.source)):
+                continue
+            if reason := self._refusal(limited):
+                refused = reason
+                continue
+            paths, low = self._minimise(problem, limited)
+            found += paths
+            if space.complete:
+                bound = low
+                break
+            bound = (
+                work_bound(problem)
+                if self.cost_model == "default"
+                else float(limited.model.work[-1] / limited.moves.spare[0])
+            )
+        if not found:
+            text = "plans of so few stages are too many to search: expected fewer devices, or no {most_stages}"
+            raise InputError("planner.no_plan", refused or text, setting="most_stages")
+        if self.cost_model == "default" and problem.cluster.sending_costs:
+            nearest = sorted(found, key=lambda one: one.value)[:_JUDGED]
+            found = [replace(one, value=self._period(problem, one)) for one in nearest]
+        return found, bound
 
     def _with_network_time(self, problem: Problem, found: list["Found"], low: float) -> list["Found"]:
         """Paths by what they take with the time for what they send; that of `found`, and of `low`, leaves it out."""

@@ -63,6 +63,12 @@ class Space:
         memory = memory_rule(problem, model, moves) if limited else None
         return cls(model, moves, memory if memory is not None and memory.binds else None, complete)
 
+    def at_most(self, problem: Problem, stages: int) -> "Space":
+        """The plans of at most so many stages."""
+        moves = self.moves.at_most(stages)
+        memory = memory_rule(problem, self.model, moves) if self.memory is not None else None
+        return replace(self, moves=moves, memory=memory)
+
     def masks(self, path: Path) -> list[int]:
         """The cut behind each stage of a path."""
         return [self.model.cuts.masks[last] for _, _, last in path]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -30,6 +31,7 @@ from ...errors import DamagedRecord, InputError
 from ...records.record_files import read_fields
 from ...util.io.fields import Fields, fields, flag, integer, json_object, maybe, measured, number, real, text
 from ...util.io.files import read_json, sha256, write_json
+from ...util.io.quantities import SIZE, TIME
 from ...util.text.counting import number_of
 from .checkpoint_folders import (
     ASIDE,
@@ -102,10 +104,13 @@ class Checkpoint:
         drawn = ("seed", "shuffle", "balance", "order", "composition") if within else ()
         for name in ("num_classes", "samples", "batch_size", *drawn):
             if name in self.manifest and name in order and order[name] != self.manifest[name]:
+                here, there = order[name], self.manifest[name]
+                if name == "composition":
+                    here, there = _differences(_composition(here), _composition(there))
                 place = f", {number_of(within, 'minibatch')} into an epoch" if name in drawn else ""
                 raise InputError(
                     "checkpoint.order_differs",
-                    f"{{{name}}} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
+                    f"{{{name}}} is {here}, but {there} in the checkpoint {self.folder}{place}; "
                     "resume with that, or train anew in another folder",
                     setting=name,
                     name=name,
@@ -115,16 +120,13 @@ class Checkpoint:
         """Raise InputError where minibatches had another budget: an epoch had another number of them."""
         if "composition" not in order:
             return
-        here, there = (
-            json_object(text, "composition").get("budget") if isinstance(text, str) else None
-            for text in (order["composition"], self.manifest.get("composition"))
-        )
-        if here != there:
-            given, before = (f"{budget:g}" if budget else "none" for budget in (here, there))
+        here, there = (_composition(text) for text in (order["composition"], self.manifest.get("composition")))
+        if here.get("budget") != there.get("budget"):
             raise InputError(
                 "checkpoint.budget_differs",
-                f"the budget of a minibatch is {given}, but {before} in the checkpoint {self.folder}; resume with "
-                "that, or train anew in another folder",
+                f"the budget of a minibatch is {_budget_text(here)}, but {_budget_text(there)} in the checkpoint "
+                f"{self.folder}; resume with that, or train anew in another folder",
+                setting=dict.fromkeys(("batch_seconds", "batch_bytes")),
             )
 
     def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:
@@ -188,6 +190,37 @@ class Checkpoint:
                 "checkpoint.shard_differs",
                 f"{path}: not the shard that was written (SHA-256 differs); remove {self.folder.name}",
             )
+
+
+def _composition(text: object) -> dict[str, Any]:
+    """Return what minibatches were composed for, and the settings that decided it, by name; empty without a launch."""
+    decided = json_object(text, "composition") if isinstance(text, str) else {}
+    asked = decided.pop("asked", None)
+    return decided | (asked if isinstance(asked, dict) else {})
+
+
+def _budget_text(composition: Mapping[str, Any]) -> str:
+    """Return a budget with its unit and the setting that it follows from: "5,120 voxels by {batch_seconds} 100 ms"."""
+    if not composition.get("budget"):
+        return "none"
+    text = f"{composition['budget']:,.6g} {composition.get('unit', '')}".strip()
+    derived = (("batch_seconds", TIME), ("batch_bytes", SIZE))
+    told = [f"by {{{name}}} {unit.shown(composition[name])}" for name, unit in derived if composition.get(name)]
+    return " ".join([text, *told])
+
+
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the settings of two compositions that differ; of a list the largest number."""
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+
+    def listed(composition: Mapping[str, Any]) -> str:
+        values = ((name, composition.get(name)) for name in names)
+        return ", ".join(
+            f"{name} up to {np.max(value):g}" if isinstance(value, list) and value else f"{name} {value}"
+            for name, value in values
+        )
+
+    return listed(here), listed(there)
 
 
 def latest(run_dir: Path) -> Checkpoint | None:
