@@ -8,6 +8,8 @@ const NAMES = 16, BEFORE = 7;        // pixels of a strip: its layers' names, an
 const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, its strip
 const EM = 0.58;                     // of a font's size a letter is wide, on average
 const READ = 10;                     // pixels of the smallest letters
+const SIZES = 84, TOLD = 17;        // pixels of what is drawn of sizes and orders, and of a line below it
+const TOLD_LETTERS = 265;            // at most below it: so much room is left, whatever it says
 const OLD = "#8883";                 // stripes behind a picture that is old: what it says is read as before
 const GROUND = "var(--jp-layout-color0,#fff)", THIN = new Set(["send"]);
 
@@ -52,6 +54,17 @@ const STYLE = `
 .sp-copy{color:var(--jp-ui-font-color1,#222);background:var(--jp-layout-color2,#eee);border:1px solid var(--jp-border-color1,#bbb)}
 .sp-copy:disabled{color:var(--jp-ui-font-color2,#666);background:${GROUND}}
 .sp-old:not(.sp-pending) .sp-part::before{content:"old · "}
+.sp-sizes{display:flex;gap:18px;height:${SIZES}px;overflow:hidden}
+.sp-spread{flex:0 1 190px;min-width:110px;display:flex;flex-direction:column}
+.sp-spread div{flex:1;display:flex;align-items:flex-end;gap:1px;border-bottom:1px solid var(--jp-border-color1,#bbb)}
+.sp-spread i{flex:1}
+.sp-spread span{display:flex;justify-content:space-between;gap:8px;font-size:11.5px;height:17px;line-height:17px;white-space:nowrap;color:var(--jp-ui-font-color2,#666)}
+.sp-orders{flex:1;min-width:0;max-width:620px;display:grid;grid-template-columns:auto 1fr auto;grid-auto-rows:20px;column-gap:8px;align-items:center;font-size:12px;line-height:20px}
+.sp-orders b{white-space:nowrap}
+.sp-over{position:relative;display:flex;height:12px}
+.sp-over u{position:absolute;top:-4px;bottom:-4px;border-left:1px dashed var(--jp-ui-font-color1,#222)}
+.sp-told{font-size:12px;line-height:${TOLD}px;margin-top:3px;color:var(--jp-ui-font-color2,#666)}
+.sp-wait :is(.sp-sizes,.sp-told){opacity:.5}
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;
 
@@ -220,6 +233,19 @@ function underNetwork(graph, scene, k) {
   return (name === id ? id : `${name} (${id})`) + (found ? `, stage ${found[2]}` : "");
 }
 
+function sizes(drawn, palette) {  // of samples; beside them what each order of their minibatches takes, and the least that any does
+  if (!drawn.counts || !drawn.counts.length) return "";
+  const top = Math.max(...drawn.counts, 1), most = Math.max(1.25, ...drawn.orders.map(([, over]) => over)), part = (share) => `${(100 * share).toFixed(2)}%`;
+  const bars = drawn.counts.map((count) => `<i style="height:${part(count / top)};background:${palette.other}"></i>`).join("");
+  const rows = drawn.orders.map(([name, over, words, color, tip]) => {
+    const own = color || "var(--jp-ui-font-color1,#222)", title = `title="${escape(tip)}"`;
+    return `<span ${title}>${escape(name)}</span><div class="sp-over" ${title}>` +
+      `<i style="width:${part(Math.min(1, over) / most)};background:${palette.other}"></i><i style="width:${part(Math.max(0, over - 1) / most)};background:${own}"></i><u style="left:${part(1 / most)}"></u></div><b ${title}>${whole(words)}</b>`;
+  });
+  return `<div class="sp-spread" role="img" aria-label="sizes of samples, ${escape(drawn.axis.join(" to "))}, on a logarithmic axis"><div>${bars}</div><span><span>${escape(drawn.axis[0])}</span><span>${escape(drawn.axis[1])}</span></span></div>` +
+    `<div class="sp-orders">${rows.join("")}</div>`;
+}
+
 function changes(scene) {
   if (!scene.before) return "";
   const all = scene.before.changes, shown = all.slice(0, 8);
@@ -231,6 +257,7 @@ function changes(scene) {
 function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-stale" role="status"></div><div class="sp-tiles"></div><div class="sp-why"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
+    <div class="sp-part">Sizes <i>Of samples, and what an epoch takes in each order of its minibatches; grey: as many equal minibatches</i></div><div class="sp-sizes"></div><div class="sp-told"></div>
     <div class="sp-changes"></div>
     <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-stages"></div>
     <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
@@ -245,7 +272,7 @@ function render({ model, el }) {
     model.set("moved", { cut, at, number: ++number });  // back to where it was is a move as well
     model.save_changes();
   });
-  let graph = {}, waiting = false, width = 0, scene = {}, palette = {}, seen = "", placed = "", stagesSeen = [];
+  let graph = {}, waiting = false, width = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [];
   const drawn = new Map();
   const put = (name, markup) => {  // what stays is not built again: of a large graph that took most of a redraw
     if (drawn.get(name) === markup) return;
@@ -268,6 +295,14 @@ function render({ model, el }) {
   };
   find("tiles").addEventListener("pointerover", beside);
   find("tiles").addEventListener("focusin", beside);
+  const fade = () => root.classList.toggle("sp-wait", orders.serial !== scene.serial);  // until those of this picture come
+  const drawSizes = () => {
+    orders = JSON.parse(model.get("sizes"));
+    put("sizes", sizes(orders, model.get("palette")));
+    put("told", whole(orders.told || ""));
+    root.dataset.sizes = orders.serial;
+    fade();
+  };
   const draw = () => {
     waiting = false;
     const told = model.get("scene"), old = model.get("stale") ? model.get("reason") : "";
@@ -284,6 +319,8 @@ function render({ model, el }) {
     put("why", whole([scene.why, ...scene.notes.map(ended)].join(" ")));
     put("hint", whole(scene.before ? `${scene.hint}; the thin line below is A` : scene.hint));
     put("cells", scene.pipelines ? strips(scene, palette, width) : strip(scene, palette, width));
+    fade();
+    find("told").style.minHeight = `${TOLD * Math.ceil(TOLD_LETTERS * EM * 12 / width)}px`;
     put("changes", changes(scene));
     put("stages-are", whole(scene.stages_are ? `; ${scene.stages_are}` : ""));
     put("stages", stages(scene, palette, width));
@@ -331,12 +368,14 @@ function render({ model, el }) {
   model.on("change:reason", soon);
   model.on("change:pending", soon);
   model.on("change:graph", regraph);
+  model.on("change:sizes", drawSizes);
   model.on("msg:custom", copied);
   const observer = new ResizeObserver(() => { if (Math.floor(root.clientWidth) !== width) soon(); });
   observer.observe(root);
   regraph();
+  drawSizes();
   return () => {
-    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["msg:custom", copied]])
+    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:sizes", drawSizes], ["msg:custom", copied]])
       model.off(name, act);
     observer.disconnect();
     turn.port1.close();
