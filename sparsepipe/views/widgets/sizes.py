@@ -33,7 +33,7 @@ from .planning import Answer
 
 SEED = 0
 _FEWEST, _MOST, _PASSES = 64, 256, 1024  # minibatches that are simulated, and those times stages
-_MOST_PASSES, _MOST_SAMPLES = 2**14, 2**14  # beyond them a simulation takes seconds
+_MOST_PASSES, _MOST_SAMPLES = 2**14, 2**13  # beyond them a simulation takes seconds
 _EACH = 24  # minibatches of each of several pipelines, at least
 _BINS = 12
 _PROBES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of a mean minibatch: sizes at which two plans' stages take the same time
