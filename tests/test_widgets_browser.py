@@ -244,6 +244,40 @@ def test_a_dragged_slider_and_a_click_at_once_act_on_what_the_slider_shows(explo
     )
 
 
+OVER = "() => [...document.querySelectorAll('.sp-orders b')].map((cell) => cell.textContent)"
+SIZES_BOX = """() => {
+  const box = (name) => document.querySelector(name).getBoundingClientRect();
+  const [sizes, stages] = [box('.sp-sizes'), box('.sp-stages')];
+  return [sizes.top, sizes.height, stages.top];
+}"""
+SETTLED_SIZES = ".sp-view:not(.sp-wait) .sp-orders"
+
+
+def test_orders_follow_the_sliders_and_move_nothing(explorer):
+    explorer.wait_for_selector(SETTLED_SIZES)
+    before, box = explorer.evaluate(OVER), explorer.evaluate(SIZES_BOX)
+    assert len(before) == 4 and all(re.fullmatch("(≥\xa0)?[0-9.]+\xa0×\xa0balanced", words) for words in before)
+    drag(explorer, slider(explorer, "variation"), 60)
+    value = float(readout(explorer, "variation").inner_text())
+    assert value > 0.5
+    until(lambda: explorer.evaluate(OVER) != before, "what orders lose with sizes that vary more")
+    explorer.wait_for_selector(SETTLED_SIZES)
+    assert explorer.evaluate(SIZES_BOX) == box
+    shuffled, snake = (float(words.split("\xa0")[0]) for words in explorer.evaluate(OVER)[:2])
+    assert shuffled > snake
+    slider(explorer, "within a node").focus()
+    for _ in range(6):  # of a plan before nothing is shown as if it were of this one
+        explorer.keyboard.press("ArrowLeft")
+    explorer.wait_for_selector(".sp-wait")
+    assert explorer.evaluate(SIZES_BOX)[1] == box[1]
+    explorer.wait_for_selector(SETTLED_SIZES)
+    same = (
+        "() => document.querySelector('.sp-view').dataset.sizes === document.querySelector('.sp-view').dataset.serial"
+    )
+    assert explorer.evaluate(same)
+    assert not explorer.problems
+
+
 def test_a_layer_is_clicked(page, lab):
     cells = "from sparsepipe.views.widgets import LayerGraphExplorer\nLayerGraphExplorer(profile).widget"
     lab.write("graph.ipynb", PROFILE, cells)

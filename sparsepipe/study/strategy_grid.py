@@ -12,13 +12,14 @@ from ..values.cluster import Cluster
 from ..values.plan import Plan
 from ..values.profile import Profile
 from ..views.plots import Point
+from ..views.plots.points import SPARSEPIPE_2020
 from .machines import Machines
 
 PLANNERS = {  # a strategy's name in figures: the planner that finds its plan
     "data parallel": "data-parallel",
     "model parallel": "model-parallel",
     "PipeDream": "pipedream",
-    "SparsePipe (2020)": "sparsepipe-2020",
+    SPARSEPIPE_2020: "sparsepipe-2020",
     "optimal": "optimal",
 }
 ONE = "one device"

@@ -25,6 +25,8 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=60, help="of the chain")
     parser.add_argument("--devices", type=int, default=8, help="of nasnetalarge and the chain")
     parser.add_argument("--moves", type=int, default=24, help="key presses on each slider")
+    told = "seconds of rest before each press (default: 0); from .3 on the explorer simulates orders meanwhile"
+    parser.add_argument("--rest", type=float, default=0.0, metavar="S", help=told)
     told = "JupyterLab " + ", ".join(f"{name}: {how}" for name, how in SERVERS.items()) + "; several in turn"
     parser.add_argument("--server", choices=list(SERVERS), nargs="+", default=["lab.sh"], help=told)
     options = parser.parse_args()

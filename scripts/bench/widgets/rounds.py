@@ -28,16 +28,16 @@ def measure(browser: Any, lab: Lab, case: Case, options: argparse.Namespace) -> 
         "memory": "memory",
         "batch size": "batch size",
     }
-    found = {name: pressed(page, label, options.moves) for name, label in sliders.items()}
+    found = {name: pressed(page, label, options) for name, label in sliders.items()}
     page.get_by_role("button", name="pin cuts").click()
     page.wait_for_selector(".sp-cut")
-    found["cut by hand"] = cut_moved(page, options.moves)
+    found["cut by hand"] = cut_moved(page, options)
     page.get_by_role("button", name="pin cuts").click()
     page.wait_for_timeout(500)
     planner = page.locator(".widget-dropdown select", has_text="model-parallel")
     planner.select_option("model-parallel")  # which knows stages per device
     page.wait_for_timeout(500)
-    found["stages"] = pressed(page, "stages per device", options.moves)
+    found["stages"] = pressed(page, "stages per device", options)
     planner.select_option("optimal")
     page.wait_for_timeout(500)
     drag = dragged(page, "between nodes")
@@ -59,25 +59,26 @@ def measure(browser: Any, lab: Lab, case: Case, options: argparse.Namespace) -> 
     }
 
 
-def pressed(page: Any, label: str, moves: int) -> list[Move]:
+def pressed(page: Any, label: str, options: argparse.Namespace) -> list[Move]:
     """What each key press on a slider took until its picture; presses that change nothing are left out."""
     row = page.locator(".widget-inline-hbox", has=page.get_by_text(label, exact=True)).first
     row.locator(".noUi-handle").first.focus()
     found = []
-    for k in range(moves):
-        found += one(page, "ArrowLeft" if (k // 3) % 2 == 0 else "ArrowRight")
+    for k in range(options.moves):
+        found += one(page, "ArrowLeft" if (k // 3) % 2 == 0 else "ArrowRight", options.rest)
     return found
 
 
-def cut_moved(page: Any, moves: int) -> list[Move]:
+def cut_moved(page: Any, options: argparse.Namespace) -> list[Move]:
     page.locator(".sp-cut").first.focus()
     found = []
-    for k in range(moves):
-        found += one(page, "ArrowRight" if (k // 3) % 2 == 0 else "ArrowLeft")
+    for k in range(options.moves):
+        found += one(page, "ArrowRight" if (k // 3) % 2 == 0 else "ArrowLeft", options.rest)
     return found
 
 
-def one(page: Any, key: str) -> list[Move]:
+def one(page: Any, key: str, rest: float) -> list[Move]:
+    page.wait_for_timeout(1000 * rest)
     before = page.evaluate(SERIAL)
     page.evaluate(FORGET)
     page.keyboard.press(key)

@@ -12,6 +12,7 @@ from ...util.text.counting import number_of
 from ...values.plan import Plan
 from ..markup import Html, figure_text
 from .nothing import nothing_to_draw
+from .points import planner_label
 from .theme import FONT_SIZE, RUN_COLORS, RUN_MARKERS, finished, log_ticks
 
 _LEAST_SECONDS = 1e-4  # a logarithmic axis has no place for less
@@ -35,7 +36,14 @@ class Gap:
         """Read it from a plan, which must have an estimate. `planner`: what it is called, its name unless given."""
         assert plan.estimate is not None
         expected = plan.estimate
-        return cls(network, len(plan.layers), devices, planner or plan.planner, expected.gap, expected.plan_seconds)
+        return cls(
+            network,
+            len(plan.layers),
+            devices,
+            planner_label(planner or plan.planner),
+            expected.gap,
+            expected.plan_seconds,
+        )
 
 
 def gaps_table(gaps: Sequence[Gap]) -> pd.DataFrame:

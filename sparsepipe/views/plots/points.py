@@ -9,7 +9,8 @@ import pandas as pd
 from ...errors import InputError
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS
 
-STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", "SparsePipe (2020)", "optimal")
+SPARSEPIPE_2020 = "SparsePipe (2020)"  # the planner of the paper, which is not this project
+STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", SPARSEPIPE_2020, "optimal")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ def points_table(points: Iterable[Point]) -> pd.DataFrame:
         raise InputError("plot.nothing", "no points to draw: expected at least one strategy on one cluster")
     unknown = [name for name in ("samples_per_second", "minibatches_per_second") if table[name].isna().all()]
     return table.drop(columns=unknown)
+
+
+def planner_label(planner: str) -> str:
+    """Return the name of a planner in figures: its choice, but for the SparsePipe paper's, also of older plans."""
+    return SPARSEPIPE_2020 if planner in ("sparsepipe-2020", "sparsepipe") else planner
 
 
 def looks(strategy: str) -> dict[str, str]:

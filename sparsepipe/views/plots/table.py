@@ -12,6 +12,7 @@ from ...values.costs import LayerTable
 from ...values.graph import LayerGraph
 from ...values.plan import Plan
 from ...values.replication import rule_text
+from .points import planner_label
 
 Found = TypeVar("Found")
 
@@ -46,9 +47,10 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 def plan_names(plans: Sequence[Plan]) -> list[str]:
     """Each plan by its planner, with its schedule where planners repeat."""
-    planners = [plan.planner for plan in plans]
+    planners = [planner_label(plan.planner) for plan in plans]
     return distinct(
-        plan.planner if planners.count(plan.planner) == 1 else f"{plan.planner} ({plan.schedule})" for plan in plans
+        planner if planners.count(planner) == 1 else f"{planner} ({plan.schedule})"
+        for planner, plan in zip(planners, plans, strict=True)
     )
 
 

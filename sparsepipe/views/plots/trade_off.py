@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from ...errors import InputError
 from ..markup import Html
 from .outlines import THICK, outline_of
+from .points import planner_label
 from .theme import INK, RUN_COLORS, RUN_MARKERS, finished
 
 
@@ -77,7 +78,7 @@ def trade_off(candidates: Sequence[Candidate], best: Sequence[Candidate] = (), *
         if len(part):
             color = RUN_COLORS[planners.index(planner) % len(RUN_COLORS)]
             symbol = RUN_MARKERS[schedules.index(schedule) % len(RUN_MARKERS)]
-            figure.add_trace(_marks(part, f"{planner}, {schedule}", color, symbol, counted))
+            figure.add_trace(_marks(part, f"{planner_label(planner)}, {schedule}", color, symbol, counted))
     figure.update_xaxes(title_text="memory of the fullest device (MB)", rangemode="tozero")
     figure.update_yaxes(title_text=f"{counted}/s, simulated", rangemode="tozero")
     return finished(figure, "Throughput against memory", note=note, width=900, height=480)

@@ -109,6 +109,8 @@ _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be type
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
 _VOXEL_SIZES = (0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2)
 _OF_RUNS, _OF_PLANS = rows(RunConfig), rows(PlanSettings)
+AS_PROFILED, LOGNORMAL = "as in the profile's data", "lognormal"
+_VARIATIONS = (*(k / 20 for k in range(1, 21)), *(k / 10 for k in range(11, 21)))
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _RULE, _MOST_PIPELINES = "partial-reduce", 8
 _EXAMPLE = "such as every=2"
@@ -117,7 +119,7 @@ _PINNED = "What is pinned is a plan of one pipeline: unpin cuts and devices to h
 
 
 class ExplorerControls:
-    """All controls, in the groups of the page; `settings` is what they say."""
+    """All controls, in the groups of the page; `settings` is what they say, but for `sizes`, which change no plan."""
 
     def __init__(
         self,
@@ -130,6 +132,7 @@ class ExplorerControls:
         layers, num_devices = profile.graph.layers, len(cluster.devices)
         self.devices = DeviceControls(cluster)
         self.workload = WorkloadControls(scale)
+        self.sizes = SizeControls(profile)
         self.plan = PlanControls(num_layers=len(layers), num_devices=num_devices)
         self.stages = StagesByHand(
             self.devices.counts, messages, changed, num_layers=len(layers) - len(profile.graph.input_layers)
@@ -138,7 +141,7 @@ class ExplorerControls:
 
     @property
     def every(self) -> list[ipywidgets.DOMWidget]:
-        """All whose value is a setting, in the order of the page."""
+        """All whose value is a setting of the plan, in the order of the page."""
         groups = self.devices, self.workload, self.plan, self.stages, self.pipelines
         return [control for group in groups for control in group.controls]
 
@@ -150,7 +153,7 @@ class ExplorerControls:
         plan, stages = self.plan, self.stages
         return [
             *(heads[0], *self.devices.controls, self.devices.placed),
-            *(heads[1], *self.workload.controls),
+            *(heads[1], *self.workload.controls, *self.sizes.controls),
             *(heads[2], *plan.controls[:-1], plan.stages_per_device.note, plan.recompute),
             *(looks.HBox(list(stages.controls)), stages.editor.widget),
             *(heads[3], self.pipelines.widget),
@@ -236,6 +239,32 @@ class WorkloadControls:
     def controls(self) -> list[ipywidgets.DOMWidget]:
         """All whose value is a setting."""
         return [*([self.batch_size, self.voxel_size] if self.scale else []), self.compression]
+
+
+class SizeControls:
+    """How sizes of samples vary, which changes no plan: what each order of minibatches loses."""
+
+    def __init__(self, profile: Profile) -> None:
+        known = bool(profile.origin.get("sample_sizes"))
+        tip = "how sizes of samples vary" + ("" if known else ": the profile does not say, so they are drawn")
+        self.distribution = dropdown("sizes", [*([AS_PROFILED] if known else []), LOGNORMAL], tip)
+        tip = "coefficient of variation of lognormal sizes: their standard deviation over their mean"
+        self.variation = number_slider("variation", 0.5, _VARIATIONS, tip)
+        self.follow()
+
+    @property
+    def controls(self) -> tuple[ipywidgets.DOMWidget, ...]:
+        """All whose value is a setting."""
+        return self.distribution, self.variation
+
+    @property
+    def cv(self) -> float | None:
+        """The coefficient of variation of lognormal sizes; None for sizes as the profile counted them."""
+        return None if self.distribution.value == AS_PROFILED else float(self.variation.value)
+
+    def follow(self) -> None:
+        """Offer what goes with the distribution."""
+        self.variation.disabled = self.distribution.value == AS_PROFILED
 
 
 class PlanControls:

@@ -1,17 +1,32 @@
 """The right side of the partition explorer: pictures of a plan, and of the plan that it is compared with."""
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
 from ...errors import InputError
 from ...values.profile import Profile
+from ..plots.table import noted
 from ..words import OF_PIPELINES, OF_PLANS
 from . import looks
 from .exporter import Export
 from .html_view import HtmlView, explained
 from .messages import Messages
 from .partition_view import PartitionView, SettledButton, graph_text
-from .picture import explorer_export, picture
+from .picture import explorer_export, in_lines, picture
 from .pipelines_picture import compared, pipelines_export, pipelines_picture
 from .pipelines_planning import PipelinesAnswer
 from .planning import Answer
+from .sizes import (
+    AskedSizes,
+    SizesForecasts,
+    Superseded,
+    refused_scene,
+    sizes_figure,
+    sizes_scene,
+    sizes_settings,
+    sizes_text,
+)
 from .waiting_figures import WaitingFigures
 
 OF_ONE = "this goes with one pipeline: move pipelines to 1"
@@ -27,6 +42,7 @@ class ExplorerView:
         self.profile, self.note, self.serial = profile, note, 0
         self.drawing = PartitionView()
         self.drawing.graph = graph_text(profile)
+        self.sizes = SizesForecasts(profile)
         self.waiting: WaitingFigures | None = None  # made for the first several pipelines: it brings plotly to the page
         self.pinned: Answer | None = None
         self.pin = SettledButton(self.drawing, description="pin as A", icon="thumb-tack")
@@ -76,8 +92,33 @@ class ExplorerView:
         self.pinned = answer
         self.unpin.disabled = answer is None
 
-    def figures(self, answer: Answer | PipelinesAnswer) -> Export:
-        """Return what the export button writes of a plan."""
+    def draw_sizes(self, asked: AskedSizes, *, superseded: Callable[[], bool]) -> None:
+        """Compare the orders of minibatches under a plan, and show that; nothing once `superseded` says so."""
+        try:
+            scene = sizes_scene(asked, self.sizes.forecast(asked, superseded))
+        except InputError as error:
+            scene = refused_scene(asked, error)
+        except Superseded:
+            return
+        if not superseded():
+            self.drawing.show_sizes(scene)
+
+    def fade_sizes(self) -> None:
+        """Mark what is shown of sizes as old."""
+        self.drawing.show_sizes({**json.loads(self.drawing.sizes), "serial": -1})
+
+    def figures(self, asked: AskedSizes) -> Export:
+        """Return what the export button writes of a plan, and of the orders of its minibatches if these are few."""
+        answer = asked.answer
         if isinstance(answer, PipelinesAnswer):
-            return pipelines_export(answer, profile=self.profile, note=self.note)
-        return explorer_export(answer, self.pinned, profile=self.profile, note=self.note)
+            made = pipelines_export(answer, profile=self.profile, note=self.note)
+        else:
+            made = explorer_export(answer, self.pinned, profile=self.profile, note=self.note)
+        try:
+            forecast = self.sizes.forecast(asked)
+        except InputError:  # which the picture says in place of the orders
+            return made
+        note = in_lines(noted(self.note, self.profile.origin), answer.told(), sizes_text(asked, forecast))
+        figures = {**made.figures, "explorer_orders": sizes_figure(asked, forecast, note=note)}
+        settings = {**made.origin.settings, "sizes": sizes_settings(asked, forecast)}
+        return Export(figures, replace(made.origin, settings=settings))

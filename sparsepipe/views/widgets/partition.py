@@ -2,10 +2,11 @@
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import ipywidgets
 
@@ -28,25 +29,30 @@ from .pipelines_planning import Asked, PipelinesAnswer, PipelinesPlanning
 from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
 from .settings import Settings
+from .sizes import AskedSizes
 from .tips import Shown, with_tips
 
+Work = TypeVar("Work")
 
-class Later:
+
+class Later(Generic[Work]):
     """Calls `act` with what was asked last, `pause` seconds after it was, in one thread that ends when nothing is left.
 
     What is asked while `act` is at work comes after it; what was asked before that, and not begun, is dropped. `act`
     must raise nothing.
     """
 
-    def __init__(self, act: Callable[[Asked], None], *, pause: float, name: str) -> None:
+    def __init__(self, act: Callable[[Work], None], *, pause: float, name: str) -> None:
         self._act, self._pause, self._name = act, pause, name
         self._turn = threading.Condition()
-        self._asked: list[Asked] = []  # one or none
+        self._asked: list[Work] = []  # one or none
         self._due = 0.0
         self._thread: threading.Thread | None = None
+        self.superseded = False  # whether something was asked, or dropped, since `act` began its work
 
-    def ask(self, what: Asked) -> None:
+    def ask(self, what: Work) -> None:
         with self._turn:
+            self.superseded = True
             self._asked, self._due = [what], time.monotonic() + self._pause
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -55,6 +61,7 @@ class Later:
     def drop(self) -> None:
         """Forget what was asked and is not begun."""
         with self._turn:
+            self.superseded = True
             self._asked = []
 
     def _work(self) -> None:
@@ -66,6 +73,7 @@ class Later:
                     self._thread = None
                     return
                 (what,), self._asked = self._asked, []
+                self.superseded = False
             self._act(what)
 
 
@@ -172,7 +180,8 @@ class PartitionExplorer(Shown):
         self.together = PipelinesPlanning(self.planning)
         self.messages = Messages()
         self.state = PlanOnScreen()
-        self.later: Later = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
+        self.later: Later[Asked] = Later(self.messages.shown(self._plan_several), pause=_PAUSE, name="pipelines")
+        self.sizes_later: Later[AskedSizes] = Later(self._draw_sizes, pause=_PAUSE, name="orders")
         self.controls = ExplorerControls(profile, cluster, scale, self.messages, self.changed)
         self.view = ExplorerView(profile, self.messages, note=note)
         drawing, shown = self.view.drawing, self.messages.shown
@@ -183,12 +192,14 @@ class PartitionExplorer(Shown):
         self.exporter = Exporter(
             self.messages,
             expanded(figures),
-            lambda: self.view.figures(self.current()),
+            lambda: self.view.figures(self._asked_sizes(self.current())),
             button=SettledButton(drawing),
         )
         self.saver = PlanSaver(profile, drawing, self.messages, self.current, folder=expanded(plans), board=board)
         for control in self.controls.every:
             control.observe(self.changed, names="value")
+        for control in self.controls.sizes.controls:
+            control.observe(self._sizes_changed, names="value")
         pins = looks.HBox([self.view.pin, self.view.unpin])
         left = looks.VBox(
             [*self.controls.rows, pins, self.saver.widget, self.exporter.widget],
@@ -254,6 +265,7 @@ class PartitionExplorer(Shown):
             asked = self.controls.settings()
             self.state.ask(asked)
             self.later.drop()
+            self.sizes_later.drop()
             self.controls.devices.tell(asked)
             try:
                 if asked.several is not None:
@@ -266,6 +278,7 @@ class PartitionExplorer(Shown):
                 raise
             self.state.take(answer)
             self._refuse("")
+            self._ask_sizes()
 
     def as_code(self) -> str:
         """The cell that makes the plan again, given `profile`. Raises InputError while there is no plan."""
@@ -290,6 +303,7 @@ class PartitionExplorer(Shown):
                     self.view.draw(answer)
                     state.take(answer)
                     self._refuse("")
+                    self._ask_sizes()
         except BaseException as error:
             with state.lock:
                 if not state.awaits(asked.settings):
@@ -329,6 +343,27 @@ class PartitionExplorer(Shown):
         self.view.compare_with(answer)
         if self.shown is not None and not self.state.pending:
             self.view.draw(self.shown)
+            self._ask_sizes()
+
+    def _asked_sizes(self, answer: Answer | PipelinesAnswer) -> AskedSizes:
+        return AskedSizes(answer, self.controls.sizes.cv, self.view.serial)
+
+    def _ask_sizes(self) -> None:
+        """Have the orders of the plan in the picture compared in a moment."""
+        if self.shown is not None:
+            self.sizes_later.ask(self._asked_sizes(self.shown))
+
+    def _sizes_changed(self, _: Any) -> None:
+        self.controls.sizes.follow()
+        self.view.fade_sizes()
+        self._ask_sizes()
+
+    def _draw_sizes(self, asked: AskedSizes) -> None:
+        """Compare orders and draw that, unless the controls say something else by then; in a thread of its own."""
+        try:
+            self.view.draw_sizes(asked, superseded=lambda: self.sizes_later.superseded)
+        except Exception:
+            self.messages.fail(traceback.format_exc())
 
 
 def _check(profile: Profile, cluster: Cluster) -> None:

@@ -8,6 +8,9 @@ const NAMES = 16, BEFORE = 7;        // pixels of a strip: its layers' names, an
 const NAME = 20, LOW_STRIP = 60;     // of one of several pipelines: its name, its strip
 const EM = 0.58;                     // of a font's size a letter is wide, on average
 const READ = 10;                     // pixels of the smallest letters
+const SIZES = 84, TOLD = 17;         // pixels of what is drawn of sizes and orders, and of a line below it
+const NARROW = 64, BESIDE = 440;     // more of them in a view in which both have no room side by side
+const TOLD_LETTERS = 225;            // at most below it: so much room is left, whatever it says
 const OLD = "#8883";                 // stripes behind a picture that is old: what it says is read as before
 const GROUND = "var(--jp-layout-color0,#fff)", THIN = new Set(["send"]);
 
@@ -52,6 +55,18 @@ const STYLE = `
 .sp-copy{color:var(--jp-ui-font-color1,#222);background:var(--jp-layout-color2,#eee);border:1px solid var(--jp-border-color1,#bbb)}
 .sp-copy:disabled{color:var(--jp-ui-font-color2,#666);background:${GROUND}}
 .sp-old:not(.sp-pending) .sp-part::before{content:"old · "}
+.sp-sizes{display:flex;gap:18px;height:${SIZES}px;overflow:hidden}
+.sp-spread{flex:0 1 190px;min-width:110px;display:flex;flex-direction:column}
+.sp-spread div{flex:1;display:flex;align-items:flex-end;gap:1px;border-bottom:1px solid var(--jp-border-color1,#bbb)}
+.sp-spread i{flex:1}
+.sp-spread span{display:flex;justify-content:space-between;gap:8px;font-size:11.5px;height:17px;line-height:17px;white-space:nowrap;color:var(--jp-ui-font-color2,#666)}
+.sp-orders{flex:1;min-width:0;max-width:620px;display:grid;grid-template-columns:auto 1fr auto;grid-auto-rows:20px;column-gap:8px;align-items:center;font-size:12px;line-height:20px}
+.sp-orders :is(b,span){white-space:nowrap}
+.sp-orders i{display:block;height:12px;box-sizing:content-box;border-left:1px solid var(--jp-ui-font-color2,#666)}
+.sp-narrow .sp-sizes{flex-direction:column;gap:4px;height:${SIZES + NARROW}px}
+.sp-narrow .sp-spread{flex:0 0 ${NARROW - 4}px}
+.sp-told{font-size:12px;line-height:${TOLD}px;margin-top:3px;color:var(--jp-ui-font-color2,#666)}
+.sp-wait :is(.sp-sizes,.sp-told){opacity:.5}
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;
 
@@ -220,6 +235,18 @@ function underNetwork(graph, scene, k) {
   return (name === id ? id : `${name} (${id})`) + (found ? `, stage ${found[2]}` : "");
 }
 
+function sizes(drawn, palette) {  // of samples; beside them the time that each order of their minibatches loses, and any does at least
+  if (!drawn.counts || !drawn.counts.length) return "";
+  const top = Math.max(...drawn.counts, 1), most = Math.max(0.2, ...drawn.orders.map(([, over]) => over - 1)), part = (share) => `${(100 * share).toFixed(2)}%`;
+  const bars = drawn.counts.map((count) => `<i style="height:${part(count / top)};background:${palette.other}"></i>`).join("");
+  const rows = drawn.orders.map(([name, over, words, color, tip]) => {
+    const title = `title="${escape(tip)}"`, own = color || "var(--jp-ui-font-color1,#222)";
+    return `<span ${title}>${escape(name)}</span><div ${title}><i style="width:${part(Math.max(0, over - 1) / most)};background:${own}"></i></div><b ${title}>${whole(words)}</b>`;
+  });
+  return `<div class="sp-spread" role="img" aria-label="sizes of samples, ${escape(drawn.axis.join(" to "))}, on a logarithmic axis"><div>${bars}</div><span><span>${escape(drawn.axis[0])}</span><span>${escape(drawn.axis[1])}</span></span></div>` +
+    `<div class="sp-orders">${rows.join("")}</div>`;
+}
+
 function changes(scene) {
   if (!scene.before) return "";
   const all = scene.before.changes, shown = all.slice(0, 8);
@@ -231,6 +258,7 @@ function changes(scene) {
 function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-stale" role="status"></div><div class="sp-tiles"></div><div class="sp-why"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
+    <div class="sp-part">Sizes <i>Of samples, and time that each order of minibatches loses</i></div><div class="sp-sizes"></div><div class="sp-told"></div>
     <div class="sp-changes"></div>
     <div class="sp-part">Stages <i>Time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below<span class="sp-stages-are"></span></i></div><div class="sp-stages"></div>
     <div class="sp-part">Timeline <i>Simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
@@ -245,7 +273,7 @@ function render({ model, el }) {
     model.set("moved", { cut, at, number: ++number });  // back to where it was is a move as well
     model.save_changes();
   });
-  let graph = {}, waiting = false, width = 0, scene = {}, palette = {}, seen = "", placed = "", stagesSeen = [];
+  let graph = {}, waiting = false, width = 0, scene = {}, orders = {}, palette = {}, seen = "", placed = "", stagesSeen = [];
   const drawn = new Map();
   const put = (name, markup) => {  // what stays is not built again: of a large graph that took most of a redraw
     if (drawn.get(name) === markup) return;
@@ -268,6 +296,14 @@ function render({ model, el }) {
   };
   find("tiles").addEventListener("pointerover", beside);
   find("tiles").addEventListener("focusin", beside);
+  const fade = () => root.classList.toggle("sp-wait", orders.serial !== scene.serial);  // until those of this picture come
+  const drawSizes = () => {
+    orders = JSON.parse(model.get("sizes"));
+    put("sizes", sizes(orders, model.get("palette")));
+    put("told", whole(orders.told || ""));
+    root.dataset.sizes = orders.serial;
+    fade();
+  };
   const draw = () => {
     waiting = false;
     const told = model.get("scene"), old = model.get("stale") ? model.get("reason") : "";
@@ -284,6 +320,9 @@ function render({ model, el }) {
     put("why", whole([scene.why, ...scene.notes.map(ended)].join(" ")));
     put("hint", whole(scene.before ? `${scene.hint}; the thin line below is A` : scene.hint));
     put("cells", scene.pipelines ? strips(scene, palette, width) : strip(scene, palette, width));
+    fade();
+    root.classList.toggle("sp-narrow", width < BESIDE);
+    find("told").style.minHeight = `${TOLD * Math.ceil(TOLD_LETTERS * 6.3 / width)}px`;
     put("changes", changes(scene));
     put("stages-are", whole(scene.stages_are ? `; ${scene.stages_are}` : ""));
     put("stages", stages(scene, palette, width));
@@ -331,12 +370,14 @@ function render({ model, el }) {
   model.on("change:reason", soon);
   model.on("change:pending", soon);
   model.on("change:graph", regraph);
+  model.on("change:sizes", drawSizes);
   model.on("msg:custom", copied);
   const observer = new ResizeObserver(() => { if (Math.floor(root.clientWidth) !== width) soon(); });
   observer.observe(root);
   regraph();
+  drawSizes();
   return () => {
-    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["msg:custom", copied]])
+    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:reason", soon], ["change:pending", soon], ["change:graph", regraph], ["change:sizes", drawSizes], ["msg:custom", copied]])
       model.off(name, act);
     observer.disconnect();
     turn.port1.close();

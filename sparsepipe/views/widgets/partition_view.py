@@ -33,6 +33,7 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
     _esm = page_code("names", "svg_marks", "partition_cuts", "partition_view")
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
+    sizes = traitlets.Unicode("{}").tag(sync=True)  # JSON: sizes.py says of what; it comes after its scene
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
     stale = traitlets.Unicode("").tag(sync=True)  # what the picture is of, where it is not of what the controls say
@@ -54,6 +55,10 @@ class PartitionView(looks.Control, anywidget.AnyWidget):
             "hint": sentence(scene["hint"]),
         }
         self.scene = json.dumps({**scene, **told}, separators=(",", ":"))
+
+    def show_sizes(self, scene: Mapping[str, Any]) -> None:
+        """Replace what is drawn of sizes and orders; faded unless its serial is that of the scene that is shown."""
+        self.sizes = json.dumps(scene, separators=(",", ":"))
 
     def mark(self, stale: str, reason: str, *, pending: bool) -> None:
         """Say what an old picture is of, and why nothing can be done with it; without a text that it is new."""
