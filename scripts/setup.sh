@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Set up .venv with all that sparsepipe needs. Done before, it returns at once; interrupted, the next call goes on.
+# Set up .venv with all that sparsepipe needs. Done before, it returns at once; interrupted, the next call continues.
 #
-#   scripts/setup.sh [--force]     --force: look at everything again, e.g. after installing what it said was missing
+#   scripts/setup.sh [--force | --no-wait]
+#
+# --force     check everything again, e.g. after installing what it said was missing
+# --no-wait   return when all but MinkowskiEngine is installed; its build continues in the background, at low priority
 #
 # PYTHON names the interpreter to use. SPARSEPIPE_NO_APT=1 leaves Debian's packages alone.
 # Where packages come from is this machine's pip and apt configuration. Progress goes to stderr.
@@ -14,25 +17,92 @@ unset PYTHONPATH PYTHONHOME
 say() { printf 'set-up %4d s  %s\n' "$SECONDS" "$*" >&2; }
 fail() { printf 'set-up: %s\n' "$*" >&2; exit 1; }
 
-force=no
+force=no wait=yes
 case "${1:-}" in
   "") ;;
   --force) force=yes ;;
-  *) printf 'set-up: unknown argument %s; expected nothing or --force\n' "$1" >&2; exit 2 ;;
+  --no-wait) wait=no ;;
+  *) printf 'set-up: unknown argument %s; expected nothing, --force or --no-wait\n' "$1" >&2; exit 2 ;;
 esac
 
-# The stamp names what was set up: another pyproject.toml, lock file or set-up is done again.
+# Stamps name what was set up: another pyproject.toml, lock file or set-up is done again. The engine's is there once its
+# build has ended, well or not: a build that failed is tried again with --force alone, one that was killed at the next call.
 key=$(cat pyproject.toml scripts/setup.sh scripts/lock.txt | sha256sum)
 stamp=.venv/.setup-${key:0:16}
-is_done() { [ "$force" = no ] && [ -e "$stamp" ] && .venv/bin/python -c '' 2>/dev/null; }
-if is_done; then exit 0; fi
+export engine_stamp=$stamp-engine
+is_installed() { [ "$force" = no ] && [ -e "$stamp" ] && .venv/bin/python -c '' 2>/dev/null; }
+is_done() { [ -e "$engine_stamp" ] && is_installed; }
+
+# --- MinkowskiEngine's build ----------------------------------------------------------------------------------------
+
+export engine=MinkowskiEngine==0.5.4
+build_lock=.venv/minkowski-build.lock # held by the build and all its compilers; `sparsepipe reproduce` looks at it, too
+engine_build=
+stop_build() { [ -z "$engine_build" ] || kill -TERM -- "-$engine_build" 2>/dev/null || true; }
+trap stop_build EXIT
+
+has() { command -v "$1" >/dev/null; }
+engine_works() {
+  # It imports names from collections that moved to collections.abc: put there here, as sparsepipe does where it imports it.
+  .venv/bin/python -W ignore - 2>/dev/null <<'PY'
+import collections, collections.abc
+for name in ("Sequence", "Mapping", "Iterable"):
+    setattr(collections, name, getattr(collections.abc, name))
+import MinkowskiEngine
+PY
+}
+build_engine() {
+  # In a session of its own, whose share of the processors Linux may keep apart from the priorities in it.
+  echo 19 2>/dev/null >/proc/self/autogroup || true
+  # Its set-up calls `pip` and `ninja` by name: those of .venv. No CUDA device is shown to it: its CUDA sources do not
+  # compile against today's CUDA, and the native engine is the one for GPUs.
+  PATH=$PWD/.venv/bin:$PATH MAX_JOBS=$(nproc) CUDA_VISIBLE_DEVICES='' .venv/bin/python -m pip install \
+    --disable-pip-version-check --use-pep517 --no-build-isolation --no-deps \
+    --config-settings="--global-option=--blas=openblas" "$engine"
+  local code=$?
+  [ $code -gt 128 ] || touch "$engine_stamp" # beyond: a signal ended it
+}
+export -f build_engine
+start_build() { # unless another set-up's build is at work; a process group of its own can be ended with its compilers
+  local low=()
+  ! has nice || low+=(nice -n 19)
+  ! has ionice || low+=(ionice -c 3)
+  exec 8>>"$build_lock"
+  if ! has flock || flock -n 8; then
+    ${low[@]+"${low[@]}"} setsid bash -c build_engine >.venv/minkowski-build.log 2>&1 </dev/null 9>&- &
+    engine_build=$!
+  fi
+  exec 8>&-
+}
+is_building() { has flock && [ -e "$build_lock" ] && ! (flock -n 8) 8<"$build_lock"; }
+wait_for_build() {
+  if [ -n "$engine_build" ]; then
+    wait "$engine_build" || true
+    engine_build=
+  else
+    (flock 8) 8<"$build_lock"
+  fi
+}
+
+join_build() { # if all else is installed, and another call's build is at work
+  if is_done; then exit 0; fi
+  if is_installed && is_building; then
+    [ "$wait" = yes ] || exit 0
+    exec 9>&- # other set-ups need not wait for the build
+    say "waiting for the build of MinkowskiEngine (log: .venv/minkowski-build.log)"
+    wait_for_build
+    exec scripts/setup.sh # a build that was ended is repeated
+  fi
+}
+join_build
 
 # One set-up at a time in a folder; the next one waits, then finds it done.
-if command -v flock >/dev/null; then
+if has flock; then
   exec 9>>.setup-lock
   flock -n 9 || { say "another set-up is at work here; waiting for it"; flock 9; }
-  if is_done; then exit 0; fi
+  join_build
 fi
+is_installed || rm -f .venv/.setup-*
 
 # --- Python and room ------------------------------------------------------------------------------------------------
 
@@ -58,7 +128,6 @@ can_build_with_openblas() {
   rm -rf "$folder"
   return $status
 }
-has() { command -v "$1" >/dev/null; }
 has_headers() { "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; }
 
 build_packages() { # what MinkowskiEngine's build and the virtual environment need and this machine lacks
@@ -108,10 +177,6 @@ esac
 
 # --- The virtual environment ----------------------------------------------------------------------------------------
 
-engine_build=
-stop_build() { [ -z "$engine_build" ] || kill -TERM -- "-$engine_build" 2>/dev/null || true; }
-trap stop_build EXIT
-
 if ! .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
   say "virtual environment .venv with $("$python" --version)"
   "$python" -m venv --clear .venv
@@ -126,36 +191,23 @@ pip_install() { # pip_install WHAT ARGUMENT...
     fail "pip could not install $what: $(grep -a 'ERROR\|[Ee]rror:' "$log" | tail -n 1) (log: $log); check network and disk, then call again: it goes on from here"
   fi
 }
-engine_works() {
-  # It imports names from collections that moved to collections.abc: put there here, as sparsepipe does where it imports it.
-  .venv/bin/python -W ignore - 2>/dev/null <<'PY'
-import collections, collections.abc
-for name in ("Sequence", "Mapping", "Iterable"):
-    setattr(collections, name, getattr(collections.abc, name))
-import MinkowskiEngine
-PY
-}
 
 mapfile -t build_first < <(grep -E '^(numpy|setuptools|wheel|ninja)==' scripts/lock.txt)
 torch=$(grep '^torch==' scripts/lock.txt)
 say "$torch"
 pip_install "$torch" "$torch" "${build_first[@]}"
 
+can_build=no
 if engine_works; then
-  say "MinkowskiEngine is there"
+  say "MinkowskiEngine is installed"
+  touch "$engine_stamp"
 elif [ ${#build[@]} -gt 0 ]; then
-  say "MinkowskiEngine cannot be built without ${build[*]} ($not_installed): the native engine carries on"
+  say "MinkowskiEngine cannot be built without ${build[*]} ($not_installed): the native engine computes all networks"
+  touch "$engine_stamp"
 else
-  engine=MinkowskiEngine==0.5.4
-  say "$engine: building it in the background, some minutes (log: .venv/minkowski-build.log)"
-  # Its set-up calls `pip` and `ninja` by name: those of .venv. It is a process group of its own, so that an interrupted
-  # set-up leaves no compiler running. No CUDA device is shown to it: its CUDA sources do not compile against today's CUDA,
-  # and the native engine is the one for GPUs.
-  PATH=$PWD/.venv/bin:$PATH MAX_JOBS=$(nproc) CUDA_VISIBLE_DEVICES='' setsid \
-    .venv/bin/python -m pip install --disable-pip-version-check \
-    --use-pep517 --no-build-isolation --no-deps --config-settings="--global-option=--blas=openblas" "$engine" \
-    >.venv/minkowski-build.log 2>&1 </dev/null &
-  engine_build=$!
+  can_build=yes
+  say "$engine: building it in the background, at low priority (log: .venv/minkowski-build.log)"
+  start_build
 fi
 
 say "JupyterLab, plotly, the checkers and sparsepipe itself, from this folder"
@@ -164,16 +216,6 @@ pip_install "sparsepipe[dev]" -c scripts/lock.txt --no-build-isolation -e '.[dev
 if [ -n "$view_install" ]; then
   wait "$view_install" || say "apt-get could not install ${view[*]} (log: $apt_log); without chromium no figure is exported as PDF, SVG or PNG"
 fi
-if [ -n "$engine_build" ]; then
-  say "all but MinkowskiEngine is there; waiting for its build"
-  if wait "$engine_build" && engine_works; then
-    say "MinkowskiEngine is built"
-  else
-    say "MinkowskiEngine could not be built (log: .venv/minkowski-build.log): the native engine carries on"
-  fi
-  engine_build=
-fi
-
 # By .gitattributes git sees notebooks as they are without outputs; JupyterLab lets it look again after each save (lab.sh).
 if command -v git >/dev/null && git rev-parse --git-dir >/dev/null 2>&1; then
   git config filter.notebooks.clean '.venv/bin/python -P -m nbstripout --keep-id --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info"' ||
@@ -181,6 +223,26 @@ if command -v git >/dev/null && git rev-parse --git-dir >/dev/null 2>&1; then
 fi
 
 .venv/bin/python -c 'import sparsepipe, torch' 2>>"$log" || fail "sparsepipe does not import: $(tail -n 1 "$log") (log: $log)"
-rm -f .venv/.setup-*
 touch "$stamp"
+[ $can_build = yes ] || { say "ready"; exit 0; }
+exec 9>&-
+if [ "$wait" = no ] && is_building; then
+  say "ready but for MinkowskiEngine, whose build continues (to end it: kill -- -${engine_build:-GROUP})"
+  engine_build= # the trap leaves it at work
+  exit 0
+fi
+say "all but MinkowskiEngine is installed; waiting for its build"
+wait_for_build
+if ! engine_works && [ ! -e "$engine_stamp" ]; then # another call's build, which was ended, or was of other versions
+  start_build
+  wait_for_build
+fi
+if engine_works; then
+  touch "$engine_stamp"
+  say "MinkowskiEngine is built"
+elif [ -e "$engine_stamp" ]; then
+  say "MinkowskiEngine could not be built (log: .venv/minkowski-build.log): the native engine computes all networks"
+else
+  fail "the build of MinkowskiEngine was ended by a signal (log: .venv/minkowski-build.log); call again to repeat it"
+fi
 say "ready"

@@ -1,11 +1,13 @@
 """The driver: order, names, failures told with their cell, nothing left by a kill, nothing done twice when asked."""
 
+import fcntl
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from sparsepipe.profiling import profile_model
 from sparsepipe.records import Origin, RunRecord
 from sparsepipe.records.campaigns import new_campaign
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.study import NOTEBOOKS, catalogue, reproduce, workplace
+from sparsepipe.study import NOTEBOOKS, catalogue, driver, reproduce, workplace
 from sparsepipe.study.averaging import averaging_link
 from sparsepipe.study.cached_runs import campaign_of, kept_campaign, tell_epoch
 from sparsepipe.study.notebook_job import NotebookJob, NotebookKernels, Outcome
@@ -33,6 +35,8 @@ from sparsepipe.values.cluster import Cluster, Link
 from sparsepipe.values.graph import Layer, LayerGraph
 from sparsepipe.values.plan import Plan, Stage
 from sparsepipe.values.profile import CostSample, LayerCost, Profile
+
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -206,6 +210,53 @@ def test_what_shows_the_others_is_made_again_after_any_of_them(few, tmp_path, mo
         monkeypatch.setattr(NotebookJob, "is_done", lambda self, name, changed=changed: name != changed)
         run(few, tmp_path, only_changed=True, jobs=jobs)
         assert ran == expected
+
+
+class TestMinkowskiEngine:
+    """Notebooks that use it come last while it is being built, and run without it if it cannot be."""
+
+    @pytest.fixture
+    def ran(self, few, tmp_path, monkeypatch):
+        few("a", "figures = ''\nnumber = 1", "engine('minkowski')")
+        few("b", "figures = ''\nengine = 'native'")
+        monkeypatch.setattr(driver, "_BUILD_LOCK", tmp_path / "build.lock")
+        ran: list[str] = []
+        monkeypatch.setattr(NotebookJob, "run", lambda self, name, **_: ran.append(name) or Outcome(0.0))
+        return ran
+
+    @pytest.mark.parametrize("installed", [True, False])
+    def test_it_is_waited_for_and_what_starts_from_its_notebooks_too(
+        self, few, tmp_path, monkeypatch, capsys, ran, installed
+    ):
+        holder = (tmp_path / "build.lock").open("w")
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        monkeypatch.setattr(driver, "has_minkowski", lambda: installed)
+        batch = threading.Thread(target=run, args=(few, tmp_path))
+        batch.start()
+        until(lambda: "waiting for the build" in capsys.readouterr().err, "the line that says so")
+        assert ran == ["b"], "c starts from a"
+        holder.close()
+        batch.join()
+        assert ran == ["b", "a", "c"]
+        assert ("MinkowskiEngine is built" in capsys.readouterr().err) == installed
+
+    @pytest.mark.parametrize("lock", [True, False])
+    def test_nothing_waits_once_it_is_built_or_if_it_never_was(self, few, tmp_path, monkeypatch, capsys, ran, lock):
+        if lock:
+            (tmp_path / "build.lock").touch()
+        monkeypatch.setattr(driver, "has_minkowski", lambda: lock)
+        run(few, tmp_path)
+        assert ran == ["a", "b", "c"]
+        assert ("MinkowskiEngine is not installed: a use" in capsys.readouterr().err) != lock
+
+    def test_a_notebook_uses_it_by_its_code_or_by_its_parameter(self, few, tmp_path, ran):
+        def users(**parameters):
+            job = NotebookJob.prepare(out=tmp_path, notebooks=few.folder, data=None, parameters=parameters)
+            return [name for name in catalogue.NOTEBOOKS if job.uses_minkowski(name)]
+
+        assert users() == ["a"] and users(engine="minkowski") == ["a", "b"]
+        ours = [path for path in (REPOSITORY / "notebooks").rglob("*.ipynb") if catalogue.uses_minkowski(path)]
+        assert {"07_learning", "09_your_own_network"} <= {path.stem for path in ours}
 
 
 def test_what_measures_runs_alone():

@@ -22,8 +22,8 @@ from processes import ENOUGH
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 TOOLS = (
-    "awk bash cat chmod cp df dirname env find flock grep head id ln ls mkdir mktemp nproc printf rm rmdir sed setsid "
-    "sha256sum sleep sort tail touch tr uname wc"
+    "awk bash cat chmod cp df dirname env find flock grep head id ln ls mkdir mktemp nice nproc printf rm rmdir sed "
+    "setsid sha256sum sleep sort tail touch tr uname wc"
 ).split()
 
 
@@ -58,12 +58,13 @@ class Workplace:
         return [path.name for path in (self.folder / ".venv").glob(".setup-*")]
 
     def mark_done(self) -> None:
-        """Write the stamp that a finished set-up leaves."""
+        """Write the stamps that a finished set-up leaves."""
         key = hashlib.sha256()
         for name in ("pyproject.toml", "scripts/setup.sh", "scripts/lock.txt"):
             key.update((self.folder / name).read_bytes())
         (self.folder / ".venv").mkdir(exist_ok=True)
-        (self.folder / ".venv" / f".setup-{key.hexdigest()[:16]}").touch()
+        for suffix in ("", "-engine"):
+            (self.folder / ".venv" / f".setup-{key.hexdigest()[:16]}{suffix}").touch()
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {
@@ -146,7 +147,7 @@ class TestSetup:
     def test_refuses_an_unknown_argument_in_one_line(self, workplace):
         result = workplace.run("setup.sh", "--fast")
         assert result.returncode == 2
-        assert lines(result.stderr) == ["set-up: unknown argument --fast; expected nothing or --force"]
+        assert lines(result.stderr) == ["set-up: unknown argument --fast; expected nothing, --force or --no-wait"]
 
     def test_asks_for_a_newer_python_in_one_line(self, workplace):
         workplace.tool("python3", 'if [ "$1" = --version ]; then echo "Python 3.9.2"; else exit 1; fi')
@@ -235,7 +236,7 @@ class TestSetup:
         assert "no figure is exported" in view
         (engine,) = [line for line in lines(result.stderr) if "MinkowskiEngine" in line]
         assert "without build-essential libopenblas-dev" in engine
-        assert "the native engine carries on" in engine
+        assert "the native engine computes" in engine
 
     def test_installs_torch_first_then_builds_the_engine_beside_the_rest(self, workplace):
         with_compiler(workplace)
@@ -261,9 +262,9 @@ class TestSetup:
         result = workplace.run("setup.sh")
         assert result.returncode == 0
         (line,) = [line for line in lines(result.stderr) if "could not be built" in line]
-        assert "the native engine carries on" in line
+        assert "the native engine computes" in line
         assert "no such header" in (workplace.folder / ".venv" / "minkowski-build.log").read_text()
-        assert len(workplace.stamps()) == 1
+        assert len(workplace.stamps()) == 2
         before = workplace.log()
         assert workplace.run("setup.sh").returncode == 0
         assert workplace.log() == before
@@ -281,10 +282,79 @@ class TestSetup:
             process.communicate(timeout=ENOUGH)
         assert process.returncode != 0
         wait_for(lambda: not group_is_alive(builder))
-        assert workplace.stamps() == []
+        assert not [name for name in workplace.stamps() if name.endswith("-engine")]
         workplace.installed("python", venv_python())
         assert workplace.run("setup.sh").returncode == 0
-        assert len(workplace.stamps()) == 1
+        assert len(workplace.stamps()) == 2
+
+    def test_without_a_compiler_ends_well_and_is_not_tried_again(self, workplace):
+        workplace.tool("python3", f'exec {sys.executable} "$@"')  # and neither cc nor c++ on PATH
+        workplace.installed("python", venv_python(engine="exit 0"))
+        result = workplace.run("setup.sh", "--no-wait", SPARSEPIPE_NO_APT="1")
+        assert result.returncode == 0 and len(workplace.stamps()) == 2
+        assert not [line for line in workplace.log() if "MinkowskiEngine" in line]
+        (engine,) = [line for line in lines(result.stderr) if "MinkowskiEngine" in line]
+        assert "build-essential" in engine
+        again = workplace.run("setup.sh", SPARSEPIPE_NO_APT="1")
+        assert (again.returncode, again.stderr) == (0, "")
+
+
+BUILDING = 'echo "building $$ $(nice)" >>"$LOG"; until [ -e "$LOG.go" ]; do sleep 0.05; done; exit 1'
+
+
+def builders(place: Workplace) -> list[tuple[int, int]]:
+    """Return process id and niceness of each build that began."""
+    return [(int(line.split()[1]), int(line.split()[2])) for line in place.log() if line.startswith("building")]
+
+
+class TestBuildInTheBackground:
+    """MinkowskiEngine's build continues while notebooks of the native engine run; whoever needs it waits for it."""
+
+    @pytest.fixture
+    def building(self, workplace) -> Workplace:
+        with_compiler(workplace)
+        workplace.installed("python", venv_python(engine=BUILDING))
+        result = workplace.run("setup.sh", "--no-wait")
+        assert result.returncode == 0
+        assert "whose build continues" in lines(result.stderr)[-1]
+        return workplace
+
+    def test_it_has_the_lowest_priority_and_goes_on_without_the_set_up(self, building):
+        wait_for(lambda: builders(building))
+        ((builder, niceness),) = builders(building)
+        assert niceness == 19 and group_is_alive(os.getpgid(builder))
+        again = building.run("setup.sh", "--no-wait")
+        assert (again.returncode, again.stderr) == (0, "") and len(builders(building)) == 1
+        (building.folder / "log.go").touch()
+        wait_for(lambda: len(building.stamps()) == 2)
+
+    def test_a_set_up_waits_for_it(self, building):
+        with building.start("setup.sh") as waiting:
+            assert "waiting for the build" in waiting.stderr.readline()
+            assert waiting.poll() is None
+            (building.folder / "log.go").touch()
+            waiting.communicate(timeout=ENOUGH)
+        assert waiting.returncode == 0 and len(builders(building)) == 1 and len(building.stamps()) == 2
+
+    def test_one_that_was_killed_is_repeated_by_the_next_set_up(self, building):
+        wait_for(lambda: builders(building))
+        group = os.getpgid(builders(building)[0][0])
+        os.killpg(group, signal.SIGKILL)
+        wait_for(lambda: not group_is_alive(group))
+        (building.folder / "log.go").touch()
+        assert building.run("setup.sh").returncode == 0
+        assert len(builders(building)) == 2 and len(building.stamps()) == 2
+
+    def test_two_set_ups_at_once_build_it_once(self, workplace):
+        with_compiler(workplace)
+        workplace.installed("python", venv_python(engine=BUILDING))
+        with workplace.start("setup.sh") as one, workplace.start("setup.sh") as other:
+            wait_for(lambda: builders(workplace))
+            (workplace.folder / "log.go").touch()
+            for process in (one, other):
+                process.communicate(timeout=ENOUGH)
+        assert (one.returncode, other.returncode) == (0, 0)
+        assert len(builders(workplace)) == 1 and len(workplace.stamps()) == 2
 
 
 def wait_for(condition: Callable):

@@ -1,7 +1,7 @@
 """The notebooks: in which order, what each starts from, which measure, how long each usually takes, what it exports."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..errors import InputError
@@ -121,6 +121,20 @@ def waves(names: Sequence[str]) -> list[list[str]]:
         else:
             last.append(name)
     return found
+
+
+def put_off(names: Sequence[str], late: Collection[str]) -> list[str]:
+    """Return notebooks in their order, but those of `late`, and those that start from one of them, last."""
+    behind = set(late)
+    for name in NOTEBOOKS:
+        if behind.intersection(NOTEBOOKS[name]):
+            behind.add(name)
+    return sorted(names, key=lambda name: (name == LAST, name in behind))
+
+
+def uses_minkowski(path: Path) -> bool:
+    """Whether a notebook's code computes with MinkowskiEngine if that is installed."""
+    return bool(re.search(r"\bMinkowskiEngine\b|[\"']minkowski[\"']", _code(path)))
 
 
 def exported(path: Path) -> tuple[str, ...]:

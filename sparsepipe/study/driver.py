@@ -5,6 +5,8 @@ What a batch of notebooks says while it runs: which one, n of N, its step, time 
 On a terminal the last line changes every second; elsewhere a line comes at each beginning and end, and twice a minute.
 """
 
+import fcntl
+import os
 import shutil
 import sys
 import threading
@@ -18,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, RunFailed, one_line
 from ..records.run_progress import RunProgress
+from ..util.host.file_locks import lock_file
 from . import catalogue
 from .executed import Executed
-from .notebook_job import NotebookJob, Outcome
+from .notebook_job import NotebookJob, Outcome, has_minkowski
 from .page import write_page
 from .report import not_drawn, run_rows, warnings_of
 
+_BUILD_LOCK = Path(sys.prefix, "minkowski-build.lock")  # which scripts/setup.sh holds; its log has the same name
 _TERMINAL, _LOG = 1.0, 30.0  # seconds between two looks at what is at work
 
 
@@ -197,6 +201,7 @@ def reproduce(
     not: a batch that failed goes on with the notebook that did. A notebook that fails stops only those that start from
     it. Without `pictures` tables and their provenance are written alone. `paper` says how all figures are exported:
     their width, height and font, with a title or not.
+    Notebooks that use MinkowskiEngine come last, and wait, while scripts/setup.sh still builds it in this environment.
     Meanwhile stderr says what runs, n of N, its step, the time so far and expected. After each notebook
     `out/index.html` is written anew: a page of all figures, which opens from disk. The last lines give warnings, and
     each notebook's answer in a sentence.
@@ -208,10 +213,20 @@ def reproduce(
     job = NotebookJob.prepare(out=out, notebooks=notebooks, data=data, parameters=given, pictures=pictures, paper=paper)
     chosen = job.chosen(figures)
     job.check_parameters(chosen, given)
+    users = [name for name in chosen if job.uses_minkowski(name)]
+    if is_building := bool(users) and not _build_has_ended(wait=False):
+        chosen = catalogue.put_off(chosen, users)
     progress = Progress(chosen, job.expected_seconds(chosen))
+    if is_building:
+        progress.say(
+            f"MinkowskiEngine is still being built, at low priority: {', '.join(users)} use it and come last, after its"
+            " build; times that are measured meanwhile may be longer"
+        )
+    elif users and not has_minkowski():
+        progress.say(_without_minkowski(users))
     if paper and (doubt := paper.doubt()):
         progress.say(f"warning: {doubt}")
-    batch = _Batch(job, chosen, progress, only_changed, resume)
+    batch = _Batch(job, chosen, progress, only_changed, resume, waiting=users if is_building else [])
     try:
         for wave in catalogue.waves(chosen):
             batch.run(wave, jobs)
@@ -223,6 +238,23 @@ def reproduce(
     return [path for name in chosen for path in job.files(name)]
 
 
+def _build_has_ended(*, wait: bool) -> bool:
+    """Whether no build of MinkowskiEngine is at work for this environment; `wait`: return once that is so."""
+    try:
+        descriptor = os.open(_BUILD_LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        how = fcntl.LOCK_SH if wait else fcntl.LOCK_SH | fcntl.LOCK_NB
+        return lock_file(descriptor, how, path=_BUILD_LOCK, remedy="let scripts/setup.sh end before")
+    finally:
+        os.close(descriptor)
+
+
+def _without_minkowski(users: Sequence[str]) -> str:
+    return f"MinkowskiEngine is not installed: {', '.join(users)} use the native engine alone and skip what needs it"
+
+
 @dataclass
 class _Batch:
     """One call of `reproduce`: what of it is done, what failed, what runs again."""
@@ -232,6 +264,7 @@ class _Batch:
     progress: Progress
     only_changed: bool
     resume: bool
+    waiting: list[str]  # for the build of MinkowskiEngine
     done: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
@@ -241,6 +274,8 @@ class _Batch:
         ready = [name for name in wave if self._has_to_run(name)]
         if any(self.job.exports[name] for name in ready):
             self.job.look_for_a_browser(self.progress.say)
+        if set(ready).intersection(self.waiting):
+            self._wait_for_minkowski()
         self.again.update(ready)  # those that start from one of them are done again
         if jobs == 1 or len(ready) < 2:
             for name in ready:
@@ -252,6 +287,14 @@ class _Batch:
             except BaseException:
                 self.job.end()
                 raise
+
+    def _wait_for_minkowski(self) -> None:
+        """Wait until its build has ended, and say how it did."""
+        if not _build_has_ended(wait=False):
+            self.progress.say(f"waiting for the build of MinkowskiEngine (log: {_BUILD_LOCK.with_suffix('.log')})")
+            _build_has_ended(wait=True)
+        self.progress.say("MinkowskiEngine is built" if has_minkowski() else _without_minkowski(self.waiting))
+        self.waiting = []
 
     def _has_to_run(self, name: str) -> bool:
         needs = catalogue.NOTEBOOKS.get(name, ())

@@ -14,6 +14,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import invalidate_caches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,6 +270,11 @@ class NotebookJob:
     def _parameters_of(self, name: str) -> tuple[str, ...]:
         return catalogue.parameter_names(self.notebooks / f"{name}.ipynb")
 
+    def uses_minkowski(self, name: str) -> bool:
+        """Whether a notebook computes with MinkowskiEngine if that is installed, or is asked to."""
+        asked = self.parameters.get("engine") == "minkowski" and "engine" in self._parameters_of(name)
+        return asked or catalogue.uses_minkowski(self.notebooks / f"{name}.ipynb")
+
     def files(self, name: str) -> list[Path]:
         """The files of a notebook's figures that are there."""
         paths = (self.out / f"{figure}.{suffix}" for figure in self.exports[name] for suffix in _SUFFIXES)
@@ -380,6 +387,7 @@ class NotebookJob:
             [os.environ.get(variable) for variable in _LOOKED_AT],
             _contents(self.parameters["data"]),
             *([self.paper.to_json()] if self.paper else []),
+            *([has_minkowski()] if self.uses_minkowski(name) else []),
         ]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
@@ -389,6 +397,12 @@ class NotebookJob:
         whole.update((self.notebooks / f"{name}.ipynb").read_bytes())
         whole.update(_code().encode())
         return whole.hexdigest()
+
+
+def has_minkowski() -> bool:
+    """Whether MinkowskiEngine is installed, maybe since this process began."""
+    invalidate_caches()
+    return find_spec("MinkowskiEngine") is not None
 
 
 def _code() -> str:
