@@ -19,7 +19,7 @@ from ..values.plan import Plan
 from ..values.profile import Profile
 from ..values.replication import parse_rule
 from ..views.tables import Table, table_text
-from .options import Parser, whole
+from .options import Parser, flags, whole
 from .output import Answer
 
 EPOCH = 256  # minibatches that are drawn where nobody says how many
@@ -33,22 +33,29 @@ def order_options(verb: Parser) -> None:
         "--order",
         action="append",
         choices=ORDERS,
-        help="compare an epoch in this order of its minibatches with others, in one table; repeatable",
+        help="minibatch order whose epoch is simulated and compared in one table; repeatable",
     )
-    verb.add_argument("--data", metavar="DIR|NAME", help="with --order: count the voxels of all its training samples")
+    verb.add_argument(
+        *flags("--data"), metavar="DIR|NAME", help="data set whose training samples are counted, for --order"
+    )
     verb.add_argument(
         "--sizes",
         metavar="lognormal:cv=C",
-        help="with --order: draw samples of this coefficient of variation (default: as the profile's data)",
+        help="distribution of sample sizes by coefficient of variation, for --order (default: the profile's data)",
     )
-    verb.add_argument("--batch-size", type=whole(1), metavar="N", help="with --order (default: the profile's)")
+    verb.add_argument(
+        *flags("--batch-size"),
+        type=whole(1),
+        metavar="N",
+        help="samples per minibatch, for --order (default: the profile's)",
+    )
 
 
 def orders_asked(options: argparse.Namespace) -> bool:
     """Whether orders are compared. Raises InputError for options that do not go together."""
     if options.order and (options.replan or options.straggler or options.trace):
         raise InputError(
-            "option.of_one_order", "--order compares epochs in calm: leave out --replan, --straggler and --trace"
+            "option.of_one_order", "--order compares epochs in calm: leave out --replan, --inject and --trace"
         )
     if not options.order and (options.data or options.sizes or options.batch_size):
         raise InputError(
