@@ -23,7 +23,7 @@ from .values.trace import Span, Trace
 
 if TYPE_CHECKING:
     from .launching import attach
-    from .monitoring.launching import launch
+    from .monitoring.launching import emulate, launch
     from .planning import partition, partition_pipelines
     from .planning.replaying import replay, what_if
     from .planning.simulator import lower_bound, simulate, simulate_pipelines
@@ -37,6 +37,7 @@ __version__ = "0.2.0"
 _HOME = {
     "RunConfig": "runtime",
     "attach": "launching",
+    "emulate": "monitoring.launching",
     "launch": "monitoring.launching",
     "lower_bound": "planning.simulator",
     "partition": "planning",
@@ -88,6 +89,7 @@ __all__ = [
     "what_if",
     "RunConfig",
     "attach",
+    "emulate",
     "launch",
     "profile_model",
 ]

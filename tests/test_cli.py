@@ -366,7 +366,7 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--seed", 0), "--seed goes with plans of"),
         (
             ("simulate", "{other}", "--profile", "{profile}", "--devices", 2, "--restart-seconds", 3),
-            "--restart-seconds goes with --straggler kill",
+            "--restart-seconds goes with --inject kill",
         ),
         (("run", "--forward-only", "none", "--epochs", 7), "leave out --epochs"),
         (("run", "--forward-only", "none", "--optimizer", "adam"), "leave out --optimizer"),
@@ -486,9 +486,10 @@ def test_what_is_shipped_goes_by_its_name(tmp_path, capsys, monkeypatch):
 
 
 def test_every_option_says_what_it_is():
-    """Half of those of `run` stood in its help without a word, or without what they are by default."""
+    """Half of those of `train` stood in its help without a word, or without what they are by default."""
     verbs = parser().verbs
     silent = [f"{name} {action.dest}" for name, verb in verbs.items() for action in verb._actions if not action.help]
     assert len(verbs) > 25 and not silent
-    told = " ".join(verbs["run"].format_help().split())
+    verbs["train"].common = ()  # as --help-all
+    told = " ".join(verbs["train"].format_help().split())
     assert "(default: 0.01)" in told and "(default: float32)" in told and "(default: 300)" in told

@@ -126,7 +126,7 @@ def test_stragglers_of_an_ordinary_plan(tmp_path, files, capsys):
         (("--straggler", "slow:rank=7,factor=2"), "rank 7 is not there"),
         (("--straggler", "hare:rank=1"), "hare"),
         (("--epoch-minibatches", 4), "this plan has several"),
-        (("--restart-seconds", "3"), "--restart-seconds goes with --straggler kill"),
+        (("--restart-seconds", "3"), "--restart-seconds goes with --inject kill"),
         (("--straggler", "kill:rank=0,at=3", "--replication", "all-reduce"), "averages gradients by all-reduce"),
     ],
 )

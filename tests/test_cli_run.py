@@ -187,7 +187,7 @@ def test_run_offers_what_its_settings_take() -> None:
     from sparsepipe.util.io.settings import Choice, rows
 
     verb = argparse.ArgumentParser()
-    OPTIONS["run"][1](verb)
+    OPTIONS["train"][1](verb)
     offered = {action.dest: action.choices for action in verb._actions if action.choices}
     assert {"engine", "launcher", "optimizer", "precision", "compression", "balance", "task"} <= offered.keys()
     others = {"launcher": {*LAUNCHERS, SLURM}, "replan": set(VARIANTS)}  # no settings of a run
@@ -284,7 +284,7 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path):
 
 def test_a_folder_without_runs_is_told(tmp_path):
     code, out, errors = sparsepipe("runs", "list", "--folder", tmp_path, "--json")
-    assert (code, json.loads(out)) == (0, []) and errors[0].startswith(f"no runs in {tmp_path}: `sparsepipe run`")
+    assert (code, json.loads(out)) == (0, []) and errors[0].startswith(f"no runs in {tmp_path}: `sparsepipe train`")
 
 
 def test_a_runs_name_is_taken_wherever_a_run_is(tmp_path):

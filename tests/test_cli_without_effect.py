@@ -5,7 +5,7 @@ from command_line import sparsepipe
 
 from sparsepipe import Plan, Stage
 from sparsepipe.cli.command import parser
-from sparsepipe.cli.run_verbs import settings_of
+from sparsepipe.cli.launches import settings_of
 from sparsepipe.cli.without_effect import kind_of_data, without_effect
 from sparsepipe.data import make_shapes
 from sparsepipe.networks import network

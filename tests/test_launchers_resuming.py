@@ -9,7 +9,7 @@ from coded import raises
 from runtime_jobs import plan_of
 
 from sparsepipe.cli.command import parser
-from sparsepipe.cli.run_verbs import settings_of
+from sparsepipe.cli.launches import settings_of
 from sparsepipe.launching.prepare import _changed
 from sparsepipe.launching.resuming import nothing_left
 from sparsepipe.records import Origin, RunRecord

@@ -18,7 +18,8 @@ import pytest
 
 import sparsepipe
 from sparsepipe import SCHEDULES
-from sparsepipe.cli.command import OPTIONS, parser
+from sparsepipe.cli.arguments import OPTIONS
+from sparsepipe.cli.command import parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"

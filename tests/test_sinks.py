@@ -7,7 +7,7 @@ import pytest
 from coded import raises
 
 from sparsepipe.cli import main
-from sparsepipe.cli.run_verbs import _sinks
+from sparsepipe.cli.launches import open_sinks
 from sparsepipe.records.sinks import open_sink, scalars
 from sparsepipe.study.compressed import halves
 
@@ -73,7 +73,7 @@ def test_a_sink_that_raises_ends_no_run_and_is_told_of_once(tmp_path, capsys):
     """A tracker whose server was down ended the run with a traceback."""
     (tmp_path / "own.py").write_text(OWN)
     options = Namespace(log=[[f"{tmp_path}/own.py:Down", str(tmp_path / "rows.json")]])
-    (sink,) = _sinks(options)
+    (sink,) = open_sinks(options)
     for _ in range(4):
         sink(STEP)
     sink.close()
@@ -96,7 +96,7 @@ def test_what_cannot_be_logged_to_is_told_in_one_line(tmp_path):
     with raises("sink.unknown", "tensorboard", kind="wandb"):
         open_sink("wandb", tmp_path)
     with raises("option.of_followed_run"):
-        _sinks(Namespace(log=[["tensorboard", str(tmp_path)]], detach=True))
+        open_sinks(Namespace(log=[["tensorboard", str(tmp_path)]], detach=True))
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):

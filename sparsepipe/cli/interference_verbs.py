@@ -14,7 +14,7 @@ from ..util.io.fields import MOST
 from ..util.io.paths import expanded
 from ..util.io.settings import Number
 from ..util.text.counting import number_of
-from .options import Parser, count, number, positive, several, whole
+from .options import Parser, count, flags, number, positive, several, whole
 from .output import Answer, Progress, cell, progress_line, table
 
 _VICTIMS = ("minkvgg11bn-narrow", "minkresnet14-narrow")
@@ -22,40 +22,76 @@ _numbers = several(whole(0, 10**6))  # of processors or GPUs
 
 
 def _run_options(verb: Parser) -> None:
-    verb.add_argument("kind", choices=tuple(KINDS), metavar="KIND", help=", ".join(KINDS))
+    verb.add_argument("kind", choices=tuple(KINDS), metavar="KIND", help=f"co-located workload: {', '.join(KINDS)}")
     where = verb.add_mutually_exclusive_group(required=True)
-    where.add_argument("--cores", type=_numbers, metavar="K[,K]", help="processors to disturb, such as 0,1")
-    where.add_argument("--gpus", type=_numbers, metavar="K[,K]", help="or NVIDIA GPUs, as torch counts them")
+    where.add_argument("--cores", type=_numbers, metavar="K[,K]", help="processors to load, such as 0,1")
+    where.add_argument("--gpus", type=_numbers, metavar="K[,K]", help="NVIDIA GPUs to load, by torch index")
     after = number(Number(0, MOST))
-    verb.add_argument("--after", type=after, default=0.0, metavar="S", help="seconds to wait first (default: 0)")
-    verb.add_argument("--seconds", type=positive, default=60.0, metavar="S", help="how long it computes (default: 60)")
-    share = "of the processor's or GPU's time, at most (default: 1, all that it gets)"
+    verb.add_argument(
+        "--after", type=after, default=0.0, metavar="S", help="delay before the load, in seconds (default: 0)"
+    )
+    verb.add_argument(
+        "--seconds", type=positive, default=60.0, metavar="S", help="duration of the load, in seconds (default: 60)"
+    )
+    share = "largest share of processor or GPU time, 0 to 1 (default: 1)"
     verb.add_argument("--share", type=positive, default=1.0, metavar="S", help=share)
 
 
 def _measure_options(verb: Parser) -> None:
     verb.add_argument(
-        "--out", type=expanded, required=True, metavar="ROWS.jsonl", help="one that is there is gone on with"
+        *flags("--out"),
+        type=expanded,
+        required=True,
+        metavar="ROWS.jsonl",
+        help="file of measurements; those of an existing file are kept and completed",
     )
     verb.add_argument(
-        "--predictor", type=expanded, metavar="FILE.json", help="learn from all of it, and write that here"
+        "--predictor", type=expanded, metavar="FILE.json", help="predictor's file, learned from all measurements"
     )
     verb.add_argument(
-        "--victim", action="append", metavar="M", help=f"networks that are timed (default: {', '.join(_VICTIMS)})"
+        "--victim", action="append", metavar="M", help=f"timed network; repeatable (default: {', '.join(_VICTIMS)})"
     )
-    verb.add_argument("--data", default="digits", metavar="D", help="what they train on (default: digits)")
-    verb.add_argument("--batch-size", type=count, action="append", metavar="N", help="repeat it (default: 8 and 32)")
-    verb.add_argument("--voxel-size", type=positive, default=0.1, metavar="S", help="of a cloud (default: 0.1)")
-    verb.add_argument("--engine", choices=tuple(ENGINES), default="native", help="of sparse layers (default: native)")
-    verb.add_argument("--device", choices=DEVICES, help="of both (default: GPUs where torch sees any, else the CPU)")
+    verb.add_argument(*flags("--data"), default="digits", metavar="D", help="training data (default: digits)")
     verb.add_argument(
-        "--intruder", action="append", choices=tuple(KINDS), metavar="KIND", help=f"{', '.join(KINDS)} (default: all)"
+        *flags("--batch-size"),
+        type=count,
+        action="append",
+        metavar="N",
+        help="samples per minibatch; repeatable (default: 8 and 32)",
     )
     verb.add_argument(
-        "--together", type=whole(1, len(KINDS)), default=3, metavar="N", help="intruders at once, at most (default: 3)"
+        *flags("--voxel-size"),
+        type=positive,
+        default=0.1,
+        metavar="S",
+        help="voxel edge, as a share of a cloud's longest side (default: 0.1)",
     )
-    verb.add_argument("--seconds", type=positive, default=2.0, metavar="S", help="of each measurement (default: 2)")
-    verb.add_argument("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of all of it (default: 0)")
+    verb.add_argument(
+        "--engine", choices=tuple(ENGINES), default="native", help="sparse-convolution backend (default: native)"
+    )
+    verb.add_argument(
+        "--device", choices=DEVICES, help="measured devices (default: GPUs if torch sees any, else the CPU)"
+    )
+    verb.add_argument(
+        "--intruder",
+        action="append",
+        choices=tuple(KINDS),
+        metavar="KIND",
+        help=f"co-located workload: {', '.join(KINDS)}; repeatable (default: all)",
+    )
+    verb.add_argument(
+        "--together",
+        type=whole(1, len(KINDS)),
+        default=3,
+        metavar="N",
+        help="most co-located workloads at the same time (default: 3)",
+    )
+    verb.add_argument(
+        "--seconds", type=positive, default=2.0, metavar="S", help="duration of a measurement, in seconds (default: 2)"
+    )
+    verb.add_argument(
+        "--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="seed of the measurements (default: 0)"
+    )
     verb.set_defaults(victims=_VICTIMS, batch_sizes=(8, 32))
 
 
@@ -157,8 +193,8 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "interference run": run,
     "interference measure": measure,
 }
-SUMMARY = "disturb a machine on purpose, and learn what that costs"
+SUMMARY = "inject contention, and measure what it costs"
 OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
-    "interference run": ("compute on processors that others use, for demonstrations", _run_options),
-    "interference measure": ("time networks beside intruders, and learn to predict the slow-down", _measure_options),
+    "interference run": ("load processors or GPUs on purpose", _run_options),
+    "interference measure": ("time networks under contention, learn a predictor", _measure_options),
 }

@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -13,14 +14,22 @@ from ..errors import InputError, one_line
 from ..launching import LOCAL, RAY
 from ..launching.going_on import went_on
 from ..launching.inference import run_of
+from ..launching.run_state import state_of
+from ..launching.slurm import sbatch_script, submit
 from ..records import RunRecord, load_warnings
-from ..records.sinks import Sink
+from ..records.sinks import Sink, open_sink
+from ..runtime import RunConfig
 from ..runtime.config import BUDGETS, CheckpointConfig, OptimizerConfig
 from ..util.host.background_load import BackgroundLoad
 from ..util.io.functions import short_name
 from ..util.io.paths import expanded
-from .follow_run import DriftLines, RunFollower
-from .output import progress_line
+from ..util.io.settings import rows
+from ..values.cluster import Cluster
+from ..values.plan import Plan
+from .follow_run import DriftLines, Forgiving, RunFollower
+from .options import given
+from .output import Answer, progress_line
+from .run_text import summary_text
 
 RUNS = Path("runs")  # where runs are looked for by name
 
@@ -86,12 +95,81 @@ def waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict
         for sink in sinks:
             sink.close()
     if job.state == "stopped":
-        progress_line(f"stopped as asked; sparsepipe run --resume {job.record.folder} goes on")
+        progress_line(f"stopped as asked; sparsepipe train --resume {job.record.folder} continues")
     for text in went_on(job.record.folder):
         progress_line(f"warning: {one_line(text)}")
     for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
         progress_line(f"warning: {text}")
     return summary
+
+
+def open_sinks(options: argparse.Namespace) -> list[Sink]:
+    """Open what --log asks for. Raises InputError for what cannot be opened, and where nobody will follow the run."""
+    if options.log and getattr(options, "detach", False):
+        raise InputError(
+            "option.of_followed_run",
+            "--log and --detach: nobody follows the run; leave it out, and give it to `runs attach`",
+        )
+    return [Forgiving(kind, open_sink(kind, folder)) for kind, folder in options.log]
+
+
+def followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = (), nothing_left: bool = False) -> Answer:
+    summary = waited(job, cancel=cancel, sinks=sinks)
+    beyond_sizes = job.record.plan.extrapolation
+    text = summary_text(summary, nothing_left=nothing_left)
+    return Answer(summary, f"{text}; times of its plan: {beyond_sizes}" if beyond_sizes else text)
+
+
+def left_alone(job: Any) -> Answer:
+    """Tell of a job that goes on by itself, once its record says so: what is asked about it next finds it running."""
+    record: RunRecord = job.record
+    while job.running and record.status["state"] == "started":
+        time.sleep(0.02)
+    folder, state = record.folder, state_of(record)
+    text = (
+        f"{folder} runs on its own; sparsepipe runs attach {folder.name} follows it, runs stop and runs cancel end it"
+        if state == "running"
+        else f"{folder}: {state}; sparsepipe runs attach {folder.name} tells why"
+    )
+    return Answer({"run_dir": str(folder), "state": state}, text)
+
+
+def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None = None) -> RunConfig:
+    """Return the settings that the options of `run` ask for, over those `before` of the run that they resume.
+
+    Raises InputError for a setting outside its range.
+    """
+    asked = given(options, rows(RunConfig))
+    if options.straggler:
+        asked["stragglers"] = ";".join(options.straggler)
+    if budgets := [name for name in BUDGETS if name in asked]:
+        if "batch_size" in asked:
+            text = f"{{{budgets[0]}}} composes minibatches in place of {{batch_size}}: leave out one of them"
+            raise InputError("setting.two_budgets", text, setting=dict.fromkeys((budgets[0], "batch_size")))
+        asked = dict.fromkeys(BUDGETS) | asked  # one takes the place of another
+    if before is None:
+        return RunConfig(**asked)
+    if "epochs" in asked:  # minibatches of before would end the run whatever is asked for now
+        asked = {"minibatches": None} | asked
+    return RunConfig.from_json({**before, **asked})
+
+
+def for_slurm(options: argparse.Namespace, *, run_dir: Path, plan: Plan, cluster: Cluster | None, gpus: bool) -> Answer:
+    """The script that runs this command in a job, with `--submit` the job too. Nothing of the run is begun here.
+
+    Raises InputError for what Slurm cannot give.
+    """
+    if options.detach:
+        raise InputError(
+            "option.of_local_launcher",
+            "--detach with --launcher slurm, whose jobs outlive a terminal by themselves: leave it out",
+        )
+    script = sbatch_script(options.words, run_dir=run_dir, num_ranks=len(plan.ranks), cluster=cluster, gpus=gpus)
+    document = {"script": script, "run_dir": str(run_dir)}
+    if not options.submit:
+        return Answer(document, script.rstrip("\n"))
+    job = submit(script)
+    return Answer(document | {"job": job}, f"job {job}: squeue -j {job} shows it; its run is in {run_dir}")
 
 
 def check_forward_only(options: argparse.Namespace) -> None:

@@ -37,6 +37,25 @@ from ..values.replication import RULES
 from ..values.stragglers import KINDS
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
+# The letter of an option that is typed often; the same in every verb that has the option.
+SHORT: Mapping[str, str] = {
+    "--batch-size": "-b",
+    "--cluster": "-c",
+    "--data": "-d",
+    "--devices": "-n",
+    "--epochs": "-e",
+    "--model": "-m",
+    "--out": "-o",
+    "--voxel-size": "-v",
+}
+
+
+def flags(name: str, *old: str) -> tuple[str, ...]:
+    """Return the names of an option as `add_argument` takes them: its letter, its name, and names of before.
+
+    Help shows the first two alone.
+    """
+    return (*filter(None, [SHORT.get(name)]), name, *old)
 
 
 def whole(least: int, most: int = MANY) -> Callable[[str], int]:
@@ -154,7 +173,7 @@ def setting_options(
             told += f": {row.kind}"  # of others they stand beside the option
         if row.option:
             parser.add_argument(
-                row.option,
+                *flags(row.option),
                 dest=row.name,
                 default=None,
                 help=f"{told} (default: {default})" if default else told,
@@ -194,63 +213,77 @@ def _reading(row: Setting) -> dict[str, Any]:
     return metavar
 
 
-def machine_options(verb: Parser) -> None:
-    """The profiles, and the cluster: from a file, or as a number of like devices."""
+def profile_option(verb: Parser) -> None:
     verb.add_argument(
+        "-p",
         "--profile",
         action="append",
         metavar="[TYPE=]FILE",
-        help="profile JSON, graph.txt or DynPipe's *_for_.txt, one per device type; or a graph of dnn-partitioning, "
-        "which brings its devices; a name in data_manifests/profiles, too",
+        help="measured profile, one per device type; repeatable. Formats: profile JSON (also by its name in "
+        "data_manifests/profiles), graph.txt, DynPipe's *_for_.txt, a graph of dnn-partitioning",
     )
+
+
+def machine_options(verb: Parser) -> None:
+    """The profiles, and the cluster: from a file, or as a number of identical devices."""
+    profile_option(verb)
     verb.add_argument(
-        "--cluster",
+        *flags("--cluster"),
         type=cluster_file,
         metavar="FILE",
-        help="TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, slurm (the job at hand), or a name in "
-        "data_manifests/clusters",
+        help="hosts and devices. Formats: TOML (also by its name in data_manifests/clusters), hostfile, yml of "
+        "PipeDream, SparsePipe, SDPipe or Ray, or slurm: the current job",
     )
     verb.add_argument("--server-file", type=expanded, metavar="FILE", help="SparsePipe's list of servers and profiles")
     verb.add_argument(
-        "--devices",
+        *flags("--devices"),
         type=whole(-MANY, MOST_LIKE_DEVICES),
         action="append",
         metavar="N",
-        help="like devices; twice: devices per node, nodes",
+        help="identical devices; given twice: devices per node, nodes",
     )
     verb.add_argument(
-        "--bandwidth", type=quantity(BANDWIDTH), action="append", metavar="B", help="such as 10GB/s, one per level"
+        "--bandwidth",
+        type=quantity(BANDWIDTH),
+        action="append",
+        metavar="B",
+        help="link bandwidth, such as 10GB/s (default: unlimited). Repeatable, one per --devices",
     )
-    verb.add_argument("--memory", type=quantity(SIZE), metavar="BYTES", help="memory of each device, such as 24GB")
+    verb.add_argument(
+        "--memory",
+        type=quantity(SIZE),
+        metavar="BYTES",
+        help="memory of each device, such as 24GB (default: unlimited)",
+    )
 
 
 def plan_argument(verb: Parser) -> None:
-    verb.add_argument(
-        "plan", type=expanded, metavar="PLAN", help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it"
-    )
+    verb.add_argument("plan", type=expanded, metavar="PLAN", help="plan, or a hybrid_conf.json next to its gpus=N.txt")
 
 
 def replication_option(verb: Parser) -> None:
     verb.add_argument(
         "--replication",
         metavar="RULE[:OPTION=VALUE,…]",
-        help=f"how pipelines average: {', '.join(RULES)} (default: the plan's, which is partial-reduce)",
+        help=f"synchronization scheme of pipeline replicas (default: the plan's, else partial-reduce). "
+        f"Schemes: {', '.join(RULES)}",
     )
 
 
 def replan_option(verb: Parser) -> None:
-    """How the plan follows devices that change while the run goes on."""
+    """How the plan follows devices that change during the run."""
     listed = "; ".join(f"{name}: {kind.summary}" for name, kind in VARIANTS.items())
-    told = f"{listed} (default: never; {LIVE.name} where no variant is named)"
-    verb.add_argument("--replan", choices=tuple(VARIANTS), nargs="?", const=LIVE.name, metavar="VARIANT", help=told)
+    summary = f"online repartitioning. {listed} (default: never; {LIVE.name} without a name)"
+    verb.add_argument("--replan", choices=tuple(VARIANTS), nargs="?", const=LIVE.name, metavar="VARIANT", help=summary)
 
 
-def stragglers_option(verb: Parser) -> None:
+def inject_option(verb: Parser) -> None:
     verb.add_argument(
-        "--straggler",
+        *flags("--inject", "--straggler"),
+        dest="straggler",
         action="append",
         metavar="KIND[:OPTION=VALUE,…]",
-        help=f"make ranks slow, or end them: {', '.join(KINDS)}, such as slow:rank=1,factor=4; several add up",
+        help=f"injected straggler, such as slow:rank=1,factor=4. Kinds: {', '.join(KINDS)}; repeatable, delays add up",
     )
 
 
@@ -261,7 +294,7 @@ def log_option(verb: Parser) -> None:
         action="append",
         default=[],
         metavar=("KIND", "DIR"),
-        help=f"send metrics on: {', '.join(SINKS)}, or path/file.py:function, which makes a sink of DIR; repeatable",
+        help=f"tracker that metrics go to: {', '.join(SINKS)}, or path/file.py:function, called with DIR; repeatable",
     )
 
 
@@ -269,12 +302,20 @@ def ray_address_option(verb: Parser) -> None:
     verb.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="with --launcher ray: of a cluster that this machine is a node of, such as 10.0.0.1:6379 or auto "
-        "(default: RAY_ADDRESS, else a Ray of this job's own on this machine)",
+        help="Ray cluster of --launcher ray, such as 10.0.0.1:6379 or auto; this machine must be one of its nodes "
+        "(default: RAY_ADDRESS, else a new Ray on this machine)",
     )
 
 
 def run_dir_option(verb: Parser) -> None:
     verb.add_argument(
-        "--run-dir", type=expanded, metavar="DIR", help="where the record goes (default: a new one in runs/)"
+        *flags("--out", "--run-dir"),
+        dest="run_dir",
+        type=expanded,
+        metavar="DIR",
+        help="run directory (default: a new one in runs/)",
     )
+
+
+def dry_run_option(verb: Parser) -> None:
+    verb.add_argument("--dry-run", action="store_true", help="checks and settings only: nothing is written or run")

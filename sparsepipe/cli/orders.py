@@ -29,7 +29,7 @@ from ..values.plan import Plan
 from ..values.profile import Profile
 from ..values.replication import parse_rule
 from ..views.tables import Table, table_text
-from .options import Parser, given, of_run, setting_options, whole
+from .options import Parser, flags, given, of_run, setting_options, whole
 from .output import Answer
 
 EPOCH = 256  # minibatches that are drawn where nobody says how many
@@ -44,28 +44,37 @@ _OF_SAMPLES = ("data", "sample_sizes", "batch_size", *BUDGETS)
 def order_options(verb: Parser, *, plans: bool = False) -> None:
     """Add the options of `simulate --order`; `plans`: of `plan --order`."""
     if plans:
-        told = f"count the time lost to sizes in this order (default: {SHUFFLE}, with --data or --sample-sizes)"
-        verb.add_argument("--order", choices=ORDERS, help=told)
+        counted = (
+            f"minibatch order whose time lost to sizes is counted (default: {SHUFFLE}, with --data or --sample-sizes)"
+        )
+        verb.add_argument("--order", choices=ORDERS, help=counted)
     else:
-        told = "compare an epoch in this order of its minibatches with others, in one table; repeatable"
-        verb.add_argument("--order", action="append", choices=ORDERS, help=told)
-    goes_with = "" if plans else "with --order: "
-    verb.add_argument("--data", metavar="DIR|NAME", help=f"{goes_with}count the voxels of all its training samples")
+        compared = "minibatch order whose epoch is simulated and compared in one table; repeatable"
+        verb.add_argument("--order", action="append", choices=ORDERS, help=compared)
+    goes_with = "" if plans else ", for --order"
+    verb.add_argument(
+        *flags("--data"), metavar="DIR|NAME", help=f"data set whose training samples are counted{goes_with}"
+    )
     verb.add_argument(
         "--sample-sizes" if plans else "--sizes",  # `plan --sizes` is DynPipe's
         dest="sample_sizes",
         metavar="lognormal:cv=C",
-        help=f"{goes_with}draw samples of this coefficient of variation (default: as the profile's data)",
+        help=f"distribution of sample sizes by coefficient of variation{goes_with} (default: the profile's data)",
     )
-    verb.add_argument("--batch-size", type=whole(1), metavar="N", help="with --order (default: the profile's)")
-    setting_options(verb, (replace(row, help=f"with --order: {row.help}") for row in of_run(*BUDGETS)))
+    verb.add_argument(
+        *flags("--batch-size"),
+        type=whole(1),
+        metavar="N",
+        help="samples per minibatch, for --order (default: the profile's)",
+    )
+    setting_options(verb, (replace(row, help=f"{row.help}, for --order") for row in of_run(*BUDGETS)))
 
 
 def orders_asked(options: argparse.Namespace) -> bool:
     """Whether orders are compared. Raises InputError for options that do not go together."""
     if options.order and (options.replan or options.straggler or options.trace):
         raise InputError(
-            "option.of_one_order", "--order compares epochs in calm: leave out --replan, --straggler and --trace"
+            "option.of_one_order", "--order compares epochs in calm: leave out --replan, --inject and --trace"
         )
     if not options.order and given(options, _OF_SAMPLES):
         raise InputError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..data.describing import unread_files
 from ..errors import InputError
-from ..networks import is_table, network
+from ..networks import is_table
 from ..planning import (
     DEFAULT,
     PLANNERS,
@@ -31,9 +31,7 @@ from ..planning.simulator import (
     SimulationSettings,
     simulate_pipelines,
 )
-from ..records.formats.pipedream_conf import export_plan
 from ..records.formats.plan_files import load_plan
-from ..records.formats.stage_modules import write_stage_modules
 from ..runtime.config import ProfileConfig
 from ..util.host.openmp import waiting
 from ..util.io.fields import json_object
@@ -54,15 +52,14 @@ from .arguments import of_planners
 from .options import given
 from .orders import compare_orders, orders_asked, plans_with_sizes, sizes_asked
 from .output import Answer, progress_line, warn
+from .plan_facts import machines_of
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn_of
 from .replanning import simulate_replanned
 from .without_effect import OF_MODULES, no_effect, of_other_data
 
-_CLASSES = 10  # of a network whose stages are written, where nobody says
-
 
 def profile(options: argparse.Namespace) -> Answer:
-    for name in ("model", "data", "batch_size"):
+    for name in ("model", "data", "batch_size", "out"):
         if getattr(options, name) is None:
             raise InputError("option.missing", f"no {name.replace('_', ' ')}: give --{name.replace('_', '-')}")
     of_data = {name: getattr(options, name) for name in ("voxel_size", "num_points", "data_args")}
@@ -159,11 +156,11 @@ def plan(options: argparse.Namespace) -> Answer:
         plans = []
         for name, own in asked:
             chosen, document, table = plans_with_sizes(options, found, cluster, planner=name, **own)
-            plans.append(chosen)
+            plans.append(_with_machines(chosen, options))
             compared.append(document)
             tables += ["", table if len(asked) == 1 else f"{name}: {table}"]
     else:
-        plans = [partition(found, cluster, planner=name, **own) for name, own in asked]
+        plans = [_with_machines(partition(found, cluster, planner=name, **own), options) for name, own in asked]
     if options.out:
         plans[0].save(options.out)
     if options.json:  # else their texts do
@@ -195,11 +192,17 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
     ((name, own),) = _planner_options(options, names)
     rule = parse_rule(options.replication) if options.replication else None
     several = partition_pipelines(found, cluster, options.pipelines, replication=rule, planner=name, **settings, **own)
+    several = _with_machines(several, options)
     if options.out:
         several.save(options.out)
     if options.json:
         warn(text for text in several.all_warnings if text not in found.warnings)
     return Answer(several.to_json(), str(several))
+
+
+def _with_machines(plan: Plan, options: argparse.Namespace) -> Plan:
+    """The plan with the options that named its profile and its devices: `train` compares the run with that profile."""
+    return replace(plan, provenance={**(plan.provenance or {}), "machines": machines_of(options)})
 
 
 def _planners(options: argparse.Namespace, schedule: str) -> list[str]:
@@ -242,9 +245,7 @@ def simulate(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options)
     stragglers = Stragglers.parse(";".join(options.straggler or ()))
     if options.restart_seconds is not None and not stragglers.end_ranks:
-        raise InputError(
-            "option.of_killing", "--restart-seconds goes with --straggler kill:…: give that, or leave it out"
-        )
+        raise InputError("option.of_killing", "--restart-seconds goes with --inject kill:…: give that, or leave it out")
     chosen = load_plan(options.plan, found.graph)
     if orders_asked(options):
         return compare_orders(options, chosen, found, cluster)
@@ -253,7 +254,7 @@ def simulate(options: argparse.Namespace) -> Answer:
         if options.replan:
             raise InputError(
                 "option.of_one_pipeline",
-                "--replan simulates the plan of one pipeline: give one of these; run --replan changes those of several",
+                "--replan simulates the plan of one pipeline: give one of these; train --replan changes several",
             )
         if options.epoch_minibatches:
             raise InputError(
@@ -267,12 +268,12 @@ def simulate(options: argparse.Namespace) -> Answer:
     if options.seed is not None:
         raise InputError(
             "option.of_several_pipelines",
-            "--seed goes with plans of several pipelines; stragglers draw by their own, --straggler 'SPEC;seed=N'",
+            "--seed goes with plans of several pipelines; stragglers draw by their own, --inject 'SPEC;seed=N'",
         )
     if options.epoch_minibatches and not (options.replan or stragglers.end_ranks):
         raise InputError(
             "option.of_replanning",
-            "--epoch-minibatches goes with --replan or --straggler kill:…: give one, or leave it out",
+            "--epoch-minibatches goes with --replan or --inject kill:…: give one, or leave it out",
         )
     chosen.check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))
@@ -359,30 +360,10 @@ def _simulate_pipelines(
     return Answer(document, "\n".join(filter(None, lines)))
 
 
-def export(options: argparse.Namespace) -> Answer:
-    if options.classes is not None and not options.model:
-        raise InputError(
-            "option.of_model", "--classes goes with --model, whose stages are written: give that, or leave it out"
-        )
-    if options.model and not is_table(options.model):
-        raise InputError(
-            "export.traced_model",
-            f"--model {options.model}: its stages are parts of a torch module, which export cannot write out",
-        )
-    chosen = Plan.load(options.plan).one("PipeDream has no files for several")
-    written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
-    if options.model:
-        written += write_stage_modules(
-            chosen, network(options.model, num_classes=options.classes or _CLASSES), options.out
-        )
-    return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
-
-
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "profile": profile,
     "plan": plan,
     "simulate": simulate,
-    "export": export,
 }
 
 

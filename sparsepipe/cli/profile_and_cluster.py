@@ -97,7 +97,7 @@ def _joined(given: list[str]) -> Profile:
     joined: Profile | None = None
     for text in given:
         name, equals, path = text.partition("=")
-        one = _profile(path, name) if equals else _profile(text)
+        one = load_profile(path, name) if equals else load_profile(text)
         try:
             joined = joined | one if joined else one
         except InputError as error:
@@ -106,7 +106,7 @@ def _joined(given: list[str]) -> Profile:
     return joined
 
 
-def _profile(path: str, device_type: str | None = None) -> Profile:
+def load_profile(path: str, device_type: str | None = None) -> Profile:
     """A profile in any format that is read: ours, a graph.txt, or DynPipe's lists by that of forward times."""
     if is_layer_list(path):
         return load_layer_lists(path, device_type=device_type or "device")

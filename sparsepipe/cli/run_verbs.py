@@ -1,217 +1,45 @@
-"""The verbs of the command line that start (under Slurm: by a script for sbatch), follow and compare runs."""
+"""The verbs of the command line that list, show, compare, follow, change, stop and delete runs."""
 
 import argparse
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.describing import unread_files
-from ..errors import DamagedRecord, InputError, one_line
-from ..launching import SLURM, attach, default_launcher
+from ..errors import DamagedRecord, InputError, one_line, visible
+from ..launching import attach
 from ..launching.going_on import went_on
+from ..launching.lock import is_held
 from ..launching.replan import check_running, replanned, request_replan
+from ..launching.run_folders import delete_runs
 from ..launching.run_state import is_alive, state_of
-from ..launching.slurm import sbatch_script, submit
-from ..monitoring.interference.predictor import Predictor
-from ..monitoring.launching import launch
 from ..records import RunRecord
 from ..records.formats.clusters import load_cluster
-from ..records.formats.pipedream_driver import DriverFile, is_driver_file
 from ..records.formats.plan_files import load_plan
 from ..records.provenance import Provenance
-from ..records.record_files import HOSTS
-from ..records.sinks import Sink, open_sink
 from ..runtime import RunConfig
-from ..runtime.config import BUDGETS, DEVICES
 from ..runtime.workloads import layer_graph
 from ..runtime.workloads.resolved import resolve
-from ..util.io.files import write_json
-from ..util.io.settings import rows
+from ..util.io.files import open_regular, write_json
 from ..util.text.counting import number_of
 from ..values.cluster import Cluster
-from ..values.plan import Plan
 from ..values.profile import Profile
 from ..views.values import left_out
-from .follow_run import Forgiving, drift_answer
-from .launches import (
-    RUNS,
-    check_forward_only,
-    check_launcher,
-    checkpoint_or_run,
-    follower_of,
-    new_run_dir,
-    run_folder,
-    trained_by,
-    waited,
-)
-from .options import given, known_cluster
-from .output import Answer, cell, column_cells, progress_line, table, warn
+from .follow_run import drift_answer
+from .launches import RUNS, followed, follower_of, open_sinks, run_folder
+from .options import known_cluster
+from .output import Answer, cell, column_cells, print_answer, progress_line, table
 from .profile_and_cluster import check_machines, profile_and_cluster
-from .run_text import column_name, latency_text, minibatches_text, run_cell, run_lines, summary_text
-from .without_effect import without_effect
-
-
-def for_slurm(options: argparse.Namespace, *, run_dir: Path, plan: Plan, cluster: Cluster | None, gpus: bool) -> Answer:
-    """The script that runs this command in a job, with `--submit` the job too. Nothing of the run is begun here.
-
-    Raises InputError for what Slurm cannot give.
-    """
-    if options.detach:
-        raise InputError(
-            "option.of_local_launcher",
-            "--detach with --launcher slurm, whose jobs outlive a terminal by themselves: leave it out",
-        )
-    script = sbatch_script(options.words, run_dir=run_dir, num_ranks=len(plan.ranks), cluster=cluster, gpus=gpus)
-    document = {"script": script, "run_dir": str(run_dir)}
-    if not options.submit:
-        return Answer(document, script.rstrip("\n"))
-    job = submit(script)
-    return Answer(document | {"job": job}, f"job {job}: squeue -j {job} shows it; its run is in {run_dir}")
-
-
-_CPU = DEVICES[:1]
-
-
-def run(options: argparse.Namespace) -> Answer:
-    if options.forward_only:
-        check_forward_only(options)  # before a driver file says more
-    options = typed = _with_run_folders(options)
-    driver = DriverFile.load(options.plan) if options.plan and is_driver_file(options.plan) else None
-    if driver:
-        options = filled(options, driver)
-    of_driver = driver.cluster() if driver else None
-    cluster = load_cluster(known_cluster(named)) if (named := _cluster_file(options)) else of_driver
-    launcher = options.launcher or default_launcher(cluster)
-    record: RunRecord | None
-    if options.resume:
-        if options.forward_only:
-            raise InputError("option.of_training", "--forward-only computes outputs anew: leave out --resume")
-        record = RunRecord.load(options.resume)
-        settings, folder = dict(record.config), record.folder
-        if options.run_dir and options.run_dir.resolve() != folder.resolve():
-            raise InputError(
-                "option.run_dir_of_resume",
-                f"--run-dir {options.run_dir} with --resume {options.resume}: a run goes on in its own folder; leave "
-                "out --run-dir, or copy the folder and resume the copy",
-            )
-    else:
-        record = trained_by(options) if options.forward_only else None
-        settings = dict(record.config) if record else {}
-        for name in ("plan", "model", "data"):
-            if not getattr(options, name) and record is None:
-                raise InputError(
-                    "option.missing", f"no {name}: sparsepipe run PLAN --model M --data D, or --resume RUN"
-                )
-        parent = driver.folder if driver and driver.folder else RUNS
-        folder = options.run_dir or new_run_dir(options.model or settings["model"], parent)
-    config = settings_of(options, before=settings if record else None)
-    resolved = resolve(config)
-    chosen = record.plan if record and not options.plan else load_plan(options.plan, lambda: layer_graph(resolved))
-    if driver and chosen.replication is None:
-        chosen = driver.planned(chosen)
-    warn(f"plan: {text}" for text in chosen.warnings)
-    warn(without_effect(typed, resolved, chosen))
-    warn(unread_files(config.data, lambda _: resolved.data.folder))
-    if options.launcher == SLURM:
-        if resolved.is_table:  # of a module only where its data are is it known
-            chosen.check(layer_graph(resolved))
-        return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
-    if options.submit:
-        raise InputError("option.of_slurm", f"--submit goes with --launcher {SLURM}")
-    check_launcher(options, launcher)
-    profile, cluster = _held_against(options, chosen, cluster)
-    where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
-    where |= {"replan": options.replan, "tell": progress_line, "predictor": _predictor(options)}
-    where |= {"forward_only": options.forward_only, "ray_address": options.ray_address}
-    where = {key: value for key, value in where.items() if value is not None}
-    where |= {"launcher": launcher, "profile": profile, "cluster": cluster}
-    sinks = _sinks(options)
-    done = options.resume is not None and _nothing_left(folder, config)
-    job = launch(chosen, resolved, run_dir=folder, resume=options.resume is not None, **where)
-    if options.detach:
-        return _left_alone(job)
-    return _followed(job, sinks=sinks, nothing_left=done)
-
-
-def _nothing_left(folder: Path, config: RunConfig) -> bool:
-    from ..launching.resuming import nothing_left  # here: it brings torch, as what resumes will
-
-    return nothing_left(folder, config)
-
-
-def _with_run_folders(options: argparse.Namespace) -> argparse.Namespace:
-    """The options with the folder of the run, or of the checkpoint, that they name."""
-    resume = options.resume and run_folder(options.resume)
-    forward_only = options.forward_only and checkpoint_or_run(options.forward_only)
-    return argparse.Namespace(**{**vars(options), "resume": resume, "forward_only": forward_only})
-
-
-def _predictor(options: argparse.Namespace) -> Predictor | None:
-    return Predictor.load(options.predictor) if options.predictor else None
-
-
-def _cluster_file(options: argparse.Namespace) -> Path | None:
-    """Return the file of the hosts to run on; of a run that resumes, unless others are given, those it ran on."""
-    given: Path | None = options.cluster
-    if given or options.resume is None or options.launcher is not None:
-        return given
-    before: Path = options.resume / HOSTS
-    return before if before.exists() else None
-
-
-def _held_against(
-    options: argparse.Namespace, plan: Plan, cluster: Cluster | None
-) -> tuple[Profile | None, Cluster | None]:
-    """The profile that the run is held against while it trains, and its devices.
-
-    Where no cluster is known they are as many like ones as the plan has ranks. Raises InputError where the plan is not
-    one for them.
-    """
-    if not options.profile:
-        return None, cluster
-    if options.resume:
-        raise InputError(
-            "option.of_new_run",
-            "--profile goes with a new run; one that resumes keeps the profile that it was launched with",
-        )
-    given = dict.fromkeys(("server_file", "bandwidth", "memory", "devices")) | vars(options)
-    if options.cluster is None:
-        given["devices"] = [len(plan.ranks)]
-    profile, like = profile_and_cluster(argparse.Namespace(**given), warn=False)
-    warn(text for text in profile.warnings if text not in plan.warnings)  # those are told
-    cluster = like if cluster is None or options.cluster is not None else cluster
-    plan.check(profile.graph, cluster)
-    return profile, cluster
-
-
-def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None = None) -> RunConfig:
-    """Return the settings that the options of `run` ask for, over those `before` of the run that they resume.
-
-    Raises InputError for a setting outside its range.
-    """
-    asked = given(options, rows(RunConfig))
-    if options.straggler:
-        asked["stragglers"] = ";".join(options.straggler)
-    if budgets := [name for name in BUDGETS if name in asked]:
-        if "batch_size" in asked:
-            text = f"{{{budgets[0]}}} composes minibatches in place of {{batch_size}}: leave out one of them"
-            raise InputError("setting.two_budgets", text, setting=dict.fromkeys((budgets[0], "batch_size")))
-        asked = dict.fromkeys(BUDGETS) | asked  # one takes the place of another
-    if before is None:
-        return RunConfig(**asked)
-    if "epochs" in asked:  # minibatches of before would end the run whatever is asked for now
-        asked = {"minibatches": None} | asked
-    return RunConfig.from_json({**before, **asked})
+from .run_text import column_name, latency_text, minibatches_text, run_cell, run_lines
 
 
 def runs_list(options: argparse.Namespace) -> Answer:
     folders = sorted(path.parent for path in Path(options.folder).glob("*/plan.json"))
     columns = ("run", "state", "model", "schedule", "stages", "samples_per_second", "accuracy")
     if not folders:
-        progress_line(
-            f"no runs in {options.folder}: `sparsepipe run` makes them in {RUNS}, unless --run-dir says where"
-        )
+        progress_line(f"no runs in {options.folder}: `sparsepipe train` makes them in {RUNS}, unless --out says where")
     return _side_by_side([_row_or_damage(RunRecord(folder)) for folder in folders], columns)
 
 
@@ -260,10 +88,98 @@ def runs_attach(options: argparse.Namespace) -> Answer:
     """Follow a run to its end. Interrupting it leaves the run alone."""
     job = attach(_record(options.run).folder)
     try:
-        return _followed(job, cancel=False, sinks=_sinks(options))
+        return followed(job, cancel=False, sinks=open_sinks(options))
     except KeyboardInterrupt:
         progress_line(f"{job.record.folder} goes on; sparsepipe runs cancel ends it")
         raise
+
+
+def runs_logs(options: argparse.Namespace) -> Answer:
+    """Print the last lines of the logs of a run's processes; with --follow those that come until it ends, too."""
+    record = _record(options.run)
+    name = "*" if options.rank is None else f"rank{options.rank}"
+    logs = [_Log(path, record.folder) for path in _log_files(record.folder, name)]
+    if not logs:
+        raise InputError("run.no_logs", f"{record.folder}: has no logs/{name}.log; runs show tells how the run stands")
+    documents = {log.name: log.last(options.lines) for log in logs}
+    text = "\n".join(log.line(line) for log in logs for line in documents[log.name])
+    if not options.follow:
+        return Answer({"run": record.name, "logs": documents}, text)
+    if not options.json and text:
+        print_answer(visible(text))
+    while True:
+        alive = is_alive(record)  # before the last look: what comes meanwhile is read
+        for log in logs:
+            new = log.new()
+            documents[log.name] += new
+            if new and not options.json:
+                print_answer(visible("\n".join(map(log.line, new))))
+        if not alive:
+            return Answer({"run": record.name, "logs": documents}, f"{one_line(record.folder)}: {state_of(record)}")
+        time.sleep(_LOOK_SECONDS)
+
+
+_LOOK_SECONDS = 0.2  # between two looks at logs that are followed
+
+
+def _log_files(folder: Path, name: str) -> list[Path]:
+    """The logs of a run of one pipeline, or of several, in the order of their names."""
+    return sorted([*folder.glob(f"logs/{name}.log"), *folder.glob(f"pipelines/*/logs/{name}.log")])
+
+
+class _Log:
+    """A log file that is read line by line; an unfinished line is kept until its end comes."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        *_, pipeline, _, name = ("", *path.relative_to(folder).with_suffix("").parts)
+        self.name = f"pipeline {pipeline}, {name}" if pipeline else name
+        self._file, self._part = open_regular(path), b""
+
+    def last(self, count: int) -> list[str]:
+        """The last lines so far; all of them where `count` is 0."""
+        return list(deque(self.new(), maxlen=count or None))
+
+    def new(self) -> list[str]:
+        """The lines that came since the last call."""
+        *lines, self._part = (self._part + self._file.read()).split(b"\n")
+        return [line.decode(errors="backslashreplace") for line in lines]
+
+    def line(self, text: str) -> str:
+        """A line with the log's name before it."""
+        return f"{self.name}: {text}"
+
+
+def runs_rm(options: argparse.Namespace) -> Answer:
+    """Delete runs after a question: none that is running, and nothing outside of their folder."""
+    folders = list(dict.fromkeys(_folder_in(options.folder, name) for name in options.runs))
+    if running := [folder for folder in folders if not folder.is_symlink() and is_held(folder)]:
+        raise InputError("run.running", f"{running[0]}: is running; sparsepipe runs cancel {running[0].name} ends it")
+    names = ", ".join(one_line(folder) for folder in folders)
+    if not options.yes and not _agreed(f"Delete {names} with records, traces and checkpoints? [y/N] "):
+        return Answer({"deleted": []}, "nothing deleted")
+    delete_runs(folders)
+    return Answer({"deleted": [str(folder) for folder in folders]}, f"deleted: {names}")
+
+
+def _folder_in(folder: Path, run: Path) -> Path:
+    """Return the folder of a run in the runs' folder. Raises InputError for one elsewhere, and for what is no run."""
+    path = run if run.parent != Path() and run.parent.resolve() == folder.resolve() else folder / run
+    if path.name in ("", "..") or path.parent.resolve() != folder.resolve():
+        raise InputError(
+            "run.outside_folder", f"{run}: is not in {folder}; name a run there, or give its folder, --folder DIR"
+        )
+    if not (path / "plan.json").exists() and not path.is_symlink():
+        raise InputError("run.not_found", f"{path}: no run (no plan.json); sparsepipe runs list names those there are")
+    return path
+
+
+def _agreed(question: str) -> bool:
+    """Whether the user says yes. Raises InputError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise InputError("runs.nobody_to_ask", "no terminal to ask on: give --yes to delete without a question")
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def runs_stop(options: argparse.Namespace) -> Answer:
@@ -313,7 +229,7 @@ def runs_export(options: argparse.Namespace) -> Answer:
     trace = record.trace()
     if not trace.spans:
         raise InputError("run.no_trace", f"{record.folder}: has no trace yet")
-    path = write_json(options.chrome, trace.to_chrome())
+    path = write_json(options.out, trace.to_chrome())
     facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
     missing = f" ({left_out(trace)})" if trace.left_out else ""
     facts |= {"left_out": trace.left_out} if trace.left_out else {}
@@ -347,37 +263,6 @@ def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster
             f"--{'bandwidth' if options.bandwidth else 'memory'} goes with --profile: give that, or leave it out",
         )
     return None, load_cluster(known_cluster(options.cluster)) if options.cluster else None
-
-
-def _sinks(options: argparse.Namespace) -> list[Sink]:
-    """Open what --log asks for. Raises InputError for what cannot be opened, and where nobody will follow the run."""
-    if options.log and getattr(options, "detach", False):
-        raise InputError(
-            "option.of_followed_run",
-            "--log and --detach: nobody follows the run; leave it out, and give it to `runs attach`",
-        )
-    return [Forgiving(kind, open_sink(kind, folder)) for kind, folder in options.log]
-
-
-def _followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = (), nothing_left: bool = False) -> Answer:
-    summary = waited(job, cancel=cancel, sinks=sinks)
-    beyond_sizes = job.record.plan.extrapolation
-    text = summary_text(summary, nothing_left=nothing_left)
-    return Answer(summary, f"{text}; times of its plan: {beyond_sizes}" if beyond_sizes else text)
-
-
-def _left_alone(job: Any) -> Answer:
-    """Tell of a job that goes on by itself, once its record says so: what is asked about it next finds it running."""
-    record: RunRecord = job.record
-    while job.running and record.status["state"] == "started":
-        time.sleep(0.02)
-    folder, state = record.folder, state_of(record)
-    text = (
-        f"{folder} runs on its own; sparsepipe runs attach {folder.name} follows it, runs stop and runs cancel end it"
-        if state == "running"
-        else f"{folder}: {state}; sparsepipe runs attach {folder.name} tells why"
-    )
-    return Answer({"run_dir": str(folder), "state": state}, text)
 
 
 _NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages", "samples_per_second", "accuracy"))
@@ -426,31 +311,15 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
-    "run": run,
     "runs list": runs_list,
     "runs show": runs_show,
     "runs compare": runs_compare,
+    "runs logs": runs_logs,
     "runs attach": runs_attach,
     "runs stop": runs_stop,
     "runs replan": runs_replan,
     "runs cancel": runs_cancel,
+    "runs rm": runs_rm,
     "runs export": runs_export,
     "runs drift": runs_drift,
 }
-
-
-def filled(options: argparse.Namespace, driver: DriverFile) -> argparse.Namespace:
-    """The options with what the file says wherever the command line says nothing.
-
-    Prints a line for each key of the file that has no meaning here. Raises InputError for a network, or a conf json,
-    that is not there.
-    """
-    for line in driver.without_meaning:
-        progress_line(f"{driver.path}: {line}")
-    said: dict[str, Any] = {"plan": driver.config_file}
-    if options.model is None:
-        said["model"] = driver.model
-    if options.data is None:
-        said["data"] = driver.data
-    said |= {name: value for name, value in driver.settings.items() if getattr(options, name, None) is None}
-    return argparse.Namespace(**{**vars(options), **said})

@@ -1,4 +1,4 @@
-"""The verbs about traces: show, replay, whatif, export."""
+"""The verbs about traces: show, simulate, whatif, export."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ def show(options: argparse.Namespace) -> Answer:
     return Answer(document, "\n".join(lines))
 
 
-def replay_trace(options: argparse.Namespace) -> Answer:
+def simulate_trace(options: argparse.Namespace) -> Answer:
     """Each step as measured and as its own durations and orders say."""
     found = replay(_opened(options))
     return Answer(found.to_json(), text(found, all_in=_ALL_IN))
@@ -93,7 +93,7 @@ def _opened(options: argparse.Namespace) -> Trace:
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "trace show": show,
-    "trace replay": replay_trace,
+    "trace simulate": simulate_trace,
     "trace whatif": whatif,
     "trace export": export,
 }

@@ -1,4 +1,4 @@
-"""Options of `run`, `profile` and `data check` that nothing asks for under the other ones: each is told in a line."""
+"""Options of `train`, `profile` and `data check` that nothing asks for under the other ones: each is told in a line."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
@@ -148,7 +148,7 @@ def no_effect(name: str, why: str) -> str:
 
 
 def without_effect(given: argparse.Namespace, resolved: ResolvedRun, plan: Plan) -> Iterator[str]:
-    """Yield a line for each option of `run` that was given and that the run's settings and plan leave nothing to do."""
+    """Yield a line for each given option of `train` that the run's settings and plan leave nothing to do."""
     run = _Run(resolved, plan)
     for name, cases in _CASES.items():
         if getattr(given, name, None) is None:

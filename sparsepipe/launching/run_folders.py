@@ -1,7 +1,13 @@
-"""Numbered folders for runs: NAME-001, NAME-002, … below one folder; none is ever overwritten."""
+"""Numbered folders for runs: NAME-001, NAME-002, … below one folder; none is ever overwritten. How runs are deleted."""
 
+import os
 import re
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
+
+from ..errors import InputError
+from .lock import hold
 
 
 def folders(runs: Path, name: str) -> list[Path]:
@@ -24,3 +30,31 @@ def _numbered(runs: Path, name: str) -> list[tuple[int, Path]]:
 def _plain(name: str) -> str:
     """The name without what would make it more than one folder."""
     return re.sub(r"[/\\:]+", "-", name)
+
+
+def delete_runs(folders: Iterable[Path]) -> None:
+    """Delete runs' folders; of a link to a run the link alone. Raises InputError for one that is running."""
+    there = [folder for folder in folders if folder.exists() or folder.is_symlink()]
+    locks = []
+    try:  # held until they are gone, so that nobody resumes one of them while it goes
+        for folder in there:
+            if not folder.is_symlink():
+                locks.append(hold(folder))
+        for folder in there:
+            _remove(folder)
+    finally:
+        for lock in locks:
+            os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a run, or the link to one. Raises InputError where the system does not let us."""
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise InputError(
+            "run.not_deletable", f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})"
+        ) from None

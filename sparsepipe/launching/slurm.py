@@ -1,7 +1,7 @@
 """Slurm: a script for sbatch that runs, on the first host of its job, the command that was given, on the job's hosts.
 
     #SBATCH --nodes=2 --ntasks-per-node=4        a task a rank: SLURM_JOB_NODELIST and SLURM_TASKS_PER_NODE tell of them
-    exec python -m sparsepipe run PLAN … --cluster slurm
+    exec python -m sparsepipe train PLAN … --cluster slurm
 
 There the run is one of several hosts as any other: an agent on each, reached over ssh, which hosts let in where one's
 job is (pam_slurm_adopt). Source: sbatch(1).
@@ -20,7 +20,9 @@ from ..util.text.counting import number_of
 from ..values.cluster import Cluster
 
 _SECONDS = 60.0  # for sbatch to answer
-_LEFT_OUT = {"--launcher": 1, "--submit": 0, "--cluster": 1, "--run-dir": 1, "--json": 0}  # option → words that follow
+# Option → how many words follow it, and the letters of those that follow as one word or within the same.
+_LEFT_OUT = {"--launcher": 1, "--submit": 0, "--cluster": 1, "--out": 1, "--run-dir": 1, "--json": 0}
+_LETTERS = ("-c", "-o")
 
 
 def sbatch_script(
@@ -47,9 +49,9 @@ def sbatch_script(
     folder = run_dir.absolute()
     if "\n" in str(folder) or "\n" in str(Path.cwd()):
         raise InputError(
-            "slurm.folder_name", "a folder with a line break in its name: sbatch takes none; choose another --run-dir"
+            "slurm.folder_name", "a folder with a line break in its name: sbatch takes none; choose another --out"
         )
-    kept = [*without(words), "--cluster", "slurm", "--run-dir", str(folder)]
+    kept = [*without(words), "--cluster", "slurm", "--out", str(folder)]
     lines = [
         "#!/bin/bash",
         f"#SBATCH --job-name=sparsepipe-{_plain(folder.name)}",
@@ -93,6 +95,8 @@ def without(words: Sequence[str]) -> list[str]:
         name, equals, _ = word.partition("=")
         if skipped:
             skipped -= 1
+        elif word[:2] in _LETTERS:
+            skipped = int(len(word) == 2)
         elif full := next((full for full in _LEFT_OUT if len(name) > 2 and full.startswith(name)), ""):  # or shortened
             skipped = 0 if equals else _LEFT_OUT[full]
         else:

@@ -1,6 +1,6 @@
 """Launch a run that changes its plan by itself: `launching.launch`, and a thread that follows the job."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +105,60 @@ def launch(
         for thread in following.threads:
             job.wait_for(thread)
     return job
+
+
+def emulate(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    run_dir: Path | str,
+    minibatches: int = 32,
+    stragglers: str | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> Job:
+    """Emulate `plan`: the real runtime, whose processes sleep for the profile's times instead of computing.
+
+    Messages, synchronization and stalls are real, so few cores are enough for many devices. Nothing is learned: the
+    run directory has times and traces, and no loss.
+
+    Args:
+        plan: the plan, of one pipeline or of several.
+        profile: times of the layers in seconds, on the device types of `cluster`.
+        cluster: the emulated devices and links.
+        run_dir: the run directory.
+        minibatches: number of minibatches; their sizes are the profile's, in turn.
+        stragglers: injected stragglers, as of `launch`.
+        seed: seed of random groups of pipelines.
+        settings: further settings of the run, such as `{"timeout_seconds": 60.0}`.
+        given: further arguments of `launch`, such as `launcher="ssh"` or `replan="live"`.
+
+    Returns:
+        The job; `Job.wait` returns its summary.
+
+    Raises:
+        InputError: the plan is none for the profile and the cluster, or an option is unknown.
+
+    >>> import tempfile
+    >>> from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Profile, emulate, partition
+    >>> cost = LayerCost((CostSample(1, 0.001, 0.002, 40),))  # size 1: 1 ms forward, 2 ms backward, 40 bytes
+    >>> profile = Profile(LayerGraph.chain([Layer("a"), Layer("b")]), {"cpu": (cost, cost)})
+    >>> cluster = Cluster.uniform(2, device_type="cpu")
+    >>> plan = partition(profile, cluster)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     emulate(plan, profile, cluster, run_dir=f"{folder}/run", minibatches=4).wait()["minibatches"]
+    4
+    """
+    config = RunConfig(
+        profile.origin.get("model", "profile"),
+        "replay",
+        engine="replay",
+        batch_size=profile.batch_size or 1,
+        minibatches=minibatches,
+        stragglers=stragglers,
+        seed=seed,
+        **(settings or {}),
+    )
+    return launch(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)

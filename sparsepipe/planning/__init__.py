@@ -59,7 +59,7 @@ class PlanSettings(Settings):
         words="twice the devices",
     )
     recompute: bool = setting(
-        False, Flag(), "run forwards again before backwards (recomputation): slower, with less memory"
+        False, Flag(), "activation recomputation before backward passes: slower, with less memory"
     )
 
 

@@ -17,7 +17,7 @@ from ..values.profile import MEMORY_QUANTILE, Profile
 from ..values.schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_RULES, ScheduleRules
 
 COMPRESSION_RATIO = row(
-    Number(0, MOST, above=True), "plan as if outputs crossed boundaries in 1/R of their bytes", unit="R"
+    Number(0, MOST, above=True), "assumed compression of activations at stage boundaries: 1/R of their bytes", unit="R"
 )
 
 

@@ -97,7 +97,7 @@ class ModelParallel(Settings):
     """
 
     stages_per_device: int | None = setting(
-        None, WholeNumber(1), "interleave V stages on each device", unit="V", words="as few as the schedule takes"
+        None, WholeNumber(1), "interleaved stages per device", unit="V", words="as few as the schedule takes"
     )
     name = "model-parallel"
 

@@ -37,6 +37,8 @@ from ..values.profile import Profile, voxels_by_stride
 from .devices import limited_to, usable
 from .measure import Progress, Training, profile
 
+# Settings of a run that trains what was measured: the network, the data and the sizes.
+_OF_RUN = ("model", "model_args", "data", "data_args", "loss", "loss_args", "batch_size", "num_points")
 _PARTS = (0.1, 0.25, 0.5, 1.0, 2.0)  # of a minibatch's samples: the smallest tells what does not grow
 _SPAN = 8.0  # least factor between the smallest and the largest minibatch
 _DRAWS = 1000  # minibatches drawn at random for the percentiles
@@ -136,6 +138,10 @@ def profile_model(
     for name, value in (("model_args", config.model_args), ("loss", config.loss)):
         if value is not None:
             origin[name] = value
+    if isinstance(model, str):  # another module cannot be named
+        known = {name: getattr(config, name) for name in _OF_RUN}
+        known |= {"voxel_size": voxel_size}
+        origin["settings"] = {name: value for name, value in known.items() if value is not None}
     likewise = config.replace(engine=task.engine.name).to_json()  # said aloud once, and theirs too
     training = Training(
         sizes=typical,

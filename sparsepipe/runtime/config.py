@@ -54,14 +54,14 @@ class DataConfig(Settings):
     model: str = field(
         metadata=row(
             Text("'minkvgg11bn', or 'path/net.py:function'"),
-            "network: minkvgg16bn, resnet50, …, or path/net.py:function",
+            "network, such as minkvgg16bn or path/net.py:function",
             unit="M",
         )
     )
     data: str = field(
         metadata=row(
             Text("a folder, a manifest's name, or 'path/data.py:function'"),
-            "data set: a folder, a manifest's name, or path/data.py:function",
+            "data set: folder, manifest's name, or path/data.py:function",
             unit="D",
         )
     )
@@ -71,77 +71,83 @@ class DataConfig(Settings):
     data_args: str | None = setting(
         None,
         JsonObject('{"image_size": 64}'),
-        "options of a data set of images or texts, or of a function",
+        "options of an image or text data set, or of a data function",
         unit="JSON",
     )
     loss: str | None = setting(
-        None, Choice(tuple(LOSSES), "path/loss.py:function", is_function), "loss", unit="F", words="the data's own"
+        None,
+        Choice(tuple(LOSSES), "path/loss.py:function", is_function),
+        "loss function",
+        unit="F",
+        words="the data's own",
     )
-    loss_args: str | None = setting(None, JsonObject('{"label_smoothing": 0.1}'), "settings of the loss", unit="JSON")
+    loss_args: str | None = setting(None, JsonObject('{"label_smoothing": 0.1}'), "arguments of the loss", unit="JSON")
     voxel_size: float = setting(
         0.02,
         Number(0, 1, above=True),
-        "edge of a voxel, as a share of a cloud's longest side (metres where the data say so)",
+        "voxel edge, as a share of a cloud's longest side, or in metres if the data set is metric",
         unit="S",
     )
     batch_size: int = setting(32, WholeNumber(1), "samples per minibatch")
     batch_voxels: float | None = setting(
         None,
         Amount(COUNT),
-        "budget of a minibatch in voxels (with an augmentation: those of the first "
-        "epoch), in place of a number of samples",
+        "voxels per minibatch, instead of a number of samples (with an augmentation: voxels of the first epoch)",
     )
     batch_seconds: float | None = setting(
         None,
         Amount(TIME),
-        "budget of a minibatch in seconds, forward and backward, on the slowest stage by --profile",
+        "seconds per minibatch, forward and backward, on the slowest stage by the profile",
         unit="S",
     )
     batch_bytes: float | None = setting(
         None,
         Amount(SIZE),
-        "budget of what a minibatch keeps for its backward, on the fullest stage by --profile",
+        "activation memory per minibatch, on the stage with most, by the profile",
         unit="BYTES",
     )
     num_points: int | str = setting(
         ALL,
         WholeNumber(1, word=ALL),
-        "most points of a cloud, and number sampled from a mesh",
+        "largest number of points of a cloud, and number sampled from a mesh",
         words="all; 1024 of a mesh",
     )
     task: str | None = setting(
-        None, Text("'classification'", offered=TASKS), "what is learned", words="what the model's name and the data say"
+        None, Text("'classification'", offered=TASKS), "learning task", words="by the model's name and the data"
     )
     features: tuple[str, ...] = setting(
-        (OCCUPANCY,), Several(Choice(tuple(FEATURES)), "('occupancy',)"), "features of each voxel", unit="NAME[,NAME]"
+        (OCCUPANCY,),
+        Several(Choice(tuple(FEATURES)), "('occupancy',)"),
+        "features of each voxel",
+        unit="NAME[,NAME]",
     )
     augmentation: str | None = setting(
         None, Choice((*AUGMENTATIONS, *OF_IMAGES)), "augmentation of the training split", unit="NAME"
     )
-    shuffle: bool = setting(True, Flag(), "draw the samples of an epoch in another order each time", option="")
+    shuffle: bool = setting(True, Flag(), "shuffled samples: another order in each epoch", option="")
     balance: str | None = setting(
         None,
         Choice(BALANCES),
-        "minibatches of similar voxel counts (equal work for replicas), or of similar class counts",
+        "balanced minibatches: similar voxel counts (equal work for replicas), or similar class counts",
     )
     order: str = setting(
         SHUFFLE,
         Choice(ORDERS),
         "order of minibatches: random; windows sorted by size, up and down in turn; or near random, with neighbours of "
-        "like cost, by the plan",
+        "similar cost under the plan",
     )
     composition: str | None = setting(
-        None, JsonObject('{"budget": 200000}'), "what minibatches are composed for; set at launch", option=""
+        None, JsonObject('{"budget": 200000}'), "composition of minibatches; set at launch", option=""
     )
     last_minibatch: str = setting(
         MERGE,
         Choice(LAST_MINIBATCH),
-        "last minibatch of an epoch, if it has fewer samples than the others: keep it; merge it into the one before "
-        "if it is a single sample, on which batch norm may fail; or drop it",
+        "smaller last minibatch of an epoch: keep it; merge it into the previous one if it is a single sample, for "
+        "which batch norm may fail; or drop it",
     )
     validate: bool = setting(True, Flag(), "validation after each epoch", option="no_validation")
-    validation_split: str = setting("test", Text("'test'"), "split that is validated", unit="NAME")
-    bleu_sentences: int = setting(64, WholeNumber(0), "sentences translated after each epoch's checkpoint, for BLEU")
+    validation_split: str = setting("test", Text("'test'"), "validated split", unit="NAME")
+    bleu_sentences: int = setting(64, WholeNumber(0), "translated sentences per checkpoint, for BLEU")
     cache: str | None = setting(
         None, Text("a folder, or 'off'"), "folder of prepared samples; off: none", unit="DIR", words="the user's cache"
     )
@@ -194,20 +200,18 @@ class OptimizerConfig(Settings):
     """
 
     epochs: int = setting(1, WholeNumber(1), "training epochs")
-    minibatches: int | None = setting(None, WholeNumber(1), "stop after this many minibatches")
-    optimizer: str = setting("sgd", Choice(OPTIMIZERS), "what updates the weights")
+    minibatches: int | None = setting(None, WholeNumber(1), "length of the run in minibatches, instead of epochs")
+    optimizer: str = setting("sgd", Choice(OPTIMIZERS), "optimizer")
     learning_rate: float = setting(0.01, Number(0, 1e300), "learning rate after the warm-up", unit="F")
-    learning_rate_schedule: str = setting(
-        "constant", Choice(tuple(LR_SCHEDULES)), "how the learning rate falls over the run"
-    )
+    learning_rate_schedule: str = setting("constant", Choice(tuple(LR_SCHEDULES)), "learning-rate schedule")
     warmup_minibatches: int = setting(
-        0, WholeNumber(0), "minibatches over which the learning rate rises linearly at first"
+        0, WholeNumber(0), "warm-up minibatches, over which the learning rate rises linearly"
     )
     learning_rate_decay: float = setting(
-        0.1, Number(0, 1e300), "factor of schedules step and exponential, power of polynomial", unit="F"
+        0.1, Number(0, 1e300), "learning-rate factor of step and exponential, power of polynomial", unit="F"
     )
-    decay_epochs: float = setting(30.0, Number(1e-06, 1000000000000000.0), "epochs from one such factor to the next")
-    momentum: float = setting(0.9, Number(0, 1), "momentum of sgd, 0 to 1", unit="F")
+    decay_epochs: float = setting(30.0, Number(1e-06, 1000000000000000.0), "epochs between two learning-rate factors")
+    momentum: float = setting(0.9, Number(0, 1), "momentum of sgd", unit="F")
     weight_decay: float = setting(0.0, Number(0, 1e30), "weight decay of the optimizer", unit="F")
     clip_norm: float | None = setting(
         None, Number(0, 1e30, above=True), "maximum gradient norm; synchronous schedules only", unit="NORM", words="off"
@@ -239,25 +243,19 @@ class NumericsConfig(Settings):
         "sparse-convolution backend",
         words="native where it has machine code",
     )
-    seed: int = setting(
-        0, WholeNumber(0, 2**64), "seed of weights, samples and order; the same run for the same number of threads"
-    )
-    precision: str = setting(
-        "float32", Choice(PRECISIONS), "precision of computing (autocast); weights stay in float32"
-    )
+    seed: int = setting(0, WholeNumber(0, 2**64), "random seed of weights, samples and order")
+    precision: str = setting("float32", Choice(PRECISIONS), "compute precision (autocast); weights stay in float32")
     loss_scale: float = setting(
         2.0**16,
         Number(1, 2.0**64),
-        "first loss scale of float16; halved on overflow, doubled after 2000 good steps",
+        "initial loss scale of float16; halved on overflow, doubled after 2000 good steps",
         unit="S",
     )
-    synchronised_batch_norm: bool = setting(
-        False, Flag(), "share the batch-norm statistics of a round among the replicas of a stage"
-    )
+    synchronised_batch_norm: bool = setting(False, Flag(), "synchronized batch norm among the replicas of a stage")
     compression: str | None = setting(
         None,
         Choice(COMPRESSIONS),
-        "encoding of what crosses stage boundaries; zeros and lossless are exact",
+        "encoding of activations at stage boundaries; zeros and lossless are exact",
         words="lossless through sockets",
     )
 
@@ -271,29 +269,27 @@ class NumericsConfig(Settings):
 class CheckpointConfig(Settings):
     """When training states are written, and how many stay."""
 
-    checkpoint_every: int = setting(
-        1, WholeNumber(0), "epochs from one checkpoint to the next; 0: no checkpoints", unit="EPOCHS"
-    )
-    keep_checkpoints: int = setting(2, WholeNumber(1), "newest checkpoints that are kept")
-    asynchronous_checkpoints: bool = setting(False, Flag(), "write checkpoints during the next epoch, from a copy")
+    checkpoint_every: int = setting(1, WholeNumber(0), "epochs between checkpoints; 0: no checkpoints", unit="EPOCHS")
+    keep_checkpoints: int = setting(2, WholeNumber(1), "number of newest checkpoints to keep")
+    asynchronous_checkpoints: bool = setting(False, Flag(), "checkpoints written from a copy during the next epoch")
 
 
 @dataclass(frozen=True, repr=False)
 class ProcessConfig(Settings):
     """What a worker process runs on, how it sends to others, and how long it waits for them."""
 
-    device: str = setting("cpu", Text("'cpu'", offered=DEVICES), "what layers are computed on")  # or cuda:1
-    threads: int | None = setting(None, WholeNumber(1, 65536), "cores of each worker", words="shared evenly")
+    device: str = setting("cpu", Text("'cpu'", offered=DEVICES), "compute device")  # or cuda:1
+    threads: int | None = setting(None, WholeNumber(1, 65536), "CPU threads of each process", words="shared evenly")
     shared_memory: bool = setting(True, Flag(), "shared memory between processes of one host (else sockets)")
-    encrypt: bool = setting(False, Flag(), "encrypt what processes of several hosts send to each other, by TLS")
+    encrypt: bool = setting(False, Flag(), "TLS encryption between hosts")
     timeout_seconds: float = setting(300.0, Number(0.01, _WEEK), "longest wait for another rank, in seconds", unit="S")
     max_restarts: int = setting(0, WholeNumber(0), "restarts from the last checkpoint when a worker dies or hangs")
     on_lost_host: str = setting(
         "replan",
         Choice(ON_LOST_HOST),
-        "with --max-restarts, on several hosts: repartition for the hosts that are left, or wait for the host",
+        "reaction to a failed node, with --max-restarts: repartition for the remaining hosts, or wait for the node",
     )
-    # As --straggler takes them (sparsepipe/values/stragglers), which may be given several times.
+    # As --inject takes them (sparsepipe/values/stragglers), which may be given several times.
     stragglers: str | None = setting(
         None, Text("'slow:rank=1,factor=4'"), "injected stragglers", unit="KIND[:OPTION=VALUE,…]", option=""
     )
@@ -314,12 +310,10 @@ class ProfileConfig(Settings):
     repeats: int | None = setting(
         None,
         WholeNumber(1, 1000),
-        "timed passes",
+        "timed passes per layer",
         words="5; up to 30 of short steps, or until the layers add up to a step",
     )
-    beside: int = setting(
-        0, WholeNumber(0, 64), "profile while N other processes run the same workload, as other workers will"
-    )
+    beside: int = setting(0, WholeNumber(0, 64), "co-located processes that run the same workload during profiling")
 
 
 PARTS: Mapping[str, type[Settings]] = {

@@ -88,20 +88,20 @@ class Optimal(Settings):
         Choice(COST_MODELS),
         "cost model; published is SparsePipe's (2020), without its faults; dnn-partitioning its graphs'",
     )
-    all_devices: bool = setting(False, Flag(), "leave no device unused")
+    all_devices: bool = setting(False, Flag(), "no unused devices")
     activation_compression_ratio: float | None = field(
         default=None, metadata=COMPRESSION_RATIO
     )  # of the published cost model; None: transfers are free
-    rescore: int = setting(1, WholeNumber(1), "simulate the K best plans and take the fastest", unit="K")
-    most_stages: int | None = setting(None, WholeNumber(1), "most stages of the plan", words="no limit")
-    quick: bool = setting(False, Flag(), "plan any network in a tenth of a second, with a wider optimality gap")
+    rescore: int = setting(1, WholeNumber(1), "number of best plans to simulate; the fastest is taken", unit="K")
+    most_stages: int | None = setting(None, WholeNumber(1), "maximum number of stages of the plan", words="no limit")
+    quick: bool = setting(False, Flag(), "planning within a tenth of a second, with a wider optimality gap")
     objective: str = setting(
-        PERIOD, Choice(OBJECTIVES), "what is minimised: period, the time per minibatch, or latency of inference"
+        PERIOD, Choice(OBJECTIVES), "objective to minimise: period (time per minibatch), or latency of inference"
     )
     period_at_most: float | None = setting(
         None,
         Number(0, MOST, above=True),
-        "with --objective latency: longest time from input to input, in seconds",
+        "longest time between inputs in seconds, for --objective latency",
         unit="S",
     )
     name = "optimal"

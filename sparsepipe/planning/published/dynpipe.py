@@ -57,7 +57,11 @@ class DynPipe(Settings):
 
     top_k: int = setting(2, WholeNumber(1), "candidate cuts of each stage", unit="K")
     sizes: tuple[int, ...] = setting(
-        (), Several(WholeNumber(1), "(8, 30)"), "layers of each stage now", unit="N,…", words="as model-parallel cuts"
+        (),
+        Several(WholeNumber(1), "(8, 30)"),
+        "layers of each current stage",
+        unit="N,…",
+        words="as model-parallel cuts",
     )
     name = "dynpipe"
 

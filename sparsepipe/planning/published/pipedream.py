@@ -28,7 +28,7 @@ from ..estimate import with_sizes
 from .pipedream_states import States
 
 STRAIGHT_PIPELINE = row(Flag(), "no replication")
-USE_MEMORY_CONSTRAINT = row(Flag(), "the memory of each device is a limit", words="where a device type has a limit")
+USE_MEMORY_CONSTRAINT = row(Flag(), "memory of each device as a limit", words="if a device type has a limit")
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class PipeDream(Settings):
     activation_compression_ratio: float | None = field(default=None, metadata=COMPRESSION_RATIO)
     use_memory_constraint: bool | None = field(default=None, metadata=USE_MEMORY_CONSTRAINT)
     straight_pipeline: bool = field(default=False, metadata=STRAIGHT_PIPELINE)
-    use_fewer_machines: bool = setting(False, Flag(), "machines may stay unused")
-    factor: float = setting(4.0, Choice((2.0, 4.0)), "factor of gradient averaging, 2 in SparsePipe's copy")
+    use_fewer_machines: bool = setting(False, Flag(), "fewer machines than given, if that is faster")
+    factor: float = setting(4.0, Choice((2.0, 4.0)), "factor of gradient synchronization; 2 in SparsePipe's copy")
     name = "pipedream"
 
     def plan(self, problem: Problem) -> Plan:

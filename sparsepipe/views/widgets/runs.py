@@ -1,8 +1,6 @@
 """The table of runs: sort, filter, tag, compare, open a trace, delete."""
 
 import gzip
-import os
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +12,8 @@ import plotly.graph_objects as go
 import traitlets
 
 from ...errors import DamagedRecord, InputError
-from ...launching.lock import hold, is_held
+from ...launching.lock import is_held
+from ...launching.run_folders import delete_runs
 from ...records import RunRecord
 from ...records.labels import Labels
 from ...util.io.paths import expanded
@@ -175,16 +174,9 @@ class RunsDeletion:
 
     def _delete(self, names: list[str]) -> None:
         """Delete what was asked about, whatever is marked now, unless one of them has begun to run meanwhile."""
-        every = [self.listing.folder / name for name in names]
-        folders = [folder for folder in every if folder.exists() or folder.is_symlink()]
-        locks = []
-        try:  # held until they are gone, so that nobody resumes one of them while it goes
-            locks = [hold(folder) for folder in folders if not folder.is_symlink()]
-            for folder in folders:
-                _remove(folder)
+        try:
+            delete_runs(self.listing.folder / name for name in names)
         finally:
-            for lock in locks:
-                os.close(lock)
             self.listing.update()
         self.messages.say(f"deleted: {', '.join(names)}")
 
@@ -213,19 +205,6 @@ def _learned(record: RunRecord) -> bool:
         return record.workload.trains and bool(record.metrics("epoch"))
     except DamagedRecord:
         return True
-
-
-def _remove(folder: Path) -> None:
-    """Remove a run, or the link to one. Raises InputError where the system does not let us."""
-    try:
-        if folder.is_symlink():
-            folder.unlink()
-        else:
-            shutil.rmtree(folder)
-    except OSError as error:
-        raise InputError(
-            "run.not_deletable", f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})"
-        ) from None
 
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:

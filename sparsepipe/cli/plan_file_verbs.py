@@ -1,0 +1,129 @@
+"""The verbs of the command line that read plans and profiles from their files: show, diff and export."""
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from ..errors import InputError, one_line
+from ..networks import is_table, network
+from ..records.formats.pipedream_conf import export_plan
+from ..records.formats.stage_modules import write_stage_modules
+from ..util.io.paths import expanded
+from ..util.text.numbers import duration, scaled_bytes
+from ..values.plan import Plan
+from ..values.profile import Profile
+from ..views import text
+from .options import Parser, count, flags, plan_argument
+from .output import Answer, table
+from .profile_and_cluster import load_profile
+
+_CLASSES = 10  # of a network whose stages are written, unless --classes says
+_ALL_IN = "--json has all"
+
+
+def _plan_file(verb: Parser) -> None:
+    verb.add_argument("plan", type=expanded, metavar="PLAN", help="plan's file")
+
+
+def _diff_options(verb: Parser) -> None:
+    verb.add_argument("plan", type=expanded, metavar="PLAN", help="plan to compare from")
+    verb.add_argument("other", type=expanded, metavar="OTHER", help="plan to compare to")
+
+
+def _export_options(verb: Parser) -> None:
+    plan_argument(verb)
+    verb.add_argument(
+        "-p", "--profile", metavar="FILE", help="profile of the model, for gpus=N.txt (default: not written)"
+    )
+    verb.add_argument(
+        *flags("--model"), metavar="M", help="network of the plan, for stages as Python modules (default: not written)"
+    )
+    verb.add_argument("--classes", type=count, metavar="N", help=f"classes of that network (default: {_CLASSES})")
+    verb.add_argument(*flags("--out"), type=expanded, required=True, metavar="DIR", help="folder of the written files")
+
+
+def _profile_file(verb: Parser) -> None:
+    verb.add_argument("file", metavar="FILE", help="profile: JSON, graph.txt, or a name in data_manifests/profiles")
+    verb.add_argument(
+        "--device-type", metavar="NAME", help="device type whose layers are listed (default: the profile's first)"
+    )
+
+
+def plan_show(options: argparse.Namespace) -> Answer:
+    plan = Plan.load(options.plan)
+    return Answer(plan.to_json(), text(plan, all_in=_ALL_IN))
+
+
+def plan_diff(options: argparse.Namespace) -> Answer:
+    """Layers and ranks that change their stage, and each stage's numbers in both plans."""
+    difference = Plan.load(options.plan).diff(Plan.load(options.other))
+    return Answer(difference.to_json(), text(difference, all_in=_ALL_IN))
+
+
+def profile_show(options: argparse.Namespace) -> Answer:
+    """A profile's device types, and each layer's costs on one of them at the size of a minibatch."""
+    profile = load_profile(options.file)
+    name = options.device_type or profile.device_types[0]
+    if name not in profile.device_types:
+        raise InputError(
+            "profile.no_device_type",
+            f"--device-type {name}: {options.file} has {', '.join(profile.device_types)}; give one of them",
+        )
+    costs = [profile.cost(k, name) for k in range(len(profile.graph.layers))]
+    layers = [
+        {
+            "layer": layer.id,
+            "forward_seconds": cost.forward,
+            "backward_seconds": cost.backward,
+            "output_bytes": cost.output_bytes,
+            "parameter_bytes": layer.parameter_bytes,
+        }
+        for layer, cost in zip(profile.graph.layers, costs, strict=True)
+    ]
+    rows = [("layer", "forward", "backward", "output", "parameters")]
+    rows += [
+        (
+            one_line(layer.id),
+            duration(cost.forward),
+            duration(cost.backward),
+            scaled_bytes(cost.output_bytes),
+            scaled_bytes(layer.parameter_bytes),
+        )
+        for layer, cost in zip(profile.graph.layers, costs, strict=True)
+    ]
+    document = {"device_types": list(profile.device_types), profile.size_unit: profile.size(), "device_type": name}
+    document |= {"layers": layers, "origin": dict(profile.origin), "warnings": list(profile.warnings)}
+    head = f"layers on {one_line(name)} at {profile.size():,.0f} {profile.size_unit}:"
+    return Answer(document, "\n".join([text(profile, all_in=_ALL_IN), "", head, table(rows)]))
+
+
+def export(options: argparse.Namespace) -> Answer:
+    if options.classes is not None and not options.model:
+        raise InputError(
+            "option.of_model", "--classes goes with --model, whose stages are written: give that, or leave it out"
+        )
+    if options.model and not is_table(options.model):
+        raise InputError(
+            "export.traced_model",
+            f"--model {options.model}: its stages are parts of a torch module, which export cannot write out",
+        )
+    chosen = Plan.load(options.plan).one("PipeDream has no files for several")
+    written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
+    if options.model:
+        written += write_stage_modules(
+            chosen, network(options.model, num_classes=options.classes or _CLASSES), options.out
+        )
+    return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+    "plan show": plan_show,
+    "plan diff": plan_diff,
+    "plan export": export,
+    "profile show": profile_show,
+}
+OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
+    "plan show": ("show stages, devices, times and memory of a plan", _plan_file),
+    "plan diff": ("compare two plans: moved layers, times, memory", _diff_options),
+    "plan export": ("write a plan as PipeDream's files and stage modules", _export_options),
+    "profile show": ("show the cost of every layer of a profile", _profile_file),
+}
