@@ -4,9 +4,9 @@
              plans/, plan.json, then control/taken.json        ◄──                   control/taken.json
              control/refused.json                              ◄──                   control/refused.json
 
-Where the plan leaves rank 0 out, it is the host of the lowest of its ranks.
+If the plan leaves rank 0 out, it is the host of the lowest of its ranks.
 
-A plan is the run's once the record has it: where hosts are lost before, the run goes on under the one that is there.
+A plan is the run's once the record has it: where hosts are lost before, the run switches to the one that exists.
 """
 
 import json
@@ -53,11 +53,11 @@ class Requests:
         self._sent = request
 
     def forget(self) -> None:
-        """Ask again for what was not answered: of workers that start anew."""
+        """Ask again for what was not answered: of workers that restart."""
         self._sent = None
 
     def take(self, name: str, content: bytes) -> Plan | None:
-        """Take up what a host says of a request, in one of `ANSWERS`; return the plan that the run is under now, where
+        """Take up what a host says of a request, in one of `ANSWERS`; return the plan that the run is under now, if
         it is another. Raises InputError for what is no answer.
         """
         folder, told = self.record.folder, commands.parsed(content, name)

@@ -73,7 +73,7 @@ class RunFiles:
 
     @property
     def needs_data(self) -> bool:
-        """Whether the run reads a data set."""
+        """Return whether the run reads a data set."""
         return self.record.workload.trains
 
     def begin(self) -> None:
@@ -119,7 +119,7 @@ class RunFiles:
             self._send_checkpoint(connection, found, needed, f"checkpoints/{checkpoint_name(found.folder)}")
 
     def _bring_of_all(self, connection: Connection, plan: Plan) -> None:
-        """Send a host what its pipeline shares with others: all plans, the coordinator's address, where they go on."""
+        """Send a host what its pipeline shares with others: all plans, the coordinator's address, if they continue."""
         root, clock = self._root, f"{self._own}{CLOCK}"
         for name in ("plan.json", str(COORDINATOR)):
             self._send_content(connection, (root / name).read_bytes(), name)
@@ -135,7 +135,7 @@ class RunFiles:
             self._send_checkpoint(connection, found, _needed(found, connection, plan), name)
 
     def _bring_weights(self, connection: Connection, plan: Plan, forwards: ForwardOnly) -> None:
-        """Send a host the weights that its ranks compute outputs with, and where they are there."""
+        """Send a host the weights that its ranks compute outputs with, and where they exist."""
         from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
 
         found, folder = checkpoint.load(forwards.checkpoint), f"weights/{forwards.checkpoint.name}"
